@@ -24,11 +24,20 @@ const KUBELET_APIS: &[(&str, &str)] = &[
     ("dra_v1alpha3", "kubelet/dra/v1alpha3/api.proto"),
     ("dra_v1beta1", "kubelet/dra/v1beta1/api.proto"),
     ("dra_health_v1", "kubelet/dra_health/v1/api.proto"),
-    ("dra_health_v1alpha1", "kubelet/dra_health/v1alpha1/api.proto"),
-    ("device_plugin_v1beta1", "kubelet/deviceplugin/v1beta1/api.proto"),
+    (
+        "dra_health_v1alpha1",
+        "kubelet/dra_health/v1alpha1/api.proto",
+    ),
+    (
+        "device_plugin_v1beta1",
+        "kubelet/deviceplugin/v1beta1/api.proto",
+    ),
     ("pods_v1alpha1", "kubelet/pods/v1alpha1/api.proto"),
     ("pod_resources_v1", "kubelet/podresources/v1/api.proto"),
-    ("pod_resources_v1alpha1", "kubelet/podresources/v1alpha1/api.proto"),
+    (
+        "pod_resources_v1alpha1",
+        "kubelet/podresources/v1alpha1/api.proto",
+    ),
 ];
 
 /// Those whose messages a recording contains.
@@ -82,36 +91,60 @@ const NO_RETRY: &str = "serialize_with = \"crate::json::problem_without_retry\""
 const AT: &str = "rename = \"at\", serialize_with = \"crate::json::time\"";
 /// Fields that are not printed as they are: the `serde` attribute of each.
 const PRINTED_FIELDS: &[(&str, &str)] = &[
-    ("Again.last_at_ms", "rename = \"lastAt\", serialize_with = \"crate::json::time\""),
+    (
+        "Again.last_at_ms",
+        "rename = \"lastAt\", serialize_with = \"crate::json::time\"",
+    ),
     ("ClaimDriver.digest", "skip"),
     ("ClaimDriver.problem", NO_RETRY),
     ("ClaimOutcome.id", "flatten"),
-    ("Condition.problem", "flatten, serialize_with = \"crate::json::condition\""),
+    (
+        "Condition.problem",
+        "flatten, serialize_with = \"crate::json::condition\"",
+    ),
     ("Consumer.api_group", NO_EMPTY_TEXT),
     ("ContainerDevices.conflicts", NO_EMPTY_LIST),
-    ("Device.attributes_json", "rename = \"attributes\", serialize_with = \"crate::json::parsed\""),
+    (
+        "Device.attributes_json",
+        "rename = \"attributes\", serialize_with = \"crate::json::parsed\"",
+    ),
     ("Device.extended_resource", NO_EMPTY_TEXT),
     ("Device.health_message", "skip"),
     ("Device.numa_nodes", NO_EMPTY_LIST),
     ("Device.pods", NO_EMPTY_LIST),
     ("Device.taints", NO_EMPTY_LIST),
-    ("Device.more_taint_rules", "skip_serializing_if = \"crate::json::is_zero\""),
-    ("Driver.name", "serialize_with = \"crate::json::text_or_null\""),
+    (
+        "Device.more_taint_rules",
+        "skip_serializing_if = \"crate::json::is_zero\"",
+    ),
+    (
+        "Driver.name",
+        "serialize_with = \"crate::json::text_or_null\"",
+    ),
     ("Driver.summary", "skip"),
     ("Driver.timeline", "skip"),
     ("Driver.missing_grants", "skip"),
     ("Driver.discovered_ms", "skip"),
     ("Driver.problem", "skip"),
     ("Driver.native", "skip"),
-    ("Driver.trust", "skip_serializing_if = \"crate::json::is_unchecked\""),
+    (
+        "Driver.trust",
+        "skip_serializing_if = \"crate::json::is_unchecked\"",
+    ),
     ("DriverTrust.key", NO_EMPTY_TEXT),
     ("DriverTrust.pin", NO_EMPTY_TEXT),
     ("DriverTrust.reason", NO_EMPTY_TEXT),
-    ("KubeletHold.since_ms", "rename = \"since\", serialize_with = \"crate::json::time\""),
+    (
+        "KubeletHold.since_ms",
+        "rename = \"since\", serialize_with = \"crate::json::time\"",
+    ),
     ("PodStatus.pod", "flatten"),
     ("PodStatus.resources", NO_EMPTY_LIST),
     ("Problem.retry_after_ms", NO_NULL),
-    ("Problem.details", "skip_serializing_if = \"::std::collections::BTreeMap::is_empty\""),
+    (
+        "Problem.details",
+        "skip_serializing_if = \"::std::collections::BTreeMap::is_empty\"",
+    ),
     ("RefusedClaim.id", "flatten"),
     ("RefusedClaim.at_ms", AT),
     ("RefusedClaim.problem", NO_RETRY),
@@ -122,7 +155,10 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
     ("Resource.numa_nodes", "skip"),
     ("ResourceOutcome.device_ids", "rename = \"devices\""),
     ("ResourceOutcome.problem", NO_NULL),
-    ("Retry.at_ms", "rename = \"at\", serialize_with = \"crate::json::time_or_null\""),
+    (
+        "Retry.at_ms",
+        "rename = \"at\", serialize_with = \"crate::json::time_or_null\"",
+    ),
     ("SysfsValue.left", NO_NULL),
     ("WaitingClaim.id", "flatten"),
     ("SysfsValue.found", NO_NULL),
@@ -171,14 +207,20 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // Unmodified descriptors, for the tests.
     let files = KUBELET_APIS.iter().map(|(_, file)| file);
-    fs::write(out.join("kubelet.descriptors"), protox::compile(files, [ROOT])?.encode_to_vec())?;
+    fs::write(
+        out.join("kubelet.descriptors"),
+        protox::compile(files, [ROOT])?.encode_to_vec(),
+    )?;
     Ok(())
 }
 
 fn node_api_config() -> prost_build::Config {
     let mut config = prost_build::Config::new();
     for message in PRINTED {
-        config.type_attribute(message, "#[derive(::serde::Serialize)] #[serde(rename_all = \"camelCase\")]");
+        config.type_attribute(
+            message,
+            "#[derive(::serde::Serialize)] #[serde(rename_all = \"camelCase\")]",
+        );
     }
     for (field, attribute) in PRINTED_FIELDS {
         config.field_attribute(field, format!("#[serde({attribute})]"));
@@ -195,24 +237,37 @@ fn generate(
     // Entries of maps have no comment in the file.
     config.disable_comments(["ClaimsEntry", "ClaimsEntry.key", "ClaimsEntry.value"]);
     // Ordered maps: the same value always has the same bytes.
-    let builder = tonic_prost_build::configure().btree_map(".").out_dir(directory);
+    let builder = tonic_prost_build::configure()
+        .btree_map(".")
+        .out_dir(directory);
     Ok(builder.compile_fds_with_config(descriptors, config)?)
 }
 
 /// Moves fields of the generated structs, with their comments; the order has no meaning on the wire.
 fn order_as_printed(file: &mut FileDescriptorProto) {
     for (message, field, before) in MOVED_FIELDS {
-        let index = file.message_type.iter().position(|found| found.name() == *message);
+        let index = file
+            .message_type
+            .iter()
+            .position(|found| found.name() == *message);
         let index = index.expect("a moved field is of a message of the file");
         let fields = &mut file.message_type[index].field;
-        let find =
-            |name| fields.iter().position(|found| found.name() == name).expect("a field of the message");
+        let find = |name| {
+            fields
+                .iter()
+                .position(|found| found.name() == name)
+                .expect("a field of the message")
+        };
         let (from, before) = (find(*field), find(*before));
         let to = if from < before { before - 1 } else { before };
         let taken = fields.remove(from);
         fields.insert(to, taken);
         // Path of a field: field 4 of a file is its messages, field 2 of a message is its fields.
-        for location in file.source_code_info.iter_mut().flat_map(|info| &mut info.location) {
+        for location in file
+            .source_code_info
+            .iter_mut()
+            .flat_map(|info| &mut info.location)
+        {
             if let [4, of, 2, position, ..] = location.path.as_mut_slice()
                 && *of as usize == index
             {
@@ -234,7 +289,11 @@ fn moved(position: usize, from: usize, to: usize) -> usize {
 
 /// Changes the Rust names of the kubelet's APIs, and nothing on the wire.
 fn suit_rust(descriptors: &mut FileDescriptorSet) {
-    for message in descriptors.file.iter_mut().flat_map(|file| &mut file.message_type) {
+    for message in descriptors
+        .file
+        .iter_mut()
+        .flat_map(|file| &mut file.message_type)
+    {
         name_ids(message);
         keep_empty_map_values(message);
     }

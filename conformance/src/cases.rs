@@ -74,7 +74,10 @@ pub(crate) struct Facts {
 impl Facts {
     /// Starts the driver once and looks at what it does.
     pub(crate) async fn learn(node: &mut TestNode) -> Self {
-        let mut facts = Self { knows_admin_access: node.options.admin_access, ..Self::default() };
+        let mut facts = Self {
+            knows_admin_access: node.options.admin_access,
+            ..Self::default()
+        };
         if let Target::Program(program) = &node.options.target {
             facts.is_program = true;
             facts.health_may_be_silent = program.health_may_be_silent;
@@ -105,7 +108,11 @@ impl Facts {
             self.publishes = slices::are_written(node);
             self.services = info.supported_versions;
             let named = node.options.devices.len();
-            self.devices = if named > 0 { named } else { devices(&self.slices).len() };
+            self.devices = if named > 0 {
+                named
+            } else {
+                devices(&self.slices).len()
+            };
         }
         if node.registrations.newest().is_some() {
             self.is_device_plugin = true;
@@ -120,41 +127,75 @@ impl Facts {
     /// Why a case is not about this driver.
     pub(crate) fn missing(&self, case: &Case) -> Option<Outcome> {
         if self.failure.is_some() && case.id != "wire.registers" {
-            return Some(Outcome::NotDeclared("not run: nothing registered".to_owned()));
+            return Some(Outcome::NotDeclared(
+                "not run: nothing registered".to_owned(),
+            ));
         }
-        let conditions = case.condition.iter().flat_map(|condition| condition.split('+'));
-        let missing = conditions.filter_map(|condition| self.lacks(condition)).next()?;
+        let conditions = case
+            .condition
+            .iter()
+            .flat_map(|condition| condition.split('+'));
+        let missing = conditions
+            .filter_map(|condition| self.lacks(condition))
+            .next()?;
         Some(Outcome::NotDeclared(missing.to_owned()))
     }
 
     fn lacks(&self, condition: &str) -> Option<&'static str> {
         let any = |is_meant: &dyn Fn(&Value) -> bool| {
-            let devices = self.slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array());
+            let devices = self
+                .slices
+                .iter()
+                .flat_map(|slice| slice["spec"]["devices"].as_array());
             devices.flatten().any(is_meant)
         };
-        let has = |field: &str| any(&|device| device[field].as_array().is_some_and(|list| !list.is_empty()));
+        let has = |field: &str| {
+            any(&|device| {
+                device[field]
+                    .as_array()
+                    .is_some_and(|list| !list.is_empty())
+            })
+        };
         let (holds, why) = match condition {
             "dra" => (self.is_dra, "it is no DRA driver"),
-            "cdi" => (self.is_dra && self.names_cdi, "its command does not name {cdi}"),
+            "cdi" => (
+                self.is_dra && self.names_cdi,
+                "its command does not name {cdi}",
+            ),
             "devices>=2" => (self.devices >= 2, "it has fewer than two devices"),
             "v1beta1" => (
                 self.services.iter().any(|name| name == "v1beta1.DRAPlugin"),
                 "it does not list v1beta1.DRAPlugin",
             ),
-            "restart" => {
-                (self.is_program && (self.is_dra || self.is_device_plugin), "it was started by others")
-            }
-            "state" => (self.is_dra && self.names_state, "its command does not name {state}"),
-            "instance" => (self.is_dra && self.names_instance, "its command does not name {instance}"),
+            "restart" => (
+                self.is_program && (self.is_dra || self.is_device_plugin),
+                "it was started by others",
+            ),
+            "state" => (
+                self.is_dra && self.names_state,
+                "its command does not name {state}",
+            ),
+            "instance" => (
+                self.is_dra && self.names_instance,
+                "its command does not name {instance}",
+            ),
             "slices" => (self.publishes, "it publishes no ResourceSlices"),
             "health" => (
-                self.services.iter().any(|name| name.ends_with("DRAResourceHealth")),
+                self.services
+                    .iter()
+                    .any(|name| name.ends_with("DRAResourceHealth")),
                 "it lists no DRAResourceHealth",
             ),
-            "metadata" => (self.is_dra && self.names_cdi, "its command does not name {cdi}"),
+            "metadata" => (
+                self.is_dra && self.names_cdi,
+                "its command does not name {cdi}",
+            ),
             "counters" => (has("consumesCounters"), "its devices consume no counters"),
             "taints" => (has("taints"), "its devices have no taints"),
-            "admin-access" => (self.is_dra && self.knows_admin_access, "it is not said to know admin access"),
+            "admin-access" => (
+                self.is_dra && self.knows_admin_access,
+                "it is not said to know admin access",
+            ),
             "device-plugin" => (self.is_device_plugin, "it is no device plugin"),
             "preferred" => (self.prefers, "it does not offer preferred allocations"),
             _ => (false, "this runner does not know its condition"),
@@ -170,9 +211,17 @@ mod tests {
     #[test]
     fn every_condition_of_a_case_is_known() {
         for case in crate::list::cases().unwrap() {
-            for condition in case.condition.iter().flat_map(|condition| condition.split('+')) {
+            for condition in case
+                .condition
+                .iter()
+                .flat_map(|condition| condition.split('+'))
+            {
                 let lacks = Facts::default().lacks(condition);
-                assert!(lacks.is_some_and(|why| !why.contains("does not know")), "{}: {condition}", case.id);
+                assert!(
+                    lacks.is_some_and(|why| !why.contains("does not know")),
+                    "{}: {condition}",
+                    case.id
+                );
             }
         }
     }

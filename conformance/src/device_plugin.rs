@@ -33,7 +33,12 @@ pub(crate) struct Registrations {
 
 impl Registrations {
     pub(crate) fn new(directory: &Path, log: &Log) -> Self {
-        Self { directory: directory.to_owned(), newest: Arc::default(), log: log.clone(), serving: None }
+        Self {
+            directory: directory.to_owned(),
+            newest: Arc::default(),
+            log: log.clone(),
+            serving: None,
+        }
     }
 
     /// Removes the sockets of the directory and makes `kubelet.sock`, as a kubelet does at its start. Forgets what registered.
@@ -44,7 +49,9 @@ impl Registrations {
             let _ = serving.await;
         }
         // The directory stays: plugins watch it.
-        for entry in std::fs::read_dir(&self.directory).context("read the directory of device plugins")? {
+        for entry in
+            std::fs::read_dir(&self.directory).context("read the directory of device plugins")?
+        {
             let entry = entry?;
             if entry.file_type()?.is_socket() {
                 std::fs::remove_file(entry.path()).context("remove a plugin's socket")?;
@@ -52,9 +59,12 @@ impl Registrations {
         }
         self.forget();
         let path = self.directory.join(SOCKET);
-        let listener = UnixListener::bind(&path).with_context(|| format!("make {}", path.display()))?;
-        let service =
-            RegistrationServer::new(Registering { newest: self.newest.clone(), log: self.log.clone() });
+        let listener =
+            UnixListener::bind(&path).with_context(|| format!("make {}", path.display()))?;
+        let service = RegistrationServer::new(Registering {
+            newest: self.newest.clone(),
+            log: self.log.clone(),
+        });
         let server = Server::builder().add_service(service);
         self.serving = Some(tokio::spawn(async move {
             let _ = server.serve_with_incoming(unix::incoming(listener)).await;
@@ -77,14 +87,23 @@ impl Registrations {
     }
 
     /// Connects to the plugin of a request.
-    pub(crate) async fn dial(&self, request: &RegisterRequest) -> Result<DevicePluginClient<Channel>> {
+    pub(crate) async fn dial(
+        &self,
+        request: &RegisterRequest,
+    ) -> Result<DevicePluginClient<Channel>> {
         if request.endpoint.is_empty() || request.endpoint.contains('/') {
-            bail!("the endpoint {:?} is no name of a socket in the directory", request.endpoint);
+            bail!(
+                "the endpoint {:?} is no name of a socket in the directory",
+                request.endpoint
+            );
         }
         let path = self.directory.join(&request.endpoint);
         let stream = authority::dial(&path, AT_ONCE).await;
-        let stream = stream.map_err(|why| anyhow!("the plugin does not listen on its endpoint: {why}"))?;
-        let channel = authority::channel(stream, None).await.map_err(|why| anyhow!("{why}"))?;
+        let stream =
+            stream.map_err(|why| anyhow!("the plugin does not listen on its endpoint: {why}"))?;
+        let channel = authority::channel(stream, None)
+            .await
+            .map_err(|why| anyhow!("{why}"))?;
         Ok(DevicePluginClient::new(channel.0))
     }
 }

@@ -17,7 +17,10 @@ pub(crate) fn cdi_devices(directory: &Path) -> Result<BTreeMap<String, Value>> {
     let mut devices = BTreeMap::new();
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
-        let suffix = path.extension().and_then(|suffix| suffix.to_str()).unwrap_or_default();
+        let suffix = path
+            .extension()
+            .and_then(|suffix| suffix.to_str())
+            .unwrap_or_default();
         if !matches!(suffix, "json" | "yaml") {
             continue;
         }
@@ -26,14 +29,19 @@ pub(crate) fn cdi_devices(directory: &Path) -> Result<BTreeMap<String, Value>> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             text => text.with_context(|| format!("read {}", path.display()))?,
         };
-        let spec: Value =
-            serde_saphyr::from_str(&text).map_err(|error| anyhow!("{}: {error}", path.display()))?;
-        let kind =
-            spec["kind"].as_str().with_context(|| format!("{} has no kind", path.display()))?.to_owned();
+        let spec: Value = serde_saphyr::from_str(&text)
+            .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        let kind = spec["kind"]
+            .as_str()
+            .with_context(|| format!("{} has no kind", path.display()))?
+            .to_owned();
         for device in spec["devices"].as_array().into_iter().flatten() {
             let mut edits = device["containerEdits"].clone();
             edits["ofAll"] = spec["containerEdits"].clone();
-            devices.insert(format!("{kind}={}", device["name"].as_str().unwrap_or_default()), edits);
+            devices.insert(
+                format!("{kind}={}", device["name"].as_str().unwrap_or_default()),
+                edits,
+            );
         }
     }
     Ok(devices)
@@ -50,7 +58,9 @@ pub(crate) fn read(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
     if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(std::io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes")));
+        return Err(std::io::Error::other(format!(
+            "it has more than {FILE_BYTES_MAX} bytes"
+        )));
     }
     Ok(text)
 }
@@ -63,9 +73,13 @@ pub(crate) fn sockets(directory: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     for path in paths {
-        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let is_hidden = path
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         // no error: it was removed just now
-        let Ok(kind) = std::fs::symlink_metadata(&path).map(|found| found.file_type()) else { continue };
+        let Ok(kind) = std::fs::symlink_metadata(&path).map(|found| found.file_type()) else {
+            continue;
+        };
         if kind.is_socket() && !is_hidden {
             found.push(path);
         } else if kind.is_dir() && !is_hidden {
@@ -77,7 +91,9 @@ pub(crate) fn sockets(directory: &Path) -> Vec<PathBuf> {
 
 /// Removes what is in a directory.
 pub(crate) fn empty(directory: &Path) -> Result<()> {
-    for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
+    for entry in
+        std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?
+    {
         let path = entry?.path();
         let removed = match std::fs::symlink_metadata(&path)?.is_dir() {
             true => std::fs::remove_dir_all(&path),
@@ -97,7 +113,9 @@ pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
             .with_context(|| format!("change the mode of {}", path.display()))
     };
     set(directory)?;
-    for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
+    for entry in
+        std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?
+    {
         let path = entry?.path();
         let kind = std::fs::symlink_metadata(&path)?.file_type();
         if kind.is_dir() {
@@ -111,7 +129,10 @@ pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
 
 /// Makes a directory with its parents, which only this user can write, whatever the umask is: the daemon refuses others.
 pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(path)
 }
 
 #[cfg(test)]

@@ -67,7 +67,10 @@ pub const PLACEHOLDERS: [(&str, &str); 12] = [
     ("kubelet", "the kubelet's directory"),
     ("plugins", "the kubelet's directory of plugins' data"),
     ("registry", "the directory of registration sockets"),
-    ("device-plugins", "the directory of kubelet.sock and of device plugins' sockets"),
+    (
+        "device-plugins",
+        "the directory of kubelet.sock and of device plugins' sockets",
+    ),
     ("cdi", "the CDI directory"),
     ("state", "a directory that outlives restarts"),
     ("kubeconfig", "the path of a kubeconfig for the API server"),
@@ -84,30 +87,44 @@ impl Program {
     ///
     /// A quote that is not closed, an empty line, or a name in braces that is no placeholder.
     pub fn parse(line: &str) -> Result<Self> {
-        let command = shell_words::split(line).context("the command has a quote that is not closed")?;
+        let command =
+            shell_words::split(line).context("the command has a quote that is not closed")?;
         if command.is_empty() {
             bail!("the command is empty");
         }
-        let program = Self { command, ..Self::default() };
+        let program = Self {
+            command,
+            ..Self::default()
+        };
         for name in program.command.iter().flat_map(|word| placeholders(word)) {
             if !PLACEHOLDERS.iter().any(|(known, _)| *known == name) {
                 let known: Vec<_> = PLACEHOLDERS.iter().map(|(known, _)| *known).collect();
-                bail!("{{{name}}} stands for nothing: the command may have {{{}}}", known.join("}, {"));
+                bail!(
+                    "{{{name}}} stands for nothing: the command may have {{{}}}",
+                    known.join("}, {")
+                );
             }
         }
         Ok(program)
     }
 
     fn names(&self, placeholder: &str) -> bool {
-        self.command.iter().any(|word| placeholders(word).any(|name| name == placeholder))
+        self.command
+            .iter()
+            .any(|word| placeholders(word).any(|name| name == placeholder))
     }
 }
 
 /// The names in braces of a word.
 fn placeholders(word: &str) -> impl Iterator<Item = &str> {
-    let in_braces = word.split('{').skip(1).filter_map(|part| part.split_once('}'));
+    let in_braces = word
+        .split('{')
+        .skip(1)
+        .filter_map(|part| part.split_once('}'));
     let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
-    in_braces.map(|(name, _)| name).filter(move |name| !name.is_empty() && name.bytes().all(is_name))
+    in_braces
+        .map(|(name, _)| name)
+        .filter(move |name| !name.is_empty() && name.bytes().all(is_name))
 }
 
 /// What is run, and how.
@@ -159,7 +176,11 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
     let list = cases().context("the list of cases")?;
     let code = cases::all();
     list::check(&list, code.iter().map(|(id, _)| *id))?;
-    if let Some(unknown) = options.only.iter().find(|only| !list.iter().any(|case| case.is_named(only))) {
+    if let Some(unknown) = options
+        .only
+        .iter()
+        .find(|only| !list.iter().any(|case| case.is_named(only)))
+    {
         bail!("{unknown} is neither a case nor a level");
     }
     let mut report = Report::default();
@@ -167,13 +188,19 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
     let mut node = nodes.take().await?;
     let facts = cases::Facts::learn(&mut node).await;
     nodes.put_back(node).await?;
-    for case in list.iter().filter(|case| is_wanted(case, &list, &options.only)) {
+    for case in list
+        .iter()
+        .filter(|case| is_wanted(case, &list, &options.only))
+    {
         let began = Instant::now();
         let missing = facts.missing(case).or_else(|| report.blocks(case));
         let (outcome, messages) = match missing {
             Some(outcome) => (outcome, Vec::new()),
             None => {
-                let (_, run) = code.iter().find(|(id, _)| *id == case.id).context("a case without code")?;
+                let (_, run) = code
+                    .iter()
+                    .find(|(id, _)| *id == case.id)
+                    .context("a case without code")?;
                 let mut node = nodes.take().await?;
                 let outcome = match tokio::time::timeout(CASE_MAX, run(&mut node, &facts)).await {
                     Ok(Ok(outcome)) => outcome,
@@ -181,12 +208,21 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
                     Err(_) => Outcome::Failed(format!("the case did not end within {CASE_MAX:?}")),
                 };
                 let is_failed = matches!(outcome, Outcome::Failed(_));
-                let messages = if is_failed { node.messages() } else { Vec::new() };
+                let messages = if is_failed {
+                    node.messages()
+                } else {
+                    Vec::new()
+                };
                 nodes.put_back(node).await?;
                 (outcome, messages)
             }
         };
-        let verdict = Verdict { case: case.clone(), outcome, took: began.elapsed(), messages };
+        let verdict = Verdict {
+            case: case.clone(),
+            outcome,
+            took: began.elapsed(),
+            messages,
+        };
         progress(&verdict);
         report.verdicts.push(verdict);
     }
@@ -208,7 +244,11 @@ impl<'a> Nodes<'a> {
             .prefix("ndc-")
             .tempdir()
             .context("make a directory for what the program keeps")?;
-        Ok(Self { options, shared: None, kept })
+        Ok(Self {
+            options,
+            shared: None,
+            kept,
+        })
     }
 
     async fn take(&mut self) -> Result<TestNode> {
@@ -245,13 +285,18 @@ fn move_path(from: &Path, to: &Path) -> Result<()> {
         return Ok(());
     }
     files::make_directory(to.parent().unwrap_or(to))?;
-    std::fs::rename(from, to).with_context(|| format!("move {} to {}", from.display(), to.display()))
+    std::fs::rename(from, to)
+        .with_context(|| format!("move {} to {}", from.display(), to.display()))
 }
 
 /// Whether a case is named, or needed by one that is.
 fn is_wanted(case: &Case, list: &[Case], only: &[String]) -> bool {
     let is_named = |case: &Case| only.iter().any(|only| case.is_named(only));
-    only.is_empty() || is_named(case) || list.iter().any(|other| is_named(other) && other.needs(case, list))
+    only.is_empty()
+        || is_named(case)
+        || list
+            .iter()
+            .any(|other| is_named(other) && other.needs(case, list))
 }
 
 #[cfg(test)]
@@ -261,7 +306,10 @@ mod tests {
     #[test]
     fn names_in_braces_are_placeholders_and_json_is_none() {
         let found = |word| placeholders(word).collect::<Vec<_>>();
-        assert_eq!(found("--a={state}/b/{device-plugins}"), ["state", "device-plugins"]);
+        assert_eq!(
+            found("--a={state}/b/{device-plugins}"),
+            ["state", "device-plugins"]
+        );
         assert_eq!(found(r#"{"a": {"b": 1}} {} {A} {open"#), Vec::<&str>::new());
     }
 }

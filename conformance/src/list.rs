@@ -68,19 +68,29 @@ impl Case {
     /// The level of the ID; an ID of the list has one.
     pub fn level(&self) -> Option<Level> {
         let (level, _) = self.id.split_once('.')?;
-        Level::ALL.iter().find(|(name, _)| *name == level).map(|(_, level)| *level)
+        Level::ALL
+            .iter()
+            .find(|(name, _)| *name == level)
+            .map(|(_, level)| *level)
     }
 
     /// Whether a user means it by this ID or level.
     pub fn is_named(&self, name: &str) -> bool {
-        self.id == name || self.id.split_once('.').is_some_and(|(level, _)| level == name)
+        self.id == name
+            || self
+                .id
+                .split_once('.')
+                .is_some_and(|(level, _)| level == name)
     }
 
     /// Whether it says nothing without another case.
     pub(crate) fn needs(&self, other: &Case, list: &[Case]) -> bool {
-        self.after
-            .iter()
-            .any(|id| *id == other.id || list.iter().any(|case| case.id == *id && case.needs(other, list)))
+        self.after.iter().any(|id| {
+            *id == other.id
+                || list
+                    .iter()
+                    .any(|case| case.id == *id && case.needs(other, list))
+        })
     }
 }
 
@@ -94,15 +104,22 @@ pub fn cases() -> Result<Vec<Case>, CaseError> {
 }
 
 fn parse(text: &str) -> Result<Vec<Case>, CaseError> {
-    let list: Vec<Case> = serde_saphyr::from_str(text).map_err(|error| CaseError(error.to_string()))?;
+    let list: Vec<Case> =
+        serde_saphyr::from_str(text).map_err(|error| CaseError(error.to_string()))?;
     let mut known = BTreeSet::new();
     for case in &list {
         let id = &case.id;
         if case.level().is_none() {
             return Err(CaseError(format!("{id}: it has none of the levels")));
         }
-        if let Some(late) = case.after.iter().find(|after| !known.contains(after.as_str())) {
-            return Err(CaseError(format!("{id}: it comes after {late}, which is no case before it")));
+        if let Some(late) = case
+            .after
+            .iter()
+            .find(|after| !known.contains(after.as_str()))
+        {
+            return Err(CaseError(format!(
+                "{id}: it comes after {late}, which is no case before it"
+            )));
         }
         if !known.insert(id.as_str()) {
             return Err(CaseError(format!("{id}: it is there twice")));
@@ -112,11 +129,17 @@ fn parse(text: &str) -> Result<Vec<Case>, CaseError> {
 }
 
 /// Checks that each case has code, and all code a case.
-pub(crate) fn check<'a>(list: &[Case], code: impl Iterator<Item = &'a str>) -> Result<(), CaseError> {
+pub(crate) fn check<'a>(
+    list: &[Case],
+    code: impl Iterator<Item = &'a str>,
+) -> Result<(), CaseError> {
     let mut code: BTreeSet<&str> = code.collect();
     for case in list {
         if !code.remove(case.id.as_str()) {
-            return Err(CaseError(format!("{}: this runner has no code for it", case.id)));
+            return Err(CaseError(format!(
+                "{}: this runner has no code for it",
+                case.id
+            )));
         }
     }
     match code.first() {
@@ -135,11 +158,20 @@ mod tests {
     fn each_case_has_code_and_all_code_a_case() {
         let list = cases().unwrap();
         check(&list, crate::cases::all().iter().map(|(id, _)| *id)).unwrap();
-        assert!(list.iter().all(|case| case.sentence.ends_with('.') && !case.source.is_empty()));
+        assert!(
+            list.iter()
+                .all(|case| case.sentence.ends_with('.') && !case.source.is_empty())
+        );
         let error = check(&list[1..], list.iter().map(|case| case.id.as_str())).unwrap_err();
-        assert_eq!(error.to_string(), "wire.registers: there is code and no case");
+        assert_eq!(
+            error.to_string(),
+            "wire.registers: there is code and no case"
+        );
         let error = check(&list, ["wire.registers"].into_iter()).unwrap_err();
-        assert_eq!(error.to_string(), "wire.endpoint: this runner has no code for it");
+        assert_eq!(
+            error.to_string(),
+            "wire.endpoint: this runner has no code for it"
+        );
     }
 
     #[test]
@@ -147,7 +179,10 @@ mod tests {
         assert_eq!(parse(CASE).unwrap().len(), 1);
         for (text, why) in [
             (format!("{CASE}{CASE}"), "wire.a: it is there twice"),
-            (CASE.replace("wire.a", "cable.a"), "cable.a: it has none of the levels"),
+            (
+                CASE.replace("wire.a", "cable.a"),
+                "cable.a: it has none of the levels",
+            ),
             (
                 format!("{CASE}  after: [wire.b]\n"),
                 "wire.a: it comes after wire.b, which is no case before it",

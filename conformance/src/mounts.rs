@@ -3,7 +3,14 @@
 use std::path::Path;
 
 /// Runs a shell script in a mount namespace of its own. Its `$0` is a path, its arguments a program and that program's arguments.
-const IN_MOUNTS: [&str; 6] = ["unshare", "--mount", "--propagation=private", "--", "sh", "-c"];
+const IN_MOUNTS: [&str; 6] = [
+    "unshare",
+    "--mount",
+    "--propagation=private",
+    "--",
+    "sh",
+    "-c",
+];
 /// Mounts the directory read-only upon itself: no mode keeps root from writing.
 const READ_ONLY: &str = r#"mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@""#;
 const BOOT_ID: &str = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
@@ -28,8 +35,16 @@ pub(crate) async fn boot_id(file: &Path) -> Result<Vec<String>, String> {
 
 async fn tried(script: &str, path: &Path) -> Result<Vec<String>, String> {
     let path = path.to_str().ok_or("the path is not UTF-8")?;
-    let words: Vec<String> = IN_MOUNTS.into_iter().chain([script, path]).map(str::to_owned).collect();
-    let tried = tokio::process::Command::new(&words[0]).args(&words[1..]).arg("true").output().await;
+    let words: Vec<String> = IN_MOUNTS
+        .into_iter()
+        .chain([script, path])
+        .map(str::to_owned)
+        .collect();
+    let tried = tokio::process::Command::new(&words[0])
+        .args(&words[1..])
+        .arg("true")
+        .output()
+        .await;
     match tried {
         Ok(tried) if tried.status.success() => Ok(words),
         Ok(tried) => Err(String::from_utf8_lossy(&tried.stderr).trim().to_owned()),
@@ -60,6 +75,9 @@ mod tests {
             .output()
             .unwrap();
         assert_eq!(String::from_utf8(seen.stdout).unwrap(), "another boot\n");
-        assert_ne!(std::fs::read("/proc/sys/kernel/random/boot_id").unwrap(), b"another boot\n");
+        assert_ne!(
+            std::fs::read("/proc/sys/kernel/random/boot_id").unwrap(),
+            b"another boot\n"
+        );
     }
 }

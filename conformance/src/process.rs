@@ -62,21 +62,40 @@ impl Process {
         let (program, arguments) = command.split_first().context("the command is empty")?;
         let mut command = Command::new(program);
         command.args(arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        let mut child = command.spawn().with_context(|| format!("start {program}"))?;
-        let pid =
-            child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).context("the process has no ID")?;
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("start {program}"))?;
+        let pid = child
+            .id()
+            .and_then(|pid| Pid::from_raw(pid.cast_signed()))
+            .context("the process has no ID")?;
         live().insert(pid.as_raw_nonzero().get());
-        let stdout = child.stdout.take().map(|stdout| tokio::spawn(output.clone().keep(stdout)));
-        let stderr = child.stderr.take().map(|stderr| tokio::spawn(output.clone().keep(stderr)));
-        Ok(Self { child, pid, readers: stdout.into_iter().chain(stderr).collect() })
+        let stdout = child
+            .stdout
+            .take()
+            .map(|stdout| tokio::spawn(output.clone().keep(stdout)));
+        let stderr = child
+            .stderr
+            .take()
+            .map(|stderr| tokio::spawn(output.clone().keep(stderr)));
+        Ok(Self {
+            child,
+            pid,
+            readers: stdout.into_iter().chain(stderr).collect(),
+        })
     }
 
     /// How it ended, if it did. Then all that it printed is read.
     pub(crate) async fn ended(&mut self) -> Option<ExitStatus> {
         let status = self.child.try_wait().ok().flatten()?;
         // What it has left behind may hold its output open.
-        let _ = tokio::time::timeout(DRAIN, futures::future::join_all(self.readers.drain(..))).await;
+        let _ =
+            tokio::time::timeout(DRAIN, futures::future::join_all(self.readers.drain(..))).await;
         Some(status)
     }
 
@@ -118,14 +137,19 @@ impl Process {
         let mut usage = Usage::default();
         let pids = processes(is_of_driver);
         for pid in &pids {
-            let read = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero()));
+            let read = |file: &str| {
+                std::fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero()))
+            };
             let status = read("status").ok()?;
             let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
             // One that has ended and was not waited for has none.
-            let resident = resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+            let resident =
+                resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
             usage.memory += resident.unwrap_or_default() << 10;
             // no error: a process that has just ended has no numbers, and the caller says so
-            usage.files += std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).ok()?.count();
+            usage.files += std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()))
+                .ok()?
+                .count();
         }
         (usage.memory > 0).then_some(usage)
     }
@@ -159,7 +183,9 @@ fn kill_orphans() {
     let own = rustix::process::getpid();
     let group = rustix::process::getpgrp();
     let is_left = |stat: &Stat| {
-        stat.parent == own && stat.group != group && !live().contains(&stat.group.as_raw_nonzero().get())
+        stat.parent == own
+            && stat.group != group
+            && !live().contains(&stat.group.as_raw_nonzero().get())
     };
     // One that is killed leaves its own children to this process.
     for _ in 0..8 {
@@ -183,7 +209,10 @@ fn processes(is_meant: impl Fn(&Stat) -> bool) -> Vec<Pid> {
     // no error: every Linux has it, and processes end while it is listed
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pid = |entry: std::fs::DirEntry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?);
-    entries.filter_map(pid).filter(|pid| stat(*pid).is_some_and(|stat| is_meant(&stat))).collect()
+    entries
+        .filter_map(pid)
+        .filter(|pid| stat(*pid).is_some_and(|stat| is_meant(&stat)))
+        .collect()
 }
 
 /// proc(5): `PID (NAME) STATE PARENT GROUP …`; a name may have spaces and parentheses.
@@ -192,7 +221,10 @@ fn stat(pid: Pid) -> Option<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     let mut fields = text.rsplit_once(") ")?.1.split(' ').skip(1);
     let mut field = || Pid::from_raw(fields.next()?.parse().ok()?);
-    Some(Stat { parent: field()?, group: field()? })
+    Some(Stat {
+        parent: field()?,
+        group: field()?,
+    })
 }
 
 #[cfg(test)]
@@ -214,7 +246,11 @@ mod tests {
 
     async fn pid_in(output: &Output) -> i32 {
         loop {
-            if let Some(pid) = output.text().split_once('\n').and_then(|(line, _)| line.parse().ok()) {
+            if let Some(pid) = output
+                .text()
+                .split_once('\n')
+                .and_then(|(line, _)| line.parse().ok())
+            {
                 return pid;
             }
             tokio::task::yield_now().await;
@@ -237,7 +273,11 @@ mod tests {
         let (process, output) = shell("trap '' TERM; echo $$; while true; do sleep 600; done");
         let pid = pid_in(&output).await;
         let error = process.stop(Duration::from_millis(50)).await.unwrap_err();
-        assert!(error.to_string().contains("did not end within 50ms of SIGTERM"));
+        assert!(
+            error
+                .to_string()
+                .contains("did not end within 50ms of SIGTERM")
+        );
         assert!(!alive(pid));
     }
 

@@ -16,12 +16,23 @@ pub(crate) fn is_complete(slices: &[Value]) -> bool {
     let mut pools: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
     for slice in slices {
         let pool = &slice["spec"]["pool"];
-        pools.entry(pool["name"].as_str().unwrap_or_default()).or_default().push(pool);
+        pools
+            .entry(pool["name"].as_str().unwrap_or_default())
+            .or_default()
+            .push(pool);
     }
     let complete = |pools: &Vec<&Value>| {
-        let newest = pools.iter().filter_map(|pool| pool["generation"].as_i64()).max();
-        let of_newest: Vec<_> = pools.iter().filter(|pool| pool["generation"].as_i64() == newest).collect();
-        of_newest.iter().all(|pool| pool["resourceSliceCount"].as_u64() == Some(of_newest.len() as u64))
+        let newest = pools
+            .iter()
+            .filter_map(|pool| pool["generation"].as_i64())
+            .max();
+        let of_newest: Vec<_> = pools
+            .iter()
+            .filter(|pool| pool["generation"].as_i64() == newest)
+            .collect();
+        of_newest
+            .iter()
+            .all(|pool| pool["resourceSliceCount"].as_u64() == Some(of_newest.len() as u64))
     };
     !slices.is_empty() && pools.values().all(complete)
 }
@@ -32,11 +43,21 @@ pub(crate) fn devices(slices: &[Value]) -> Vec<DeviceId> {
     for slice in slices {
         let pool = slice["spec"]["pool"]["name"].as_str().unwrap_or_default();
         for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
-            let shares = device["consumesCounters"].as_array().is_some_and(|counters| !counters.is_empty());
-            let is_tainted = device["taints"].as_array().is_some_and(|taints| !taints.is_empty());
+            let shares = device["consumesCounters"]
+                .as_array()
+                .is_some_and(|counters| !counters.is_empty());
+            let is_tainted = device["taints"]
+                .as_array()
+                .is_some_and(|taints| !taints.is_empty());
             let name = device["name"].as_str().unwrap_or_default().to_owned();
             if !is_tainted {
-                found.push((shares, DeviceId { pool: pool.to_owned(), name }));
+                found.push((
+                    shares,
+                    DeviceId {
+                        pool: pool.to_owned(),
+                        name,
+                    },
+                ));
             }
         }
     }
@@ -57,7 +78,10 @@ mod tests {
             (vec![], false),
             (vec![slice("a", 1, 1)], true),
             (vec![slice("a", 1, 2)], false),
-            (vec![slice("a", 1, 2), slice("a", 1, 2), slice("b", 3, 1)], true),
+            (
+                vec![slice("a", 1, 2), slice("a", 1, 2), slice("b", 3, 1)],
+                true,
+            ),
             (vec![slice("a", 1, 1), slice("a", 2, 1)], true),
             (vec![slice("a", 2, 1), slice("a", 2, 1)], false),
         ] {
@@ -74,6 +98,12 @@ mod tests {
         ]);
         let slice = json!({ "spec": { "pool": { "name": "p" }, "devices": devices } });
         let found = super::devices(&[slice]);
-        assert_eq!(found.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["whole", "part"]);
+        assert_eq!(
+            found
+                .iter()
+                .map(|device| device.name.as_str())
+                .collect::<Vec<_>>(),
+            ["whole", "part"]
+        );
     }
 }

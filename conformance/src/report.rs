@@ -45,7 +45,10 @@ pub struct Report {
 impl Report {
     /// IDs of the cases that failed.
     pub fn failed(&self) -> Vec<&str> {
-        let failed = self.verdicts.iter().filter(|verdict| matches!(verdict.outcome, Outcome::Failed(_)));
+        let failed = self
+            .verdicts
+            .iter()
+            .filter(|verdict| matches!(verdict.outcome, Outcome::Failed(_)));
         failed.map(|verdict| verdict.case.id.as_str()).collect()
     }
 
@@ -66,9 +69,15 @@ impl Report {
     /// Why a case says nothing: one that it needs did not pass.
     pub(crate) fn blocks(&self, case: &Case) -> Option<Outcome> {
         let verdict = |id: &String| self.verdicts.iter().find(|verdict| verdict.case.id == *id);
-        let before =
-            case.after.iter().filter_map(verdict).find(|verdict| verdict.outcome != Outcome::Passed)?;
-        Some(Outcome::NotDeclared(format!("not run: it needs {}", before.case.id)))
+        let before = case
+            .after
+            .iter()
+            .filter_map(verdict)
+            .find(|verdict| verdict.outcome != Outcome::Passed)?;
+        Some(Outcome::NotDeclared(format!(
+            "not run: it needs {}",
+            before.case.id
+        )))
     }
 
     /// The report as JUnit has it: a suite for each level, what is not declared as skipped.
@@ -78,7 +87,10 @@ impl Report {
     /// None that is known: the text is written to memory.
     pub fn junit(&self) -> Result<String> {
         let mut junit = quick_junit::Report::new("nodedock conform");
-        for level in self.verdicts.chunk_by(|a, b| a.case.level() == b.case.level()) {
+        for level in self
+            .verdicts
+            .chunk_by(|a, b| a.case.level() == b.case.level())
+        {
             let name = level[0].case.id.split('.').next().unwrap_or_default();
             let mut suite = TestSuite::new(name);
             for verdict in level {
@@ -96,7 +108,9 @@ impl Verdict {
             Outcome::Passed => TestCaseStatus::success(),
             Outcome::Failed(why) => {
                 let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
-                status.set_message(why).set_description(self.messages.join("\n"));
+                status
+                    .set_message(why)
+                    .set_description(self.messages.join("\n"));
                 status
             }
             Outcome::NotDeclared(why) => {
@@ -124,7 +138,12 @@ mod tests {
             after: after.iter().map(ToString::to_string).collect(),
             condition: None,
         };
-        Verdict { case, outcome, took: Duration::from_millis(1500), messages: vec!["call <1>".to_owned()] }
+        Verdict {
+            case,
+            outcome,
+            took: Duration::from_millis(1500),
+            messages: vec!["call <1>".to_owned()],
+        }
     }
 
     #[test]
@@ -135,11 +154,17 @@ mod tests {
             verdict("slices.c", &[], Outcome::NotDeclared("none".to_owned())),
         ];
         let report = Report { verdicts };
-        assert_eq!((report.failed(), report.counts()), (vec!["wire.b"], [1, 1, 1]));
+        assert_eq!(
+            (report.failed(), report.counts()),
+            (vec!["wire.b"], [1, 1, 1])
+        );
         let blocked = |after| report.blocks(&verdict("wire.d", after, Outcome::Passed).case);
         assert_eq!(blocked(&["wire.a"]), None);
         let why = "not run: it needs wire.b".to_owned();
-        assert_eq!(blocked(&["wire.a", "wire.b"]), Some(Outcome::NotDeclared(why)));
+        assert_eq!(
+            blocked(&["wire.a", "wire.b"]),
+            Some(Outcome::NotDeclared(why))
+        );
         let junit = report.junit().unwrap();
         for part in [
             r#"<testsuite name="wire" tests="2" skipped="0" errors="0" failures="1">"#,

@@ -87,8 +87,10 @@ pub(crate) struct TestNode {
 
 impl TestNode {
     pub(crate) async fn new(options: &Options) -> Result<Self> {
-        let dir =
-            tempfile::Builder::new().prefix("ndc-").tempdir().context("make a directory for a driver")?;
+        let dir = tempfile::Builder::new()
+            .prefix("ndc-")
+            .tempdir()
+            .context("make a directory for a driver")?;
         let kubelet = match &options.target {
             // About as long as /var/lib/kubelet: names of sockets have the room that they have on a node.
             Target::Program(_) => dir.path().join("k"),
@@ -115,10 +117,15 @@ impl TestNode {
             claims: 0,
             made: Vec::new(),
         };
-        if let Target::Running(Running { kubeconfig: Some(path), .. }) = &options.target {
+        if let Target::Running(Running {
+            kubeconfig: Some(path),
+            ..
+        }) = &options.target
+        {
             let written = node.api.kubeconfig(node.dir.path());
             let content = std::fs::read(written)?;
-            let file = std::fs::File::create_new(path).and_then(|mut file| file.write_all(&content));
+            let file =
+                std::fs::File::create_new(path).and_then(|mut file| file.write_all(&content));
             file.with_context(|| format!("write {}", path.display()))?;
         }
         if let Target::Program(program) = &options.target {
@@ -130,13 +137,15 @@ impl TestNode {
                 node.cdi(),
                 node.state(),
             ] {
-                std::fs::create_dir_all(&path).with_context(|| format!("make {}", path.display()))?;
+                std::fs::create_dir_all(&path)
+                    .with_context(|| format!("make {}", path.display()))?;
             }
             node.api.kubeconfig(node.dir.path());
             for (path, content) in &program.files {
                 let path = node.dir.path().join(path);
                 files::make_directory(path.parent().unwrap_or(&path))?;
-                std::fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
+                std::fs::write(&path, content)
+                    .with_context(|| format!("write {}", path.display()))?;
             }
             node.registrations.serve().await?;
         }
@@ -180,8 +189,9 @@ impl TestNode {
     }
 
     fn filled(&self, word: &str) -> String {
-        placeholders(word)
-            .fold(word.to_owned(), |filled, name| filled.replace(&format!("{{{name}}}"), &self.value(name)))
+        placeholders(word).fold(word.to_owned(), |filled, name| {
+            filled.replace(&format!("{{{name}}}"), &self.value(name))
+        })
     }
 
     fn program(&self) -> Result<&Program> {
@@ -198,7 +208,9 @@ impl TestNode {
 
     /// Starts the driver's program as the arguments of a command, which becomes the program.
     fn start_in(&mut self, wrapper: &[String]) -> Result<()> {
-        let Ok(program) = self.program() else { return Ok(()) };
+        let Ok(program) = self.program() else {
+            return Ok(());
+        };
         let command = program.command.iter().map(|word| self.filled(word));
         let command: Vec<String> = wrapper.iter().cloned().chain(command).collect();
         self.started += 1;
@@ -216,7 +228,9 @@ impl TestNode {
         }
         match mounts::read_only(&self.state()).await {
             Ok(wrapper) => self.start_in(&wrapper).map(|()| None),
-            Err(why) => Ok(Some(format!("root may not make a directory read-only here: {why}"))),
+            Err(why) => Ok(Some(format!(
+                "root may not make a directory read-only here: {why}"
+            ))),
         }
     }
 
@@ -283,7 +297,8 @@ impl TestNode {
     pub(crate) async fn reboot(&mut self) -> Result<Option<String>> {
         self.kill().await;
         self.boot += 1;
-        self.log.add(format!("reboot, the boot ID is now {}", self.value("boot")));
+        self.log
+            .add(format!("reboot, the boot ID is now {}", self.value("boot")));
         empty(&self.cdi())?;
         if self.program()?.names("boot") {
             return Ok(None);
@@ -342,7 +357,9 @@ impl TestNode {
     }
 
     /// Waits until a device plugin has registered and listens.
-    pub(crate) async fn device_plugin(&mut self) -> Result<(RegisterRequest, DevicePluginClient<Channel>)> {
+    pub(crate) async fn device_plugin(
+        &mut self,
+    ) -> Result<(RegisterRequest, DevicePluginClient<Channel>)> {
         let end = Instant::now() + self.options.start_timeout;
         loop {
             let why = match self.registrations.newest() {
@@ -359,7 +376,9 @@ impl TestNode {
     /// Registers what is at one of the sockets now.
     pub(crate) async fn look_for(&mut self, before: Option<&Path>) -> Result<Plugin> {
         let mut why = self.no_socket();
-        for socket in sockets(&self.registry()).into_iter().filter(|socket| Some(socket.as_path()) != before)
+        for socket in sockets(&self.registry())
+            .into_iter()
+            .filter(|socket| Some(socket.as_path()) != before)
         {
             match self.register(&socket).await {
                 Ok(plugin) => return Ok(plugin),
@@ -374,7 +393,10 @@ impl TestNode {
         if let Some(process) = &mut self.process
             && let Some(ended) = process.ended().await
         {
-            bail!("the driver ended before it registered: {}", process::end(ended));
+            bail!(
+                "the driver ended before it registered: {}",
+                process::end(ended)
+            );
         }
         let left = end.saturating_duration_since(Instant::now());
         ensure!(
@@ -390,36 +412,65 @@ impl TestNode {
     async fn info(&self, socket: &Path) -> Result<(RegistrationClient<Channel>, PluginInfo)> {
         let mut client = self.registration(socket).await?;
         let info = get_info(&mut client).await?;
-        ensure!(info.r#type == "DRAPlugin", "the plugin's type is {:?}, not \"DRAPlugin\"", info.r#type);
+        ensure!(
+            info.r#type == "DRAPlugin",
+            "the plugin's type is {:?}, not \"DRAPlugin\"",
+            info.r#type
+        );
         if let Some(driver) = &self.options.driver {
-            ensure!(info.name == *driver, "the driver's name is {:?}, not {driver:?}", info.name);
+            ensure!(
+                info.name == *driver,
+                "the driver's name is {:?}, not {driver:?}",
+                info.name
+            );
         }
         Ok((client, info))
     }
 
     pub(crate) async fn register(&self, socket: &Path) -> Result<Plugin> {
         let (mut registration, info) = self.info(socket).await?;
-        let PluginInfo { name, endpoint, supported_versions: services, .. } = info;
-        self.log.add(format!("GetInfo: {name} at {endpoint}, {services:?}"));
+        let PluginInfo {
+            name,
+            endpoint,
+            supported_versions: services,
+            ..
+        } = info;
+        self.log
+            .add(format!("GetInfo: {name} at {endpoint}, {services:?}"));
         let endpoint = PathBuf::from(endpoint);
         let client = Client::dial(&endpoint, AT_ONCE, self.options.call_timeout, &self.log)
             .await
             .context("its endpoint")?;
-        let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+        let status = RegistrationStatus {
+            plugin_registered: true,
+            error: String::new(),
+        };
         let notified =
-            match tokio::time::timeout(NOTIFY, registration.notify_registration_status(status)).await {
+            match tokio::time::timeout(NOTIFY, registration.notify_registration_status(status))
+                .await
+            {
                 Ok(Ok(_)) => Ok(()),
                 Ok(Err(status)) => Err(format!("{:?}: {}", status.code(), status.message())),
                 Err(_) => Err(format!("it is not answered within {NOTIFY:?}")),
             };
-        Ok(Plugin { name, services, socket: socket.to_owned(), client, notified })
+        Ok(Plugin {
+            name,
+            services,
+            socket: socket.to_owned(),
+            client,
+            notified,
+        })
     }
 
     /// A client of a registration socket, which names it as a kubelet does.
     pub(crate) async fn registration(&self, socket: &Path) -> Result<RegistrationClient<Channel>> {
-        let stream = authority::dial(socket, AT_ONCE).await.map_err(|why| anyhow!("{why}"))?;
+        let stream = authority::dial(socket, AT_ONCE)
+            .await
+            .map_err(|why| anyhow!("{why}"))?;
         let channel = authority::channel(stream, authority::of_path(socket)).await;
-        Ok(RegistrationClient::new(channel.map_err(|why| anyhow!("{why}"))?.0))
+        Ok(RegistrationClient::new(
+            channel.map_err(|why| anyhow!("{why}"))?.0,
+        ))
     }
 
     /// The slices of a driver, when its pools are complete and it has written none for a while; none if it has published none in time.
@@ -464,7 +515,8 @@ impl TestNode {
     }
 
     pub(crate) fn slices_now(&self, driver: &str) -> Vec<Value> {
-        self.api.look(|state| state.slices(driver).into_iter().cloned().collect())
+        self.api
+            .look(|state| state.slices(driver).into_iter().cloned().collect())
     }
 
     /// Devices that can be allocated together, as far as slices say: those that share counters come last.
@@ -472,13 +524,17 @@ impl TestNode {
         if !self.options.devices.is_empty() {
             let named = self.options.devices.iter();
             return Ok(named
-                .map(|(pool, name)| DeviceId { pool: pool.clone(), name: name.clone() })
+                .map(|(pool, name)| DeviceId {
+                    pool: pool.clone(),
+                    name: name.clone(),
+                })
                 .collect());
         }
         // The first pool will do.
         let time = self.options.slices_timeout;
-        let slices = self
-            .slices_until(&plugin.name, time, |slices| is_complete(slices) && !devices(slices).is_empty());
+        let slices = self.slices_until(&plugin.name, time, |slices| {
+            is_complete(slices) && !devices(slices).is_empty()
+        });
         // no error: without slices there is no device, which is an error
         let devices = devices(&slices.await.unwrap_or_default());
         ensure!(
@@ -503,18 +559,22 @@ impl TestNode {
         let name = format!("claim-{}", self.claims);
         let pod = format!("pod-{}", self.claims);
         let pod_uid = self.api.add_pod(Pod::new(NAMESPACE, &pod, NODE));
-        let mut result =
-            json!({ "request": REQUEST, "driver": plugin.name, "pool": device.pool, "device": device.name });
+        let mut result = json!({ "request": REQUEST, "driver": plugin.name, "pool": device.pool, "device": device.name });
         if is_admin {
             result["adminAccess"] = true.into();
         }
-        let mut claim =
-            Allocated::new(NAMESPACE, &name).node(NODE).result(result).reserved_for(&pod, &pod_uid);
+        let mut claim = Allocated::new(NAMESPACE, &name)
+            .node(NODE)
+            .result(result)
+            .reserved_for(&pod, &pod_uid);
         if let Some(parameters) = &self.options.parameters {
             claim = claim.config("FromClaim", &[REQUEST], &plugin.name, parameters.clone());
         }
         let uid = self.api.allocate_claim(claim);
-        self.log.add(format!("claim {name} ({uid}): {}/{}", device.pool, device.name));
+        self.log.add(format!(
+            "claim {name} ({uid}): {}/{}",
+            device.pool, device.name
+        ));
         let claim = ClaimRef::new(NAMESPACE, &name, &uid);
         self.made.push(claim.clone());
         claim
@@ -523,7 +583,8 @@ impl TestNode {
     /// Deletes the object of a claim.
     pub(crate) fn delete_claim(&self, claim: &ClaimRef) {
         self.api.deallocate_claim(&claim.namespace, &claim.name);
-        self.api.delete("resourceclaims", &claim.namespace, &claim.name);
+        self.api
+            .delete("resourceclaims", &claim.namespace, &claim.name);
     }
 
     /// The containerEdits of each CDI device by its qualified name.
@@ -544,7 +605,9 @@ impl TestNode {
     pub(crate) async fn release(&mut self) {
         let claims = std::mem::take(&mut self.made);
         let release = async {
-            let Ok(plugin) = self.look_for(None).await else { return };
+            let Ok(plugin) = self.look_for(None).await else {
+                return;
+            };
             for claim in claims {
                 // Another case is about a refusal.
                 let _ = plugin.client.unprepare(&claim).await;
@@ -560,7 +623,9 @@ impl TestNode {
         let requests = self.api.requests();
         let from = requests.len().saturating_sub(REQUESTS_SHOWN);
         let seen = requests[from..].iter();
-        lines.extend(seen.map(|seen| format!("API server: {} {} -> {}", seen.verb, seen.path, seen.code)));
+        lines.extend(
+            seen.map(|seen| format!("API server: {} {} -> {}", seen.verb, seen.path, seen.code)),
+        );
         let output = self.output.text();
         let output: Vec<&str> = output.lines().collect();
         let from = output.len().saturating_sub(LINES_SHOWN);
@@ -580,5 +645,8 @@ impl Drop for TestNode {
 
 pub(crate) async fn get_info(client: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
     let info = tokio::time::timeout(GET_INFO, client.get_info(InfoRequest {})).await;
-    Ok(info.context("GetInfo is not answered within 1 s")?.context("GetInfo")?.into_inner())
+    Ok(info
+        .context("GetInfo is not answered within 1 s")?
+        .context("GetInfo")?
+        .into_inner())
 }

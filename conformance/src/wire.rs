@@ -60,7 +60,9 @@ impl Version {
 
     /// Those whose services a driver lists.
     pub(crate) fn listed(services: &[String]) -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().filter(|version| services.iter().any(|listed| listed == version.service()))
+        Self::ALL
+            .into_iter()
+            .filter(|version| services.iter().any(|listed| listed == version.service()))
     }
 }
 
@@ -93,8 +95,13 @@ fn sorted(mut devices: Vec<Device>) -> Vec<Device> {
         device.request_names.sort();
     }
     devices.sort_by(|a, b| {
-        let key =
-            |device: &Device| (device.pool_name.clone(), device.device_name.clone(), device.share_id.clone());
+        let key = |device: &Device| {
+            (
+                device.pool_name.clone(),
+                device.device_name.clone(),
+                device.share_id.clone(),
+            )
+        };
         key(a).cmp(&key(b))
     });
     devices
@@ -126,8 +133,16 @@ pub(crate) struct LaterPrepare {
 macro_rules! named {
     ($version:ident, $claims:expr) => {{
         let claim = |claim: &ClaimRef| {
-            let ClaimRef { namespace, name, uid } = claim.clone();
-            $version::Claim { namespace, uid, name }
+            let ClaimRef {
+                namespace,
+                name,
+                uid,
+            } = claim.clone();
+            $version::Claim {
+                namespace,
+                uid,
+                name,
+            }
         };
         $claims.iter().map(claim).collect()
     }};
@@ -137,18 +152,38 @@ macro_rules! named {
 macro_rules! unprepared {
     ($answer:expr) => {{
         let entries = $answer.into_inner().claims.into_iter();
-        let one = entries.map(|one| (one.key, outcome(Vec::new(), one.value.unwrap_or_default().error)));
+        let one = entries.map(|one| {
+            (
+                one.key,
+                outcome(Vec::new(), one.value.unwrap_or_default().error),
+            )
+        });
         Answer(one.collect())
     }};
 }
 
 fn outcome(devices: Vec<Device>, error: String) -> Result<Vec<Device>, String> {
-    if error.is_empty() { Ok(devices) } else { Err(error) }
+    if error.is_empty() {
+        Ok(devices)
+    } else {
+        Err(error)
+    }
 }
 
 fn newer(device: v1beta1::Device) -> Device {
-    let v1beta1::Device { request_names, pool_name, device_name, cdi_device_ids } = device;
-    Device { request_names, pool_name, device_name, cdi_device_ids, share_id: None }
+    let v1beta1::Device {
+        request_names,
+        pool_name,
+        device_name,
+        cdi_device_ids,
+    } = device;
+    Device {
+        request_names,
+        pool_name,
+        device_name,
+        cdi_device_ids,
+        share_id: None,
+    }
 }
 
 /// A connection to a driver's service.
@@ -160,81 +195,143 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) async fn dial(endpoint: &Path, wait: Duration, timeout: Duration, log: &Log) -> Result<Self> {
-        let stream = authority::dial(endpoint, wait).await.map_err(|why| anyhow!("{why}"))?;
-        let (channel, _) = authority::channel(stream, None).await.map_err(|why| anyhow!("{why}"))?;
-        Ok(Self { channel, log: log.clone(), timeout })
+    pub(crate) async fn dial(
+        endpoint: &Path,
+        wait: Duration,
+        timeout: Duration,
+        log: &Log,
+    ) -> Result<Self> {
+        let stream = authority::dial(endpoint, wait)
+            .await
+            .map_err(|why| anyhow!("{why}"))?;
+        let (channel, _) = authority::channel(stream, None)
+            .await
+            .map_err(|why| anyhow!("{why}"))?;
+        Ok(Self {
+            channel,
+            log: log.clone(),
+            timeout,
+        })
     }
 
     /// Whose calls are in no log.
     pub(crate) fn quiet(&self) -> Self {
-        Self { log: Log::default(), ..self.clone() }
+        Self {
+            log: Log::default(),
+            ..self.clone()
+        }
     }
 
     /// With another deadline for its calls.
     pub(crate) fn within(&self, timeout: Duration) -> Self {
-        Self { timeout, ..self.clone() }
+        Self {
+            timeout,
+            ..self.clone()
+        }
     }
 
     pub(crate) fn health_v1(
         &self,
     ) -> dra_health::v1::dra_resource_health_client::DraResourceHealthClient<Channel> {
-        dra_health::v1::dra_resource_health_client::DraResourceHealthClient::new(self.channel.clone())
+        dra_health::v1::dra_resource_health_client::DraResourceHealthClient::new(
+            self.channel.clone(),
+        )
     }
 
     pub(crate) fn health_v1alpha1(
         &self,
     ) -> dra_health::v1alpha1::dra_resource_health_client::DraResourceHealthClient<Channel> {
-        dra_health::v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(self.channel.clone())
+        dra_health::v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(
+            self.channel.clone(),
+        )
     }
 
     /// One call of `NodePrepareResources`.
-    pub(crate) async fn prepare_by(&self, version: Version, claims: &[ClaimRef]) -> Result<Answer, Status> {
+    pub(crate) async fn prepare_by(
+        &self,
+        version: Version,
+        claims: &[ClaimRef],
+    ) -> Result<Answer, Status> {
         let call = async {
             match version {
                 Version::V1 => {
-                    let request = v1::NodePrepareResourcesRequest { claims: named!(v1, claims) };
-                    let mut client = v1::dra_plugin_client::DraPluginClient::new(self.channel.clone());
+                    let request = v1::NodePrepareResourcesRequest {
+                        claims: named!(v1, claims),
+                    };
+                    let mut client =
+                        v1::dra_plugin_client::DraPluginClient::new(self.channel.clone());
                     let answer = client.node_prepare_resources(self.request(request)).await?;
                     Ok(prepared(answer.into_inner()))
                 }
                 Version::V1beta1 => {
-                    let request = v1beta1::NodePrepareResourcesRequest { claims: named!(v1beta1, claims) };
-                    let mut client = v1beta1::dra_plugin_client::DraPluginClient::new(self.channel.clone());
+                    let request = v1beta1::NodePrepareResourcesRequest {
+                        claims: named!(v1beta1, claims),
+                    };
+                    let mut client =
+                        v1beta1::dra_plugin_client::DraPluginClient::new(self.channel.clone());
                     let answer = client.node_prepare_resources(self.request(request)).await?;
                     Ok(prepared_v1beta1(answer.into_inner()))
                 }
             }
         };
-        self.logged(&format!("NodePrepareResources {version:?}"), claims, call).await
+        self.logged(&format!("NodePrepareResources {version:?}"), claims, call)
+            .await
     }
 
     /// One call of `NodeUnprepareResources`.
-    pub(crate) async fn unprepare_by(&self, version: Version, claims: &[ClaimRef]) -> Result<Answer, Status> {
+    pub(crate) async fn unprepare_by(
+        &self,
+        version: Version,
+        claims: &[ClaimRef],
+    ) -> Result<Answer, Status> {
         let call = async {
             match version {
                 Version::V1 => {
-                    let request = v1::NodeUnprepareResourcesRequest { claims: named!(v1, claims) };
-                    let mut client = v1::dra_plugin_client::DraPluginClient::new(self.channel.clone());
-                    let answer = client.node_unprepare_resources(self.request(request)).await?;
+                    let request = v1::NodeUnprepareResourcesRequest {
+                        claims: named!(v1, claims),
+                    };
+                    let mut client =
+                        v1::dra_plugin_client::DraPluginClient::new(self.channel.clone());
+                    let answer = client
+                        .node_unprepare_resources(self.request(request))
+                        .await?;
                     Ok(unprepared!(answer))
                 }
                 Version::V1beta1 => {
-                    let request = v1beta1::NodeUnprepareResourcesRequest { claims: named!(v1beta1, claims) };
-                    let mut client = v1beta1::dra_plugin_client::DraPluginClient::new(self.channel.clone());
-                    let answer = client.node_unprepare_resources(self.request(request)).await?;
+                    let request = v1beta1::NodeUnprepareResourcesRequest {
+                        claims: named!(v1beta1, claims),
+                    };
+                    let mut client =
+                        v1beta1::dra_plugin_client::DraPluginClient::new(self.channel.clone());
+                    let answer = client
+                        .node_unprepare_resources(self.request(request))
+                        .await?;
                     Ok(unprepared!(answer))
                 }
             }
         };
-        self.logged(&format!("NodeUnprepareResources {version:?}"), claims, call).await
+        self.logged(&format!("NodeUnprepareResources {version:?}"), claims, call)
+            .await
     }
 
     /// A prepare whose messages have a field that this version of the API does not know.
-    pub(crate) async fn prepare_later(&self, version: Version, claim: &ClaimRef) -> Result<Answer, Status> {
+    pub(crate) async fn prepare_later(
+        &self,
+        version: Version,
+        claim: &ClaimRef,
+    ) -> Result<Answer, Status> {
         let later = "later".to_owned();
-        let ClaimRef { namespace, name, uid } = claim.clone();
-        let claims = vec![LaterClaim { namespace, uid, name, later: later.clone() }];
+        let ClaimRef {
+            namespace,
+            name,
+            uid,
+        } = claim.clone();
+        let claims = vec![LaterClaim {
+            namespace,
+            uid,
+            name,
+            later: later.clone(),
+        }];
         let request = LaterPrepare { claims, later };
         let call = async {
             match version {
@@ -253,33 +350,51 @@ impl Client {
         request: LaterPrepare,
     ) -> Result<T, Status> {
         let mut client = tonic::client::Grpc::new(self.channel.clone());
-        client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        client
+            .ready()
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
         let path = format!("/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/NodePrepareResources");
-        let path = path.parse().map_err(|_| Status::internal("the path of a call"))?;
+        let path = path
+            .parse()
+            .map_err(|_| Status::internal("the path of a call"))?;
         let codec = tonic_prost::ProstCodec::<LaterPrepare, T>::default();
-        Ok(client.unary(self.request(request), path, codec).await?.into_inner())
+        Ok(client
+            .unary(self.request(request), path, codec)
+            .await?
+            .into_inner())
     }
 
     /// Unprepares one claim by a version.
     pub(crate) async fn unprepare_one_by(&self, version: Version, claim: &ClaimRef) -> Result<()> {
-        let answer = self.unprepare_by(version, std::slice::from_ref(claim)).await;
-        let answer = answer.map_err(|status| failed(&format!("unprepare by {version:?}"), &status))?;
-        answer.of(claim).map(drop).with_context(|| format!("unprepare by {version:?}"))
+        let answer = self
+            .unprepare_by(version, std::slice::from_ref(claim))
+            .await;
+        let answer =
+            answer.map_err(|status| failed(&format!("unprepare by {version:?}"), &status))?;
+        answer
+            .of(claim)
+            .map(drop)
+            .with_context(|| format!("unprepare by {version:?}"))
     }
 
     /// Prepares one claim.
     pub(crate) async fn prepare(&self, claim: &ClaimRef) -> Result<Vec<Device>> {
         let claims = std::slice::from_ref(claim);
-        let answer =
-            self.prepare_by(Version::V1, claims).await.map_err(|status| failed("prepare", &status))?;
+        let answer = self
+            .prepare_by(Version::V1, claims)
+            .await
+            .map_err(|status| failed("prepare", &status))?;
         answer.of(claim)
     }
 
     /// Unprepares one claim.
     pub(crate) async fn unprepare(&self, claim: &ClaimRef) -> Result<()> {
         let claims = std::slice::from_ref(claim);
-        let answer =
-            self.unprepare_by(Version::V1, claims).await.map_err(|status| failed("unprepare", &status))?;
+        let answer = self
+            .unprepare_by(Version::V1, claims)
+            .await
+            .map_err(|status| failed("unprepare", &status))?;
         answer.of(claim).map(drop)
     }
 
@@ -295,15 +410,20 @@ impl Client {
         claims: &[ClaimRef],
         call: impl Future<Output = Result<Answer, Status>>,
     ) -> Result<Answer, Status> {
-        let named: Vec<_> =
-            claims.iter().map(|claim| format!("{}/{} {}", claim.namespace, claim.name, claim.uid)).collect();
+        let named: Vec<_> = claims
+            .iter()
+            .map(|claim| format!("{}/{} {}", claim.namespace, claim.name, claim.uid))
+            .collect();
         self.log.add(format!("→ {what} [{}]", named.join(", ")));
         // A driver need not keep the deadline, nor its connection.
         let answer = tokio::time::timeout(self.timeout + Duration::from_secs(1), call).await;
-        let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("the driver did not answer")));
+        let answer =
+            answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("the driver did not answer")));
         match &answer {
             Ok(answer) => self.log.add(format!("← {:?}", answer.0)),
-            Err(status) => self.log.add(format!("← {:?}: {}", status.code(), status.message())),
+            Err(status) => self
+                .log
+                .add(format!("← {:?}: {}", status.code(), status.message())),
         }
         answer
     }
@@ -320,7 +440,10 @@ fn prepared(answer: v1::NodePrepareResourcesResponse) -> Answer {
 fn prepared_v1beta1(answer: v1beta1::NodePrepareResourcesResponse) -> Answer {
     let entries = answer.claims.into_iter().map(|entry| {
         let one = entry.value.unwrap_or_default();
-        (entry.key, outcome(one.devices.into_iter().map(newer).collect(), one.error))
+        (
+            entry.key,
+            outcome(one.devices.into_iter().map(newer).collect(), one.error),
+        )
     });
     Answer(entries.collect())
 }
@@ -328,7 +451,9 @@ fn prepared_v1beta1(answer: v1beta1::NodePrepareResourcesResponse) -> Answer {
 /// A call that has no answer.
 pub(crate) fn failed(call: &str, status: &Status) -> anyhow::Error {
     match status.code() {
-        Code::DeadlineExceeded | Code::Cancelled => anyhow!("{call} is not answered within its deadline"),
+        Code::DeadlineExceeded | Code::Cancelled => {
+            anyhow!("{call} is not answered within its deadline")
+        }
         code => anyhow!("{call} fails as a whole, {code:?}: {}", status.message()),
     }
 }

@@ -7,7 +7,8 @@ use crate::node::v1::{DriverTrust, Problem};
 /// Returns a time in milliseconds since the Unix epoch as RFC 3339 in UTC; a time that no calendar has stays a number.
 pub fn rfc3339(at_ms: u64) -> String {
     let ms = i64::try_from(at_ms).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_millisecond(ms).map_or_else(|_| at_ms.to_string(), |time| format!("{time:.3}"))
+    jiff::Timestamp::from_millisecond(ms)
+        .map_or_else(|_| at_ms.to_string(), |time| format!("{time:.3}"))
 }
 
 pub(crate) fn time<S: Serializer>(at_ms: &u64, serializer: S) -> Result<S::Ok, S::Error> {
@@ -19,12 +20,16 @@ pub(crate) fn time_or_null<S: Serializer>(at_ms: &u64, serializer: S) -> Result<
 }
 
 pub(crate) fn text_or_null<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    Some(text).filter(|text| !text.is_empty()).serialize(serializer)
+    Some(text)
+        .filter(|text| !text.is_empty())
+        .serialize(serializer)
 }
 
 /// Writes the value that a JSON text describes.
 pub(crate) fn parsed<S: Serializer>(json: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    serde_json::from_str::<serde_json::Value>(json).unwrap_or_default().serialize(serializer)
+    serde_json::from_str::<serde_json::Value>(json)
+        .unwrap_or_default()
+        .serialize(serializer)
 }
 
 pub(crate) fn is_zero(count: &u32) -> bool {
@@ -41,7 +46,10 @@ pub(crate) fn problem_without_retry<S: Serializer>(
     problem: &Option<Problem>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    let problem = problem.clone().map(|problem| Problem { retry_after_ms: None, ..problem });
+    let problem = problem.clone().map(|problem| Problem {
+        retry_after_ms: None,
+        ..problem
+    });
     problem.serialize(serializer)
 }
 
@@ -54,12 +62,17 @@ pub(crate) fn code_and_message<S: Serializer>(
         code: &'a str,
         message: &'a str,
     }
-    let short = problem.as_ref().map(|Problem { code, message, .. }| Short { code, message });
+    let short = problem
+        .as_ref()
+        .map(|Problem { code, message, .. }| Short { code, message });
     short.serialize(serializer)
 }
 
 /// Writes the problem of a condition, which has no kind, and always its details.
-pub(crate) fn condition<S: Serializer>(problem: &Option<Problem>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn condition<S: Serializer>(
+    problem: &Option<Problem>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct Flat<'a> {
         code: &'a str,
@@ -67,6 +80,16 @@ pub(crate) fn condition<S: Serializer>(problem: &Option<Problem>, serializer: S)
         details: &'a std::collections::BTreeMap<String, String>,
     }
     let none = Problem::default();
-    let Problem { code, message, details, .. } = problem.as_ref().unwrap_or(&none);
-    Flat { code, message, details }.serialize(serializer)
+    let Problem {
+        code,
+        message,
+        details,
+        ..
+    } = problem.as_ref().unwrap_or(&none);
+    Flat {
+        code,
+        message,
+        details,
+    }
+    .serialize(serializer)
 }

@@ -17,14 +17,20 @@ pub mod node {
 pub mod kubelet {
     /// Plugin registration, `pluginregistration`.
     pub mod registration {
-        include!(concat!(env!("OUT_DIR"), "/registration/pluginregistration.rs"));
+        include!(concat!(
+            env!("OUT_DIR"),
+            "/registration/pluginregistration.rs"
+        ));
     }
 
     /// Dynamic resource allocation.
     pub mod dra {
         /// `k8s.io.kubelet.pkg.apis.dra.v1`.
         pub mod v1 {
-            include!(concat!(env!("OUT_DIR"), "/dra_v1/k8s.io.kubelet.pkg.apis.dra.v1.rs"));
+            include!(concat!(
+                env!("OUT_DIR"),
+                "/dra_v1/k8s.io.kubelet.pkg.apis.dra.v1.rs"
+            ));
             crate::claim_map::by_claim_uid!();
         }
 
@@ -41,7 +47,10 @@ pub mod kubelet {
 
         /// `k8s.io.kubelet.pkg.apis.dra.v1beta1`.
         pub mod v1beta1 {
-            include!(concat!(env!("OUT_DIR"), "/dra_v1beta1/k8s.io.kubelet.pkg.apis.dra.v1beta1.rs"));
+            include!(concat!(
+                env!("OUT_DIR"),
+                "/dra_v1beta1/k8s.io.kubelet.pkg.apis.dra.v1beta1.rs"
+            ));
             crate::claim_map::by_claim_uid!();
         }
     }
@@ -63,7 +72,10 @@ pub mod kubelet {
     pub mod device_plugin {
         /// Package `v1beta1`.
         pub mod v1beta1 {
-            include!(concat!(env!("OUT_DIR"), "/device_plugin_v1beta1/v1beta1.rs"));
+            include!(concat!(
+                env!("OUT_DIR"),
+                "/device_plugin_v1beta1/v1beta1.rs"
+            ));
         }
     }
 
@@ -84,7 +96,10 @@ pub mod kubelet {
 
         /// Package `v1alpha1`.
         pub mod v1alpha1 {
-            include!(concat!(env!("OUT_DIR"), "/pod_resources_v1alpha1/v1alpha1.rs"));
+            include!(concat!(
+                env!("OUT_DIR"),
+                "/pod_resources_v1alpha1/v1alpha1.rs"
+            ));
         }
     }
 }
@@ -127,8 +142,13 @@ mod claim_map {
             /// From claim UIDs and their answers; an empty answer is written too.
             impl FromIterator<(String, $one)> for $answer {
                 fn from_iter<I: IntoIterator<Item = (String, $one)>>(claims: I) -> Self {
-                    let entry = |(key, value)| $entries::ClaimsEntry { key, value: Some(value) };
-                    Self { claims: claims.into_iter().map(entry).collect() }
+                    let entry = |(key, value)| $entries::ClaimsEntry {
+                        key,
+                        value: Some(value),
+                    };
+                    Self {
+                        claims: claims.into_iter().map(entry).collect(),
+                    }
                 }
             }
         };

@@ -53,7 +53,11 @@ const IDLE_BYTES: usize = 4 << 10;
 
 /// Returns the connections of clients to `listener`, while the stream is polled.
 pub fn incoming(listener: UnixListener) -> Incoming {
-    Incoming { listener, pause: None, failing: false }
+    Incoming {
+        listener,
+        pause: None,
+        failing: false,
+    }
 }
 
 /// A stream of connections that neither ends nor fails: it logs and retries a failed `accept`.
@@ -115,7 +119,10 @@ pub struct Connection<S = UnixStream> {
 impl From<UnixStream> for Connection {
     fn from(stream: UnixStream) -> Self {
         let peer = stream.peer_cred().ok();
-        Self { peer, ..Self::new(stream) }
+        Self {
+            peer,
+            ..Self::new(stream)
+        }
     }
 }
 
@@ -131,7 +138,15 @@ impl<S> Connection<S> {
     /// Wraps a connection of any type, before its first byte is read.
     pub fn new(stream: S) -> Self {
         let (held, ready) = (BytesMut::new(), BytesMut::new());
-        Self { stream, peer: None, inbound: Inbound::default(), held, ready, refused: None, guard: None }
+        Self {
+            stream,
+            peer: None,
+            inbound: Inbound::default(),
+            held,
+            ready,
+            refused: None,
+            guard: None,
+        }
     }
 
     /// Keeps a value until the connection is dropped: the permit of a limit, or what counts open connections.
@@ -169,7 +184,10 @@ impl<S> Connection<S> {
     }
 
     fn refuse(&mut self, violation: Violation) {
-        let (pid, uid) = (self.peer.and_then(|peer| peer.pid()), self.peer.map(|peer| peer.uid()));
+        let (pid, uid) = (
+            self.peer.and_then(|peer| peer.pid()),
+            self.peer.map(|peer| peer.uid()),
+        );
         tracing::warn!(peer_pid = pid, peer_uid = uid, reason = %violation, "connection closed: not proper http/2");
         self.held = BytesMut::new();
         self.refused = Some(violation);
@@ -192,7 +210,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
                 break;
             }
             if let Some(violation) = &self.refused {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, violation.clone())));
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    violation.clone(),
+                )));
             }
             // Reads directly into the server's buffer: most bytes of a message are never copied.
             ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
@@ -211,7 +232,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nodedock_proto::kubelet;
 use prost::{DecodeError, Message, Name};
-use prost_reflect::{DescriptorPool, DynamicMessage, FileDescriptor, MessageDescriptor, SerializeOptions};
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, FileDescriptor, MessageDescriptor, SerializeOptions,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -43,7 +45,10 @@ type Again = fn(&[u8]) -> Result<Vec<u8>, DecodeError>;
 type Generated = BTreeMap<String, Again>;
 
 fn generated<M: Message + Name + Default>() -> (String, Again) {
-    (M::full_name(), |bytes| Ok(M::decode(bytes)?.encode_to_vec()))
+    (
+        M::full_name(),
+        |bytes| Ok(M::decode(bytes)?.encode_to_vec()),
+    )
 }
 
 macro_rules! types {
@@ -82,8 +87,16 @@ fn apis() -> Vec<(&'static str, &'static str, Generated)> {
             types!(registration: InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse),
         ),
         ("dra-v1", "kubelet/dra/v1/api.proto", dra_types!(dra_v1)),
-        ("dra-v1beta1", "kubelet/dra/v1beta1/api.proto", dra_types!(dra_v1beta1)),
-        ("dra-health-v1alpha1", "kubelet/dra_health/v1alpha1/api.proto", dra_health_types!(health)),
+        (
+            "dra-v1beta1",
+            "kubelet/dra/v1beta1/api.proto",
+            dra_types!(dra_v1beta1),
+        ),
+        (
+            "dra-health-v1alpha1",
+            "kubelet/dra_health/v1alpha1/api.proto",
+            dra_health_types!(health),
+        ),
         (
             "deviceplugin-v1beta1",
             "kubelet/deviceplugin/v1beta1/api.proto",
@@ -121,11 +134,13 @@ fn vectors() -> BTreeMap<String, Api> {
 }
 
 fn descriptors() -> DescriptorPool {
-    DescriptorPool::decode(&include_bytes!(concat!(env!("OUT_DIR"), "/kubelet.descriptors"))[..]).unwrap()
+    DescriptorPool::decode(&include_bytes!(concat!(env!("OUT_DIR"), "/kubelet.descriptors"))[..])
+        .unwrap()
 }
 
 fn file(pool: &DescriptorPool, name: &str) -> FileDescriptor {
-    pool.get_file_by_name(name).unwrap_or_else(|| panic!("no file {name}"))
+    pool.get_file_by_name(name)
+        .unwrap_or_else(|| panic!("no file {name}"))
 }
 
 fn methods(file: &FileDescriptor) -> BTreeSet<Method> {
@@ -145,11 +160,14 @@ fn methods(file: &FileDescriptor) -> BTreeSet<Method> {
 
 fn json(message: &DynamicMessage) -> Value {
     let options = SerializeOptions::new().use_proto_field_name(true);
-    message.serialize_with_options(serde_json::value::Serializer, &options).unwrap()
+    message
+        .serialize_with_options(serde_json::value::Serializer, &options)
+        .unwrap()
 }
 
 fn message(pool: &DescriptorPool, name: &str) -> MessageDescriptor {
-    pool.get_message_by_name(name).unwrap_or_else(|| panic!("no message {name}"))
+    pool.get_message_by_name(name)
+        .unwrap_or_else(|| panic!("no message {name}"))
 }
 
 #[test]
@@ -164,12 +182,20 @@ fn services_have_the_kubelets_paths_and_types() {
     for (name, path, _) in apis() {
         let (file, api) = (file(&pool, path), &vectors[name]);
         assert_eq!(file.package_name(), api.package, "{name}");
-        assert_eq!(methods(&file).iter().collect::<Vec<_>>(), sorted(&api.services), "{name}");
+        assert_eq!(
+            methods(&file).iter().collect::<Vec<_>>(),
+            sorted(&api.services),
+            "{name}"
+        );
     }
 }
 
 fn sorted(methods: &[Method]) -> Vec<&Method> {
-    methods.iter().collect::<BTreeSet<_>>().into_iter().collect()
+    methods
+        .iter()
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect()
 }
 
 #[test]
@@ -204,12 +230,21 @@ fn generated_servers_answer_under_the_kubelets_service_names() {
 fn every_message_of_ours_has_a_vector_and_the_reverse() {
     let (pool, vectors) = (descriptors(), vectors());
     for (name, path, types) in apis() {
-        let with_vector: BTreeSet<_> =
-            vectors[name].messages.iter().map(|vector| vector.message.clone()).collect();
-        let in_file: BTreeSet<_> =
-            file(&pool, path).messages().map(|message| message.full_name().to_owned()).collect();
+        let with_vector: BTreeSet<_> = vectors[name]
+            .messages
+            .iter()
+            .map(|vector| vector.message.clone())
+            .collect();
+        let in_file: BTreeSet<_> = file(&pool, path)
+            .messages()
+            .map(|message| message.full_name().to_owned())
+            .collect();
         assert_eq!(in_file, with_vector, "{name}");
-        assert_eq!(types.into_keys().collect::<BTreeSet<_>>(), with_vector, "{name}");
+        assert_eq!(
+            types.into_keys().collect::<BTreeSet<_>>(),
+            with_vector,
+            "{name}"
+        );
     }
 }
 
@@ -217,7 +252,8 @@ fn every_message_of_ours_has_a_vector_and_the_reverse() {
 fn bytes_mean_the_values_that_the_kubelet_means() {
     let (pool, vectors) = (descriptors(), vectors());
     for vector in vectors.values().flat_map(|api| &api.messages) {
-        let decoded = DynamicMessage::decode(message(&pool, &vector.message), &vector.bytes()[..]).unwrap();
+        let decoded =
+            DynamicMessage::decode(message(&pool, &vector.message), &vector.bytes()[..]).unwrap();
         assert_eq!(decoded.unknown_fields().count(), 0, "{}", vector.message);
         assert_eq!(json(&decoded), vector.json, "{}", vector.message);
     }
@@ -239,9 +275,17 @@ fn cut_bytes_are_an_error() {
     let vectors = vectors();
     let mut cut = 0;
     for (name, _, types) in apis() {
-        for vector in vectors[name].messages.iter().filter(|vector| !vector.hex.is_empty()) {
+        for vector in vectors[name]
+            .messages
+            .iter()
+            .filter(|vector| !vector.hex.is_empty())
+        {
             let bytes = vector.bytes();
-            assert!(types[&vector.message](&bytes[..bytes.len() - 1]).is_err(), "{}", vector.message);
+            assert!(
+                types[&vector.message](&bytes[..bytes.len() - 1]).is_err(),
+                "{}",
+                vector.message
+            );
             cut += 1;
         }
     }
@@ -258,7 +302,11 @@ fn health_v1_is_health_v1alpha1_under_another_name() {
         let name = vector.message.replace("v1alpha1.", "v1.");
         let decoded = DynamicMessage::decode(message(&pool, &name), &vector.bytes()[..]).unwrap();
         assert_eq!(json(&decoded), vector.json, "{name}");
-        assert_eq!(hex::encode(types[&name](&vector.bytes()).unwrap()), vector.hex, "{name}");
+        assert_eq!(
+            hex::encode(types[&name](&vector.bytes()).unwrap()),
+            vector.hex,
+            "{name}"
+        );
     }
     let renamed = |text: &str| text.replace("v1alpha1.", "v1.");
     let expected = alpha.services.iter().map(|method| Method {
@@ -267,7 +315,10 @@ fn health_v1_is_health_v1alpha1_under_another_name() {
         output: renamed(&method.output),
         server_streaming: method.server_streaming,
     });
-    assert_eq!(methods(&file(&pool, "kubelet/dra_health/v1/api.proto")), expected.collect());
+    assert_eq!(
+        methods(&file(&pool, "kubelet/dra_health/v1/api.proto")),
+        expected.collect()
+    );
 }
 
 /// The vectors are of 1.36, which has no resources of pods as a whole.
@@ -275,9 +326,17 @@ fn health_v1_is_health_v1alpha1_under_another_name() {
 fn pod_level_resources_of_1_37_are_read() {
     use kubelet::pod_resources::v1::{ContainerMemory, PodResources};
     let bytes = hex::decode("0a0170220203072a070a016d10808020").unwrap();
-    let memory = ContainerMemory { memory_type: "m".into(), size: 524_288, topology: None };
-    let pod =
-        PodResources { name: "p".into(), cpu_ids: vec![3, 7], memory: vec![memory], ..Default::default() };
+    let memory = ContainerMemory {
+        memory_type: "m".into(),
+        size: 524_288,
+        topology: None,
+    };
+    let pod = PodResources {
+        name: "p".into(),
+        cpu_ids: vec![3, 7],
+        memory: vec![memory],
+        ..Default::default()
+    };
     assert_eq!(PodResources::decode(&bytes[..]).unwrap(), pod);
     assert_eq!(pod.encode_to_vec(), bytes);
 }
@@ -287,12 +346,22 @@ fn pod_level_resources_of_1_37_are_read() {
 fn an_empty_answer_for_a_claim_is_on_the_wire() {
     use kubelet::dra::{v1, v1beta1};
     let entry = "0a060a0275311200";
-    let claims = || [("u1".to_owned(), v1::NodeUnprepareResourceResponse::default())];
+    let claims = || {
+        [(
+            "u1".to_owned(),
+            v1::NodeUnprepareResourceResponse::default(),
+        )]
+    };
     let answer = v1::NodeUnprepareResourcesResponse::from_iter(claims());
     assert_eq!(hex::encode(answer.encode_to_vec()), entry);
     assert_eq!(answer.into_claims(), BTreeMap::from(claims()));
 
-    let claims = || [("u1".to_owned(), v1beta1::NodePrepareResourceResponse::default())];
+    let claims = || {
+        [(
+            "u1".to_owned(),
+            v1beta1::NodePrepareResourceResponse::default(),
+        )]
+    };
     let answer = v1beta1::NodePrepareResourcesResponse::from_iter(claims());
     assert_eq!(hex::encode(answer.encode_to_vec()), entry);
     assert_eq!(answer.into_claims(), BTreeMap::from(claims()));
@@ -302,10 +371,22 @@ fn an_empty_answer_for_a_claim_is_on_the_wire() {
 fn a_missing_answer_for_a_claim_is_an_empty_one_and_the_later_of_two_counts() {
     use kubelet::dra::v1::{NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse};
     let without_value = hex::decode("0a040a027531").unwrap();
-    let claims = NodeUnprepareResourcesResponse::decode(&without_value[..]).unwrap().into_claims();
-    assert_eq!(claims, BTreeMap::from([("u1".into(), NodeUnprepareResourceResponse::default())]));
+    let claims = NodeUnprepareResourcesResponse::decode(&without_value[..])
+        .unwrap()
+        .into_claims();
+    assert_eq!(
+        claims,
+        BTreeMap::from([("u1".into(), NodeUnprepareResourceResponse::default())])
+    );
 
-    let said = |error: &str| ("u1".to_owned(), NodeUnprepareResourceResponse { error: error.into() });
+    let said = |error: &str| {
+        (
+            "u1".to_owned(),
+            NodeUnprepareResourceResponse {
+                error: error.into(),
+            },
+        )
+    };
     let twice = NodeUnprepareResourcesResponse::from_iter([said("first"), said("second")]);
     assert_eq!(twice.into_claims(), BTreeMap::from([said("second")]));
 }

@@ -15,7 +15,14 @@ async fn accepting_waits_for_file_descriptors() {
     let mut incoming = unix::incoming(UnixListener::bind(&path).unwrap());
     let client = UnixStream::connect(&path).await.unwrap();
     let before = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(1), ..before }).unwrap();
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(1),
+            ..before
+        },
+    )
+    .unwrap();
     // The clock goes on by itself when nothing else does.
     let waited = tokio::time::timeout(Duration::from_secs(10), incoming.next()).await;
     setrlimit(Resource::Nofile, before).unwrap();

@@ -35,7 +35,11 @@ pub struct AllocatedDevice {
 
 impl AllocatedDevice {
     /// Creates an allocation of a whole device for a request.
-    pub fn new(request: impl Into<String>, pool: impl Into<String>, device: impl Into<String>) -> Self {
+    pub fn new(
+        request: impl Into<String>,
+        pool: impl Into<String>,
+        device: impl Into<String>,
+    ) -> Self {
         AllocatedDevice {
             request: request.into(),
             pool: pool.into(),
@@ -51,7 +55,10 @@ impl AllocatedDevice {
 
     /// Returns the consumed amount of a capacity, in Kubernetes' notation.
     pub fn consumed(&self, capacity: &str) -> Option<&str> {
-        self.consumed.iter().find(|counter| counter.name == capacity).map(|counter| counter.value.as_str())
+        self.consumed
+            .iter()
+            .find(|counter| counter.name == capacity)
+            .map(|counter| counter.value.as_str())
     }
 }
 
@@ -83,7 +90,11 @@ impl OpaqueParameters {
     /// Returns whether the parameters apply to this request: they name no request, the request, or the request without its subrequest.
     pub fn applies_to(&self, request: &str) -> bool {
         let base = base_request(request);
-        self.requests.is_empty() || self.requests.iter().any(|named| named == request || named == base)
+        self.requests.is_empty()
+            || self
+                .requests
+                .iter()
+                .any(|named| named == request || named == base)
     }
 }
 
@@ -104,7 +115,11 @@ pub struct Consumer {
 
 impl Consumer {
     /// Creates a pod.
-    pub fn pod(namespace: impl Into<String>, name: impl Into<String>, uid: impl Into<String>) -> Self {
+    pub fn pod(
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+        uid: impl Into<String>,
+    ) -> Self {
         Consumer {
             api_group: String::new(),
             resource: "pods".into(),
@@ -152,9 +167,20 @@ pub struct Claim {
 
 impl Claim {
     /// Creates a claim without devices, for tests.
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>, uid: impl Into<String>) -> Self {
-        let id = ClaimRef { namespace: namespace.into(), name: name.into(), uid: uid.into() };
-        Claim { id, ..Claim::default() }
+    pub fn new(
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+        uid: impl Into<String>,
+    ) -> Self {
+        let id = ClaimRef {
+            namespace: namespace.into(),
+            name: name.into(),
+            uid: uid.into(),
+        };
+        Claim {
+            id,
+            ..Claim::default()
+        }
     }
 
     /// Adds a whole device.
@@ -184,14 +210,22 @@ impl Claim {
         parameters: impl Into<String>,
     ) -> Self {
         let requests = requests.into_iter().map(str::to_owned).collect();
-        self.parameters.push(OpaqueParameters { source, requests, parameters: parameters.into() });
+        self.parameters.push(OpaqueParameters {
+            source,
+            requests,
+            parameters: parameters.into(),
+        });
         self
     }
 
     /// Returns the parameters for a request in ascending precedence: those of the class, then those of the claim, each in their original
     /// order.
     pub fn parameters_for(&self, request: &str) -> Vec<&OpaqueParameters> {
-        let mut entries: Vec<_> = self.parameters.iter().filter(|entry| entry.applies_to(request)).collect();
+        let mut entries: Vec<_> = self
+            .parameters
+            .iter()
+            .filter(|entry| entry.applies_to(request))
+            .collect();
         entries.sort_by_key(|entry| entry.source);
         entries
     }
@@ -201,8 +235,14 @@ impl Claim {
     /// # Errors
     ///
     /// `invalid`, code `bad-parameters`, if these parameters do not parse as `T`.
-    pub fn parse_parameters<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
-        self.parameters_for(request).last().map(|entry| self.parse(request, &entry.parameters)).transpose()
+    pub fn parse_parameters<T: DeserializeOwned>(
+        &self,
+        request: &str,
+    ) -> Result<Option<T>, Problem> {
+        self.parameters_for(request)
+            .last()
+            .map(|entry| self.parse(request, &entry.parameters))
+            .transpose()
     }
 
     /// Returns the parameters for a request, merged field by field (RFC 7396: null removes), so that a claim can override a single
@@ -227,7 +267,10 @@ impl Claim {
     /// # Errors
     ///
     /// `invalid`, code `bad-parameters`, if any of them is not JSON or the result does not parse as `T`.
-    pub fn merge_parameters<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
+    pub fn merge_parameters<T: DeserializeOwned>(
+        &self,
+        request: &str,
+    ) -> Result<Option<T>, Problem> {
         let entries = self.parameters_for(request);
         if entries.is_empty() {
             return Ok(None);
@@ -250,7 +293,11 @@ impl Claim {
     }
 
     fn parse<T: DeserializeOwned>(&self, request: &str, text: &str) -> Result<T, Problem> {
-        parse_json("bad-parameters", &format!("parameters for request {request:?}"), text)
+        parse_json(
+            "bad-parameters",
+            &format!("parameters for request {request:?}"),
+            text,
+        )
     }
 }
 
@@ -284,13 +331,20 @@ impl ClaimRecord {
 }
 
 /// Parses what a driver saved; `None` if that is nothing.
-fn parse_bytes<T: DeserializeOwned>(what: &str, uid: &str, bytes: &[u8]) -> Result<Option<T>, Problem> {
+fn parse_bytes<T: DeserializeOwned>(
+    what: &str,
+    uid: &str,
+    bytes: &[u8],
+) -> Result<Option<T>, Problem> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    serde_json::from_slice(bytes)
-        .map(Some)
-        .map_err(|error| Problem::internal(format!("bad-{what}"), format!("{what} of claim {uid}: {error}")))
+    serde_json::from_slice(bytes).map(Some).map_err(|error| {
+        Problem::internal(
+            format!("bad-{what}"),
+            format!("{what} of claim {uid}: {error}"),
+        )
+    })
 }
 
 #[cfg(test)]
@@ -309,7 +363,10 @@ mod tests {
     }
 
     fn parameters(mode: &str, depth: u32) -> Option<Parameters> {
-        Some(Parameters { mode: mode.into(), depth })
+        Some(Parameters {
+            mode: mode.into(),
+            depth,
+        })
     }
 
     fn claim() -> Claim {
@@ -321,7 +378,10 @@ mod tests {
         let claim = claim()
             .with_parameters(ParametersSource::Claim, [], r#"{"mode": "claim"}"#)
             .with_parameters(ParametersSource::DeviceClass, [], r#"{"mode": "class"}"#);
-        assert_eq!(claim.parse_parameters("any").unwrap(), parameters("claim", 0));
+        assert_eq!(
+            claim.parse_parameters("any").unwrap(),
+            parameters("claim", 0)
+        );
     }
 
     #[test]
@@ -336,26 +396,51 @@ mod tests {
     fn a_config_for_a_request_covers_its_subrequests_and_no_other_request() {
         let claim = claim().with_parameters(ParametersSource::Claim, ["gpu"], r#"{"mode": "x"}"#);
         assert_eq!(claim.parse_parameters("gpu").unwrap(), parameters("x", 0));
-        assert_eq!(claim.parse_parameters("gpu/small").unwrap(), parameters("x", 0));
+        assert_eq!(
+            claim.parse_parameters("gpu/small").unwrap(),
+            parameters("x", 0)
+        );
         assert_eq!(claim.parse_parameters::<Parameters>("gpu2").unwrap(), None);
     }
 
     #[test]
     fn a_config_for_a_subrequest_does_not_cover_its_siblings() {
-        let claim = claim().with_parameters(ParametersSource::Claim, ["gpu/small"], r#"{"mode": "x"}"#);
-        assert_eq!(claim.parse_parameters("gpu/small").unwrap(), parameters("x", 0));
-        assert_eq!(claim.parse_parameters::<Parameters>("gpu/large").unwrap(), None);
+        let claim =
+            claim().with_parameters(ParametersSource::Claim, ["gpu/small"], r#"{"mode": "x"}"#);
+        assert_eq!(
+            claim.parse_parameters("gpu/small").unwrap(),
+            parameters("x", 0)
+        );
+        assert_eq!(
+            claim.parse_parameters::<Parameters>("gpu/large").unwrap(),
+            None
+        );
         assert_eq!(claim.parse_parameters::<Parameters>("gpu").unwrap(), None);
     }
 
     #[test]
     fn merged_parameters_keep_the_fields_of_the_class_that_the_claim_does_not_name() {
         let claim = claim()
-            .with_parameters(ParametersSource::DeviceClass, [], r#"{"mode": "class", "depth": 4}"#)
+            .with_parameters(
+                ParametersSource::DeviceClass,
+                [],
+                r#"{"mode": "class", "depth": 4}"#,
+            )
             .with_parameters(ParametersSource::Claim, [], r#"{"mode": "claim"}"#);
-        assert_eq!(claim.merge_parameters("any").unwrap(), parameters("claim", 4));
-        assert_eq!(claim.parse_parameters("any").unwrap(), parameters("claim", 0));
-        assert_eq!(super::Claim::default().merge_parameters::<Parameters>("any").unwrap(), None);
+        assert_eq!(
+            claim.merge_parameters("any").unwrap(),
+            parameters("claim", 4)
+        );
+        assert_eq!(
+            claim.parse_parameters("any").unwrap(),
+            parameters("claim", 0)
+        );
+        assert_eq!(
+            super::Claim::default()
+                .merge_parameters::<Parameters>("any")
+                .unwrap(),
+            None
+        );
     }
 
     #[test]
@@ -365,8 +450,14 @@ mod tests {
             claim.parse_parameters::<Parameters>("gpu").unwrap_err(),
             claim.merge_parameters::<Parameters>("gpu").unwrap_err(),
         ] {
-            assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, "bad-parameters"));
-            assert!(problem.message.contains("\"gpu\"") && problem.message.contains("moed"), "{problem}");
+            assert_eq!(
+                (problem.kind, problem.code.as_str()),
+                (ProblemKind::Invalid, "bad-parameters")
+            );
+            assert!(
+                problem.message.contains("\"gpu\"") && problem.message.contains("moed"),
+                "{problem}"
+            );
         }
     }
 
@@ -383,18 +474,30 @@ mod tests {
     #[test]
     fn consumed_amounts_are_found_by_the_name_of_the_capacity() {
         let mut device = AllocatedDevice::new("gpu/small", "p", "d");
-        device.consumed.push(Counter { name: "memory".into(), value: "4Gi".into() });
-        assert_eq!((device.consumed("memory"), device.consumed("cores")), (Some("4Gi"), None));
+        device.consumed.push(Counter {
+            name: "memory".into(),
+            value: "4Gi".into(),
+        });
+        assert_eq!(
+            (device.consumed("memory"), device.consumed("cores")),
+            (Some("4Gi"), None)
+        );
         assert_eq!(device.base_request(), "gpu");
     }
 
     #[test]
     fn progress_is_parsed_and_what_is_none_is_a_problem_that_names_the_claim() {
-        let with = |progress: &[u8]| Claim { progress: progress.to_vec(), ..Claim::new("n", "c", "u") };
+        let with = |progress: &[u8]| Claim {
+            progress: progress.to_vec(),
+            ..Claim::new("n", "c", "u")
+        };
         assert_eq!(with(b"").progress::<Vec<u32>>(), Ok(None));
         assert_eq!(with(b"[1]").progress(), Ok(Some(vec![1])));
         let problem = with(b"{}").progress::<Vec<u32>>().unwrap_err();
         assert_eq!(problem.code, "bad-progress");
-        assert!(problem.message.starts_with("progress of claim u: "), "{problem}");
+        assert!(
+            problem.message.starts_with("progress of claim u: "),
+            "{problem}"
+        );
     }
 }

@@ -62,7 +62,10 @@ impl Context {
 
     /// Returns the fact of this name, if the host has it.
     pub fn fact(&self, name: &str) -> Option<&str> {
-        self.facts.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+        self.facts
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
     }
 }
 
@@ -106,22 +109,41 @@ mod tests {
 
     #[test]
     fn a_config_is_read_into_the_drivers_own_type() {
-        let ctx = Context { config: r#"{"count": 3}"#.into(), ..Context::default() };
+        let ctx = Context {
+            config: r#"{"count": 3}"#.into(),
+            ..Context::default()
+        };
         assert_eq!(ctx.config::<Config>(), Ok(Config { count: 3 }));
-        assert_eq!(Context::default().config::<Config>(), Ok(Config { count: 0 }));
+        assert_eq!(
+            Context::default().config::<Config>(),
+            Ok(Config { count: 0 })
+        );
     }
 
     #[test]
     fn a_bad_config_is_refused_with_the_place_of_the_mistake() {
-        let ctx = Context { config: "{\n  \"count\": -1\n}".into(), ..Context::default() };
+        let ctx = Context {
+            config: "{\n  \"count\": -1\n}".into(),
+            ..Context::default()
+        };
         let problem = ctx.config::<Config>().unwrap_err();
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, "bad-config"));
-        assert!(problem.message.contains("line 2 column 13"), "{}", problem.message);
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::Invalid, "bad-config")
+        );
+        assert!(
+            problem.message.contains("line 2 column 13"),
+            "{}",
+            problem.message
+        );
     }
 
     #[test]
     fn facts_are_found_by_name() {
-        let ctx = Context { facts: vec![("kernel".into(), "6.18".into())], ..Context::default() };
+        let ctx = Context {
+            facts: vec![("kernel".into(), "6.18".into())],
+            ..Context::default()
+        };
         assert_eq!((ctx.fact("kernel"), ctx.fact("arch")), (Some("6.18"), None));
     }
 }

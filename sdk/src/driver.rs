@@ -1,8 +1,8 @@
 //! The traits that a driver implements.
 
 use crate::{
-    Additions, Claim, ClaimRecord, Context, DeviceHealth, DriverInfo, Host, Inventory, Prepared, Problem,
-    Trigger,
+    Additions, Claim, ClaimRecord, Context, DeviceHealth, DriverInfo, Host, Inventory, Prepared,
+    Problem, Trigger,
 };
 
 /// Outcomes of a batch by UID of the claim, in any order.
@@ -71,12 +71,18 @@ pub trait Driver {
 
     /// Prepares several claims. The default calls [`prepare`](Driver::prepare) for one after the other.
     fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
-        claims.iter().map(|claim| (claim.id.uid.clone(), Self::prepare(host, ctx, claim))).collect()
+        claims
+            .iter()
+            .map(|claim| (claim.id.uid.clone(), Self::prepare(host, ctx, claim)))
+            .collect()
     }
 
     /// Unprepares several claims. The default calls [`unprepare`](Driver::unprepare) for one after the other.
     fn unprepare_batch(host: &Host, ctx: &Context, claims: &[ClaimRecord]) -> Outcomes<()> {
-        claims.iter().map(|live| (live.claim.id.uid.clone(), Self::unprepare(host, ctx, live))).collect()
+        claims
+            .iter()
+            .map(|live| (live.claim.id.uid.clone(), Self::unprepare(host, ctx, live)))
+            .collect()
     }
 }
 

@@ -35,11 +35,23 @@ pub struct NodeAccess {
 
 impl NodeAccess {
     /// Reading only.
-    pub const READ: Self = NodeAccess { read: true, write: false, mknod: false };
+    pub const READ: Self = NodeAccess {
+        read: true,
+        write: false,
+        mknod: false,
+    };
     /// Reading and writing.
-    pub const READ_WRITE: Self = NodeAccess { read: true, write: true, mknod: false };
+    pub const READ_WRITE: Self = NodeAccess {
+        read: true,
+        write: true,
+        mknod: false,
+    };
     /// Reading, writing and creating the node.
-    pub const ALL: Self = NodeAccess { read: true, write: true, mknod: true };
+    pub const ALL: Self = NodeAccess {
+        read: true,
+        write: true,
+        mknod: true,
+    };
 }
 
 impl std::str::FromStr for NodeAccess {
@@ -59,7 +71,11 @@ impl std::str::FromStr for NodeAccess {
                 return Err(format!("{text:?} has {letter} twice"));
             }
         }
-        if text.is_empty() { Err("no right of rwm".to_owned()) } else { Ok(access) }
+        if text.is_empty() {
+            Err("no right of rwm".to_owned())
+        } else {
+            Ok(access)
+        }
     }
 }
 
@@ -167,7 +183,9 @@ impl Mount {
         Mount {
             host_path: host_path.into(),
             container_path: container_path.into(),
-            options: [access, "nosuid", "nodev", "bind"].map(str::to_owned).into(),
+            options: [access, "nosuid", "nodev", "bind"]
+                .map(str::to_owned)
+                .into(),
             fs_type: None,
         }
     }
@@ -344,7 +362,13 @@ mod tests {
     #[test]
     fn rights_are_read_from_their_letters() {
         assert_eq!("rw".parse(), Ok(NodeAccess::READ_WRITE));
-        assert_eq!("mr".parse(), Ok(NodeAccess { mknod: true, ..NodeAccess::READ }));
+        assert_eq!(
+            "mr".parse(),
+            Ok(NodeAccess {
+                mknod: true,
+                ..NodeAccess::READ
+            })
+        );
         for bad in ["", "x", "rr", "r w"] {
             bad.parse::<NodeAccess>().unwrap_err();
         }
@@ -352,14 +376,19 @@ mod tests {
 
     #[test]
     fn a_path_alone_is_a_node_to_read_and_write() {
-        let edits = ContainerEdits::new().device_node("/dev/fuse").device_node(String::from("/dev/kvm"));
+        let edits = ContainerEdits::new()
+            .device_node("/dev/fuse")
+            .device_node(String::from("/dev/kvm"));
         assert_eq!(edits.device_nodes[0], DeviceNode::new("/dev/fuse"));
         assert_eq!(edits.device_nodes[1].access, NodeAccess::READ_WRITE);
     }
 
     #[test]
     fn mounts_bring_no_programs_and_no_nodes() {
-        assert_eq!(Mount::read_only("/a", "/b").options, ["ro", "nosuid", "nodev", "bind"]);
+        assert_eq!(
+            Mount::read_only("/a", "/b").options,
+            ["ro", "nosuid", "nodev", "bind"]
+        );
         assert_eq!(Mount::read_write("/a", "/b").options[0], "rw");
     }
 }

@@ -40,12 +40,20 @@ impl DeviceHealth {
     }
 
     /// Reports an unhealthy device and the reason.
-    pub fn unhealthy(pool: impl Into<String>, device: impl Into<String>, message: impl Into<String>) -> Self {
+    pub fn unhealthy(
+        pool: impl Into<String>,
+        device: impl Into<String>,
+        message: impl Into<String>,
+    ) -> Self {
         Self::new(pool, device, HealthState::Unhealthy, message)
     }
 
     /// Reports a device of unknown health and the reason.
-    pub fn unknown(pool: impl Into<String>, device: impl Into<String>, message: impl Into<String>) -> Self {
+    pub fn unknown(
+        pool: impl Into<String>,
+        device: impl Into<String>,
+        message: impl Into<String>,
+    ) -> Self {
         Self::new(pool, device, HealthState::Unknown, message)
     }
 
@@ -55,6 +63,11 @@ impl DeviceHealth {
         state: HealthState,
         message: impl Into<String>,
     ) -> Self {
-        DeviceHealth { pool: pool.into(), device: device.into(), state, message: message.into() }
+        DeviceHealth {
+            pool: pool.into(),
+            device: device.into(),
+            state,
+            message: message.into(),
+        }
     }
 }

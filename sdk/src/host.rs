@@ -207,7 +207,9 @@ impl Sysfs<'_> {
     /// As for `read_link`, except for these, `not-found` and `no-value`.
     pub fn find_link(&self, path: &str) -> Result<Option<String>, Problem> {
         match self.read_link(path) {
-            Err(problem) if matches!(problem.code.as_str(), "not-a-link" | "outside-sysfs") => Ok(None),
+            Err(problem) if matches!(problem.code.as_str(), "not-a-link" | "outside-sysfs") => {
+                Ok(None)
+            }
             found => present(found),
         }
     }
@@ -530,7 +532,11 @@ impl PreparedClaims<'_> {
 
     /// Returns the claims that use this device, sorted by UID, including claims with admin access to it. The cost is proportional to
     /// the claims of the device; the cost of `all` is proportional to all claims.
-    pub fn using<'a>(&'a self, pool: &'a str, device: &'a str) -> impl Iterator<Item = ClaimRecord> + 'a {
+    pub fn using<'a>(
+        &'a self,
+        pool: &'a str,
+        device: &'a str,
+    ) -> impl Iterator<Item = ClaimRecord> + 'a {
         pages(move |after| self.0.prepared_claims_using_device(pool, device, after))
     }
 }

@@ -99,7 +99,11 @@ pub struct DriverInfo {
 impl DriverInfo {
     /// Creates a description without any capabilities.
     pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
-        DriverInfo { name: name.into(), version: version.into(), ..Self::default() }
+        DriverInfo {
+            name: name.into(),
+            version: version.into(),
+            ..Self::default()
+        }
     }
 
     /// Sets the summary: one line for lists of drivers, at most 1 KiB.
@@ -112,65 +116,83 @@ impl DriverInfo {
     /// Requests to read below `/sys`; globs relative to `/sys`, matched against the paths that the driver names.
     #[must_use]
     pub fn sysfs_read<S: Into<String>>(mut self, globs: impl IntoIterator<Item = S>) -> Self {
-        self.capabilities.sysfs_read.extend(globs.into_iter().map(Into::into));
+        self.capabilities
+            .sysfs_read
+            .extend(globs.into_iter().map(Into::into));
         self
     }
 
     /// Requests to write values that match the whole `pattern` to the files below `/sys` that match `glob`.
     #[must_use]
     pub fn sysfs_write(mut self, glob: impl Into<String>, pattern: impl Into<String>) -> Self {
-        self.capabilities.sysfs_write.push(WriteRequest { glob: glob.into(), pattern: pattern.into() });
+        self.capabilities.sysfs_write.push(WriteRequest {
+            glob: glob.into(),
+            pattern: pattern.into(),
+        });
         self
     }
 
     /// Requests to read files outside `/sys` and `/dev`; absolute globs within the host's ceiling (`/proc/driver`, `/usr/lib*`, `/opt`, …).
     #[must_use]
     pub fn host_files<S: Into<String>>(mut self, globs: impl IntoIterator<Item = S>) -> Self {
-        self.capabilities.host_files.extend(globs.into_iter().map(Into::into));
+        self.capabilities
+            .host_files
+            .extend(globs.into_iter().map(Into::into));
         self
     }
 
     /// Requests to bind the PCI functions whose address matches `functions` to the kernel drivers that match the whole pattern `drivers`.
     #[must_use]
     pub fn pci_driver(mut self, functions: impl Into<String>, drivers: impl Into<String>) -> Self {
-        self.capabilities
-            .pci_driver
-            .push(BindRequest { functions: functions.into(), drivers: drivers.into() });
+        self.capabilities.pci_driver.push(BindRequest {
+            functions: functions.into(),
+            drivers: drivers.into(),
+        });
         self
     }
 
     /// Requests to inspect device nodes and to give them to containers; absolute globs.
     #[must_use]
     pub fn device_nodes<S: Into<String>>(mut self, globs: impl IntoIterator<Item = S>) -> Self {
-        self.capabilities.device_nodes.extend(globs.into_iter().map(Into::into));
+        self.capabilities
+            .device_nodes
+            .extend(globs.into_iter().map(Into::into));
         self
     }
 
     /// Requests to mount directories and files of the node; absolute globs.
     #[must_use]
     pub fn mounts<S: Into<String>>(mut self, globs: impl IntoIterator<Item = S>) -> Self {
-        self.capabilities.mounts.extend(globs.into_iter().map(Into::into));
+        self.capabilities
+            .mounts
+            .extend(globs.into_iter().map(Into::into));
         self
     }
 
     /// Requests to run programs of the node as hooks; absolute paths.
     #[must_use]
     pub fn hooks<S: Into<String>>(mut self, paths: impl IntoIterator<Item = S>) -> Self {
-        self.capabilities.hooks.extend(paths.into_iter().map(Into::into));
+        self.capabilities
+            .hooks
+            .extend(paths.into_iter().map(Into::into));
         self
     }
 
     /// Requests to set environment variables; names or globs.
     #[must_use]
     pub fn env<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
-        self.capabilities.env.extend(names.into_iter().map(Into::into));
+        self.capabilities
+            .env
+            .extend(names.into_iter().map(Into::into));
         self
     }
 
     /// Requests to look at network interfaces and to move them into containers; names or globs.
     #[must_use]
     pub fn net_devices<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
-        self.capabilities.net_devices.extend(names.into_iter().map(Into::into));
+        self.capabilities
+            .net_devices
+            .extend(names.into_iter().map(Into::into));
         self
     }
 
@@ -191,7 +213,8 @@ impl DriverInfo {
     /// Sets the kernel subsystems whose events trigger a discovery.
     #[must_use]
     pub fn events<S: Into<String>>(mut self, subsystems: impl IntoIterator<Item = S>) -> Self {
-        self.event_subsystems.extend(subsystems.into_iter().map(Into::into));
+        self.event_subsystems
+            .extend(subsystems.into_iter().map(Into::into));
         self
     }
 

@@ -120,7 +120,11 @@ pub struct Capacity {
 impl Capacity {
     /// Creates a capacity without a policy.
     pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
-        Capacity { name: name.into(), value: value.into(), policy: None }
+        Capacity {
+            name: name.into(),
+            value: value.into(),
+            policy: None,
+        }
     }
 
     /// Sets a policy, for a device that allows several allocations.
@@ -166,13 +170,19 @@ pub struct CounterSet {
 impl CounterSet {
     /// Creates an empty set.
     pub fn new(name: impl Into<String>) -> Self {
-        CounterSet { name: name.into(), counters: Vec::new() }
+        CounterSet {
+            name: name.into(),
+            counters: Vec::new(),
+        }
     }
 
     /// Adds a counter.
     #[must_use]
     pub fn counter(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.counters.push(Counter { name: name.into(), value: value.into() });
+        self.counters.push(Counter {
+            name: name.into(),
+            value: value.into(),
+        });
         self
     }
 }
@@ -241,19 +251,29 @@ pub struct Device {
 impl Device {
     /// Creates a device with a name; [`dns_label`] converts a text to a valid name.
     pub fn new(name: impl Into<String>) -> Self {
-        Device { name: name.into(), ..Self::default() }
+        Device {
+            name: name.into(),
+            ..Self::default()
+        }
     }
 
     /// Adds an attribute.
     #[must_use]
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<AttributeValue>) -> Self {
-        self.attributes.push(Attribute { name: name.into(), value: value.into() });
+        self.attributes.push(Attribute {
+            name: name.into(),
+            value: value.into(),
+        });
         self
     }
 
     /// Adds an attribute if there is a value.
     #[must_use]
-    pub fn attribute_opt(self, name: impl Into<String>, value: Option<impl Into<AttributeValue>>) -> Self {
+    pub fn attribute_opt(
+        self,
+        name: impl Into<String>,
+        value: Option<impl Into<AttributeValue>>,
+    ) -> Self {
         match value {
             Some(value) => self.attribute(name, value),
             None => self,
@@ -282,8 +302,17 @@ impl Device {
     /// assert_eq!(gpu.taints[0].key, "gpu.example.com/overheated");
     /// ```
     #[must_use]
-    pub fn taint(mut self, key: impl Into<String>, value: impl Into<String>, effect: TaintEffect) -> Self {
-        self.taints.push(Taint { key: key.into(), value: value.into(), effect });
+    pub fn taint(
+        mut self,
+        key: impl Into<String>,
+        value: impl Into<String>,
+        effect: TaintEffect,
+    ) -> Self {
+        self.taints.push(Taint {
+            key: key.into(),
+            value: value.into(),
+            effect,
+        });
         self
     }
 
@@ -324,7 +353,10 @@ impl Device {
 
     /// Returns the value of the attribute of this name.
     pub fn attribute_value(&self, name: &str) -> Option<&AttributeValue> {
-        self.attributes.iter().find(|attribute| attribute.name == name).map(|attribute| &attribute.value)
+        self.attributes
+            .iter()
+            .find(|attribute| attribute.name == name)
+            .map(|attribute| &attribute.value)
     }
 }
 
@@ -346,7 +378,10 @@ pub struct Pool {
 impl Pool {
     /// Creates an empty pool.
     pub fn new(name: impl Into<String>) -> Self {
-        Pool { name: name.into(), ..Self::default() }
+        Pool {
+            name: name.into(),
+            ..Self::default()
+        }
     }
 
     /// Adds a device.
@@ -431,13 +466,17 @@ impl Inventory {
     /// Returns the device of this name in the pool of that name.
     pub fn device(&self, pool: &str, device: &str) -> Option<&Device> {
         let pool = self.pools.iter().find(|candidate| candidate.name == pool)?;
-        pool.devices.iter().find(|candidate| candidate.name == device)
+        pool.devices
+            .iter()
+            .find(|candidate| candidate.name == device)
     }
 }
 
 impl FromIterator<Pool> for Inventory {
     fn from_iter<I: IntoIterator<Item = Pool>>(pools: I) -> Self {
-        Inventory { pools: pools.into_iter().collect() }
+        Inventory {
+            pools: pools.into_iter().collect(),
+        }
     }
 }
 
@@ -492,8 +531,9 @@ pub fn dns_label_hashed(text: &str) -> String {
 
 /// FNV-1a, 32 bits, in hex: stable forever, unlike the hashers of `std`.
 fn hash(text: &str) -> String {
-    let hash =
-        text.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
     format!("{hash:08x}")
 }
 
@@ -507,13 +547,21 @@ mod tests {
         assert_eq!(AttributeValue::from(-1), AttributeValue::Int(-1));
         assert_eq!(AttributeValue::from(true), AttributeValue::Bool(true));
         assert_eq!(AttributeValue::from("a"), AttributeValue::Text("a".into()));
-        assert_eq!(AttributeValue::from(vec!["a", "b"]), AttributeValue::Texts(vec!["a".into(), "b".into()]));
-        assert_eq!(AttributeValue::version("1.0.0"), AttributeValue::Version("1.0.0".into()));
+        assert_eq!(
+            AttributeValue::from(vec!["a", "b"]),
+            AttributeValue::Texts(vec!["a".into(), "b".into()])
+        );
+        assert_eq!(
+            AttributeValue::version("1.0.0"),
+            AttributeValue::Version("1.0.0".into())
+        );
     }
 
     #[test]
     fn an_absent_value_adds_no_attribute() {
-        let device = Device::new("a").attribute_opt("x", None::<i64>).attribute_opt("y", Some(1));
+        let device = Device::new("a")
+            .attribute_opt("x", None::<i64>)
+            .attribute_opt("y", Some(1));
         assert_eq!(device.attribute_value("x"), None);
         assert_eq!(device.attribute_value("y"), Some(&AttributeValue::Int(1)));
     }

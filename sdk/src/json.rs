@@ -49,7 +49,9 @@ pub(crate) fn merge(target: &mut Value, patch: Value) {
     if !target.is_object() {
         *target = Value::Object(serde_json::Map::new());
     }
-    let Value::Object(target) = target else { return };
+    let Value::Object(target) = target else {
+        return;
+    };
     for (key, value) in patch {
         if value.is_null() {
             target.remove(&key);
@@ -78,7 +80,10 @@ mod tests {
     #[test]
     fn a_patch_is_laid_field_by_field_and_null_removes() {
         let mut target = json!({"a": {"b": 1, "c": 2}, "d": [1, 2]});
-        merge(&mut target, json!({"a": {"b": 3, "c": null}, "d": [4], "e": {"f": null, "g": 1}}));
+        merge(
+            &mut target,
+            json!({"a": {"b": 3, "c": null}, "d": [4], "e": {"f": null, "g": 1}}),
+        );
         assert_eq!(target, json!({"a": {"b": 3}, "d": [4], "e": {"g": 1}}));
     }
 }

@@ -102,7 +102,12 @@ pub mod testing;
 mod text;
 #[cfg(any(target_family = "wasm", test))]
 #[doc(hidden)]
-#[allow(missing_docs, missing_debug_implementations, unreachable_pub, dead_code)]
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    dead_code
+)]
 pub mod wasm;
 
 pub use claim::{
@@ -115,20 +120,22 @@ pub use edits::{
 };
 pub use health::{DeviceHealth, HealthState};
 pub use host::{
-    DeviceNodes, FileInfo, FileKind, Host, HostFiles, Level, Log, NetInterface, NetInterfaces, NodeInfo,
-    OperationalState, PciDriver, PreparedClaims, Progress, Sysfs,
+    DeviceNodes, FileInfo, FileKind, Host, HostFiles, Level, Log, NetInterface, NetInterfaces,
+    NodeInfo, OperationalState, PciDriver, PreparedClaims, Progress, Sysfs,
 };
 pub use info::{BindRequest, Capabilities, DriverInfo, Limits, WriteRequest};
 pub use inventory::{
-    Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Counter, CounterSet, Device,
-    Inventory, Pool, Taint, TaintEffect, dns_label, dns_label_hashed,
+    Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Counter, CounterSet,
+    Device, Inventory, Pool, Taint, TaintEffect, dns_label, dns_label_hashed,
 };
 pub use json::parse_json;
-pub use prepared::{Condition, ConditionStatus, DeviceStatus, NetworkData, Prepared, PreparedDevice};
+pub use prepared::{
+    Condition, ConditionStatus, DeviceStatus, NetworkData, Prepared, PreparedDevice,
+};
 pub use problem::{Problem, ProblemKind};
 pub use scheduling::{
-    Additions, AllocatableMapping, Compatibility, DeviceScheduling, NodeAllocatable, NodeOperations,
-    PoolScheduling,
+    Additions, AllocatableMapping, Compatibility, DeviceScheduling, NodeAllocatable,
+    NodeOperations, PoolScheduling,
 };
 pub use text::{last_segment, matches_wildcards};
 

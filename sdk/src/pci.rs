@@ -28,7 +28,9 @@ impl Address {
         let fits = parts.next().is_none()
             && (4..=8).contains(&domain.len())
             && [bus.len(), device.len(), function.len()] == [2, 2, 1]
-            && [domain, bus, device, function].iter().all(|part| is_lower_hex(part));
+            && [domain, bus, device, function]
+                .iter()
+                .all(|part| is_lower_hex(part));
         fits.then(|| Address(text.to_owned()))
     }
 
@@ -45,7 +47,10 @@ impl Address {
 
     /// Returns the name of an environment variable: `PREFIX_0000_3B_00_0`.
     pub fn variable(&self, prefix: &str) -> String {
-        format!("{prefix}_{}", self.0.replace([':', '.'], "_").to_ascii_uppercase())
+        format!(
+            "{prefix}_{}",
+            self.0.replace([':', '.'], "_").to_ascii_uppercase()
+        )
     }
 
     /// Returns the text.
@@ -60,7 +65,11 @@ impl Address {
         let mut parts = rest.split(':');
         let domain = parts.next()?;
         let number = |text: Option<&str>| u32::from_str_radix(text?, 16).ok();
-        let (bus, device, function) = (number(parts.next())?, number(parts.next())?, number(Some(function))?);
+        let (bus, device, function) = (
+            number(parts.next())?,
+            number(parts.next())?,
+            number(Some(function))?,
+        );
         let id = (bus << 8 | device << 3 | function).checked_add(distance)?;
         let (bus, device, function) = (id >> 8, id >> 3 & 0x1f, id & 7);
         (bus <= 0xff).then(|| Address(format!("{domain}:{bus:02x}:{device:02x}.{function}")))
@@ -90,7 +99,8 @@ impl fmt::Display for Address {
 }
 
 fn is_lower_hex(text: &str) -> bool {
-    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.bytes()
+        .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Returns the root of a function's path below `/sys`, such as `pci0000:00`, for the attribute `resource.kubernetes.io/pcieRoot`. On some
@@ -104,8 +114,12 @@ fn is_lower_hex(text: &str) -> bool {
 /// ```
 pub fn root(path: &str) -> Option<String> {
     let is_root = |segment: &&str| {
-        let numbers = segment.strip_prefix("pci").and_then(|rest| rest.split_once(':'));
-        numbers.is_some_and(|(domain, bus)| is_lower_hex(domain) && bus.len() == 2 && is_lower_hex(bus))
+        let numbers = segment
+            .strip_prefix("pci")
+            .and_then(|rest| rest.split_once(':'));
+        numbers.is_some_and(|(domain, bus)| {
+            is_lower_hex(domain) && bus.len() == 2 && is_lower_hex(bus)
+        })
     };
     path.split('/').find(is_root).map(str::to_owned)
 }
@@ -122,7 +136,10 @@ pub fn normal_hex(number: &str, lengths: &[usize]) -> Result<String, String> {
         return Ok(number);
     }
     let lengths: Vec<_> = lengths.iter().map(usize::to_string).collect();
-    Err(format!("{number:?} is not 0x and {} hex digits", lengths.join(" or ")))
+    Err(format!(
+        "{number:?} is not 0x and {} hex digits",
+        lengths.join(" or ")
+    ))
 }
 
 #[cfg(test)]
@@ -134,9 +151,15 @@ mod tests {
         let address = Address::parse("10000:e1:00.7").unwrap();
         assert_eq!(Address::from_label(&address.label()), Some(address.clone()));
         assert_eq!(address.variable("PCIDEVICE"), "PCIDEVICE_10000_E1_00_7");
-        for text in
-            ["", "0000:3b:00", "3b:00.0", "0000:3B:00.0", "0000:3b:00.0.1", "0000:3b:0g.0", "0:0:0:0:3b:00.0"]
-        {
+        for text in [
+            "",
+            "0000:3b:00",
+            "3b:00.0",
+            "0000:3B:00.0",
+            "0000:3b:00.0.1",
+            "0000:3b:0g.0",
+            "0:0:0:0:3b:00.0",
+        ] {
             assert_eq!(Address::parse(text), None, "{text}");
         }
         assert_eq!(Address::from_label("0000-3b-..-0"), None);
@@ -145,9 +168,12 @@ mod tests {
     #[test]
     fn a_distance_carries_into_device_and_bus() {
         let address = Address::parse("0000:3b:00.1").unwrap();
-        for (distance, sum) in
-            [(1, "0000:3b:00.2"), (7, "0000:3b:01.0"), (15, "0000:3b:02.0"), (255, "0000:3c:00.0")]
-        {
+        for (distance, sum) in [
+            (1, "0000:3b:00.2"),
+            (7, "0000:3b:01.0"),
+            (15, "0000:3b:02.0"),
+            (255, "0000:3c:00.0"),
+        ] {
             assert_eq!(address.plus(distance).unwrap().as_str(), sum, "{distance}");
         }
         assert_eq!(address.plus(0xc500), None);

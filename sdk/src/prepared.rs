@@ -93,7 +93,10 @@ impl DeviceStatus {
     /// ```
     #[must_use]
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<AttributeValue>) -> Self {
-        self.attributes.push(Attribute { name: name.into(), value: value.into() });
+        self.attributes.push(Attribute {
+            name: name.into(),
+            value: value.into(),
+        });
         self
     }
 }
@@ -231,7 +234,9 @@ mod tests {
 
     #[test]
     fn the_first_device_that_fails_fails_the_claim() {
-        let claim = Claim::new("n", "c", "u").device("r", "p", "a").device("r", "p", "b");
+        let claim = Claim::new("n", "c", "u")
+            .device("r", "p", "a")
+            .device("r", "p", "b");
         let result = Prepared::each(&claim, |device| match device.device.as_str() {
             "a" => Ok(ContainerEdits::new()),
             name => Err(Problem::not_found("gone", name)),
@@ -242,7 +247,10 @@ mod tests {
     #[test]
     fn a_memo_comes_back_with_the_claim_record() {
         let prepared = Prepared::new().with_memo(&vec![1, 2]).unwrap();
-        let record = ClaimRecord { memo: prepared.memo, ..ClaimRecord::default() };
+        let record = ClaimRecord {
+            memo: prepared.memo,
+            ..ClaimRecord::default()
+        };
         assert_eq!(record.memo::<Vec<u32>>(), Ok(Some(vec![1, 2])));
     }
 }

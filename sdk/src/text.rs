@@ -53,7 +53,11 @@ mod tests {
             ("*b*1", "0000:3b:00.1", true),
             ("", "", true),
         ] {
-            assert_eq!(matches_wildcards(pattern, text), is_match, "{pattern} {text}");
+            assert_eq!(
+                matches_wildcards(pattern, text),
+                is_match,
+                "{pattern} {text}"
+            );
         }
     }
 }

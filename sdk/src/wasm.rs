@@ -52,7 +52,10 @@ pub mod scheduling {
 
 mod convert;
 mod exports;
-#[cfg_attr(not(target_family = "wasm"), expect(dead_code, reason = "tests only compile it"))]
+#[cfg_attr(
+    not(target_family = "wasm"),
+    expect(dead_code, reason = "tests only compile it")
+)]
 mod imports;
 
 pub use exports::Exported;

@@ -20,9 +20,13 @@ impl Daemon {
     /// serve. No request may be under way.
     pub async fn agrees(&self) -> Vec<ClaimRecord> {
         let settled = |claims: &[v1::ClaimStatus]| {
-            claims.iter().all(|claim| claim.state != ClaimState::Unpreparing.as_str())
+            claims
+                .iter()
+                .all(|claim| claim.state != ClaimState::Unpreparing.as_str())
         };
-        let listed = self.until_claims("no claim is being unprepared", settled).await;
+        let listed = self
+            .until_claims("no claim is being unprepared", settled)
+            .await;
         let records = self.records();
         assert_eq!(
             standing_of_list(&listed),
@@ -30,7 +34,12 @@ impl Daemon {
             "the list and the checkpoint differ"
         );
         let agrees = || self.cdi_agrees(&records);
-        until_path(&self.cdi(), "the CDI directory is as the checkpoint says", agrees).await;
+        until_path(
+            &self.cdi(),
+            "the CDI directory is as the checkpoint says",
+            agrees,
+        )
+        .await;
         self.names_agree().await;
         records
     }
@@ -40,17 +49,36 @@ impl Daemon {
         let records = self.agrees().await;
         assert!(records.is_empty(), "{records:#?}");
         assert_eq!((self.pods().await, self.cdi_files()), (vec![], vec![]));
-        assert!(held.is_empty(), "the driver was never asked to unprepare {held:?}");
+        assert!(
+            held.is_empty(),
+            "the driver was never asked to unprepare {held:?}"
+        );
     }
 
     /// Each CDI name of ours that is reported to pods is in a file.
     async fn names_agree(&self) {
         let files = self.cdi_files();
-        let there: BTreeSet<_> = files.iter().flat_map(crate::cdi::CdiFile::devices).collect();
-        for claim in self.claims().await.iter().filter(|claim| claim.state == ClaimState::Prepared.as_str()) {
+        let there: BTreeSet<_> = files
+            .iter()
+            .flat_map(crate::cdi::CdiFile::devices)
+            .collect();
+        for claim in self
+            .claims()
+            .await
+            .iter()
+            .filter(|claim| claim.state == ClaimState::Prepared.as_str())
+        {
             let has_file = |driver: &&v1::ClaimDriver| !driver.digest.is_empty();
-            for name in claim.drivers.iter().filter(has_file).flat_map(|driver| &driver.cdi_devices) {
-                assert!(there.contains(name), "{name} is in no file, and {claim:?} names it");
+            for name in claim
+                .drivers
+                .iter()
+                .filter(has_file)
+                .flat_map(|driver| &driver.cdi_devices)
+            {
+                assert!(
+                    there.contains(name),
+                    "{name} is in no file, and {claim:?} names it"
+                );
             }
         }
     }
@@ -69,18 +97,27 @@ impl Root {
     /// says what differs. A claim on its way may have its file already, or still.
     fn cdi_agrees(&self, records: &[ClaimRecord]) -> Result<(), String> {
         let files = self.cdi_files();
-        let mut there: BTreeMap<_, _> = files.iter().map(|file| (name_of(file), body(&file.text))).collect();
+        let mut there: BTreeMap<_, _> = files
+            .iter()
+            .map(|file| (name_of(file), body(&file.text)))
+            .collect();
         for record in records {
             if record.state == ClaimState::Prepared {
                 for file in cdi::render(record).map_err(|error| error.to_string())? {
                     let wanted = String::from_utf8_lossy(&file.bytes);
-                    let found = there.remove(&file.name).ok_or(format!("{} is not there", file.name))?;
+                    let found = there
+                        .remove(&file.name)
+                        .ok_or(format!("{} is not there", file.name))?;
                     if found != body(&wanted) {
                         return Err(format!("{} says {found}, and not {wanted}", file.name));
                     }
                 }
             } else {
-                let drivers = record.allocation.devices.iter().map(|device| &device.driver);
+                let drivers = record
+                    .allocation
+                    .devices
+                    .iter()
+                    .map(|device| &device.driver);
                 for driver in drivers {
                     there.remove(&cdi::file_name(driver, &record.id.uid));
                 }
@@ -95,8 +132,13 @@ impl Root {
 
     fn temporary_files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.cdi()).expect("read the CDI directory");
-        let names = entries
-            .map(|entry| entry.expect("read the CDI directory").file_name().to_string_lossy().into_owned());
+        let names = entries.map(|entry| {
+            entry
+                .expect("read the CDI directory")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        });
         names.filter(|name| name.ends_with(".tmp")).collect()
     }
 }
@@ -104,19 +146,35 @@ impl Root {
 /// Expects that the checkpoint knows every claim that a driver was asked for, and that the driver was asked for every claim that
 /// is prepared.
 pub fn driver_agrees(records: &[ClaimRecord], held: &BTreeSet<String>) {
-    let known: BTreeSet<_> = records.iter().map(|record| record.id.uid.to_string()).collect();
+    let known: BTreeSet<_> = records
+        .iter()
+        .map(|record| record.id.uid.to_string())
+        .collect();
     let forgotten: Vec<_> = held.difference(&known).collect();
-    assert!(forgotten.is_empty(), "the driver holds {forgotten:?}, and the checkpoint knows only {known:?}");
-    let prepared = records.iter().filter(|record| record.state == ClaimState::Prepared);
-    let invented: Vec<_> =
-        prepared.map(|record| record.id.uid.to_string()).filter(|uid| !held.contains(uid)).collect();
-    assert!(invented.is_empty(), "{invented:?} are prepared, and the driver holds only {held:?}");
+    assert!(
+        forgotten.is_empty(),
+        "the driver holds {forgotten:?}, and the checkpoint knows only {known:?}"
+    );
+    let prepared = records
+        .iter()
+        .filter(|record| record.state == ClaimState::Prepared);
+    let invented: Vec<_> = prepared
+        .map(|record| record.id.uid.to_string())
+        .filter(|uid| !held.contains(uid))
+        .collect();
+    assert!(
+        invented.is_empty(),
+        "{invented:?} are prepared, and the driver holds only {held:?}"
+    );
 }
 
 fn standing_of_list(claims: &[v1::ClaimStatus]) -> Standing {
     let standing = |claim: &v1::ClaimStatus| {
         let pods = claim.pods.iter().map(|pod| pod.uid.clone()).collect();
-        (claim.id.clone().unwrap_or_default().uid, (claim.state.clone(), pods))
+        (
+            claim.id.clone().unwrap_or_default().uid,
+            (claim.state.clone(), pods),
+        )
     };
     claims.iter().map(standing).collect()
 }
@@ -124,13 +182,20 @@ fn standing_of_list(claims: &[v1::ClaimStatus]) -> Standing {
 fn standing_of_records(records: &[ClaimRecord]) -> Standing {
     let standing = |record: &ClaimRecord| {
         let pods = record.pods.keys().map(ToString::to_string).collect();
-        (record.id.uid.to_string(), (record.state.as_str().to_owned(), pods))
+        (
+            record.id.uid.to_string(),
+            (record.state.as_str().to_owned(), pods),
+        )
     };
     records.iter().map(standing).collect()
 }
 
 fn name_of(file: &crate::cdi::CdiFile) -> String {
-    file.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    file.path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// What runtimes read: the first line differs from daemon to daemon.

@@ -66,16 +66,26 @@ fn rights() -> Vec<Value> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kustomize/base/rbac.yaml");
     let text = std::fs::read_to_string(file).expect("the deployment has a role");
     let objects: Vec<Value> = serde_saphyr::from_multiple(&text).expect("the role is YAML");
-    let mut role = objects.into_iter().find(|object| object["kind"] == "ClusterRole").expect("a role");
+    let mut role = objects
+        .into_iter()
+        .find(|object| object["kind"] == "ClusterRole")
+        .expect("a role");
     serde_json::from_value(role["rules"].take()).expect("rules are a list")
 }
 
 /// A claim for simulated GPUs as the scheduler leaves it. In the API a pool's name begins with the node's.
 pub fn gpu_claim(name: &str, devices: &[&str]) -> Allocated {
-    let claim = Allocated::new(NAMESPACE, name).node(NODE).reserved_for("pod", "pod-uid");
+    let claim = Allocated::new(NAMESPACE, name)
+        .node(NODE)
+        .reserved_for("pod", "pod-uid");
     let with = |claim: Allocated, (i, device): (usize, &&str)| {
         let (pool, device) = device.rsplit_once('/').expect("POOL/DEVICE");
-        claim.device(&format!("device-{i}"), MOCK_GPU_NAME, &format!("{NODE}/{pool}"), device)
+        claim.device(
+            &format!("device-{i}"),
+            MOCK_GPU_NAME,
+            &format!("{NODE}/{pool}"),
+            device,
+        )
     };
     devices.iter().enumerate().fold(claim, with)
 }
@@ -96,7 +106,12 @@ pub fn options_of(node: &str, kubeconfig: &Path) -> Options {
 
 /// The directories that a kubelet makes when it starts.
 pub fn make_kubelet_root(root: &Root) {
-    for dir in ["plugins_registry", "plugins", "device-plugins", "pod-resources"] {
+    for dir in [
+        "plugins_registry",
+        "plugins",
+        "device-plugins",
+        "pod-resources",
+    ] {
         std::fs::create_dir_all(root.kubelet().join(dir)).expect("a new directory below the root");
     }
 }

@@ -6,7 +6,11 @@ use crate::drivers::MOCK_GPU_NAME;
 
 /// What a pod calls its claims is what the claims are called.
 pub fn pod(name: &str) -> v1::ObjectRef {
-    v1::ObjectRef { namespace: "default".to_owned(), name: name.to_owned(), uid: format!("pod-{name}") }
+    v1::ObjectRef {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+        uid: format!("pod-{name}"),
+    }
 }
 
 /// A device, as `DRIVER/POOL/DEVICE`, for a request of its own.
@@ -30,15 +34,31 @@ pub fn claim(name: &str, devices: &[&str]) -> v1::Claim {
         name: name.to_owned(),
         uid: format!("claim-{name}"),
     };
-    let devices = devices.iter().enumerate().map(|(i, device)| allocated(&format!("device-{i}"), device));
-    let allocation = v1::Allocation { devices: devices.collect(), ..Default::default() };
-    v1::Claim { id: Some(id), allocation: Some(allocation), ..Default::default() }
+    let devices = devices
+        .iter()
+        .enumerate()
+        .map(|(i, device)| allocated(&format!("device-{i}"), device));
+    let allocation = v1::Allocation {
+        devices: devices.collect(),
+        ..Default::default()
+    };
+    v1::Claim {
+        id: Some(id),
+        allocation: Some(allocation),
+        ..Default::default()
+    }
 }
 
 /// A claim for simulated GPUs, each as `POOL/DEVICE`.
 pub fn gpu_claim(name: &str, devices: &[&str]) -> v1::Claim {
-    let devices: Vec<_> = devices.iter().map(|device| format!("{MOCK_GPU_NAME}/{device}")).collect();
-    claim(name, &devices.iter().map(String::as_str).collect::<Vec<_>>())
+    let devices: Vec<_> = devices
+        .iter()
+        .map(|device| format!("{MOCK_GPU_NAME}/{device}"))
+        .collect();
+    claim(
+        name,
+        &devices.iter().map(String::as_str).collect::<Vec<_>>(),
+    )
 }
 
 /// Parameters of a claim's author for simulated GPUs.
@@ -49,20 +69,33 @@ pub fn with_parameters(mut claim: v1::Claim, parameters: &str) -> v1::Claim {
         driver: MOCK_GPU_NAME.to_owned(),
         parameters: parameters.to_owned(),
     };
-    claim.allocation.as_mut().expect("the claim is allocated").configs.push(config);
+    claim
+        .allocation
+        .as_mut()
+        .expect("the claim is allocated")
+        .configs
+        .push(config);
     claim
 }
 
 /// A pod with one container that uses the claims, which are reserved for it.
 pub fn request(pod: &v1::ObjectRef, claims: &[&v1::Claim]) -> v1::PreparePodRequest {
-    let name = |claim: &v1::Claim| claim.id.as_ref().map(|id| id.name.clone()).unwrap_or_default();
+    let name = |claim: &v1::Claim| {
+        claim
+            .id
+            .as_ref()
+            .map(|id| id.name.clone())
+            .unwrap_or_default()
+    };
     let reference = |claim: &&v1::Claim| v1::ClaimReference {
         pod_claim_name: name(claim),
         claim_name: name(claim),
         claim_uid: String::new(),
     };
-    let uses =
-        |claim: &&v1::Claim| v1::ContainerClaim { pod_claim_name: name(claim), request: String::new() };
+    let uses = |claim: &&v1::Claim| v1::ContainerClaim {
+        pod_claim_name: name(claim),
+        request: String::new(),
+    };
     let container = v1::Container {
         name: "main".to_owned(),
         claims: claims.iter().map(uses).collect(),
@@ -72,7 +105,10 @@ pub fn request(pod: &v1::ObjectRef, claims: &[&v1::Claim]) -> v1::PreparePodRequ
         pod: Some(pod.clone()),
         claims: claims.iter().map(reference).collect(),
         containers: vec![container],
-        inline_claims: claims.iter().map(|claim| reserved((*claim).clone(), pod)).collect(),
+        inline_claims: claims
+            .iter()
+            .map(|claim| reserved((*claim).clone(), pod))
+            .collect(),
         ..v1::PreparePodRequest::default()
     }
 }
@@ -87,7 +123,10 @@ pub fn of_claim(pod: &v1::ObjectRef, claim: &str) -> v1::PreparePodRequest {
     };
     let container = v1::Container {
         name: "main".to_owned(),
-        claims: vec![v1::ContainerClaim { pod_claim_name, request: String::new() }],
+        claims: vec![v1::ContainerClaim {
+            pod_claim_name,
+            request: String::new(),
+        }],
         ..v1::Container::default()
     };
     v1::PreparePodRequest {
@@ -101,6 +140,11 @@ pub fn of_claim(pod: &v1::ObjectRef, claim: &str) -> v1::PreparePodRequest {
 /// The claim with one more consumer.
 pub fn reserved(mut claim: v1::Claim, pod: &v1::ObjectRef) -> v1::Claim {
     let (resource, name, uid) = ("pods".to_owned(), pod.name.clone(), pod.uid.clone());
-    claim.reserved_for.push(v1::Consumer { resource, name, uid, ..v1::Consumer::default() });
+    claim.reserved_for.push(v1::Consumer {
+        resource,
+        name,
+        uid,
+        ..v1::Consumer::default()
+    });
     claim
 }

@@ -117,7 +117,13 @@ impl Daemon {
     async fn start_as(root: Root, options: Options, notify: &str) -> Self {
         let manager = ServiceManager::listen(&root.path().join(notify));
         let client = connect(root.socket());
-        let mut daemon = Self { process: None, client, manager, options, root };
+        let mut daemon = Self {
+            process: None,
+            client,
+            manager,
+            options,
+            root,
+        };
         daemon.run().await;
         daemon
     }
@@ -125,7 +131,10 @@ impl Daemon {
     /// Starts it, or starts it again after it ended.
     pub async fn run(&mut self) {
         if let Err(status) = self.try_run().await {
-            panic!("the daemon ended before it was ready: {status}\n{}", self.log());
+            panic!(
+                "the daemon ended before it was ready: {status}\n{}",
+                self.log()
+            );
         }
     }
 
@@ -146,12 +155,21 @@ impl Daemon {
     }
 
     fn spawn(&self) -> Child {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log_path());
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.log_path());
         let log = log.expect("the log is below the root");
-        let mut command = if self.options.has_store { self.with_store() } else { self.command() };
+        let mut command = if self.options.has_store {
+            self.with_store()
+        } else {
+            self.command()
+        };
         command.arg("run").args(&self.options.args);
         if let Some(config) = &self.options.config {
-            command.arg("--config").arg(self.write("nodedock.yaml", config));
+            command
+                .arg("--config")
+                .arg(self.write("nodedock.yaml", config));
         }
         command.env("NOTIFY_SOCKET", &self.manager.socket);
         command.envs(self.options.env.iter().map(|(name, value)| (name, value)));
@@ -165,16 +183,28 @@ impl Daemon {
         let daemon = self.command();
         let (names, descriptors) = self.manager.stored();
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(daemon.as_std().get_program());
+        command
+            .args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""])
+            .arg(daemon.as_std().get_program());
         command.args(daemon.as_std().get_args());
-        let variables = daemon.as_std().get_envs().filter_map(|(name, value)| Some((name, value?)));
+        let variables = daemon
+            .as_std()
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?)));
         command.envs(variables).env("FDSTORE", "1024");
         if !names.is_empty() {
-            command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+            command
+                .env("LISTEN_FDS", names.len().to_string())
+                .env("LISTEN_FDNAMES", names.join(":"));
         }
-        let mapped = |(parent_fd, child_fd)| FdMapping { parent_fd, child_fd };
+        let mapped = |(parent_fd, child_fd)| FdMapping {
+            parent_fd,
+            child_fd,
+        };
         let mappings = descriptors.into_iter().zip(3..).map(mapped).collect();
-        command.fd_mappings(mappings).expect("no number is used twice");
+        command
+            .fd_mappings(mappings)
+            .expect("no number is used twice");
         command.stdin(Stdio::null()).kill_on_drop(true);
         command
     }
@@ -187,13 +217,16 @@ impl Daemon {
 
     /// The daemon whose parent this is (`nodedock run --supervise`).
     pub fn supervised(&self) -> Pid {
-        let [daemon] = children(self.pid())[..] else { panic!("one child is expected\n{}", self.log()) };
+        let [daemon] = children(self.pid())[..] else {
+            panic!("one child is expected\n{}", self.log())
+        };
         daemon
     }
 
     /// Ends the daemon as a crash would, under its parent, which starts it again.
     pub async fn crash_supervised(&mut self) {
-        rustix::process::kill_process(self.supervised(), Signal::KILL).expect("a process may be killed");
+        rustix::process::kill_process(self.supervised(), Signal::KILL)
+            .expect("a process may be killed");
         self.until_ready_again().await;
     }
 
@@ -216,7 +249,11 @@ impl Daemon {
     }
 
     pub fn pid(&self) -> Pid {
-        let id = self.process.as_ref().and_then(Child::id).expect("the daemon runs");
+        let id = self
+            .process
+            .as_ref()
+            .and_then(Child::id)
+            .expect("the daemon runs");
         let id = i32::try_from(id).expect("process IDs are positive integers of 32 bits");
         Pid::from_raw(id).expect("no process has ID 0")
     }
@@ -262,7 +299,8 @@ impl Daemon {
     /// Ends when the daemon has ended by itself.
     pub fn death(&self) -> impl Future<Output = ()> + 'static {
         let (pid, how) = (self.pid(), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        let ended = tokio::task::spawn_blocking(move || rustix::process::waitid(WaitId::Pid(pid), how));
+        let ended =
+            tokio::task::spawn_blocking(move || rustix::process::waitid(WaitId::Pid(pid), how));
         // An error says that it was waited for before.
         async move {
             let _ = ended.await.expect("waiting does not panic");
@@ -277,7 +315,10 @@ impl Daemon {
             "the program has no fail points: build it together with the tests (`cargo xtask test`, or \
              `cargo build -p nodedock --features failpoints`)\n{log}"
         );
-        self.options.set_env("FAILPOINTS", &format!("{}={}*off->return", point.as_str(), pass - 1));
+        self.options.set_env(
+            "FAILPOINTS",
+            &format!("{}={}*off->return", point.as_str(), pass - 1),
+        );
     }
 
     /// The daemon lives on after the next start.
@@ -296,13 +337,18 @@ impl Daemon {
 
     pub async fn prepare(&self, request: v1::PreparePodRequest) -> v1::PreparePodResponse {
         let answer = self.client().prepare_pod(request).await;
-        answer.unwrap_or_else(|status| panic!("prepare: {status}\n{}", self.log())).into_inner()
+        answer
+            .unwrap_or_else(|status| panic!("prepare: {status}\n{}", self.log()))
+            .into_inner()
     }
 
     /// Prepares, and expects every claim to be prepared.
     pub async fn prepared(&self, request: v1::PreparePodRequest) -> v1::PreparePodResponse {
         let answer = self.prepare(request).await;
-        let prepared = answer.claims.iter().all(|claim| claim.outcome == "prepared");
+        let prepared = answer
+            .claims
+            .iter()
+            .all(|claim| claim.outcome == "prepared");
         assert!(prepared, "{answer:#?}\n{}", self.log());
         answer
     }
@@ -310,22 +356,39 @@ impl Daemon {
     /// Prepares, and expects the only claim to be refused.
     pub async fn refused(&self, request: v1::PreparePodRequest) -> v1::Problem {
         let answer = self.prepare(request).await;
-        let [claim] = answer.claims.as_slice() else { panic!("one claim is wanted: {answer:#?}") };
+        let [claim] = answer.claims.as_slice() else {
+            panic!("one claim is wanted: {answer:#?}")
+        };
         assert_eq!(claim.outcome, "refused", "{answer:#?}");
-        assert!(answer.containers.is_empty(), "a refused pod gets no devices: {answer:#?}");
+        assert!(
+            answer.containers.is_empty(),
+            "a refused pod gets no devices: {answer:#?}"
+        );
         claim.problem.clone().expect("a refusal has a problem")
     }
 
     /// Prepares, and expects the only claim to be refused with this kind and code of problem.
-    pub async fn refused_as(&self, request: v1::PreparePodRequest, kind: &str, code: &str) -> v1::Problem {
+    pub async fn refused_as(
+        &self,
+        request: v1::PreparePodRequest,
+        kind: &str,
+        code: &str,
+    ) -> v1::Problem {
         let problem = self.refused(request).await;
-        assert_eq!((problem.kind.as_str(), problem.code.as_str()), (kind, code), "{problem:?}");
+        assert_eq!(
+            (problem.kind.as_str(), problem.code.as_str()),
+            (kind, code),
+            "{problem:?}"
+        );
         problem
     }
 
     /// Expects that the daemon has neither claims nor pods nor CDI files.
     pub async fn assert_empty(&self) {
-        assert_eq!((self.claims().await, self.pods().await, self.cdi_files()), (vec![], vec![], vec![]));
+        assert_eq!(
+            (self.claims().await, self.pods().await, self.cdi_files()),
+            (vec![], vec![], vec![])
+        );
     }
 
     /// The MiB in a line of `/proc/PID/status`, such as `VmHWM`.
@@ -341,19 +404,36 @@ impl Daemon {
     }
 
     pub async fn unprepare_pod(&self, pod: &v1::ObjectRef) -> v1::UnpreparePodResponse {
-        let request = v1::UnpreparePodRequest { pod: Some(pod.clone()) };
+        let request = v1::UnpreparePodRequest {
+            pod: Some(pod.clone()),
+        };
         let answer = self.client().unprepare_pod(request).await;
-        answer.unwrap_or_else(|status| panic!("unprepare: {status}\n{}", self.log())).into_inner()
+        answer
+            .unwrap_or_else(|status| panic!("unprepare: {status}\n{}", self.log()))
+            .into_inner()
     }
 
     pub async fn pod_devices(&self, pod: &v1::ObjectRef) -> Result<v1::PreparePodResponse, Status> {
-        let request = v1::GetPodDevicesRequest { pod: Some(pod.clone()) };
-        self.client().get_pod_devices(request).await.map(tonic::Response::into_inner)
+        let request = v1::GetPodDevicesRequest {
+            pod: Some(pod.clone()),
+        };
+        self.client()
+            .get_pod_devices(request)
+            .await
+            .map(tonic::Response::into_inner)
     }
 
     pub async fn claims(&self) -> Vec<v1::ClaimStatus> {
-        let request = v1::ListClaimsRequest { with_timeline: true, ..Default::default() };
-        self.client().list_claims(request).await.expect("list claims").into_inner().claims
+        let request = v1::ListClaimsRequest {
+            with_timeline: true,
+            ..Default::default()
+        };
+        self.client()
+            .list_claims(request)
+            .await
+            .expect("list claims")
+            .into_inner()
+            .claims
     }
 
     /// The only claim that is known.
@@ -364,40 +444,67 @@ impl Daemon {
     }
 
     pub async fn pods(&self) -> Vec<v1::PodStatus> {
-        self.client().list_pods(v1::ListPodsRequest {}).await.expect("list pods").into_inner().pods
+        self.client()
+            .list_pods(v1::ListPodsRequest {})
+            .await
+            .expect("list pods")
+            .into_inner()
+            .pods
     }
 
     pub async fn node(&self) -> v1::NodeStatus {
-        self.client().get_node(v1::GetNodeRequest {}).await.expect("get the node").into_inner()
+        self.client()
+            .get_node(v1::GetNodeRequest {})
+            .await
+            .expect("get the node")
+            .into_inner()
     }
 
     pub async fn devices(&self) -> Vec<v1::Device> {
         let request = v1::ListDevicesRequest::default();
-        self.client().list_devices(request).await.expect("list devices").into_inner().devices
+        self.client()
+            .list_devices(request)
+            .await
+            .expect("list devices")
+            .into_inner()
+            .devices
     }
 
     pub async fn drivers(&self) -> Vec<v1::Driver> {
         let request = v1::ListDriversRequest::default();
-        self.client().list_drivers(request).await.expect("list drivers").into_inner().drivers
+        self.client()
+            .list_drivers(request)
+            .await
+            .expect("list drivers")
+            .into_inner()
+            .drivers
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Some(mut process) = self.process.take() {
-            let pid = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+            let pid = process
+                .id()
+                .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
             // It may have ended by itself. Its files are removed next, so it must be gone by then.
             for supervised in pid.map(children).unwrap_or_default() {
                 let _ = rustix::process::kill_process(supervised, Signal::KILL);
             }
             let _ = process.start_kill();
             if let Some(pid) = pid {
-                let _ =
-                    rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+                let _ = rustix::process::waitid(
+                    WaitId::Pid(pid),
+                    WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+                );
             }
         }
         if std::thread::panicking() {
-            eprintln!("log of the daemon on {}:\n{}", self.path().display(), self.log());
+            eprintln!(
+                "log of the daemon on {}:\n{}",
+                self.path().display(),
+                self.log()
+            );
         }
     }
 }
@@ -406,8 +513,12 @@ impl Drop for Daemon {
 /// The child processes of a process.
 pub fn children(parent: Pid) -> Vec<Pid> {
     let id = parent.as_raw_nonzero();
-    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
-    children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+    let children =
+        std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    children
+        .split_whitespace()
+        .filter_map(|pid| Pid::from_raw(pid.parse().ok()?))
+        .collect()
 }
 
 fn connect(socket: PathBuf) -> Client {
@@ -418,7 +529,9 @@ fn connect(socket: PathBuf) -> Client {
 /// The MiB in a line of `/proc/PID/status`, such as `VmHWM`. Not a number where there is none.
 pub fn memory_mib(pid: impl std::fmt::Display, field: &str) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
     kib.unwrap_or(f64::NAN) / 1024.0
 }
@@ -430,5 +543,7 @@ pub fn channel(socket: PathBuf) -> Channel {
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
     // The address is for the protocol only; the connector knows the socket. The timeout is for an answer to begin: a stream goes on.
-    Endpoint::from_static("http://localhost").timeout(DEADLINE * 2).connect_with_connector_lazy(connector)
+    Endpoint::from_static("http://localhost")
+        .timeout(DEADLINE * 2)
+        .connect_with_connector_lazy(connector)
 }

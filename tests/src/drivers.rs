@@ -32,13 +32,20 @@ pub fn wasm(name: &str, form: Form) -> Vec<u8> {
     };
     let path = dir.join(format!("{name}.wasm"));
     let read = std::fs::read(&path);
-    read.unwrap_or_else(|error| panic!("read {}: {error}; `cargo xtask drivers` builds it", path.display()))
+    read.unwrap_or_else(|error| {
+        panic!(
+            "read {}: {error}; `cargo xtask drivers` builds it",
+            path.display()
+        )
+    })
 }
 
 /// The same driver in a file of another digest, as a new version is: with a section that no host reads.
 pub fn version(mut file: Vec<u8>, tag: &str) -> Vec<u8> {
     const NAME: &str = "version";
-    let length = u8::try_from(1 + NAME.len() + tag.len()).ok().filter(|length| *length < 0x80);
+    let length = u8::try_from(1 + NAME.len() + tag.len())
+        .ok()
+        .filter(|length| *length < 0x80);
     let name_length = u8::try_from(NAME.len()).expect("the name is short");
     file.extend([0, length.expect("the tag is short"), name_length]);
     file.extend(NAME.bytes().chain(tag.bytes()));
@@ -47,13 +54,20 @@ pub fn version(mut file: Vec<u8>, tag: &str) -> Vec<u8> {
 
 /// The digest of a driver's file, as the daemon shows it.
 pub fn digest(file: &[u8]) -> String {
-    DriverFile { name: String::new(), bytes: file.to_vec().into() }.digest()
+    DriverFile {
+        name: String::new(),
+        bytes: file.to_vec().into(),
+    }
+    .digest()
 }
 
 /// The grant or config (`kind`) that is beside an example driver's source.
 pub fn side_file(name: &str, kind: &str) -> String {
-    let path = places::examples().join(name).join(format!("{name}.{kind}.yaml"));
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
+    let path = places::examples()
+        .join(name)
+        .join(format!("{name}.{kind}.yaml"));
+    std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
 }
 
 impl Root {
@@ -65,7 +79,8 @@ impl Root {
     pub fn drop_in(&self, file: &str, bytes: impl AsRef<[u8]>) {
         let temporary = self.driver_path(&format!(".{file}.tmp"));
         std::fs::write(&temporary, bytes).expect("write into the drivers directory");
-        std::fs::rename(temporary, self.driver_path(file)).expect("rename in the drivers directory");
+        std::fs::rename(temporary, self.driver_path(file))
+            .expect("rename in the drivers directory");
     }
 
     /// Copies a file into the drivers directory as `cp` does.
@@ -75,10 +90,16 @@ impl Root {
 
     /// Digests of the drivers' files that are kept for what they prepared.
     pub fn kept(&self) -> BTreeSet<String> {
-        let entries = std::fs::read_dir(self.kept_drivers()).expect("the daemon makes the directory");
+        let entries =
+            std::fs::read_dir(self.kept_drivers()).expect("the daemon makes the directory");
         let names = entries.map(|entry| entry.expect("list a directory").file_name().into_string());
         let names = names.map(|name| name.expect("names of ours are text"));
-        names.filter_map(|name| name.strip_suffix(".wasm").map(|stem| format!("sha256:{stem}"))).collect()
+        names
+            .filter_map(|name| {
+                name.strip_suffix(".wasm")
+                    .map(|stem| format!("sha256:{stem}"))
+            })
+            .collect()
     }
 
     /// Waits until exactly these are kept.
@@ -88,11 +109,17 @@ impl Root {
             kept if kept == wanted => Ok(()),
             kept => Err(format!("{kept:?}")),
         };
-        until_path(&self.kept_drivers(), &format!("{wanted:?} are kept"), is_wanted).await;
+        until_path(
+            &self.kept_drivers(),
+            &format!("{wanted:?} are kept"),
+            is_wanted,
+        )
+        .await;
     }
 
     pub fn take_out(&self, file: &str) {
-        std::fs::remove_file(self.driver_path(file)).expect("remove a file of the drivers directory");
+        std::fs::remove_file(self.driver_path(file))
+            .expect("remove a file of the drivers directory");
     }
 
     /// An example driver with its grant and its config.

@@ -33,8 +33,18 @@ impl Module<'_> {
         self.bounded(self.fetch_seconds, &go, &list)
             .map_err(|why| format!("Go modules cannot be fetched: {why}"))?;
         let built = self.output.join(name);
-        let output = built.to_str().expect("the target directory has a name in UTF-8");
-        let build = ["build", "-buildvcs=false", "-ldflags", self.linker_flags, "-o", output, &package];
+        let output = built
+            .to_str()
+            .expect("the target directory has a name in UTF-8");
+        let build = [
+            "build",
+            "-buildvcs=false",
+            "-ldflags",
+            self.linker_flags,
+            "-o",
+            output,
+            &package,
+        ];
         let built_in_time = self.bounded(self.build_seconds, &go, &build);
         built_in_time.unwrap_or_else(|why| panic!("go build {package}: {why}"));
         Ok(built)
@@ -42,7 +52,12 @@ impl Module<'_> {
 
     fn bounded(&self, seconds: u32, go: &Path, args: &[&str]) -> Result<(), String> {
         let mut command = Command::new("timeout");
-        command.arg(seconds.to_string()).arg(go).args(args).current_dir(&self.sources).stdout(Stdio::null());
+        command
+            .arg(seconds.to_string())
+            .arg(go)
+            .args(args)
+            .current_dir(&self.sources)
+            .stdout(Stdio::null());
         let output = command.stdin(Stdio::null()).stderr(Stdio::piped()).output();
         let output = output.map_err(|error| format!("timeout: {error}"))?;
         match output.status.code() {

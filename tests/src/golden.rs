@@ -12,11 +12,12 @@ use nodedock_core::recording::Recordings;
 use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::Grant;
 use nodedock_model::{
-    AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverClaimRecord, DriverName, ObjectRef,
-    OpaqueConfig, PoolName, Uid,
+    AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverClaimRecord, DriverName,
+    ObjectRef, OpaqueConfig, PoolName, Uid,
 };
 use nodedock_wasm::{
-    CachePaths, CompileBounds, Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings,
+    CachePaths, CompileBounds, Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost,
+    WasmSettings,
 };
 use serde_json::Value;
 
@@ -41,8 +42,18 @@ pub struct Golden {
     always: bool,
 }
 
-const fn golden(build: &'static str, language: &'static str, profile: Profile, always: bool) -> Golden {
-    Golden { build, language, profile, always }
+const fn golden(
+    build: &'static str,
+    language: &'static str,
+    profile: Profile,
+    always: bool,
+) -> Golden {
+    Golden {
+        build,
+        language,
+        profile,
+        always,
+    }
 }
 
 pub const RUST: Golden = golden("rust", "rust", Profile::Pure, true);
@@ -59,7 +70,10 @@ impl Golden {
         match std::fs::read(&path) {
             Ok(bytes) => Some(bytes),
             Err(_) if !self.always => None,
-            Err(error) => panic!("read {}: {error}; `cargo xtask golden` builds it", path.display()),
+            Err(error) => panic!(
+                "read {}: {error}; `cargo xtask golden` builds it",
+                path.display()
+            ),
         }
     }
 }
@@ -95,17 +109,30 @@ impl Spent {
             name.starts_with(&digest) && name.ends_with(".cwasm")
         });
         // Another build of the compiler may have left its own.
-        let newest = of_file.max_by_key(|entry| entry.metadata().and_then(|file| file.modified()).ok());
-        let compiled = std::fs::read(newest.expect("it was compiled").path()).expect("read what is kept");
+        let newest =
+            of_file.max_by_key(|entry| entry.metadata().and_then(|file| file.modified()).ok());
+        let compiled =
+            std::fs::read(newest.expect("it was compiled").path()).expect("read what is kept");
         Self::said_in(&compiled).expect("the compiler said what it took")
     }
 
     fn said_in(compiled: &[u8]) -> Option<Self> {
         const NAME: &[u8] = b"\"spent\":";
-        let at = compiled.windows(NAME.len()).rposition(|window| window == NAME)? + NAME.len();
-        let said = serde_json::Deserializer::from_slice(&compiled[at..]).into_iter::<Value>().next()?.ok()?;
-        let (cpu_ms, memory_peak_mib) = (said["cpu_ms"].as_u64()?, said["memory_peak_mib"].as_u64()?);
-        Some(Self { cpu_ms, memory_peak_mib, kept: compiled.len() })
+        let at = compiled
+            .windows(NAME.len())
+            .rposition(|window| window == NAME)?
+            + NAME.len();
+        let said = serde_json::Deserializer::from_slice(&compiled[at..])
+            .into_iter::<Value>()
+            .next()?
+            .ok()?;
+        let (cpu_ms, memory_peak_mib) =
+            (said["cpu_ms"].as_u64()?, said["memory_peak_mib"].as_u64()?);
+        Some(Self {
+            cpu_ms,
+            memory_peak_mib,
+            kept: compiled.len(),
+        })
     }
 }
 
@@ -120,7 +147,12 @@ impl Claims {
     }
 
     fn all(&self) -> Vec<DriverClaimRecord> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect()
     }
 }
 
@@ -135,14 +167,20 @@ impl PreparedClaims for Claims {
         let is_later =
             |record: &DriverClaimRecord| after.is_none_or(|uid| record.claim.id.uid.as_str() > uid);
         let is_used = |used: &AllocatedDevice| {
-            device.is_none_or(|(pool, name)| used.pool.as_str() == pool && used.device.as_str() == name)
+            device.is_none_or(|(pool, name)| {
+                used.pool.as_str() == pool && used.device.as_str() == name
+            })
         };
         let all = self.all().into_iter().filter(is_later);
-        all.filter(|record| record.claim.devices.iter().any(is_used)).take(limit).collect()
+        all.filter(|record| record.claim.devices.iter().any(is_used))
+            .take(limit)
+            .collect()
     }
 
     fn get(&self, _: &DriverName, uid: &str) -> Option<DriverClaimRecord> {
-        self.all().into_iter().find(|record| record.claim.id.uid.as_str() == uid)
+        self.all()
+            .into_iter()
+            .find(|record| record.claim.id.uid.as_str() == uid)
     }
 }
 
@@ -150,9 +188,15 @@ impl PreparedClaims for Claims {
 pub fn settings(cache: Option<CachePaths>) -> WasmSettings {
     WasmSettings {
         cache,
-        compiler: Compiler::Process { program: places::nodedock(), bounds: CompileBounds::default() },
+        compiler: Compiler::Process {
+            program: places::nodedock(),
+            bounds: CompileBounds::default(),
+        },
         hardware: Hardware::of_node(),
-        node: NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() },
+        node: NodeFacts {
+            name: "node-1".to_owned(),
+            boot_id: "boot-1".to_owned(),
+        },
         numa_node_form: NumaNodeForm::default(),
         recordings: Recordings::default(),
     }
@@ -171,21 +215,32 @@ impl Bench {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (sys, dev) = (dir.path().join("sys"), dir.path().join("dev"));
         let cpus = sys.join(CPUS);
-        std::fs::create_dir_all(cpus.parent().expect("it has a directory")).expect("a new directory");
+        std::fs::create_dir_all(cpus.parent().expect("it has a directory"))
+            .expect("a new directory");
         std::fs::create_dir(&dev).expect("a new directory");
         std::fs::write(cpus, "0-3\n").expect("a new file");
-        let settings = WasmSettings { hardware: Hardware::in_directory(dir.path()), ..settings(cache) };
+        let settings = WasmSettings {
+            hardware: Hardware::in_directory(dir.path()),
+            ..settings(cache)
+        };
         let claims = Arc::new(Claims::default());
         let host = WasmHost::new(settings, Arc::clone(&claims) as _, Arc::new(NoJournal))
             .expect("set up the sandbox");
-        Self { claims, host, _dir: dir }
+        Self {
+            claims,
+            host,
+            _dir: dir,
+        }
     }
 
     /// One at a time: what several tests load is compiled by the first of them.
     pub async fn load(&self, bytes: &[u8], grant: Grant) -> Result<WasmDriver, LoadError> {
         static LOADING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
         let _loading = LOADING.lock().await;
-        let file = DriverFile { name: GOLDEN_FILE.to_owned(), bytes: bytes.to_vec().into() };
+        let file = DriverFile {
+            name: GOLDEN_FILE.to_owned(),
+            bytes: bytes.to_vec().into(),
+        };
         self.host.load(file, grant, None).await
     }
 }
@@ -196,13 +251,20 @@ pub fn grant() -> Grant {
 }
 
 pub fn call() -> Call {
-    Call { request_id: "golden".into(), deadline: Duration::from_secs(40) }
+    Call {
+        request_id: "golden".into(),
+        deadline: Duration::from_secs(40),
+    }
 }
 
 /// A claim for slots by name, each for a request of its own: `request-0`, `request-1/sub`.
 pub fn claim(uid: &str, slots: &[&str]) -> DriverClaim {
     let device = |(i, slot): (usize, &&str)| AllocatedDevice {
-        request: if i == 0 { "request-0".to_owned() } else { format!("request-{i}/sub") },
+        request: if i == 0 {
+            "request-0".to_owned()
+        } else {
+            format!("request-{i}/sub")
+        },
         driver: DriverName::new(GOLDEN_NAME).expect("a name"),
         pool: PoolName::new("slots").expect("a name"),
         device: DeviceName::new(slot).expect("a name"),

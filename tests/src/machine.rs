@@ -8,7 +8,11 @@ use std::process::{Command, Stdio};
 pub fn skip(what: &str, why: &str) {
     // The harness names the thread of a test after it.
     let thread = std::thread::current();
-    tell(&format!("skipped in {}: {what}: {}", thread.name().unwrap_or("a thread"), why.replace('\n', " ")));
+    tell(&format!(
+        "skipped in {}: {what}: {}",
+        thread.name().unwrap_or("a thread"),
+        why.replace('\n', " ")
+    ));
 }
 
 /// Reports the checks as skipped if what they need is not on this machine.
@@ -34,7 +38,9 @@ impl Tmpfs {
     /// Mounts it on a directory. The error says in one line why it cannot be.
     pub fn mount(dir: &Path, options: &str) -> Result<Self, String> {
         let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "nodedock-test"]).arg(dir);
+        mount
+            .args(["-t", "tmpfs", "-o", options, "nodedock-test"])
+            .arg(dir);
         run(&mut mount)?;
         Ok(Self(dir.to_owned()))
     }
@@ -58,11 +64,20 @@ impl Ext4 {
     /// Mounts it on a directory. The error says in one line why it cannot be.
     pub fn mount(dir: &Path, bytes: u64) -> Result<Self, String> {
         let image = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
-        image.as_file().set_len(bytes).map_err(|error| error.to_string())?;
+        image
+            .as_file()
+            .set_len(bytes)
+            .map_err(|error| error.to_string())?;
         let mkfs = program("mkfs.ext4").ok_or("there is no mkfs.ext4")?;
         run(Command::new(mkfs).args(["-q", "-F"]).arg(image.path()))?;
-        run(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).arg(image.path()).arg(dir))?;
-        Ok(Self { dir: dir.to_owned(), _image: image.into_temp_path() })
+        run(Command::new("mount")
+            .args(["-t", "ext4", "-o", "loop"])
+            .arg(image.path())
+            .arg(dir))?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            _image: image.into_temp_path(),
+        })
     }
 }
 
@@ -74,13 +89,18 @@ impl Drop for Ext4 {
 
 /// Changes how a directory is mounted: `ro` or `rw`.
 pub fn remount(dir: &Path, how: &str) -> Result<(), String> {
-    run(Command::new("mount").arg("-o").arg(format!("remount,{how}")).arg(dir))
+    run(Command::new("mount")
+        .arg("-o")
+        .arg(format!("remount,{how}"))
+        .arg(dir))
 }
 
 /// Makes a file refuse writes, also of those who have it open.
 pub fn set_immutable(file: &Path, immutable: bool) -> Result<(), String> {
     let chattr = program("chattr").ok_or("there is no chattr")?;
-    run(Command::new(chattr).arg(if immutable { "+i" } else { "-i" }).arg(file))
+    run(Command::new(chattr)
+        .arg(if immutable { "+i" } else { "-i" })
+        .arg(file))
 }
 
 /// A file system whose writes wait; they go on when this is dropped.
@@ -90,7 +110,11 @@ pub struct Frozen(PathBuf);
 impl Frozen {
     /// Freezes what is mounted on a directory. The error says in one line why it cannot be.
     pub fn freeze(dir: &Path) -> Result<Self, String> {
-        run(Command::new(program("fsfreeze").ok_or("there is no fsfreeze")?).arg("--freeze").arg(dir))?;
+        run(
+            Command::new(program("fsfreeze").ok_or("there is no fsfreeze")?)
+                .arg("--freeze")
+                .arg(dir),
+        )?;
         Ok(Self(dir.to_owned()))
     }
 }
@@ -114,18 +138,25 @@ fn unmount(dir: &Path) {
 /// Runs a command; the error says in one line what became of it.
 pub fn run(command: &mut Command) -> Result<(), String> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{program}: {error}"))?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("{program}: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{program}: {}", said.lines().next().unwrap_or("it failed")))
+    Err(format!(
+        "{program}: {}",
+        said.lines().next().unwrap_or("it failed")
+    ))
 }
 
 /// A program of the system, also where PATH has not its directory.
 pub fn program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/bin"].map(PathBuf::from));
+    let dirs =
+        std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/bin"].map(PathBuf::from));
     dirs.map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
@@ -133,6 +164,12 @@ pub fn program(name: &str) -> Option<PathBuf> {
 pub fn sha256(bytes: &[u8]) -> String {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), bytes).expect("write a temporary file");
-    let output = Command::new("sha256sum").arg(file.path()).output().expect("sha256sum is in coreutils");
-    String::from_utf8_lossy(&output.stdout).chars().take_while(char::is_ascii_hexdigit).collect()
+    let output = Command::new("sha256sum")
+        .arg(file.path())
+        .output()
+        .expect("sha256sum is in coreutils");
+    String::from_utf8_lossy(&output.stdout)
+        .chars()
+        .take_while(char::is_ascii_hexdigit)
+        .collect()
 }

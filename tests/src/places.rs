@@ -4,9 +4,13 @@ use std::path::{Path, PathBuf};
 
 /// The `nodedock` program: `NODEDOCK_BIN`, else the one that was built beside this test.
 pub fn nodedock() -> PathBuf {
-    let program = std::env::var_os("NODEDOCK_BIN").map_or_else(|| target().join("nodedock"), PathBuf::from);
+    let program =
+        std::env::var_os("NODEDOCK_BIN").map_or_else(|| target().join("nodedock"), PathBuf::from);
     let path = program.display();
-    assert!(program.is_file(), "there is no program {path}: build it with `cargo build -p nodedock`");
+    assert!(
+        program.is_file(),
+        "there is no program {path}: build it with `cargo build -p nodedock`"
+    );
     program
 }
 
@@ -14,7 +18,10 @@ pub fn nodedock() -> PathBuf {
 pub fn beside(name: &str) -> PathBuf {
     let program = target().join(name);
     let path = program.display();
-    assert!(program.is_file(), "there is no program {path}: build it with `cargo build --workspace --bins`");
+    assert!(
+        program.is_file(),
+        "there is no program {path}: build it with `cargo build --workspace --bins`"
+    );
     program
 }
 
@@ -23,7 +30,10 @@ pub fn drivers() -> PathBuf {
     let beside = || target().parent().unwrap_or(Path::new(".")).join("drivers");
     let dir = std::env::var_os("NODEDOCK_DRIVERS_DIR").map_or_else(beside, PathBuf::from);
     let path = dir.display();
-    assert!(dir.is_dir(), "there is no directory {path}: build the drivers with `cargo xtask drivers`");
+    assert!(
+        dir.is_dir(),
+        "there is no directory {path}: build the drivers with `cargo xtask drivers`"
+    );
     dir
 }
 
@@ -37,5 +47,9 @@ fn target() -> PathBuf {
     let this = std::env::current_exe().expect("the system knows the path of a running program");
     let dir = this.parent().unwrap_or(Path::new("."));
     let is_deps = dir.file_name().is_some_and(|name| name == "deps");
-    if is_deps { dir.parent().unwrap_or(dir).to_owned() } else { dir.to_owned() }
+    if is_deps {
+        dir.parent().unwrap_or(dir).to_owned()
+    } else {
+        dir.to_owned()
+    }
 }

@@ -42,9 +42,16 @@ impl Root {
     pub fn new() -> Self {
         // The path of a Unix socket may have 107 bytes, so the root's is short.
         let roots = std::env::var("NODEDOCK_TEST_ROOTS").unwrap_or_else(|_| "/tmp".to_owned());
-        let root = tempfile::Builder::new().prefix("nd-").rand_bytes(6).tempdir_in(roots);
+        let root = tempfile::Builder::new()
+            .prefix("nd-")
+            .rand_bytes(6)
+            .tempdir_in(roots);
         let dir = root.expect("the directory for roots can be written");
-        let root = Self { mounted: Vec::new(), sys: None, dir: Arc::new(dir) };
+        let root = Self {
+            mounted: Vec::new(),
+            sys: None,
+            dir: Arc::new(dir),
+        };
         for dir in [root.drivers(), root.claims_dir(), root.cdi()] {
             std::fs::create_dir_all(dir).expect("a new directory in /tmp");
         }
@@ -53,7 +60,11 @@ impl Root {
 
     /// The same root, for another daemon on it. What is mounted stays with the first.
     pub fn beside(&self) -> Self {
-        Self { mounted: Vec::new(), sys: self.sys.clone(), dir: self.dir.clone() }
+        Self {
+            mounted: Vec::new(),
+            sys: self.sys.clone(),
+            dir: self.dir.clone(),
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -64,19 +75,22 @@ impl Root {
     pub fn mount_state(&mut self, options: &str) -> Result<(), String> {
         // Without a mode every user may write there.
         let options = format!("mode=700,{options}");
-        self.mounted.push(Mounted::Tmpfs(Tmpfs::mount(&self.state(), &options)?));
+        self.mounted
+            .push(Mounted::Tmpfs(Tmpfs::mount(&self.state(), &options)?));
         std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
     }
 
     /// Puts the daemon's own directory on a disk that can be frozen and made read-only.
     pub fn mount_state_disk(&mut self, bytes: u64) -> Result<(), String> {
-        self.mounted.push(Mounted::Ext4(Ext4::mount(&self.state(), bytes)?));
+        self.mounted
+            .push(Mounted::Ext4(Ext4::mount(&self.state(), bytes)?));
         std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
     }
 
     /// Puts the directory of CDI files on a small file system in memory.
     pub fn mount_cdi(&mut self, options: &str) -> Result<(), String> {
-        self.mounted.push(Mounted::Tmpfs(Tmpfs::mount(&self.cdi(), options)?));
+        self.mounted
+            .push(Mounted::Tmpfs(Tmpfs::mount(&self.cdi(), options)?));
         Ok(())
     }
 
@@ -143,7 +157,8 @@ impl Root {
     /// Writes a file below the root and gives its path.
     pub fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path().join(name);
-        std::fs::write(&path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
+        std::fs::write(&path, text)
+            .unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
         path
     }
 
@@ -157,7 +172,10 @@ impl Root {
                 command.into()
             }
         };
-        command.env("NODEDOCK_ROOT", self.path()).env_remove("NOTIFY_SOCKET").env_remove("NODEDOCK_LOG");
+        command
+            .env("NODEDOCK_ROOT", self.path())
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("NODEDOCK_LOG");
         command.stdin(Stdio::null()).kill_on_drop(true);
         command
     }
@@ -170,7 +188,11 @@ impl Root {
         let output = output.unwrap_or_else(|_| panic!("`nodedock {line}` does not end"));
         let output = output.unwrap_or_else(|error| panic!("start `nodedock {line}`: {error}"));
         let text = |bytes| String::from_utf8(bytes).expect("the command line writes UTF-8");
-        Output { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        Output {
+            code: output.status.code(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
     }
 }
 
@@ -179,7 +201,9 @@ fn as_sys(sys: &Path) -> Result<std::process::Command, String> {
     let unshare = program("unshare").ok_or("there is no unshare")?;
     let mut command = std::process::Command::new(unshare);
     command.args(["--mount", "--propagation", "private", "sh", "-c"]);
-    command.arg("mount --bind \"$0\" /sys && exec \"$@\"").arg(sys);
+    command
+        .arg("mount --bind \"$0\" /sys && exec \"$@\"")
+        .arg(sys);
     Ok(command)
 }
 

@@ -33,19 +33,33 @@ impl ServiceManager {
         let store = Store::default();
         // At once: a datagram socket has room for few.
         let reader = tokio::spawn(read(socket, sender, store.clone()));
-        Self { socket: path.to_owned(), notifications: notifications.into(), store, reader }
+        Self {
+            socket: path.to_owned(),
+            notifications: notifications.into(),
+            store,
+            reader,
+        }
     }
 
     /// The next notification that is not about the store.
     pub(crate) async fn notification(&self) -> String {
-        self.notifications.lock().await.recv().await.expect("the reader runs")
+        self.notifications
+            .lock()
+            .await
+            .recv()
+            .await
+            .expect("the reader runs")
     }
 
     /// What the daemon gets at its next start.
     pub(crate) fn stored(&self) -> (Vec<String>, Vec<OwnedFd>) {
         let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        let copy =
-            |(name, fd): (&String, &OwnedFd)| (name.clone(), fd.try_clone().expect("a descriptor is copied"));
+        let copy = |(name, fd): (&String, &OwnedFd)| {
+            (
+                name.clone(),
+                fd.try_clone().expect("a descriptor is copied"),
+            )
+        };
         store.iter().map(copy).unzip()
     }
 }
@@ -58,9 +72,14 @@ impl Drop for ServiceManager {
 
 async fn read(socket: UnixDatagram, sender: mpsc::UnboundedSender<String>, store: Store) {
     loop {
-        let received = socket.async_io(Interest::READABLE, || receive(&socket)).await;
+        let received = socket
+            .async_io(Interest::READABLE, || receive(&socket))
+            .await;
         let (text, descriptor) = received.expect("a datagram is received");
-        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).map(str::to_owned);
+        let name = text
+            .lines()
+            .find_map(|line| line.strip_prefix("FDNAME="))
+            .map(str::to_owned);
         let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
         match (name, descriptor) {
             (Some(name), Some(descriptor)) if text.contains("FDSTORE=1") => {
@@ -74,7 +93,10 @@ async fn read(socket: UnixDatagram, sender: mpsc::UnboundedSender<String>, store
 }
 
 fn receive(socket: &UnixDatagram) -> std::io::Result<(String, Option<OwnedFd>)> {
-    let (mut buffer, mut space) = ([0; 512], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let (mut buffer, mut space) = (
+        [0; 512],
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))],
+    );
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let read = recvmsg(
         socket.as_fd(),
@@ -86,5 +108,8 @@ fn receive(socket: &UnixDatagram) -> std::io::Result<(String, Option<OwnedFd>)> 
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });
-    Ok((String::from_utf8_lossy(&buffer[..read.bytes]).into_owned(), descriptor))
+    Ok((
+        String::from_utf8_lossy(&buffer[..read.bytes]).into_owned(),
+        descriptor,
+    ))
 }

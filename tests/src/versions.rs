@@ -16,12 +16,18 @@ pub fn file(tag: &str) -> Vec<u8> {
 
 /// A script with devices for any claim `device-N`; `generation` tells a test that it is in use.
 pub fn script(generation: u32) -> Script {
-    Script { devices: 64, generation, ..Script::default() }
+    Script {
+        devices: 64,
+        generation,
+        ..Script::default()
+    }
 }
 
 /// The same, that does `word` with unprepares of claims.
 pub fn with_unprepare(mut script: Script, claims: &[&str], word: Word) -> Script {
-    script.unprepare.extend(claims.iter().map(|claim| ((*claim).to_owned(), word)));
+    script
+        .unprepare
+        .extend(claims.iter().map(|claim| ((*claim).to_owned(), word)));
     script
 }
 
@@ -32,14 +38,24 @@ pub fn claim(name: &str) -> nodedock_proto::node::v1::Claim {
 
 /// What the driver was asked, by its lines in a log, such as `prepare ok,skip`.
 pub fn logged_calls(log: &str) -> impl Iterator<Item = String> {
-    let calls = log.lines().filter_map(|line| Some(line.split_once("asked to ")?.1));
-    calls.map(|call| call.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
+    let calls = log
+        .lines()
+        .filter_map(|line| Some(line.split_once("asked to ")?.1));
+    calls.map(|call| {
+        call.split_whitespace()
+            .take(2)
+            .collect::<Vec<_>>()
+            .join(" ")
+    })
 }
 
 impl Root {
     pub fn drop_in_script(&self, script: &Script) {
         // JSON is YAML.
-        self.drop_in("scripted.config.yaml", serde_json::to_vec(script).expect("a script is JSON"));
+        self.drop_in(
+            "scripted.config.yaml",
+            serde_json::to_vec(script).expect("a script is JSON"),
+        );
     }
 
     /// The driver with its grant and a script.
@@ -58,9 +74,13 @@ impl Daemon {
         self.drop_in("scripted.grant.yaml", side_file("scripted", "grant"));
         self.drop_in(FILE, &file);
         let digest = digest(&file);
-        self.until_driver(FILE, |driver| driver.digest == digest && driver.state == "serving").await;
+        self.until_driver(FILE, |driver| {
+            driver.digest == digest && driver.state == "serving"
+        })
+        .await;
         self.drop_in_script(script);
-        self.until_device(POOL, &format!("generation-{}", script.generation), true).await;
+        self.until_device(POOL, &format!("generation-{}", script.generation), true)
+            .await;
         digest
     }
 }

@@ -14,7 +14,11 @@ use crate::{Client, DEADLINE, Daemon, Options, Root};
 impl Daemon {
     /// Returns what `condition` finds, asking again at each event of the daemon. An error of it is the state that was seen,
     /// for the message of a failure.
-    pub async fn until<T>(&self, what: &str, condition: impl AsyncFn(Client) -> Result<T, String>) -> T {
+    pub async fn until<T>(
+        &self,
+        what: &str,
+        condition: impl AsyncFn(Client) -> Result<T, String>,
+    ) -> T {
         self.try_until(what, condition).await.expect("watch")
     }
 
@@ -43,13 +47,19 @@ impl Daemon {
                     Err(state) => *last = state,
                 }
                 // Else the watch fell behind, or the daemon is another one.
-                let Ok(Some(_)) = events.message().await else { break };
+                let Ok(Some(_)) = events.message().await else {
+                    break;
+                };
             }
         }
     }
 
     /// Returns the driver of a file as soon as it is as wanted.
-    pub async fn until_driver(&self, file: &str, wanted: impl Fn(&v1::Driver) -> bool) -> v1::Driver {
+    pub async fn until_driver(
+        &self,
+        file: &str,
+        wanted: impl Fn(&v1::Driver) -> bool,
+    ) -> v1::Driver {
         self.try_until_driver(file, wanted).await.expect("watch")
     }
 
@@ -61,7 +71,11 @@ impl Daemon {
     ) -> Result<v1::Driver, Status> {
         self.try_until(&format!("{file} is as wanted"), async |mut client| {
             let found = driver(&mut client, file).await?.ok_or("no such driver")?;
-            if wanted(&found) { Ok(found) } else { Err(format!("{} {}", found.state, found.reason)) }
+            if wanted(&found) {
+                Ok(found)
+            } else {
+                Err(format!("{} {}", found.state, found.reason))
+            }
         })
         .await
     }
@@ -70,32 +84,52 @@ impl Daemon {
     pub async fn until_no_claims(&self) {
         self.until("no claim is on the node", async |mut client| {
             let answer = client.list_claims(v1::ListClaimsRequest::default()).await;
-            let claims = answer.map_err(|status| status.to_string())?.into_inner().claims;
-            if claims.is_empty() { Ok(()) } else { Err(format!("{claims:?}")) }
+            let claims = answer
+                .map_err(|status| status.to_string())?
+                .into_inner()
+                .claims;
+            if claims.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{claims:?}"))
+            }
         })
         .await;
     }
 
     /// Returns an extended resource as soon as it is as wanted.
-    pub async fn until_resource(&self, name: &str, wanted: impl Fn(&v1::Resource) -> bool) -> v1::Resource {
+    pub async fn until_resource(
+        &self,
+        name: &str,
+        wanted: impl Fn(&v1::Resource) -> bool,
+    ) -> v1::Resource {
         self.until(&format!("{name} is as wanted"), async |mut client| {
             let answer = client.get_capacity(v1::GetCapacityRequest {}).await;
-            let resources = answer.map_err(|status| status.to_string())?.into_inner().resources;
+            let resources = answer
+                .map_err(|status| status.to_string())?
+                .into_inner()
+                .resources;
             let found = resources.into_iter().find(|resource| resource.name == name);
             let found = found.ok_or("no such resource")?;
-            if wanted(&found) { Ok(found) } else { Err(format!("{found:?}")) }
+            if wanted(&found) {
+                Ok(found)
+            } else {
+                Err(format!("{found:?}"))
+            }
         })
         .await
     }
 
     /// Returns an extended resource as soon as a source serves it with so many healthy devices.
     pub async fn until_allocatable(&self, name: &str, count: usize) -> v1::Resource {
-        let wanted = |resource: &v1::Resource| resource.active && resource.allocatable as usize == count;
+        let wanted =
+            |resource: &v1::Resource| resource.active && resource.allocatable as usize == count;
         self.until_resource(name, wanted).await
     }
 
     pub async fn until_state(&self, file: &str, state: &str) -> v1::Driver {
-        self.until_driver(file, |driver| driver.state == state).await
+        self.until_driver(file, |driver| driver.state == state)
+            .await
     }
 
     pub async fn until_serving(&self, file: &str) -> v1::Driver {
@@ -124,7 +158,9 @@ impl Daemon {
 
     pub async fn until_gone(&self, file: &str) {
         self.until(&format!("{file} is gone"), async |mut client| {
-            driver(&mut client, file).await?.map_or(Ok(()), |driver| Err(driver.state))
+            driver(&mut client, file)
+                .await?
+                .map_or(Ok(()), |driver| Err(driver.state))
         })
         .await;
     }
@@ -137,21 +173,40 @@ impl Daemon {
     ) -> Vec<v1::ClaimStatus> {
         self.until(what, async |mut client| {
             let answer = client.list_claims(v1::ListClaimsRequest::default()).await;
-            let claims = answer.map_err(|status| status.to_string())?.into_inner().claims;
-            if wanted(&claims) { Ok(claims) } else { Err(format!("{claims:?}")) }
+            let claims = answer
+                .map_err(|status| status.to_string())?
+                .into_inner()
+                .claims;
+            if wanted(&claims) {
+                Ok(claims)
+            } else {
+                Err(format!("{claims:?}"))
+            }
         })
         .await
     }
 
     /// Waits until the codes of what is wrong with the node are these.
     pub async fn until_conditions(&self, codes: &[&str]) -> Vec<v1::Condition> {
-        self.until(&format!("the node's problems are {codes:?}"), async |mut client| {
-            let answer = client.get_node(v1::GetNodeRequest {}).await.map_err(|status| status.to_string())?;
-            let conditions = answer.into_inner().conditions;
-            let found =
-                conditions.iter().flat_map(|condition| &condition.problem).map(|problem| &problem.code);
-            if found.eq(codes) { Ok(conditions) } else { Err(format!("{conditions:?}")) }
-        })
+        self.until(
+            &format!("the node's problems are {codes:?}"),
+            async |mut client| {
+                let answer = client
+                    .get_node(v1::GetNodeRequest {})
+                    .await
+                    .map_err(|status| status.to_string())?;
+                let conditions = answer.into_inner().conditions;
+                let found = conditions
+                    .iter()
+                    .flat_map(|condition| &condition.problem)
+                    .map(|problem| &problem.code);
+                if found.eq(codes) {
+                    Ok(conditions)
+                } else {
+                    Err(format!("{conditions:?}"))
+                }
+            },
+        )
         .await
     }
 
@@ -160,9 +215,18 @@ impl Daemon {
         let what = format!("{pool}/{name} is {}", if there { "there" } else { "gone" });
         self.until(&what, async |mut client| {
             let answer = client.list_devices(v1::ListDevicesRequest::default()).await;
-            let devices = answer.map_err(|status| status.to_string())?.into_inner().devices;
-            let found = devices.iter().any(|device| own_pool(&device.pool) == pool && device.name == name);
-            if found == there { Ok(()) } else { Err(format!("{} devices", devices.len())) }
+            let devices = answer
+                .map_err(|status| status.to_string())?
+                .into_inner()
+                .devices;
+            let found = devices
+                .iter()
+                .any(|device| own_pool(&device.pool) == pool && device.name == name);
+            if found == there {
+                Ok(())
+            } else {
+                Err(format!("{} devices", devices.len()))
+            }
         })
         .await;
     }
@@ -175,27 +239,47 @@ pub fn own_pool(pool: &str) -> &str {
 
 /// The driver of a file.
 async fn driver(client: &mut Client, file: &str) -> Result<Option<v1::Driver>, String> {
-    let answer = client.list_drivers(v1::ListDriversRequest { name: file.to_owned() }).await;
-    Ok(answer.map_err(|status| status.to_string())?.into_inner().drivers.into_iter().next())
+    let answer = client
+        .list_drivers(v1::ListDriversRequest {
+            name: file.to_owned(),
+        })
+        .await;
+    Ok(answer
+        .map_err(|status| status.to_string())?
+        .into_inner()
+        .drivers
+        .into_iter()
+        .next())
 }
 
 impl Root {
     /// Waits until the log has a text.
     pub async fn until_log(&self, text: &str) {
-        let has = || self.log().contains(text).then_some(()).ok_or_else(|| self.log());
+        let has = || {
+            self.log()
+                .contains(text)
+                .then_some(())
+                .ok_or_else(|| self.log())
+        };
         until_path(&self.log_path(), &format!("the log says {text:?}"), has).await;
     }
 }
 
 /// Returns what `condition` finds, checking it whenever the file or directory changes.
-pub async fn until_path<T>(path: &Path, what: &str, condition: impl Fn() -> Result<T, String>) -> T {
+pub async fn until_path<T>(
+    path: &Path,
+    what: &str,
+    condition: impl Fn() -> Result<T, String>,
+) -> T {
     let (sender, mut events) = tokio::sync::mpsc::channel(1);
     // A full channel leads to a question as well as a new event does.
     let mut watcher = notify::recommended_watcher(move |_| {
         let _ = sender.try_send(());
     });
     let watcher = watcher.as_mut().expect("inotify");
-    watcher.watch(path, RecursiveMode::NonRecursive).expect("watch a path that is there");
+    watcher
+        .watch(path, RecursiveMode::NonRecursive)
+        .expect("watch a path that is there");
     let mut last = "nothing".to_owned();
     let found = timeout(DEADLINE, async {
         loop {

@@ -8,12 +8,24 @@ use crate::{drivers, shell};
 
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
     drivers::build(workspace)?;
-    shell::run(workspace.cargo().args(["build", "--release", "-p", "nodedock"]))?;
+    shell::run(
+        workspace
+            .cargo()
+            .args(["build", "--release", "-p", "nodedock"]),
+    )?;
     shell::run(
         workspace
             .cargo()
             .env(DRIVERS_DIR, workspace.drivers_dir())
-            .args(["run", "--release", "-p", "nodedock-tests", "--bin", "bench", "--"])
+            .args([
+                "run",
+                "--release",
+                "-p",
+                "nodedock-tests",
+                "--bin",
+                "bench",
+                "--",
+            ])
             .args(args),
     )
 }

@@ -31,25 +31,39 @@ pub(crate) fn run(workspace: &Workspace, with_tests: bool) -> Result<()> {
     let interrupt = Interrupt::listen()?;
 
     step("Build the host and the example drivers");
-    let programs = if with_tests { test::programs(&[]) } else { &["-p", "nodedock"] };
+    let programs = if with_tests {
+        test::programs(&[])
+    } else {
+        &["-p", "nodedock"]
+    };
     shell::run(workspace.cargo().arg("build").args(programs))?;
     drivers::build(workspace)?;
     interrupt.check()?;
     let built = started.elapsed();
 
     let podman = machine::podman();
-    let mut dock = Dock::new(workspace.target.join("debug/nodedock"), podman.is_ok(), interrupt)?;
+    let mut dock = Dock::new(
+        workspace.target.join("debug/nodedock"),
+        podman.is_ok(),
+        interrupt,
+    )?;
     let outcome = demonstrate(workspace, &mut dock, podman.as_ref());
     if outcome.is_err() {
         dock.show_log();
     }
     outcome.and(dock.remove())?;
     let (total, building) = (started.elapsed().as_secs_f64(), built.as_secs_f64());
-    step(&format!("Done in {total:.1} s, of which building took {building:.1} s; everything is removed"));
+    step(&format!(
+        "Done in {total:.1} s, of which building took {building:.1} s; everything is removed"
+    ));
     Ok(())
 }
 
-fn demonstrate(workspace: &Workspace, dock: &mut Dock, podman: Result<&Podman, &String>) -> Result<()> {
+fn demonstrate(
+    workspace: &Workspace,
+    dock: &mut Dock,
+    podman: Result<&Podman, &String>,
+) -> Result<()> {
     step("Start the daemon on a temporary root");
     dock.start()?;
 
@@ -62,21 +76,31 @@ fn demonstrate(workspace: &Workspace, dock: &mut Dock, podman: Result<&Podman, &
     step(&format!("Prepare {} for a pod", choice.what));
     let prepared = prepare(dock, &choice)?;
     let spec = dock.cdi_spec(&prepared.cdi_devices())?;
-    note(&format!("{} is the CDI spec that a container runtime reads:", spec.path.display()));
+    note(&format!(
+        "{} is the CDI spec that a container runtime reads:",
+        spec.path.display()
+    ));
     quote(&spec.text);
 
     step("Kill the daemon and start it again");
     dock.crash()?;
     dock.start()?;
     let claims = claims(dock)?;
-    ensure!(claims == 1, "one claim was prepared before the crash, the daemon has {claims} after it");
+    ensure!(
+        claims == 1,
+        "one claim was prepared before the crash, the daemon has {claims} after it"
+    );
     dock.show(&["get", "claims"])?;
     serving(dock, &choice.file)?;
 
     match podman {
         Ok(podman) => {
             step("Start a container with the device");
-            Sandbox::new(podman, dock.root())?.look_at(dock.interrupt(), &prepared.cdi_devices(), &spec)?;
+            Sandbox::new(podman, dock.root())?.look_at(
+                dock.interrupt(),
+                &prepared.cdi_devices(),
+                &spec,
+            )?;
         }
         Err(why) => step(&format!("Skip the container: {why}")),
     }
@@ -86,7 +110,11 @@ fn demonstrate(workspace: &Workspace, dock: &mut Dock, podman: Result<&Podman, &
     let claims = self::claims(dock)?;
     ensure!(claims == 0, "{claims} claims are left after unprepare");
     dock.show(&["get", "claims"])?;
-    ensure!(!spec.path.exists(), "{} outlived its claim", spec.path.display());
+    ensure!(
+        !spec.path.exists(),
+        "{} outlived its claim",
+        spec.path.display()
+    );
 
     step("Stop the daemon");
     dock.stop()
@@ -97,9 +125,18 @@ fn load(workspace: &Workspace, dock: &Dock, name: &str) -> Result<()> {
     let driver = driver.with_context(|| format!("the workspace has no driver {name}"))?;
     let names: Vec<_> = drivers::files(workspace, driver)?
         .iter()
-        .map(|file| file.strip_prefix(&workspace.root).unwrap_or(file).display().to_string())
+        .map(|file| {
+            file.strip_prefix(&workspace.root)
+                .unwrap_or(file)
+                .display()
+                .to_string()
+        })
         .collect();
-    command(&format!("cp {} {}/", names.join(" "), dock.drivers_dir().display()));
+    command(&format!(
+        "cp {} {}/",
+        names.join(" "),
+        dock.drivers_dir().display()
+    ));
     drivers::install(workspace, driver, &dock.drivers_dir())?;
     serving(dock, &format!("{name}.wasm"))
 }
@@ -110,15 +147,23 @@ fn serving(dock: &Dock, file: &str) -> Result<()> {
     let mut last = String::from("not seen yet");
     let served = dock.interrupt().wait_for(SERVING_LIMIT, || {
         let rows: Vec<DriverRow> = query(dock, &["get", "drivers", "-o", "json"])?;
-        let Some(row) = rows.iter().find(|row| row.is_from(file)) else { return Ok(None) };
+        let Some(row) = rows.iter().find(|row| row.is_from(file)) else {
+            return Ok(None);
+        };
         ensure!(row.state != "failed", "{file} failed: {}", row.reason);
         last = format!("{} {}", row.state, row.reason);
         Ok((row.state == "serving").then_some(()))
     })?;
     if served.is_none() {
-        bail!("{file} is not serving after {} s: {last}", SERVING_LIMIT.as_secs());
+        bail!(
+            "{file} is not serving after {} s: {last}",
+            SERVING_LIMIT.as_secs()
+        );
     }
-    note(&format!("{file} is serving after {:.1} s", began.elapsed().as_secs_f64()));
+    note(&format!(
+        "{file} is serving after {:.1} s",
+        began.elapsed().as_secs_f64()
+    ));
     Ok(())
 }
 
@@ -126,29 +171,46 @@ fn serving(dock: &Dock, file: &str) -> Result<()> {
 fn choose(workspace: &Workspace, dock: &Dock) -> Result<Choice> {
     let devices: Vec<DeviceRow> = query(dock, &["get", "devices", "-o", "json"])?;
     if let Some(choice) = answers::real_device(&devices) {
-        return Ok(Choice { file: format!("{NODES_DRIVER}.wasm"), ..choice });
+        return Ok(Choice {
+            file: format!("{NODES_DRIVER}.wasm"),
+            ..choice
+        });
     }
     note("this machine has no fuse, kvm, tun or loop device: using the mock GPU");
     load(workspace, dock, MOCK_DRIVER)?;
     let devices: Vec<DeviceRow> = query(dock, &["get", "devices", "-o", "json"])?;
     let choice = answers::any_device(&devices).context("the mock GPU driver offers no device")?;
-    Ok(Choice { file: format!("{MOCK_DRIVER}.wasm"), ..choice })
+    Ok(Choice {
+        file: format!("{MOCK_DRIVER}.wasm"),
+        ..choice
+    })
 }
 
 fn prepare(dock: &Dock, choice: &Choice) -> Result<Prepared> {
-    let text = dock.show(&["prepare", "--pod", POD, "--device", &choice.device, "-o", "json"])?;
-    let prepared: Prepared = serde_json::from_str(&text).context("reading the output of prepare")?;
+    let text = dock.show(&[
+        "prepare",
+        "--pod",
+        POD,
+        "--device",
+        &choice.device,
+        "-o",
+        "json",
+    ])?;
+    let prepared: Prepared =
+        serde_json::from_str(&text).context("reading the output of prepare")?;
     prepared.check()?;
     Ok(prepared)
 }
 
 fn claims(dock: &Dock) -> Result<usize> {
-    query::<Vec<serde_json::Value>>(dock, &["get", "claims", "-o", "json"]).map(|claims| claims.len())
+    query::<Vec<serde_json::Value>>(dock, &["get", "claims", "-o", "json"])
+        .map(|claims| claims.len())
 }
 
 fn query<T: DeserializeOwned>(dock: &Dock, args: &[&str]) -> Result<T> {
     let text = dock.query(args)?;
-    serde_json::from_str(&text).with_context(|| format!("reading the output of nodedock {}", args.join(" ")))
+    serde_json::from_str(&text)
+        .with_context(|| format!("reading the output of nodedock {}", args.join(" ")))
 }
 
 fn step(text: &str) {

@@ -18,7 +18,11 @@ pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {
     if !check {
         render_base(workspace)?;
     }
-    shell::run(workspace.cargo().args(["test", "--workspace", "--test", "deploy"]))
+    shell::run(
+        workspace
+            .cargo()
+            .args(["test", "--workspace", "--test", "deploy"]),
+    )
 }
 
 /// Writes the objects of the chart with its defaults, one file for each template.
@@ -31,15 +35,24 @@ fn render_base(workspace: &Workspace) -> Result<()> {
     };
     let deploy = workspace.root.join("deploy");
     let mut command = Command::new(helm);
-    command.args(["template", NAME]).arg(deploy.join("chart/nodedock")).args(["--namespace", NAME]);
+    command
+        .args(["template", NAME])
+        .arg(deploy.join("chart/nodedock"))
+        .args(["--namespace", NAME]);
     command.args(["--kube-version", "1.36.0"]);
     let rendered = shell::read(&mut command)?;
     let base = deploy.join("kustomize/base");
     let mut files = vec!["namespace.yaml".to_owned()];
     let mut texts = std::collections::BTreeMap::<String, String>::new();
-    for document in rendered.split("---\n").filter(|document| document.contains(SOURCE)) {
+    for document in rendered
+        .split("---\n")
+        .filter(|document| document.contains(SOURCE))
+    {
         let (name, text) = split(document)?;
-        texts.entry(name).or_default().push_str(&format!("---\n{text}"));
+        texts
+            .entry(name)
+            .or_default()
+            .push_str(&format!("---\n{text}"));
     }
     for (name, text) in texts {
         write(&base.join(&name), &text)?;
@@ -58,15 +71,22 @@ fn render_base(workspace: &Workspace) -> Result<()> {
 
 /// Returns the template of a document, and the document without Helm's own labels.
 fn split(document: &str) -> Result<(String, String)> {
-    let source =
-        document.lines().find_map(|line| line.strip_prefix(SOURCE)).context("a document without a source")?;
+    let source = document
+        .lines()
+        .find_map(|line| line.strip_prefix(SOURCE))
+        .context("a document without a source")?;
     let is_helms = |line: &str| {
         line.starts_with(SOURCE)
             || line.trim_start().starts_with("helm.sh/chart:")
             || line.trim().starts_with("app.kubernetes.io/managed-by:")
     };
-    let text = document.lines().filter(|line| !is_helms(line) && !line.trim().is_empty());
-    Ok((source.to_owned(), text.map(|line| format!("{line}\n")).collect()))
+    let text = document
+        .lines()
+        .filter(|line| !is_helms(line) && !line.trim().is_empty());
+    Ok((
+        source.to_owned(),
+        text.map(|line| format!("{line}\n")).collect(),
+    ))
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {
@@ -76,8 +96,8 @@ fn write(file: &Path, text: &str) -> Result<()> {
 /// Returns the missing tools of the deployment checks, each with the reason.
 pub(crate) fn findings(workspace: &Workspace) -> [(String, Finding); 2] {
     ["helm", "kustomize"].map(|tool| {
-        let finding =
-            machine::deploy_tool(workspace, tool).map_or_else(Finding::Missing, |_| Finding::Present);
+        let finding = machine::deploy_tool(workspace, tool)
+            .map_or_else(Finding::Missing, |_| Finding::Present);
         (format!("the deployment as {tool} makes it"), finding)
     })
 }

@@ -25,7 +25,10 @@ pub(crate) fn run(workspace: &Workspace, release_dir: Option<&Path>) -> Result<(
 pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     ensure_targets(&[CORE_TARGET, WASI_TARGET])?;
     let modules = workspace.drivers_dir();
-    for (target, directory) in [(CORE_TARGET, modules.clone()), (WASI_TARGET, modules.join("wasip2"))] {
+    for (target, directory) in [
+        (CORE_TARGET, modules.clone()),
+        (WASI_TARGET, modules.join("wasip2")),
+    ] {
         compile(workspace, target)?;
         for driver in &workspace.drivers {
             collect(workspace, driver, target, &directory)?;
@@ -37,7 +40,10 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
 /// Adds missing targets to the toolchain. Without rustup the build itself reports a missing target.
 pub(crate) fn ensure_targets(wanted: &[&str]) -> Result<()> {
     let Some(installed) = installed_targets() else {
-        eprintln!("rustup is not installed; assuming that {} are installed", wanted.join(" and "));
+        eprintln!(
+            "rustup is not installed; assuming that {} are installed",
+            wanted.join(" and ")
+        );
         return Ok(());
     };
     let missing = missing(&installed, wanted);
@@ -47,18 +53,32 @@ pub(crate) fn ensure_targets(wanted: &[&str]) -> Result<()> {
     let mut command = Command::new("rustup");
     command.args(["target", "add"]).args(&missing);
     shell::run(&mut command).with_context(|| {
-        format!("adding targets needs the network once; run `{}` once it is available", shell::line(&command))
+        format!(
+            "adding targets needs the network once; run `{}` once it is available",
+            shell::line(&command)
+        )
     })
 }
 
 fn installed_targets() -> Option<String> {
     let mut command = Command::new("rustup");
-    let output = command.args(["target", "list", "--installed"]).stderr(Stdio::null()).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    let output = command
+        .args(["target", "list", "--installed"])
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn missing<'a>(installed: &str, wanted: &[&'a str]) -> Vec<&'a str> {
-    wanted.iter().copied().filter(|target| !installed.lines().any(|line| line.trim() == *target)).collect()
+    wanted
+        .iter()
+        .copied()
+        .filter(|target| !installed.lines().any(|line| line.trim() == *target))
+        .collect()
 }
 
 fn compile(workspace: &Workspace, target: &str) -> Result<()> {
@@ -70,8 +90,17 @@ fn compile(workspace: &Workspace, target: &str) -> Result<()> {
     })
 }
 
-fn collect(workspace: &Workspace, driver: &DriverPackage, target: &str, directory: &Path) -> Result<()> {
-    let built = workspace.target.join(target).join(PROFILE).join(&driver.artifact);
+fn collect(
+    workspace: &Workspace,
+    driver: &DriverPackage,
+    target: &str,
+    directory: &Path,
+) -> Result<()> {
+    let built = workspace
+        .target
+        .join(target)
+        .join(PROFILE)
+        .join(&driver.artifact);
     let kept = directory.join(format!("{}.wasm", driver.name));
     let size = place(&built, &kept)?;
     eprintln!("{:>7} KiB  {}", size.div_ceil(1024), kept.display());
@@ -102,7 +131,11 @@ fn partial_name(to: &Path) -> PathBuf {
 const FOR_TESTS: [&str; 2] = ["golden", "scripted"];
 
 fn release(workspace: &Workspace, dir: &Path) -> Result<()> {
-    for driver in workspace.drivers.iter().filter(|driver| !FOR_TESTS.contains(&driver.name.as_str())) {
+    for driver in workspace
+        .drivers
+        .iter()
+        .filter(|driver| !FOR_TESTS.contains(&driver.name.as_str()))
+    {
         install(workspace, driver, dir)?;
         eprintln!("{} is in {}", driver.name, dir.display());
     }
@@ -120,13 +153,25 @@ pub(crate) fn install(workspace: &Workspace, driver: &DriverPackage, dir: &Path)
 
 /// Returns grant, config and module of a built driver; the first two are optional.
 pub(crate) fn files(workspace: &Workspace, driver: &DriverPackage) -> Result<Vec<PathBuf>> {
-    let module = workspace.drivers_dir().join(format!("{}.wasm", driver.name));
+    let module = workspace
+        .drivers_dir()
+        .join(format!("{}.wasm", driver.name));
     if !module.is_file() {
-        bail!("{} is not built; run `cargo xtask drivers`", module.display());
+        bail!(
+            "{} is not built; run `cargo xtask drivers`",
+            module.display()
+        );
     }
-    let beside =
-        ["grant", "config"].map(|what| driver.directory.join(format!("{}.{what}.yaml", driver.name)));
-    Ok(beside.into_iter().filter(|file| file.is_file()).chain([module]).collect())
+    let beside = ["grant", "config"].map(|what| {
+        driver
+            .directory
+            .join(format!("{}.{what}.yaml", driver.name))
+    });
+    Ok(beside
+        .into_iter()
+        .filter(|file| file.is_file())
+        .chain([module])
+        .collect())
 }
 
 #[cfg(test)]
@@ -136,9 +181,15 @@ mod tests {
     #[test]
     fn only_targets_that_are_not_listed_are_missing() {
         let installed = "wasm32-wasip2\nx86_64-unknown-linux-gnu\n";
-        assert_eq!(missing(installed, &[CORE_TARGET, WASI_TARGET]), [CORE_TARGET]);
+        assert_eq!(
+            missing(installed, &[CORE_TARGET, WASI_TARGET]),
+            [CORE_TARGET]
+        );
         assert!(missing(installed, &[WASI_TARGET]).is_empty());
-        assert_eq!(missing("wasm32-wasip2-threads\n", &[WASI_TARGET]), [WASI_TARGET]);
+        assert_eq!(
+            missing("wasm32-wasip2-threads\n", &[WASI_TARGET]),
+            [WASI_TARGET]
+        );
     }
 
     #[test]
@@ -161,9 +212,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (root, target) = (dir.path().to_owned(), dir.path().join("target"));
         let directory = root.join("pci");
-        let workspace = Workspace { root, target, drivers: Vec::new() };
-        let driver = DriverPackage { name: "pci".into(), directory, artifact: "pci.wasm".into() };
-        assert!(files(&workspace, &driver).unwrap_err().to_string().contains("cargo xtask drivers"));
+        let workspace = Workspace {
+            root,
+            target,
+            drivers: Vec::new(),
+        };
+        let driver = DriverPackage {
+            name: "pci".into(),
+            directory,
+            artifact: "pci.wasm".into(),
+        };
+        assert!(
+            files(&workspace, &driver)
+                .unwrap_err()
+                .to_string()
+                .contains("cargo xtask drivers")
+        );
 
         fs::create_dir_all(workspace.drivers_dir()).unwrap();
         fs::create_dir_all(&driver.directory).unwrap();

@@ -34,11 +34,22 @@ pub(crate) struct Bounds {
     pub(crate) seed: Option<u32>,
 }
 
-pub(crate) fn run(workspace: &Workspace, bounds: &Bounds, report: bool, chosen: &[String]) -> Result<()> {
-    let fuzzer =
-        Fuzzer { workspace, directory: workspace.root.join("fuzz"), target: workspace.target.join("fuzz") };
+pub(crate) fn run(
+    workspace: &Workspace,
+    bounds: &Bounds,
+    report: bool,
+    chosen: &[String],
+) -> Result<()> {
+    let fuzzer = Fuzzer {
+        workspace,
+        directory: workspace.root.join("fuzz"),
+        target: workspace.target.join("fuzz"),
+    };
     let targets = chosen_of(fuzzer.targets()?, chosen)?;
-    for (what, finding) in [("cargo-fuzz", machine::cargo_fuzz()), ("libFuzzer", machine::cplusplus())] {
+    for (what, finding) in [
+        ("cargo-fuzz", machine::cargo_fuzz()),
+        ("libFuzzer", machine::cplusplus()),
+    ] {
         if let Finding::Missing(why) = finding {
             eprintln!("skipped: fuzzing: {what}: {why}");
             return Ok(());
@@ -50,7 +61,11 @@ pub(crate) fn run(workspace: &Workspace, bounds: &Bounds, report: bool, chosen: 
         found.extend(fuzzer.fuzz(target, bounds)?);
     }
     if found.is_empty() {
-        eprintln!("{} targets, {} s each, found nothing", targets.len(), bounds.seconds);
+        eprintln!(
+            "{} targets, {} s each, found nothing",
+            targets.len(),
+            bounds.seconds
+        );
     } else {
         let found = format!("the fuzzer found:\n{}", found.join("\n"));
         ensure!(report, found);
@@ -62,21 +77,34 @@ pub(crate) fn run(workspace: &Workspace, bounds: &Bounds, report: bool, chosen: 
 /// Returns the requested targets, or all.
 fn chosen_of(targets: Vec<String>, chosen: &[String]) -> Result<Vec<String>> {
     if let Some(unknown) = chosen.iter().find(|name| !targets.contains(name)) {
-        bail!("there is no fuzz target {unknown}; there are {}", targets.join(", "));
+        bail!(
+            "there is no fuzz target {unknown}; there are {}",
+            targets.join(", ")
+        );
     }
-    Ok(if chosen.is_empty() { targets } else { chosen.to_vec() })
+    Ok(if chosen.is_empty() {
+        targets
+    } else {
+        chosen.to_vec()
+    })
 }
 
 impl Fuzzer<'_> {
     /// Returns all targets, by the names of their files.
     fn targets(&self) -> Result<Vec<String>> {
         let directory = self.directory.join("fuzz_targets");
-        let entries =
-            std::fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))?;
+        let entries = std::fs::read_dir(&directory)
+            .with_context(|| format!("reading {}", directory.display()))?;
         let mut names = Vec::new();
         for entry in entries {
-            let path = entry.with_context(|| format!("reading {}", directory.display()))?.path();
-            names.extend(path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned));
+            let path = entry
+                .with_context(|| format!("reading {}", directory.display()))?
+                .path();
+            names.extend(
+                path.file_stem()
+                    .and_then(|stem| stem.to_str())
+                    .map(str::to_owned),
+            );
         }
         names.sort();
         Ok(names)
@@ -85,22 +113,46 @@ impl Fuzzer<'_> {
     /// Returns cargo-fuzz with the flags that must be equal in a build and a run; otherwise cargo builds everything again.
     fn command(&self, task: &str, args: &[&str]) -> Command {
         let mut command = self.workspace.cargo();
-        command.args(["fuzz", task, "--sanitizer", "none", "--no-cfg-fuzzing", "--codegen-units", "16"]);
-        command.arg("--fuzz-dir").arg(&self.directory).arg("--target-dir").arg(&self.target).args(args);
+        command.args([
+            "fuzz",
+            task,
+            "--sanitizer",
+            "none",
+            "--no-cfg-fuzzing",
+            "--codegen-units",
+            "16",
+        ]);
+        command
+            .arg("--fuzz-dir")
+            .arg(&self.directory)
+            .arg("--target-dir")
+            .arg(&self.target)
+            .args(args);
         command
     }
 
     /// Prints a finding.
     fn fuzz(&self, target: &str, bounds: &Bounds) -> Result<Option<String>> {
         let corpus = self.target.join("corpus").join(target);
-        std::fs::create_dir_all(&corpus).with_context(|| format!("creating {}", corpus.display()))?;
+        std::fs::create_dir_all(&corpus)
+            .with_context(|| format!("creating {}", corpus.display()))?;
         let mut command = self.command("run", &[target]);
-        command.arg(corpus).arg(self.directory.join("seeds").join(target)).arg("--").args(limits());
+        command
+            .arg(corpus)
+            .arg(self.directory.join("seeds").join(target))
+            .arg("--")
+            .args(limits());
         command.arg(format!("-max_total_time={}", bounds.seconds));
         command.args(bounds.seed.map(|seed| format!("-seed={seed}")));
         let mut kept = None;
-        let status = shell::watched(&mut command, |_| (), |line| kept = kept_in(line).or(kept.take()))?;
-        let Some(input) = finding(target, status, kept)? else { return Ok(None) };
+        let status = shell::watched(
+            &mut command,
+            |_| (),
+            |line| kept = kept_in(line).or(kept.take()),
+        )?;
+        let Some(input) = finding(target, status, kept)? else {
+            return Ok(None);
+        };
         let mut again = self.command("run", &[target, &input]);
         let again = shell::line(again.arg("--").args(limits()));
         Ok(Some(format!("{target}: {input}\n  reproduce: {again}")))
@@ -109,7 +161,10 @@ impl Fuzzer<'_> {
 
 /// Limits of one input.
 fn limits() -> [String; 2] {
-    [format!("-timeout={TIMEOUT}"), format!("-rss_limit_mb={MEMORY}")]
+    [
+        format!("-timeout={TIMEOUT}"),
+        format!("-rss_limit_mb={MEMORY}"),
+    ]
 }
 
 /// Returns the input that a failed target found. A target that failed without an input did not run, which is an error.
@@ -117,13 +172,16 @@ fn finding(target: &str, status: ExitStatus, kept: Option<String>) -> Result<Opt
     if status.success() {
         return Ok(None);
     }
-    let Some(input) = kept else { bail!("{target} ended with {status} and kept no input") };
+    let Some(input) = kept else {
+        bail!("{target} ended with {status} and kept no input")
+    };
     Ok(Some(input))
 }
 
 /// Parses the path in libFuzzer's line about a kept input.
 fn kept_in(line: &str) -> Option<String> {
-    line.split_once(KEPT).map(|(_, path)| path.trim().to_owned())
+    line.split_once(KEPT)
+        .map(|(_, path)| path.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -139,15 +197,22 @@ mod tests {
         let targets = || words(&["answers", "grant"]);
         assert_eq!(chosen_of(targets(), &[]).unwrap(), targets());
         assert_eq!(chosen_of(targets(), &words(&["grant"])).unwrap(), ["grant"]);
-        let error = chosen_of(targets(), &words(&["grants"])).unwrap_err().to_string();
-        assert!(error.contains("grants") && error.contains("answers, grant"), "{error}");
+        let error = chosen_of(targets(), &words(&["grants"]))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("grants") && error.contains("answers, grant"),
+            "{error}"
+        );
     }
 
     #[test]
     fn the_input_that_broke_something_is_named() {
-        let line =
-            "artifact_prefix='/f/artifacts/grant/'; Test unit written to /f/artifacts/grant/crash-0f\n";
-        assert_eq!(kept_in(line).as_deref(), Some("/f/artifacts/grant/crash-0f"));
+        let line = "artifact_prefix='/f/artifacts/grant/'; Test unit written to /f/artifacts/grant/crash-0f\n";
+        assert_eq!(
+            kept_in(line).as_deref(),
+            Some("/f/artifacts/grant/crash-0f")
+        );
         assert_eq!(kept_in("#2 INITED cov: 5"), None);
     }
 
@@ -158,7 +223,10 @@ mod tests {
         let slow = || Some("/f/artifacts/grant/slow-unit-0f".to_owned());
         assert_eq!(finding("grant", bad, slow()).unwrap(), slow());
         assert_eq!(
-            (finding("grant", good, slow()).unwrap(), finding("grant", good, None).unwrap()),
+            (
+                finding("grant", good, slow()).unwrap(),
+                finding("grant", good, None).unwrap()
+            ),
             (None, None)
         );
         let error = finding("grant", bad, None).unwrap_err().to_string();
@@ -170,7 +238,11 @@ mod tests {
         let workspace = Workspace::load().unwrap();
         let page = std::fs::read_to_string(workspace.root.join("docs/fuzzing.md")).unwrap();
         let (directory, target) = (PathBuf::from("fuzz"), PathBuf::from("target/fuzz"));
-        let fuzzer = Fuzzer { workspace: &workspace, directory, target };
+        let fuzzer = Fuzzer {
+            workspace: &workspace,
+            directory,
+            target,
+        };
         let mut command = fuzzer.command("run", &["TARGET", "fuzz/artifacts/TARGET/FILE"]);
         let line = shell::line(command.arg("--").args(limits()));
         assert!(page.contains(&line), "docs/fuzzing.md must have: {line}");
@@ -182,13 +254,24 @@ mod tests {
         let directory = workspace.root.join("fuzz");
         let manifest = std::fs::read_to_string(directory.join("Cargo.toml")).unwrap();
         let target = workspace.target.join("fuzz");
-        let targets =
-            Fuzzer { workspace: &workspace, directory: directory.clone(), target }.targets().unwrap();
+        let targets = Fuzzer {
+            workspace: &workspace,
+            directory: directory.clone(),
+            target,
+        }
+        .targets()
+        .unwrap();
         assert!(targets.len() >= 7, "{targets:?}");
         for target in targets {
-            assert!(manifest.contains(&format!("path = \"fuzz_targets/{target}.rs\"")), "{target}");
+            assert!(
+                manifest.contains(&format!("path = \"fuzz_targets/{target}.rs\"")),
+                "{target}"
+            );
             let seeds = std::fs::read_dir(directory.join("seeds").join(&target));
-            assert!(seeds.is_ok_and(|mut seeds| seeds.next().is_some()), "{target}");
+            assert!(
+                seeds.is_ok_and(|mut seeds| seeds.next().is_some()),
+                "{target}"
+            );
         }
     }
 }

@@ -67,7 +67,11 @@ impl Language {
     }
 
     fn sources(self, workspace: &Workspace) -> PathBuf {
-        workspace.root.join("example-drivers").join(GOLDEN).join(self.name())
+        workspace
+            .root
+            .join("example-drivers")
+            .join(GOLDEN)
+            .join(self.name())
     }
 }
 
@@ -79,7 +83,12 @@ pub(crate) fn findings(workspace: &Workspace) -> Vec<(String, Finding)> {
     };
     LANGUAGES
         .iter()
-        .map(|language| (format!("the golden driver in {}", language.title()), finding(*language)))
+        .map(|language| {
+            (
+                format!("the golden driver in {}", language.title()),
+                finding(*language),
+            )
+        })
         .collect()
 }
 
@@ -99,26 +108,37 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     let directory = workspace.target.join(GOLDEN);
     fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
     for (form, name) in [("", "rust"), ("wasip2", "rust-wasip2")] {
-        let built = workspace.drivers_dir().join(form).join(format!("{GOLDEN}.wasm"));
+        let built = workspace
+            .drivers_dir()
+            .join(form)
+            .join(format!("{GOLDEN}.wasm"));
         place(&built, &directory.join(format!("{name}.wasm")))?;
     }
-    LANGUAGES.iter().try_for_each(|language| bring_up_to_date(workspace, *language, &directory))
+    LANGUAGES
+        .iter()
+        .try_for_each(|language| bring_up_to_date(workspace, *language, &directory))
 }
 
 fn bring_up_to_date(workspace: &Workspace, language: Language, directory: &Path) -> Result<()> {
-    let (file, stamp) =
-        (directory.join(language.name()), directory.join(format!("{}.stamp", language.name())));
+    let (file, stamp) = (
+        directory.join(language.name()),
+        directory.join(format!("{}.stamp", language.name())),
+    );
     let file = file.with_extension("wasm");
     let tool = language.tool(workspace);
     let inputs = inputs(workspace, language, tool.as_ref().ok())?;
-    if file.is_file() && fs::read(&stamp).is_ok_and(|before| is_same(&before, &inputs, tool.is_ok())) {
+    if file.is_file()
+        && fs::read(&stamp).is_ok_and(|before| is_same(&before, &inputs, tool.is_ok()))
+    {
         return Ok(());
     }
     remove(&file)?;
     remove(&stamp)?;
     let Ok(tool) = tool else { return Ok(()) };
     compile(workspace, language, &tool, &file)?;
-    let size = fs::metadata(&file).with_context(|| format!("{} was not built", file.display()))?.len();
+    let size = fs::metadata(&file)
+        .with_context(|| format!("{} was not built", file.display()))?
+        .len();
     eprintln!("{:>7} KiB  {}", size.div_ceil(1024), file.display());
     // Removes the tests' compile cache, which would keep entries of deleted files forever.
     let _ = fs::remove_dir_all(directory.join("cache"));
@@ -127,14 +147,25 @@ fn bring_up_to_date(workspace: &Workspace, language: Language, directory: &Path)
 
 /// Compares the inputs; without the tool, only the sources.
 fn is_same(before: &[u8], now: &[u8], with_tool: bool) -> bool {
-    let sources =
-        |stamp: &[u8]| stamp.iter().position(|byte| *byte == b'\n').map(|end| stamp[end..].to_vec());
-    if with_tool { before == now } else { sources(before) == sources(now) }
+    let sources = |stamp: &[u8]| {
+        stamp
+            .iter()
+            .position(|byte| *byte == b'\n')
+            .map(|end| stamp[end..].to_vec())
+    };
+    if with_tool {
+        before == now
+    } else {
+        sources(before) == sources(now)
+    }
 }
 
 /// Returns the tool in the first line, then all sources.
 fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Result<Vec<u8>> {
-    let mut inputs = tool.map_or("", |tool| tool.version.as_str()).replace('\n', " ").into_bytes();
+    let mut inputs = tool
+        .map_or("", |tool| tool.version.as_str())
+        .replace('\n', " ")
+        .into_bytes();
     let mut paths = Vec::new();
     collect(&workspace.root.join("wit"), &mut paths)?;
     collect(&language.sources(workspace), &mut paths)?;
@@ -150,10 +181,19 @@ fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Res
 fn collect(directory: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     let context = || format!("reading {}", directory.display());
     let entries: std::io::Result<Vec<_>> = fs::read_dir(directory).with_context(context)?.collect();
-    let mut found: Vec<_> = entries.with_context(context)?.into_iter().map(|entry| entry.path()).collect();
+    let mut found: Vec<_> = entries
+        .with_context(context)?
+        .into_iter()
+        .map(|entry| entry.path())
+        .collect();
     found.sort();
     for path in found {
-        let left = ["node_modules", "__pycache__", "package-lock.json", "README.md"];
+        let left = [
+            "node_modules",
+            "__pycache__",
+            "package-lock.json",
+            "README.md",
+        ];
         if left.iter().any(|name| path.ends_with(name)) {
             continue;
         }
@@ -173,11 +213,22 @@ fn compile(workspace: &Workspace, language: Language, tool: &Tool, output: &Path
         Language::C => {
             command.args(["--target=wasm32-wasi", "-Os", "-Wall", "-nostartfiles"]);
             command.args(["-Wl,--no-entry", "-Wl,--strip-all", "golden.c"]);
-            command.args(["bindings/driver.c", "bindings/driver_component_type.o", "-o"]);
+            command.args([
+                "bindings/driver.c",
+                "bindings/driver_component_type.o",
+                "-o",
+            ]);
             command.arg(output).current_dir(&sources);
         }
         Language::Python => {
-            command.arg("-d").arg(wit).args(["-w", WORLD, "componentize", "--stub-wasi", "golden", "-o"]);
+            command.arg("-d").arg(wit).args([
+                "-w",
+                WORLD,
+                "componentize",
+                "--stub-wasi",
+                "golden",
+                "-o",
+            ]);
             command.arg(output).current_dir(&sources);
         }
         Language::JavaScript => {
@@ -185,7 +236,11 @@ fn compile(workspace: &Workspace, language: Language, tool: &Tool, output: &Path
             for file in ["build.js", "golden.js", "package.json"] {
                 place(&sources.join(file), &workplace.join(file))?;
             }
-            command.arg("build.js").arg(wit).arg(output).current_dir(workplace);
+            command
+                .arg("build.js")
+                .arg(wit)
+                .arg(output)
+                .current_dir(workplace);
         }
     }
     shell::run(&mut command)
@@ -211,22 +266,38 @@ mod tests {
         fs::write(root.join("wit/driver.wit"), "package a:b;").unwrap();
         fs::write(sources.join("golden.py"), "pass").unwrap();
         fs::write(sources.join("__pycache__/golden.pyc"), "junk").unwrap();
-        Workspace { root: root.to_owned(), target: root.join("target"), drivers: Vec::new() }
+        Workspace {
+            root: root.to_owned(),
+            target: root.join("target"),
+            drivers: Vec::new(),
+        }
     }
 
     #[test]
     fn the_stamp_has_the_tool_the_contract_and_the_sources() {
         let dir = tempfile::tempdir().unwrap();
         let workspace = workspace(dir.path());
-        let tool = |version: &str| Tool { program: "x".into(), version: version.into() };
+        let tool = |version: &str| Tool {
+            program: "x".into(),
+            version: version.into(),
+        };
         let of = |tool: Option<&Tool>| inputs(&workspace, Language::Python, tool).unwrap();
         let first = of(Some(&tool("1.0\nof today")));
         let text = String::from_utf8(first.clone()).unwrap();
-        assert!(text.starts_with("1.0 of today\n") && text.contains("package a:b;"), "{text}");
-        assert!(text.contains("golden.py 4\npass") && !text.contains("junk"), "{text}");
+        assert!(
+            text.starts_with("1.0 of today\n") && text.contains("package a:b;"),
+            "{text}"
+        );
+        assert!(
+            text.contains("golden.py 4\npass") && !text.contains("junk"),
+            "{text}"
+        );
         assert!(is_same(&first, &of(Some(&tool("1.0\nof today"))), true));
         assert!(!is_same(&first, &of(Some(&tool("1.1"))), true));
-        assert!(is_same(&first, &of(None), false), "what was built stays good without the tool");
+        assert!(
+            is_same(&first, &of(None), false),
+            "what was built stays good without the tool"
+        );
 
         fs::write(workspace.root.join("wit/driver.wit"), "package a:c;").unwrap();
         assert!(!is_same(&first, &of(Some(&tool("1.0\nof today"))), true));
@@ -249,7 +320,11 @@ mod tests {
         assert!(!file.exists());
         fs::write(&file, "built").unwrap();
         let stamp = inputs(&workspace, Language::JavaScript, None).unwrap();
-        fs::write(directory.join("javascript.stamp"), [b"node 1".as_slice(), &stamp].concat()).unwrap();
+        fs::write(
+            directory.join("javascript.stamp"),
+            [b"node 1".as_slice(), &stamp].concat(),
+        )
+        .unwrap();
         bring_up_to_date(&workspace, Language::JavaScript, &directory).unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"built");
     }

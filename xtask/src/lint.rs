@@ -18,9 +18,19 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     check_words(workspace)?;
     check_reads(workspace)?;
     shell::run(workspace.cargo().args(["fmt", "--all", "--", "--check"]))?;
-    shell::run(workspace.cargo().args(["clippy", "--workspace", "--all-targets"]).args(CLIPPY_RULES))?;
+    shell::run(
+        workspace
+            .cargo()
+            .args(["clippy", "--workspace", "--all-targets"])
+            .args(CLIPPY_RULES),
+    )?;
     // The program as it is shipped: without fail points, and without what only tests and fuzzing use.
-    shell::run(workspace.cargo().args(["clippy", "-p", "nodedock"]).args(CLIPPY_RULES))?;
+    shell::run(
+        workspace
+            .cargo()
+            .args(["clippy", "-p", "nodedock"])
+            .args(CLIPPY_RULES),
+    )?;
     drivers::ensure_targets(&[CORE_TARGET])?;
     shell::run(
         workspace
@@ -43,8 +53,8 @@ pub(crate) fn words(workspace: &Workspace) -> Result<()> {
 }
 
 fn check_words(workspace: &Workspace) -> Result<Report> {
-    let text =
-        std::fs::read_to_string(workspace.root.join(WORDS)).with_context(|| format!("reading {WORDS}"))?;
+    let text = std::fs::read_to_string(workspace.root.join(WORDS))
+        .with_context(|| format!("reading {WORDS}"))?;
     let rules = Rules::parse(&text).map_err(|invalid| anyhow!("{WORDS}:\n{invalid}"))?;
     let mut report = Report::default();
     for path in tracked_files(workspace)? {
@@ -54,16 +64,26 @@ fn check_words(workspace: &Workspace) -> Result<Report> {
         }
     }
     let findings: Vec<_> = report.findings.iter().map(ToString::to_string).collect();
-    ensure!(findings.is_empty(), "terms that {WORDS} refuses:\n{}", findings.join("\n"));
+    ensure!(
+        findings.is_empty(),
+        "terms that {WORDS} refuses:\n{}",
+        findings.join("\n")
+    );
     let unused = report.unused(&rules);
-    ensure!(unused.is_empty(), "rules of {WORDS} that allow nothing and can be removed: lines {unused:?}");
+    ensure!(
+        unused.is_empty(),
+        "rules of {WORDS} that allow nothing and can be removed: lines {unused:?}"
+    );
     Ok(report)
 }
 
 /// Checks that no read that failed looks like nothing.
 pub(crate) fn check_reads(workspace: &Workspace) -> Result<()> {
     let mut findings = Vec::new();
-    for path in tracked_files(workspace)?.into_iter().filter(|path| swallowed::is_production(path)) {
+    for path in tracked_files(workspace)?
+        .into_iter()
+        .filter(|path| swallowed::is_production(path))
+    {
         let file = workspace.root.join(&path);
         if file.try_exists()? {
             let text = std::fs::read_to_string(file).with_context(|| format!("reading {path}"))?;
@@ -82,8 +102,18 @@ pub(crate) fn check_reads(workspace: &Workspace) -> Result<()> {
 /// Returns the files of the repository, new ones included, without the rules themselves and lock files.
 fn tracked_files(workspace: &Workspace) -> Result<Vec<String>> {
     let mut git = std::process::Command::new("git");
-    git.current_dir(&workspace.root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
+    git.current_dir(&workspace.root).args([
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]);
     let paths = shell::read(&mut git)?;
     let is_ours = |path: &&str| !path.is_empty() && *path != WORDS && !path.ends_with(".lock");
-    Ok(paths.split('\0').filter(is_ours).map(str::to_owned).collect())
+    Ok(paths
+        .split('\0')
+        .filter(is_ours)
+        .map(str::to_owned)
+        .collect())
 }

@@ -25,12 +25,20 @@ pub(crate) struct Podman {
 /// Finds podman with a runtime and a static busybox, as root: a device node needs privileges.
 pub(crate) fn podman() -> Result<Podman, String> {
     let program = find("podman").ok_or("podman is not installed")?;
-    let runtime = ["runc", "crun"].into_iter().find_map(find).ok_or("neither runc nor crun is installed")?;
-    let busybox = static_busybox().ok_or("no statically linked busybox (package busybox-static)")?;
+    let runtime = ["runc", "crun"]
+        .into_iter()
+        .find_map(find)
+        .ok_or("neither runc nor crun is installed")?;
+    let busybox =
+        static_busybox().ok_or("no statically linked busybox (package busybox-static)")?;
     if !rustix::process::geteuid().is_root() {
         return Err("podman needs root to hand a device to a container".into());
     }
-    Ok(Podman { program, runtime, busybox })
+    Ok(Podman {
+        program,
+        runtime,
+        busybox,
+    })
 }
 
 /// Finds Go in the PATH, or where its installer puts it.
@@ -47,7 +55,11 @@ pub(crate) fn python_grpc() -> Finding {
         return Finding::Missing("Python is not installed".into());
     };
     let mut command = Command::new(python);
-    command.args(["-c", "import grpc"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .args(["-c", "import grpc"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     match command.status() {
         Ok(status) if status.success() => Finding::Present,
         _ => Finding::Missing("Python has no grpcio (python3 -m pip install grpcio)".into()),
@@ -66,7 +78,9 @@ pub(crate) fn cargo_fuzz() -> Finding {
 pub(crate) fn cargo_semver_checks() -> Finding {
     match find("cargo-semver-checks") {
         Some(_) => Finding::Present,
-        None => Finding::Missing("it is not installed (cargo install --locked cargo-semver-checks)".into()),
+        None => Finding::Missing(
+            "it is not installed (cargo install --locked cargo-semver-checks)".into(),
+        ),
     }
 }
 
@@ -91,22 +105,35 @@ pub(crate) fn clang_for_wasm() -> Result<Tool, String> {
     let program = find("clang").ok_or("clang is not installed")?;
     let probe = "#include <stdlib.h>\nvoid *probe(void) { return malloc(1); }";
     let mut command = Command::new(&program);
-    command.args(["--target=wasm32-wasi", "-nostartfiles", "-Wl,--no-entry", "-Wl,--export=probe"]);
+    command.args([
+        "--target=wasm32-wasi",
+        "-nostartfiles",
+        "-Wl,--no-entry",
+        "-Wl,--export=probe",
+    ]);
     command.args(["-x", "c", "-", "-o", "/dev/null"]);
     if !takes(command, probe) {
         let packages = "lld, wasi-libc and libclang-rt-VERSION-dev-wasm32";
-        return Err(format!("clang has no linker or no C library for WebAssembly (packages {packages})"));
+        return Err(format!(
+            "clang has no linker or no C library for WebAssembly (packages {packages})"
+        ));
     }
-    Ok(Tool { version: said(&program, &["--version"])?, program })
+    Ok(Tool {
+        version: said(&program, &["--version"])?,
+        program,
+    })
 }
 
 /// Finds `componentize-py` in the PATH or in the virtual environment of CI.
 pub(crate) fn componentize_py(environment: &Path) -> Result<Tool, String> {
     let program = find("componentize-py").or_else(|| Some(environment.join("bin/componentize-py")));
     let program = program.filter(|file| is_program(file));
-    let program =
-        program.ok_or("componentize-py is not installed (python3 -m pip install componentize-py)")?;
-    Ok(Tool { version: said(&program, &["--version"])?, program })
+    let program = program
+        .ok_or("componentize-py is not installed (python3 -m pip install componentize-py)")?;
+    Ok(Tool {
+        version: said(&program, &["--version"])?,
+        program,
+    })
 }
 
 /// Finds Node with `componentize-js` among the modules of a directory.
@@ -114,24 +141,40 @@ pub(crate) fn componentize_js(directory: &Path) -> Result<Tool, String> {
     let program = find("node").ok_or("Node.js is not installed")?;
     let package = directory.join("node_modules/@bytecodealliance/componentize-js/package.json");
     let module = std::fs::read_to_string(&package).map_err(|_| {
-        format!("componentize-js is not installed in {} (npm install there)", directory.display())
+        format!(
+            "componentize-js is not installed in {} (npm install there)",
+            directory.display()
+        )
     })?;
-    Ok(Tool { version: format!("{}, {module}", said(&program, &["--version"])?), program })
+    Ok(Tool {
+        version: format!("{}, {module}", said(&program, &["--version"])?),
+        program,
+    })
 }
 
 /// Returns whether a command with this input succeeds.
 fn takes(mut command: Command, input: &str) -> bool {
-    let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
     child.is_ok_and(|mut child| {
         // A command that does not read its whole input has failed, and reports that.
-        let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes()));
+        let _ = child
+            .stdin
+            .take()
+            .map(|mut stdin| stdin.write_all(input.as_bytes()));
         child.wait().is_ok_and(|status| status.success())
     })
 }
 
 /// Returns the version line of a program.
 fn said(program: &Path, args: &[&str]) -> Result<String, String> {
-    let output = Command::new(program).args(args).stdin(Stdio::null()).output();
+    let output = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output();
     match output {
         Ok(output) if output.status.success() => {
             Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -153,16 +196,22 @@ pub(crate) fn deploy_tool(workspace: &Workspace, name: &str) -> Result<PathBuf, 
 fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let directories = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    directories.map(|directory| directory.join(program)).find(|file| is_program(file))
+    directories
+        .map(|directory| directory.join(program))
+        .find(|file| is_program(file))
 }
 
 fn is_program(file: &Path) -> bool {
-    file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    file.metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 fn static_busybox() -> Option<PathBuf> {
     let candidates = [Some("/bin/busybox".into()), find("busybox")];
-    candidates.into_iter().flatten().find(|file| is_program(file) && is_static(file))
+    candidates
+        .into_iter()
+        .flatten()
+        .find(|file| is_program(file) && is_static(file))
 }
 
 /// A dynamic program names its loader directly behind the ELF headers.
@@ -192,7 +241,11 @@ mod tests {
         let why = componentize_js(nowhere).unwrap_err();
         assert!(why.contains("Node.js") || why.contains("/nowhere"), "{why}");
         if find("componentize-py").is_none() {
-            assert!(componentize_py(nowhere).unwrap_err().contains("pip install"));
+            assert!(
+                componentize_py(nowhere)
+                    .unwrap_err()
+                    .contains("pip install")
+            );
         }
     }
 

@@ -21,7 +21,11 @@ use clap::{Parser, Subcommand};
 use crate::workspace::Workspace;
 
 #[derive(Parser)]
-#[command(name = "xtask", bin_name = "cargo xtask", about = "The tasks of this repository")]
+#[command(
+    name = "xtask",
+    bin_name = "cargo xtask",
+    about = "The tasks of this repository"
+)]
 struct Cli {
     #[command(subcommand)]
     task: Task,
@@ -105,9 +109,17 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Test { args, .. } => test::run(&workspace, &args),
         Task::Demo { built } => demo::run(&workspace, built),
         Task::Bench { args } => bench::run(&workspace, &args),
-        Task::Fuzz { seconds, seed, report, targets } => {
-            fuzz::run(&workspace, &fuzz::Bounds { seconds, seed }, report, &targets)
-        }
+        Task::Fuzz {
+            seconds,
+            seed,
+            report,
+            targets,
+        } => fuzz::run(
+            &workspace,
+            &fuzz::Bounds { seconds, seed },
+            report,
+            &targets,
+        ),
         Task::Deploy { check } => deploy::run(&workspace, check),
         Task::Lint { words: true } => lint::words(&workspace),
         Task::Lint { words: false } => lint::run(&workspace),

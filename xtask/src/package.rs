@@ -37,7 +37,10 @@ fn build_for_wasm(workspace: &Workspace) -> Result<()> {
             .with_context(|| format!("writing {}", path.display()))
     };
     let packaged = |name: &str| {
-        let path = workspace.target.join("package").join(format!("{name}-{}", env!("CARGO_PKG_VERSION")));
+        let path = workspace
+            .target
+            .join("package")
+            .join(format!("{name}-{}", env!("CARGO_PKG_VERSION")));
         // The escapes of such a text are escapes of TOML.
         format!("{name} = {{ path = {:?} }}\n", path.display().to_string())
     };
@@ -49,32 +52,52 @@ fn build_for_wasm(workspace: &Workspace) -> Result<()> {
     write("Cargo.toml", &manifest)?;
     write("src/lib.rs", "pub use nodedock_sdk::*;\n")?;
     let mut build = workspace.cargo();
-    build.args(["build", "--offline", "--quiet", "--target", CORE_TARGET]).current_dir(&directory);
+    build
+        .args(["build", "--offline", "--quiet", "--target", CORE_TARGET])
+        .current_dir(&directory);
     shell::run(build.env("CARGO_TARGET_DIR", &workspace.target))
 }
 
 /// Checks that the packaged SDK has the whole contract: its bindings are generated where it is built.
 fn check_files(workspace: &Workspace) -> Result<()> {
     let mut list = workspace.cargo();
-    list.args(["package", "--list", "--offline", "--allow-dirty", "--quiet", "-p", SDK]);
+    list.args([
+        "package",
+        "--list",
+        "--offline",
+        "--allow-dirty",
+        "--quiet",
+        "-p",
+        SDK,
+    ]);
     let listed = shell::read(&mut list)?;
     let missing = missing(&listed, &contract(workspace)?);
-    ensure!(missing.is_empty(), "the package of {SDK} lacks {missing:?}: see `include` in sdk/Cargo.toml");
+    ensure!(
+        missing.is_empty(),
+        "the package of {SDK} lacks {missing:?}: see `include` in sdk/Cargo.toml"
+    );
     Ok(())
 }
 
 /// Returns the files of `wit/`, as the package names them.
 fn contract(workspace: &Workspace) -> Result<BTreeSet<String>> {
     let directory = workspace.root.join("wit");
-    let entries =
-        std::fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))?;
-    entries.map(|entry| Ok(format!("wit/{}", entry?.file_name().to_string_lossy()))).collect()
+    let entries = std::fs::read_dir(&directory)
+        .with_context(|| format!("reading {}", directory.display()))?;
+    entries
+        .map(|entry| Ok(format!("wit/{}", entry?.file_name().to_string_lossy())))
+        .collect()
 }
 
 fn missing(listed: &str, contract: &BTreeSet<String>) -> Vec<String> {
     let listed: BTreeSet<_> = listed.lines().map(str::trim).collect();
     let others = ["src/lib.rs", "README.md", "LICENSE"].map(str::to_owned);
-    contract.iter().chain(&others).filter(|file| !listed.contains(file.as_str())).cloned().collect()
+    contract
+        .iter()
+        .chain(&others)
+        .filter(|file| !listed.contains(file.as_str()))
+        .cloned()
+        .collect()
 }
 
 /// Compares the API with that of the last release.
@@ -125,18 +148,30 @@ mod tests {
         let workspace = Workspace::load().unwrap();
         let contract = contract(&workspace).unwrap();
         assert!(contract.contains("wit/driver.wit"), "{contract:?}");
-        let all: Vec<_> =
-            contract.iter().map(String::as_str).chain(["src/lib.rs", "README.md", "LICENSE"]).collect();
+        let all: Vec<_> = contract
+            .iter()
+            .map(String::as_str)
+            .chain(["src/lib.rs", "README.md", "LICENSE"])
+            .collect();
         assert_eq!(missing(&all.join("\n"), &contract), [""; 0]);
         assert_eq!(missing(&all[1..].join("\n"), &contract), [all[0]]);
-        assert_eq!(missing(&all[..all.len() - 1].join("\n"), &contract), ["LICENSE"]);
+        assert_eq!(
+            missing(&all[..all.len() - 1].join("\n"), &contract),
+            ["LICENSE"]
+        );
     }
 
     #[test]
     fn the_api_is_compared_from_the_first_release_on() {
         let missing = || Finding::Missing("it is not installed".into());
-        assert_eq!(plan("", missing()), Plan::Skip("it has no release (no tag sdk-v*)".into()));
-        assert_eq!(plan("sdk-v0.9.0\nsdk-v0.10.0\n", Finding::Present), Plan::Compare("sdk-v0.10.0".into()));
+        assert_eq!(
+            plan("", missing()),
+            Plan::Skip("it has no release (no tag sdk-v*)".into())
+        );
+        assert_eq!(
+            plan("sdk-v0.9.0\nsdk-v0.10.0\n", Finding::Present),
+            Plan::Compare("sdk-v0.10.0".into())
+        );
         let skipped = Plan::Skip("cargo-semver-checks: it is not installed".into());
         assert_eq!(plan("sdk-v0.1.0\n", missing()), skipped);
     }
@@ -145,8 +180,15 @@ mod tests {
     fn only_the_sdk_and_what_it_needs_is_published() {
         let workspace = Workspace::load().unwrap();
         let mut metadata = workspace.cargo();
-        metadata.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]);
-        let metadata: serde_json::Value = serde_json::from_str(&shell::read(&mut metadata).unwrap()).unwrap();
+        metadata.args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ]);
+        let metadata: serde_json::Value =
+            serde_json::from_str(&shell::read(&mut metadata).unwrap()).unwrap();
         let packages = metadata["packages"].as_array().unwrap().iter();
         let published: BTreeSet<_> = packages
             .filter(|package| package["publish"] != serde_json::json!([]))

@@ -22,7 +22,9 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Prints a command, runs it on this terminal, and returns its status.
 pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
     eprintln!("$ {}", line(command));
-    command.status().with_context(|| format!("starting `{}`", line(command)))
+    command
+        .status()
+        .with_context(|| format!("starting `{}`", line(command)))
 }
 
 /// Like `status`, and passes each line of standard output and of standard error to a reader, on two threads.
@@ -33,14 +35,19 @@ pub(crate) fn watched(
 ) -> Result<ExitStatus> {
     let shown = line(command);
     eprintln!("$ {shown}");
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
     let mut child = child.with_context(|| format!("starting `{shown}`"))?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
     thread::scope(|scope| {
         scope.spawn(|| pass_on(err, io::stderr(), stderr));
         pass_on(out, io::stdout(), stdout);
     });
-    child.wait().with_context(|| format!("waiting for `{shown}`"))
+    child
+        .wait()
+        .with_context(|| format!("waiting for `{shown}`"))
 }
 
 /// Copies a stream and passes each line to a reader.
@@ -48,7 +55,10 @@ fn pass_on(from: Option<impl Read>, mut to: impl Write, mut read: impl FnMut(&st
     let mut from = BufReader::new(from.expect("it is piped"));
     let mut bytes = Vec::new();
     // A read error ends the stream.
-    while from.read_until(b'\n', &mut bytes).is_ok_and(|count| count > 0) {
+    while from
+        .read_until(b'\n', &mut bytes)
+        .is_ok_and(|count| count > 0)
+    {
         // A closed terminal does not stop the command.
         let _ = to.write_all(&bytes).and_then(|()| to.flush());
         read(String::from_utf8_lossy(&bytes).trim_end_matches('\n'));
@@ -58,10 +68,18 @@ fn pass_on(from: Option<impl Read>, mut to: impl Write, mut read: impl FnMut(&st
 
 /// Returns the standard output of a command that succeeds quickly; its standard error goes to this terminal.
 pub(crate) fn read(command: &mut Command) -> Result<String> {
-    let output =
-        command.stderr(Stdio::inherit()).output().with_context(|| format!("starting `{}`", line(command)))?;
-    ensure!(output.status.success(), "`{}` failed: {}", line(command), output.status);
-    String::from_utf8(output.stdout).with_context(|| format!("reading the output of `{}`", line(command)))
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("starting `{}`", line(command)))?;
+    ensure!(
+        output.status.success(),
+        "`{}` failed: {}",
+        line(command),
+        output.status
+    );
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("reading the output of `{}`", line(command)))
 }
 
 /// Formats the command as in a shell: the program by its bare name, arguments quoted where necessary.
@@ -69,7 +87,10 @@ pub(crate) fn line(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let program = program.file_name().unwrap_or(program.as_os_str());
     let words = std::iter::once(program).chain(command.get_args());
-    words.map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+    words
+        .map(|word| quoted(&word.to_string_lossy()))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn quoted(word: &str) -> String {
@@ -89,7 +110,8 @@ impl Interrupt {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, Arc::clone(&flag)).context("listening for signals")?;
+            signal_hook::flag::register(signal, Arc::clone(&flag))
+                .context("listening for signals")?;
         }
         Ok(Self(flag))
     }
@@ -120,17 +142,30 @@ impl Interrupt {
 
     /// Collects the output of a command; kills it at the deadline or on an interrupt.
     pub(crate) fn output(&self, command: &mut Command, limit: Duration) -> Result<Output> {
-        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("starting `{}`", line(command)))?;
+        let command = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("starting `{}`", line(command)))?;
         let stdout = drain(child.stdout.take());
         let stderr = drain(child.stderr.take());
         let ended = self.wait_for(limit, || Ok(child.try_wait()?));
         let Ok(Some(status)) = ended else {
             end(&mut child);
             ended.with_context(|| format!("running `{}`", line(command)))?;
-            bail!("`{}` did not end within {} s", line(command), limit.as_secs());
+            bail!(
+                "`{}` did not end within {} s",
+                line(command),
+                limit.as_secs()
+            );
         };
-        Ok(Output { status, stdout: collected(stdout), stderr: collected(stderr) })
+        Ok(Output {
+            status,
+            stdout: collected(stdout),
+            stderr: collected(stderr),
+        })
     }
 }
 
@@ -171,16 +206,29 @@ mod tests {
 
     #[test]
     fn a_command_is_shown_as_typed() {
-        assert_eq!(line(&sh("ls -l /dev/fuse; echo 'x'")), r"sh -c 'ls -l /dev/fuse; echo '\''x'\'''");
+        assert_eq!(
+            line(&sh("ls -l /dev/fuse; echo 'x'")),
+            r"sh -c 'ls -l /dev/fuse; echo '\''x'\'''"
+        );
         assert_eq!(quoted(""), "''");
-        assert_eq!(quoted("vendor.example/node=fuse"), "vendor.example/node=fuse");
+        assert_eq!(
+            quoted("vendor.example/node=fuse"),
+            "vendor.example/node=fuse"
+        );
     }
 
     #[test]
     fn both_streams_and_the_status_are_collected() {
-        let output =
-            quiet().output(&mut sh("echo out; echo err >&2; exit 3"), Duration::from_secs(20)).unwrap();
-        assert_eq!((&output.stdout[..], &output.stderr[..]), (&b"out\n"[..], &b"err\n"[..]));
+        let output = quiet()
+            .output(
+                &mut sh("echo out; echo err >&2; exit 3"),
+                Duration::from_secs(20),
+            )
+            .unwrap();
+        assert_eq!(
+            (&output.stdout[..], &output.stderr[..]),
+            (&b"out\n"[..], &b"err\n"[..])
+        );
         assert_eq!(output.status.code(), Some(3));
     }
 
@@ -188,14 +236,18 @@ mod tests {
     fn a_command_that_hangs_is_ended() {
         let mut hanging = Command::new("sleep");
         hanging.arg("600");
-        let error = quiet().output(&mut hanging, Duration::from_millis(50)).unwrap_err();
+        let error = quiet()
+            .output(&mut hanging, Duration::from_millis(50))
+            .unwrap_err();
         assert!(error.to_string().contains("did not end"), "{error}");
     }
 
     #[test]
     fn an_interrupt_ends_a_wait() {
         let interrupt = Interrupt(Arc::new(AtomicBool::new(true)));
-        let error = interrupt.wait_for(Duration::from_secs(600), || Ok(None::<()>)).unwrap_err();
+        let error = interrupt
+            .wait_for(Duration::from_secs(600), || Ok(None::<()>))
+            .unwrap_err();
         assert_eq!(error.to_string(), "interrupted");
     }
 
@@ -203,16 +255,24 @@ mod tests {
     fn what_is_passed_on_is_as_it_was_and_read_line_by_line() {
         let (mut passed, mut lines) = (Vec::new(), Vec::new());
         let bytes = b"one\n\n\xff two";
-        pass_on(Some(&bytes[..]), &mut passed, |line| lines.push(line.to_owned()));
+        pass_on(Some(&bytes[..]), &mut passed, |line| {
+            lines.push(line.to_owned())
+        });
         assert_eq!(
             (passed.as_slice(), lines),
-            (&bytes[..], vec!["one".into(), "".into(), "\u{fffd} two".into()])
+            (
+                &bytes[..],
+                vec!["one".into(), "".into(), "\u{fffd} two".into()]
+            )
         );
     }
 
     #[test]
     fn a_command_that_is_watched_ends_as_it_ends() {
-        assert_eq!(watched(&mut sh("exit 3"), |_| (), |_| ()).unwrap().code(), Some(3));
+        assert_eq!(
+            watched(&mut sh("exit 3"), |_| (), |_| ()).unwrap().code(),
+            Some(3)
+        );
         let error = watched(&mut Command::new("/no/such/program"), |_| (), |_| ()).unwrap_err();
         assert_eq!(error.to_string(), "starting `program`");
     }

@@ -37,8 +37,8 @@ pub(crate) fn list(workspace: &Workspace) -> Result<()> {
 
 /// Checks that every test in the table exists, ran and passed; in a list, that it exists.
 fn with_parity(workspace: &Workspace, args: &[String]) -> Result<()> {
-    let text =
-        std::fs::read_to_string(workspace.root.join(PARITY)).with_context(|| format!("reading {PARITY}"))?;
+    let text = std::fs::read_to_string(workspace.root.join(PARITY))
+        .with_context(|| format!("reading {PARITY}"))?;
     let table = match Parity::parse(&text) {
         Ok(table) => table,
         Err(wrong) => bail!("{PARITY}:\n{}", wrong.join("\n")),
@@ -46,7 +46,10 @@ fn with_parity(workspace: &Workspace, args: &[String]) -> Result<()> {
     let verdict = table.judge(&tests(workspace, args)?);
     eprintln!("{verdict}");
     let broken = verdict.broken.join("\n");
-    ensure!(broken.is_empty(), "{PARITY} does not agree with the tests:\n{broken}");
+    ensure!(
+        broken.is_empty(),
+        "{PARITY} does not agree with the tests:\n{broken}"
+    );
     Ok(())
 }
 
@@ -54,7 +57,10 @@ fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
     shell::run(workspace.cargo().arg("build").args(programs(args)))?;
     let mut command = workspace.cargo();
     // The output is parsed here, so cargo must not add colours.
-    command.env(DRIVERS_DIR, workspace.drivers_dir()).env("CARGO_TERM_COLOR", "never").arg("test");
+    command
+        .env(DRIVERS_DIR, workspace.drivers_dir())
+        .env("CARGO_TERM_COLOR", "never")
+        .arg("test");
     if !chooses_package(args) {
         command.arg("--workspace");
     }
@@ -68,10 +74,21 @@ fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
 /// Runs the tests on this terminal, and returns the outcome of each.
 fn watched(command: &mut Command) -> Result<(ExitStatus, Outcomes)> {
     let (mut results, mut binaries) = (Results::default(), Binaries::default());
-    let status = shell::watched(command, |line| results.line(line), |line| binaries.line(line))?;
+    let status = shell::watched(
+        command,
+        |line| results.line(line),
+        |line| binaries.line(line),
+    )?;
     // A binary that does not compile has no results; the failure of the run is the better error then.
     let outcomes = results.named(binaries);
-    Ok((status, if status.success() { outcomes? } else { outcomes.unwrap_or_default() }))
+    Ok((
+        status,
+        if status.success() {
+            outcomes?
+        } else {
+            outcomes.unwrap_or_default()
+        },
+    ))
 }
 
 /// The harness starts the real program, which `cargo test` alone would not rebuild. Built together with the tests it shares their
@@ -85,7 +102,9 @@ pub(crate) fn programs(args: &[String]) -> &'static [&'static str] {
 
 fn chooses_package(args: &[String]) -> bool {
     let for_cargo = args.iter().take_while(|arg| *arg != "--");
-    for_cargo.into_iter().any(|arg| arg.starts_with("-p") || arg.starts_with("--package"))
+    for_cargo
+        .into_iter()
+        .any(|arg| arg.starts_with("-p") || arg.starts_with("--package"))
 }
 
 fn report_skipped(workspace: &Workspace) {
@@ -99,13 +118,25 @@ fn report_skipped(workspace: &Workspace) {
 /// External software, each with the tests that need it.
 fn outside_software(workspace: &Workspace) -> Vec<(String, Finding)> {
     let own = [
-        ("devices in real containers", machine::podman().map_or_else(Finding::Missing, |_| Finding::Present)),
+        (
+            "devices in real containers",
+            machine::podman().map_or_else(Finding::Missing, |_| Finding::Present),
+        ),
         ("packaged drivers as skopeo reads them", machine::skopeo()),
-        ("Kubernetes, agents, kubelets and drivers written in Go", machine::go()),
-        ("clients and plugins written in Python", machine::python_grpc()),
+        (
+            "Kubernetes, agents, kubelets and drivers written in Go",
+            machine::go(),
+        ),
+        (
+            "clients and plugins written in Python",
+            machine::python_grpc(),
+        ),
     ];
     let own = own.map(|(what, finding)| (what.to_owned(), finding));
-    own.into_iter().chain(golden::findings(workspace)).chain(deploy::findings(workspace)).collect()
+    own.into_iter()
+        .chain(golden::findings(workspace))
+        .chain(deploy::findings(workspace))
+        .collect()
 }
 
 #[cfg(test)]
@@ -120,7 +151,16 @@ mod tests {
     fn packages(args: &[&str]) -> String {
         let workspace = Workspace::load().unwrap();
         let mut tree = workspace.cargo();
-        tree.args(["tree", "--edges", "normal", "--prefix", "none", "--format", "{p} [{f}]"]).args(args);
+        tree.args([
+            "tree",
+            "--edges",
+            "normal",
+            "--prefix",
+            "none",
+            "--format",
+            "{p} [{f}]",
+        ])
+        .args(args);
         let output = tree.output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
@@ -128,8 +168,15 @@ mod tests {
 
     #[test]
     fn a_shipped_program_has_no_fail_points() {
-        let has = |args: &[&str]| packages(args).lines().any(|line| line.starts_with("fail v"));
-        assert!(has(&["-p", "nodedock", "--features", "failpoints"]), "the question is the right one");
+        let has = |args: &[&str]| {
+            packages(args)
+                .lines()
+                .any(|line| line.starts_with("fail v"))
+        };
+        assert!(
+            has(&["-p", "nodedock", "--features", "failpoints"]),
+            "the question is the right one"
+        );
         assert!(!has(&["-p", "nodedock"]) && !has(&["--workspace"]));
     }
 
@@ -139,8 +186,14 @@ mod tests {
             let fuzzed = |line: &str| line.starts_with("nodedock") && line.contains("fuzzing");
             packages(args).lines().any(fuzzed)
         };
-        assert!(has(&["-p", "nodedock", "--features", "fuzzing"]), "the question is the right one");
-        assert!(has(&["-p", "nodedock-proto", "--features", "fuzzing"]), "the question is the right one");
+        assert!(
+            has(&["-p", "nodedock", "--features", "fuzzing"]),
+            "the question is the right one"
+        );
+        assert!(
+            has(&["-p", "nodedock-proto", "--features", "fuzzing"]),
+            "the question is the right one"
+        );
         assert!(!has(&["-p", "nodedock"]) && !has(&["--workspace"]));
     }
 

@@ -36,10 +36,17 @@ impl Workspace {
         let metadata: Metadata =
             serde_json::from_str(json).context("reading the output of cargo metadata")?;
         let examples = metadata.workspace_root.join("example-drivers");
-        let mut drivers: Vec<_> =
-            metadata.packages.into_iter().filter_map(|package| package.driver(&examples)).collect();
+        let mut drivers: Vec<_> = metadata
+            .packages
+            .into_iter()
+            .filter_map(|package| package.driver(&examples))
+            .collect();
         drivers.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Self { root: metadata.workspace_root, target: metadata.target_directory, drivers })
+        Ok(Self {
+            root: metadata.workspace_root,
+            target: metadata.target_directory,
+            drivers,
+        })
     }
 
     pub(crate) fn cargo(&self) -> Command {
@@ -61,13 +68,17 @@ impl Workspace {
 
     /// Returns `-p NAME` for every driver.
     pub(crate) fn driver_selection(&self) -> impl Iterator<Item = &str> {
-        self.drivers.iter().flat_map(|driver| ["-p", driver.name.as_str()])
+        self.drivers
+            .iter()
+            .flat_map(|driver| ["-p", driver.name.as_str()])
     }
 }
 
 /// Returns whether cargo sets this variable for the package that it builds or runs; none of them is a setting of cargo.
 fn describes_a_package(name: &str) -> bool {
-    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "CARGO_PRIMARY_PACKAGE"
+    name.starts_with("CARGO_PKG_")
+        || name.starts_with("CARGO_MANIFEST_")
+        || name == "CARGO_PRIMARY_PACKAGE"
 }
 
 /// Returns the cargo that runs this program, so that nested builds use the same toolchain.
@@ -97,12 +108,20 @@ struct Target {
 
 impl Package {
     fn driver(self, examples: &Path) -> Option<DriverPackage> {
-        let directory =
-            self.manifest_path.parent().filter(|directory| directory.parent() == Some(examples))?;
-        let library =
-            self.targets.iter().find(|target| target.crate_types.iter().any(|kind| kind == "cdylib"))?;
+        let directory = self
+            .manifest_path
+            .parent()
+            .filter(|directory| directory.parent() == Some(examples))?;
+        let library = self
+            .targets
+            .iter()
+            .find(|target| target.crate_types.iter().any(|kind| kind == "cdylib"))?;
         let artifact = format!("{}.wasm", library.name.replace('-', "_"));
-        Some(DriverPackage { directory: directory.to_owned(), artifact, name: self.name })
+        Some(DriverPackage {
+            directory: directory.to_owned(),
+            artifact,
+            name: self.name,
+        })
     }
 }
 
@@ -127,10 +146,17 @@ mod tests {
     #[test]
     fn drivers_are_the_cdylibs_among_the_examples() {
         let workspace = Workspace::from_metadata(METADATA).unwrap();
-        let names: Vec<_> = workspace.drivers.iter().map(|driver| driver.name.as_str()).collect();
+        let names: Vec<_> = workspace
+            .drivers
+            .iter()
+            .map(|driver| driver.name.as_str())
+            .collect();
         assert_eq!(names, ["device-nodes", "pci"]);
         assert_eq!(workspace.drivers[0].artifact, "device_nodes.wasm");
-        assert_eq!(workspace.drivers[0].directory, Path::new("/w/example-drivers/device-nodes"));
+        assert_eq!(
+            workspace.drivers[0].directory,
+            Path::new("/w/example-drivers/device-nodes")
+        );
         assert_eq!(workspace.drivers_dir(), Path::new("/t/drivers"));
     }
 

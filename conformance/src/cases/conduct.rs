@@ -30,8 +30,16 @@ level! {
 
 const AT_ONCE: usize = 64;
 const CANCELLED: usize = 10;
-const MEMORY_CYCLES: Cycles = Cycles { most: 1000, least: 500, uncounted: 100 };
-const FILES_CYCLES: Cycles = Cycles { most: 100, least: 60, uncounted: 10 };
+const MEMORY_CYCLES: Cycles = Cycles {
+    most: 1000,
+    least: 500,
+    uncounted: 100,
+};
+const FILES_CYCLES: Cycles = Cycles {
+    most: 100,
+    least: 60,
+    uncounted: 10,
+};
 /// Of the cycles: a case has 10 minutes, of which a start and the last calls take some.
 const CYCLES_TIME: Duration = Duration::from_secs(400);
 const MEMORY_MAX: u64 = 32 << 20;
@@ -45,23 +53,32 @@ const SHORT: Duration = Duration::from_secs(5);
 async fn at_once(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     let devices = node.devices(&plugin).await?;
-    let claims: Vec<ClaimRef> =
-        devices.iter().take(AT_ONCE).map(|device| node.claim(&plugin, device)).collect();
+    let claims: Vec<ClaimRef> = devices
+        .iter()
+        .take(AT_ONCE)
+        .map(|device| node.claim(&plugin, device))
+        .collect();
     // Those with one device share the claim.
     let calls = (0..AT_ONCE).map(|index| {
         let (claim, client) = (claims[index % claims.len()].clone(), plugin.client.clone());
         async move {
-            let answer = client.prepare_by(Version::V1, std::slice::from_ref(&claim)).await;
+            let answer = client
+                .prepare_by(Version::V1, std::slice::from_ref(&claim))
+                .await;
             (claim, answer)
         }
     });
     let when = || format!("of {AT_ONCE} prepares at once");
     let (mut first, mut refused) = (BTreeMap::new(), BTreeMap::new());
     for (claim, answer) in join_all(calls).await {
-        let answer = answer.map_err(|status| failed("prepare", &status)).with_context(when)?;
+        let answer = answer
+            .map_err(|status| failed("prepare", &status))
+            .with_context(when)?;
         match answer.of(&claim) {
             Ok(answer) => {
-                let known = first.entry(claim.uid.clone()).or_insert_with(|| answer.clone());
+                let known = first
+                    .entry(claim.uid.clone())
+                    .or_insert_with(|| answer.clone());
                 same(known, &answer, "of another call at the same time")?;
             }
             Err(error) => {
@@ -69,12 +86,18 @@ async fn at_once(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             }
         }
     }
-    ensure!(!first.is_empty(), "none of {AT_ONCE} prepares at once succeeds");
+    ensure!(
+        !first.is_empty(),
+        "none of {AT_ONCE} prepares at once succeeds"
+    );
     for (uid, (claim, error)) in refused {
         // Claims for devices that overlap exclude each other, of which slices do not say everything. The others are prepared still, so
         // that one that is excluded is refused now too.
         if first.contains_key(&uid) || plugin.client.prepare(&claim).await.is_ok() {
-            return Err(error.context(format!("{}, a claim is refused that another call prepares", when())));
+            return Err(error.context(format!(
+                "{}, a claim is refused that another call prepares",
+                when()
+            )));
         }
     }
     Ok(Outcome::Passed)
@@ -89,8 +112,16 @@ async fn cancelled(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         // Dropped, it resets its stream.
         let _ = tokio::time::timeout(Duration::from_millis(1), call).await;
     }
-    plugin.client.prepare(&claim).await.context("after calls that were cancelled")?;
-    plugin.client.unprepare(&claim).await.context("after calls that were cancelled")?;
+    plugin
+        .client
+        .prepare(&claim)
+        .await
+        .context("after calls that were cancelled")?;
+    plugin
+        .client
+        .unprepare(&claim)
+        .await
+        .context("after calls that were cancelled")?;
     Ok(Outcome::Passed)
 }
 
@@ -101,18 +132,37 @@ async fn without_api(node: &mut TestNode, fault: Fault, deadline: Duration) -> R
     let claim = node.claim(&plugin, &devices[0]);
     let fault = node.api.fail(fault, When::any().resource("resourceclaims"));
     // It may have read the claim before: then it can prepare it.
-    let answer = plugin.client.within(deadline).prepare_by(Version::V1, std::slice::from_ref(&claim)).await;
+    let answer = plugin
+        .client
+        .within(deadline)
+        .prepare_by(Version::V1, std::slice::from_ref(&claim))
+        .await;
     node.api.lift(fault);
-    let answer_after = plugin.client.prepare(&claim).await.context("when the API server works again")?;
-    ensure!(!answer_after.is_empty(), "the answer has no device when the API server works again");
-    plugin.client.unprepare(&claim).await.context("when the API server works again")?;
-    Ok(!answer.is_err_and(|status| matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled)))
+    let answer_after = plugin
+        .client
+        .prepare(&claim)
+        .await
+        .context("when the API server works again")?;
+    ensure!(
+        !answer_after.is_empty(),
+        "the answer has no device when the API server works again"
+    );
+    plugin
+        .client
+        .unprepare(&claim)
+        .await
+        .context("when the API server works again")?;
+    Ok(!answer
+        .is_err_and(|status| matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled)))
 }
 
 async fn api_errors(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let deadline = node.options.call_timeout;
     let is_answered = without_api(node, Fault::Status(500), deadline).await?;
-    ensure!(is_answered, "while the API server answers 500, a prepare is not answered within {deadline:?}");
+    ensure!(
+        is_answered,
+        "while the API server answers 500, a prepare is not answered within {deadline:?}"
+    );
     Ok(Outcome::Passed)
 }
 
@@ -132,7 +182,10 @@ async fn quiet(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     tokio::time::sleep(QUIET).await;
     let requests = node.api.requests();
     let count = requests.len();
-    ensure!(count <= REQUESTS_MAX, "{count} requests in {QUIET:?} without work, {REQUESTS_MAX} at most");
+    ensure!(
+        count <= REQUESTS_MAX,
+        "{count} requests in {QUIET:?} without work, {REQUESTS_MAX} at most"
+    );
     Ok(Outcome::Passed)
 }
 
@@ -148,20 +201,36 @@ struct Cycles {
 
 impl Cycles {
     /// What the driver takes after the uncounted cycles and after the last one, or why it is not known.
-    async fn run(&self, node: &mut TestNode, time: Duration) -> Result<Result<[Usage; 2], Outcome>> {
+    async fn run(
+        &self,
+        node: &mut TestNode,
+        time: Duration,
+    ) -> Result<Result<[Usage; 2], Outcome>> {
         let (plugin, claim, _) = prepared(node).await?;
-        let quiet: Plugin = Plugin { client: plugin.client.quiet(), ..plugin };
+        let quiet: Plugin = Plugin {
+            client: plugin.client.quiet(),
+            ..plugin
+        };
         let end = Instant::now() + time;
         let (mut done, mut before) = (0, None);
         while done < self.most && Instant::now() < end {
-            quiet.client.unprepare(&claim).await.with_context(|| format!("in cycle {done}"))?;
-            quiet.client.prepare(&claim).await.with_context(|| format!("in cycle {done}"))?;
+            quiet
+                .client
+                .unprepare(&claim)
+                .await
+                .with_context(|| format!("in cycle {done}"))?;
+            quiet
+                .client
+                .prepare(&claim)
+                .await
+                .with_context(|| format!("in cycle {done}"))?;
             done += 1;
             if done == self.uncounted {
                 before = usage(node);
             }
         }
-        node.log.add(format!("{done} cycles of prepare and unprepare"));
+        node.log
+            .add(format!("{done} cycles of prepare and unprepare"));
         Ok(self.known(done, time, before, usage(node)))
     }
 
@@ -191,7 +260,12 @@ async fn memory(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         Err(unknown) => return Ok(unknown),
     };
     let grown = after.memory.saturating_sub(before.memory);
-    ensure!(grown < MEMORY_MAX, "it grows by {} KiB, from {} KiB", grown >> 10, before.memory >> 10);
+    ensure!(
+        grown < MEMORY_MAX,
+        "it grows by {} KiB, from {} KiB",
+        grown >> 10,
+        before.memory >> 10
+    );
     Ok(Outcome::Passed)
 }
 
@@ -201,7 +275,11 @@ async fn descriptors(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         Err(unknown) => return Ok(unknown),
     };
     let grown = after.files.saturating_sub(before.files);
-    ensure!(grown < FILES_MAX, "{grown} more files are open, {} before", before.files);
+    ensure!(
+        grown < FILES_MAX,
+        "{grown} more files are open, {} before",
+        before.files
+    );
     Ok(Outcome::Passed)
 }
 
@@ -230,7 +308,15 @@ mod tests {
         }
         let why = "499 cycles took 400s, and 500 are needed".to_owned();
         assert_eq!(known(499).unwrap_err(), Outcome::NotDeclared(why));
-        assert!(MEMORY_CYCLES.known(1000, CYCLES_TIME, usage(1), None).is_err());
-        assert!([MEMORY_CYCLES, FILES_CYCLES].iter().all(|cycles| cycles.uncounted < cycles.least));
+        assert!(
+            MEMORY_CYCLES
+                .known(1000, CYCLES_TIME, usage(1), None)
+                .is_err()
+        );
+        assert!(
+            [MEMORY_CYCLES, FILES_CYCLES]
+                .iter()
+                .all(|cycles| cycles.uncounted < cycles.least)
+        );
     }
 }

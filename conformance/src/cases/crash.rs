@@ -32,14 +32,23 @@ const CRASHES: [u64; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 20];
 async fn registers_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let before = node.begin().await?;
     let after = node.crash().await.context("after a crash")?;
-    ensure!(before.name == after.name, "the name is now {:?}, and was {:?}", after.name, before.name);
+    ensure!(
+        before.name == after.name,
+        "the name is now {:?}, and was {:?}",
+        after.name,
+        before.name
+    );
     Ok(Outcome::Passed)
 }
 
 async fn after_prepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, claim, first) = prepared(node).await?;
     let plugin = node.crash().await?;
-    same(&first, &plugin.client.prepare(&claim).await?, "after a crash")?;
+    same(
+        &first,
+        &plugin.client.prepare(&claim).await?,
+        "after a crash",
+    )?;
     Ok(Outcome::Passed)
 }
 
@@ -54,8 +63,11 @@ async fn kill_during(
     let (client, claim) = (plugin.client.clone(), claim.clone());
     let call = tokio::spawn(async move {
         // Whether it is answered depends on the moment.
-        let _ =
-            if is_prepare { client.prepare(&claim).await.map(drop) } else { client.unprepare(&claim).await };
+        let _ = if is_prepare {
+            client.prepare(&claim).await.map(drop)
+        } else {
+            client.unprepare(&claim).await
+        };
     });
     tokio::time::sleep(Duration::from_millis(after)).await;
     let plugin = node.crash().await;
@@ -95,10 +107,17 @@ async fn reboot(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         return Ok(Outcome::NotDeclared(why));
     }
     let plugin = node.begin().await.context("after a reboot")?;
-    let answer = plugin.client.prepare(&claim).await.context("after a reboot")?;
+    let answer = plugin
+        .client
+        .prepare(&claim)
+        .await
+        .context("after a reboot")?;
     let found = node.cdi_devices()?;
     for id in answer.iter().flat_map(|device| &device.cdi_device_ids) {
-        ensure!(found.contains_key(id), "after a reboot the answer names {id}, and no CDI file has it");
+        ensure!(
+            found.contains_key(id),
+            "after a reboot the answer names {id}, and no CDI file has it"
+        );
     }
     Ok(Outcome::Passed)
 }
@@ -109,7 +128,11 @@ async fn reboot_unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         return Ok(Outcome::NotDeclared(why));
     }
     let plugin = node.begin().await.context("after a reboot")?;
-    plugin.client.unprepare(&claim).await.context("after a reboot")?;
+    plugin
+        .client
+        .unprepare(&claim)
+        .await
+        .context("after a reboot")?;
     Ok(Outcome::Passed)
 }
 
@@ -123,14 +146,20 @@ async fn damaged(node: &mut TestNode, damage: impl Fn(&Path) -> Result<()>) -> R
     node.kill().await;
     let files = files(&node.state())?;
     if files.is_empty() {
-        return Ok(Outcome::NotDeclared("it keeps no file in its state directory".to_owned()));
+        return Ok(Outcome::NotDeclared(
+            "it keeps no file in its state directory".to_owned(),
+        ));
     }
     for file in &files {
         damage(file).with_context(|| format!("damage {}", file.display()))?;
     }
     let plugin = node.begin().await.context("with a damaged state file")?;
     let fresh = node.claim(&plugin, devices.get(1).unwrap_or(&devices[0]));
-    plugin.client.prepare(&fresh).await.context("a new claim, after a state file was damaged")?;
+    plugin
+        .client
+        .prepare(&fresh)
+        .await
+        .context("a new claim, after a state file was damaged")?;
     Ok(Outcome::Passed)
 }
 
@@ -138,8 +167,9 @@ async fn state_corrupt(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     damaged(node, |file| {
         let length = std::fs::metadata(file)?.len();
         // Bytes that are no text, no number and no JSON.
-        let bytes: Vec<u8> =
-            (0..length).map(|index| 0xa5 ^ u8::try_from(index % 91).unwrap_or_default()).collect();
+        let bytes: Vec<u8> = (0..length)
+            .map(|index| 0xa5 ^ u8::try_from(index % 91).unwrap_or_default())
+            .collect();
         Ok(std::fs::write(file, bytes)?)
     })
     .await
@@ -148,7 +178,10 @@ async fn state_corrupt(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn state_truncated(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     damaged(node, |file| {
         let half = std::fs::metadata(file)?.len() / 2;
-        Ok(std::fs::File::options().write(true).open(file)?.set_len(half)?)
+        Ok(std::fs::File::options()
+            .write(true)
+            .open(file)?
+            .set_len(half)?)
     })
     .await
 }
@@ -161,7 +194,11 @@ async fn state_read_only(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     if let Some(why) = node.start_read_only().await? {
         return Ok(Outcome::NotDeclared(why));
     }
-    let answer = match node.registered_or_ended().await.context("with a state directory that is read-only")? {
+    let answer = match node
+        .registered_or_ended()
+        .await
+        .context("with a state directory that is read-only")?
+    {
         // no error: the case is about what the driver answers afterwards
         Some(plugin) => plugin.client.prepare(&claim).await.unwrap_or_default(),
         None => Vec::new(),
@@ -188,14 +225,20 @@ async fn state_gone(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     node.kill().await;
     empty(&node.state())?;
     let plugin = node.begin().await.context("without its state")?;
-    plugin.client.unprepare(&claim).await.context("without its state")?;
+    plugin
+        .client
+        .unprepare(&claim)
+        .await
+        .context("without its state")?;
     Ok(Outcome::Passed)
 }
 
 /// The regular files in a directory and below it.
 fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
+    for entry in
+        std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?
+    {
         let entry = entry?;
         let kind = entry.file_type()?;
         if kind.is_dir() {

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use nodedock_model::ExtendedResource;
 use nodedock_proto::kubelet::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use nodedock_proto::kubelet::device_plugin::v1beta1::{
-    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Device,
-    Empty, PreferredAllocationRequest,
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest,
+    ContainerPreferredAllocationRequest, Device, Empty, PreferredAllocationRequest,
 };
 use tonic::transport::Channel;
 use tonic::{Response, Status};
@@ -40,7 +40,11 @@ async fn begin(node: &mut TestNode) -> Result<DevicePluginClient<Channel>> {
 async fn registers(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     node.start()?;
     let (request, _) = node.device_plugin().await?;
-    ensure!(request.version == "v1beta1", "the version is {:?}, not \"v1beta1\"", request.version);
+    ensure!(
+        request.version == "v1beta1",
+        "the version is {:?}, not \"v1beta1\"",
+        request.version
+    );
     ExtendedResource::new(request.resource_name.as_str()).map_err(|error| anyhow!("{error}"))?;
     Ok(Outcome::Passed)
 }
@@ -60,7 +64,8 @@ pub(super) async fn within<T>(
 ) -> Result<T> {
     let answer = tokio::time::timeout(node.options.call_timeout, asking).await;
     let answer = answer.with_context(|| format!("{call} is not answered within its deadline"))?;
-    let answer = answer.map_err(|status| anyhow!("{call}, {:?}: {}", status.code(), status.message()))?;
+    let answer =
+        answer.map_err(|status| anyhow!("{call}, {:?}: {}", status.code(), status.message()))?;
     Ok(answer.into_inner())
 }
 
@@ -70,12 +75,17 @@ async fn devices(node: &TestNode, client: &mut DevicePluginClient<Channel>) -> R
         let mut lists = client.list_and_watch(Empty {}).await?.into_inner();
         lists.message().await
     };
-    let list = tokio::time::timeout(LIST, read).await.context("ListAndWatch has no list within 10 s")?;
+    let list = tokio::time::timeout(LIST, read)
+        .await
+        .context("ListAndWatch has no list within 10 s")?;
     let list = list
         .map_err(|status| anyhow!("ListAndWatch: {status}"))?
         .context("ListAndWatch ends without a list")?;
-    let named: Vec<_> =
-        list.devices.iter().map(|device| format!("{} {}", device.id, device.health)).collect();
+    let named: Vec<_> = list
+        .devices
+        .iter()
+        .map(|device| format!("{} {}", device.id, device.health))
+        .collect();
     node.log.add(format!("ListAndWatch: {named:?}"));
     Ok(list.devices)
 }
@@ -83,7 +93,9 @@ async fn devices(node: &TestNode, client: &mut DevicePluginClient<Channel>) -> R
 /// IDs of devices that can be allocated.
 async fn healthy(node: &TestNode, client: &mut DevicePluginClient<Channel>) -> Result<Vec<String>> {
     let devices = devices(node, client).await?;
-    let healthy = devices.into_iter().filter(|device| device.health == "Healthy");
+    let healthy = devices
+        .into_iter()
+        .filter(|device| device.health == "Healthy");
     let ids: Vec<String> = healthy.map(|device| device.id).collect();
     ensure!(!ids.is_empty(), "no device is healthy");
     Ok(ids)
@@ -95,21 +107,35 @@ async fn list(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     ensure!(!devices.is_empty(), "the list has no device");
     let mut known = BTreeSet::new();
     for Device { id, health, .. } in &devices {
-        ensure!(!id.is_empty() && known.insert(id), "the ID {id:?} is empty or there twice");
-        ensure!(matches!(health.as_str(), "Healthy" | "Unhealthy"), "device {id} has the health {health:?}");
+        ensure!(
+            !id.is_empty() && known.insert(id),
+            "the ID {id:?} is empty or there twice"
+        );
+        ensure!(
+            matches!(health.as_str(), "Healthy" | "Unhealthy"),
+            "device {id} has the health {health:?}"
+        );
     }
     Ok(Outcome::Passed)
 }
 
 async fn list_stable(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let ids = |devices: Vec<Device>| devices.into_iter().map(|device| device.id).collect::<BTreeSet<_>>();
+    let ids = |devices: Vec<Device>| {
+        devices
+            .into_iter()
+            .map(|device| device.id)
+            .collect::<BTreeSet<_>>()
+    };
     let mut client = begin(node).await?;
     let before = ids(devices(node, &mut client).await?);
     node.stop().await?;
     node.registrations.forget();
     let mut client = begin(node).await?;
     let after = ids(devices(node, &mut client).await?);
-    ensure!(before == after, "the IDs were {before:?}, and are after a restart {after:?}");
+    ensure!(
+        before == after,
+        "the IDs were {before:?}, and are after a restart {after:?}"
+    );
     Ok(Outcome::Passed)
 }
 
@@ -118,8 +144,12 @@ async fn ask(
     client: &mut DevicePluginClient<Channel>,
     containers: &[&[String]],
 ) -> Result<AllocateResponse> {
-    let container = |ids: &&[String]| ContainerAllocateRequest { devices_ids: ids.to_vec() };
-    let request = AllocateRequest { container_requests: containers.iter().map(container).collect() };
+    let container = |ids: &&[String]| ContainerAllocateRequest {
+        devices_ids: ids.to_vec(),
+    };
+    let request = AllocateRequest {
+        container_requests: containers.iter().map(container).collect(),
+    };
     node.log.add(format!("→ Allocate {containers:?}"));
     let answer = within(node, "Allocate", client.allocate(request)).await;
     node.log.add(format!("← {answer:?}"));
@@ -132,7 +162,10 @@ async fn allocate(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let containers: Vec<&[String]> = ids.chunks(1).take(2).collect();
     let answer = ask(node, &mut client, &containers).await?;
     let (answers, asked) = (answer.container_responses.len(), containers.len());
-    ensure!(answers == asked, "the answer is for {answers} containers, the request for {asked}");
+    ensure!(
+        answers == asked,
+        "the answer is for {answers} containers, the request for {asked}"
+    );
     Ok(Outcome::Passed)
 }
 
@@ -141,7 +174,10 @@ async fn allocate_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let ids = healthy(node, &mut client).await?;
     let first = ask(node, &mut client, &[&ids[..1]]).await?;
     let again = ask(node, &mut client, &[&ids[..1]]).await?;
-    ensure!(first == again, "the first answer is {first:?}, the second {again:?}");
+    ensure!(
+        first == again,
+        "the first answer is {first:?}, the second {again:?}"
+    );
     Ok(Outcome::Passed)
 }
 
@@ -149,7 +185,10 @@ async fn allocate_unknown(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let mut client = begin(node).await?;
     devices(node, &mut client).await?;
     let answer = ask(node, &mut client, &[&["no-such-device".to_owned()]]).await;
-    ensure!(answer.is_err(), "a device that the plugin does not have is allocated");
+    ensure!(
+        answer.is_err(),
+        "a device that the plugin does not have is allocated"
+    );
     Ok(Outcome::Passed)
 }
 
@@ -165,15 +204,29 @@ async fn preferred(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             allocation_size: i32::try_from(size).context("a size")?,
         }],
     };
-    let answer = within(node, "GetPreferredAllocation", client.get_preferred_allocation(request)).await?;
-    let given: Vec<_> =
-        answer.container_responses.into_iter().map(|container| container.device_ids).collect();
-    node.log.add(format!("GetPreferredAllocation {size} of {ids:?} with {must:?}: {given:?}"));
+    let answer = within(
+        node,
+        "GetPreferredAllocation",
+        client.get_preferred_allocation(request),
+    )
+    .await?;
+    let given: Vec<_> = answer
+        .container_responses
+        .into_iter()
+        .map(|container| container.device_ids)
+        .collect();
+    node.log.add(format!(
+        "GetPreferredAllocation {size} of {ids:?} with {must:?}: {given:?}"
+    ));
     let [given] = given.as_slice() else {
-        anyhow::bail!("the answer is for {} containers, the request for one", given.len())
+        anyhow::bail!(
+            "the answer is for {} containers, the request for one",
+            given.len()
+        )
     };
     let given_once: BTreeSet<&String> = given.iter().collect();
-    let is_right = given.len() == size && given_once.len() == size && given.iter().all(|id| ids.contains(id));
+    let is_right =
+        given.len() == size && given_once.len() == size && given.iter().all(|id| ids.contains(id));
     ensure!(
         is_right && must.iter().all(|id| given.contains(id)),
         "of {ids:?} with {must:?} it prefers {given:?} for a size of {size}"
@@ -185,7 +238,10 @@ async fn kubelet_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     begin(node).await?;
     node.log.add("the kubelet starts again");
     node.registrations.serve().await?;
-    let (_, mut client) = node.device_plugin().await.context("after the kubelet has started again")?;
+    let (_, mut client) = node
+        .device_plugin()
+        .await
+        .context("after the kubelet has started again")?;
     devices(node, &mut client).await?;
     Ok(Outcome::Passed)
 }

@@ -40,9 +40,16 @@ macro_rules! first_list {
         let mut stream = $client.node_watch_resources(request).await?.into_inner();
         loop {
             let message = stream.message().await?.ok_or_else(ended)?;
-            let ids = message.devices.into_iter().filter_map(|device| device.device);
-            let devices: Vec<_> =
-                ids.map(|id| DeviceId { pool: id.pool_name, name: id.device_name }).collect();
+            let ids = message
+                .devices
+                .into_iter()
+                .filter_map(|device| device.device);
+            let devices: Vec<_> = ids
+                .map(|id| DeviceId {
+                    pool: id.pool_name,
+                    name: id.device_name,
+                })
+                .collect();
             if !devices.is_empty() {
                 break Ok::<_, Status>(devices);
             }
@@ -52,7 +59,10 @@ macro_rules! first_list {
 
 /// The first list of the newest service for health that the driver lists.
 async fn list(node: &TestNode, plugin: &Plugin) -> Result<Vec<DeviceId>> {
-    let is_newer = plugin.services.iter().any(|service| service == "v1.DRAResourceHealth");
+    let is_newer = plugin
+        .services
+        .iter()
+        .any(|service| service == "v1.DRAResourceHealth");
     let read = async {
         match is_newer {
             true => first_list!(v1, plugin.client.health_v1()),
@@ -79,13 +89,17 @@ async fn health_list(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
         Ok(_) => Ok(Outcome::Passed),
         // The official library lists the service for every driver.
         Err(error)
-            if error.downcast_ref::<Status>().is_some_and(|status| status.code() == Code::Unimplemented) =>
+            if error
+                .downcast_ref::<Status>()
+                .is_some_and(|status| status.code() == Code::Unimplemented) =>
         {
-            Ok(Outcome::NotDeclared("it lists DRAResourceHealth and does not implement it".to_owned()))
+            Ok(Outcome::NotDeclared(
+                "it lists DRAResourceHealth and does not implement it".to_owned(),
+            ))
         }
-        Err(_) if facts.health_may_be_silent => {
-            Ok(Outcome::NotDeclared("it says nothing of the health of its devices".to_owned()))
-        }
+        Err(_) if facts.health_may_be_silent => Ok(Outcome::NotDeclared(
+            "it says nothing of the health of its devices".to_owned(),
+        )),
         Err(error) => Err(error),
     }
 }
@@ -95,7 +109,12 @@ async fn health_devices(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let slices = node.slices(&plugin.name).await;
     let known: BTreeSet<DeviceId> = names(&slices).into_iter().collect();
     for device in list(node, &plugin).await? {
-        ensure!(known.contains(&device), "{}/{} is in no slice", device.pool, device.name);
+        ensure!(
+            known.contains(&device),
+            "{}/{} is in no slice",
+            device.pool,
+            device.name
+        );
     }
     Ok(Outcome::Passed)
 }
@@ -103,29 +122,48 @@ async fn health_devices(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn health_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     let first: BTreeSet<_> = list(node, &plugin).await?.into_iter().collect();
-    let again: BTreeSet<_> = list(node, &plugin).await.context("the second time")?.into_iter().collect();
-    ensure!(first == again, "the first list has {first:?}, the second {again:?}");
+    let again: BTreeSet<_> = list(node, &plugin)
+        .await
+        .context("the second time")?
+        .into_iter()
+        .collect();
+    ensure!(
+        first == again,
+        "the first list has {first:?}, the second {again:?}"
+    );
     Ok(Outcome::Passed)
 }
 
 async fn metadata(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, _, answer) = prepared(node).await?;
     let devices = node.cdi_devices()?;
-    let of_answer = answer.iter().flat_map(|device| &device.cdi_device_ids).filter_map(|id| devices.get(id));
+    let of_answer = answer
+        .iter()
+        .flat_map(|device| &device.cdi_device_ids)
+        .filter_map(|id| devices.get(id));
     let mounts = of_answer
         .flat_map(|edits| [&edits["mounts"], &edits["ofAll"]["mounts"]])
         .filter_map(Value::as_array)
         .flatten();
     let is_metadata = |mount: &&Value| {
-        mount["containerPath"].as_str().is_some_and(|path| path.starts_with(METADATA_DIRECTORY))
+        mount["containerPath"]
+            .as_str()
+            .is_some_and(|path| path.starts_with(METADATA_DIRECTORY))
     };
-    let mut files = mounts.filter(is_metadata).filter_map(|mount| mount["hostPath"].as_str()).peekable();
+    let mut files = mounts
+        .filter(is_metadata)
+        .filter_map(|mount| mount["hostPath"].as_str())
+        .peekable();
     if files.peek().is_none() {
-        return Ok(Outcome::NotDeclared("its CDI devices mount no device metadata".to_owned()));
+        return Ok(Outcome::NotDeclared(
+            "its CDI devices mount no device metadata".to_owned(),
+        ));
     }
     for file in files {
         let text = read(Path::new(file)).with_context(|| format!("read {file}"))?;
-        let mut documents = serde_json::Deserializer::from_str(&text).into_iter::<Value>().peekable();
+        let mut documents = serde_json::Deserializer::from_str(&text)
+            .into_iter::<Value>()
+            .peekable();
         ensure!(documents.peek().is_some(), "{file} is empty");
         for document in documents {
             let document = document.with_context(|| format!("{file} is no stream of JSON"))?;
@@ -142,13 +180,24 @@ async fn metadata(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn counters(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     let slices = node.slices(&plugin.name).await;
-    let pool = |slice: &Value| slice["spec"]["pool"]["name"].as_str().unwrap_or_default().to_owned();
+    let pool = |slice: &Value| {
+        slice["spec"]["pool"]["name"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
     let mut known = BTreeSet::new();
     for slice in &slices {
-        for set in slice["spec"]["sharedCounters"].as_array().into_iter().flatten() {
+        for set in slice["spec"]["sharedCounters"]
+            .as_array()
+            .into_iter()
+            .flatten()
+        {
             let counters = set["counters"].as_object().into_iter().flatten();
-            known
-                .extend(counters.map(|(counter, _)| (pool(slice), set["name"].to_string(), counter.clone())));
+            known.extend(
+                counters
+                    .map(|(counter, _)| (pool(slice), set["name"].to_string(), counter.clone())),
+            );
         }
     }
     for slice in &slices {
@@ -175,9 +224,16 @@ async fn taints(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     for slice in node.slices(&plugin.name).await {
         for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
             for taint in device["taints"].as_array().into_iter().flatten() {
-                let is_known = matches!(taint["effect"].as_str(), Some("None" | "NoSchedule" | "NoExecute"));
+                let is_known = matches!(
+                    taint["effect"].as_str(),
+                    Some("None" | "NoSchedule" | "NoExecute")
+                );
                 let has_key = taint["key"].as_str().is_some_and(|key| !key.is_empty());
-                ensure!(is_known && has_key, "device {} has the taint {taint}", device["name"]);
+                ensure!(
+                    is_known && has_key,
+                    "device {} has the taint {taint}",
+                    device["name"]
+                );
             }
         }
     }
@@ -188,8 +244,16 @@ async fn admin_access(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (plugin, claim, first) = prepared(node).await?;
     let device = node.devices(&plugin).await?.swap_remove(0);
     let admin = node.admin_claim(&plugin, &device);
-    plugin.client.prepare(&admin).await.context("a claim with admin access")?;
-    plugin.client.unprepare(&admin).await.context("a claim with admin access")?;
+    plugin
+        .client
+        .prepare(&admin)
+        .await
+        .context("a claim with admin access")?;
+    plugin
+        .client
+        .unprepare(&admin)
+        .await
+        .context("a claim with admin access")?;
     let when = "after the unprepare of a claim with admin access";
     same(&first, &plugin.client.prepare(&claim).await?, when)?;
     Ok(Outcome::Passed)
@@ -200,14 +264,31 @@ async fn rolling_update(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let devices = node.devices(&first).await?;
     let old = node.process.take().context("the driver does not run")?;
     node.start()?;
-    let second = node.registered(Some(&first.socket)).await.context("the second instance")?;
-    ensure!(second.name == first.name, "the second instance has the name {:?}", second.name);
+    let second = node
+        .registered(Some(&first.socket))
+        .await
+        .context("the second instance")?;
+    ensure!(
+        second.name == first.name,
+        "the second instance has the name {:?}",
+        second.name
+    );
     let claim = node.claim(&first, &devices[0]);
-    first.client.prepare(&claim).await.context("by the first instance, beside the second")?;
+    first
+        .client
+        .prepare(&claim)
+        .await
+        .context("by the first instance, beside the second")?;
     // One that does not end in time is killed: another case is about that.
     let _ = old.stop(STOP).await;
-    second.client.unprepare(&claim).await.context("by the second instance")?;
+    second
+        .client
+        .unprepare(&claim)
+        .await
+        .context("by the second instance")?;
     // Its registration is still there.
-    node.register(&second.socket).await.context("the second instance, after the end of the first")?;
+    node.register(&second.socket)
+        .await
+        .context("the second instance, after the end of the first")?;
     Ok(Outcome::Passed)
 }

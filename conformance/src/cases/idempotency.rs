@@ -32,7 +32,10 @@ pub(super) async fn prepared(node: &mut TestNode) -> Result<(Plugin, ClaimRef, V
 }
 
 pub(super) fn same(first: &[Device], second: &[Device], when: &str) -> Result<()> {
-    ensure!(first == second, "the first answer is {first:?}, {when} it is {second:?}");
+    ensure!(
+        first == second,
+        "the first answer is {first:?}, {when} it is {second:?}"
+    );
     Ok(())
 }
 
@@ -45,7 +48,11 @@ fn in_files(node: &TestNode, answer: &[Device]) -> Result<Vec<String>> {
 
 async fn prepare_twice(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (plugin, claim, first) = prepared(node).await?;
-    same(&first, &plugin.client.prepare(&claim).await?, "the second time")?;
+    same(
+        &first,
+        &plugin.client.prepare(&claim).await?,
+        "the second time",
+    )?;
     Ok(Outcome::Passed)
 }
 
@@ -54,8 +61,11 @@ async fn v1beta1(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let devices = node.devices(&plugin).await?;
     let claim = node.claim(&plugin, &devices[0]);
     let claims = std::slice::from_ref(&claim);
-    let newer =
-        plugin.client.prepare_by(Version::V1, claims).await.map_err(|status| failed("prepare", &status))?;
+    let newer = plugin
+        .client
+        .prepare_by(Version::V1, claims)
+        .await
+        .map_err(|status| failed("prepare", &status))?;
     let older = plugin
         .client
         .prepare_by(Version::V1beta1, claims)
@@ -79,20 +89,30 @@ async fn prepare_twice_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> 
     plugin.client.prepare(&claim).await?;
     let ids: usize = first.iter().map(|device| device.cdi_device_ids.len()).sum();
     let found = in_files(node, &first)?;
-    ensure!(found.len() == ids, "of {ids} CDI devices the files have {found:?}");
+    ensure!(
+        found.len() == ids,
+        "of {ids} CDI devices the files have {found:?}"
+    );
     Ok(Outcome::Passed)
 }
 
 /// A claim of which no driver has heard; each number has another.
 fn unknown(number: usize) -> ClaimRef {
-    ClaimRef::new(NAMESPACE, &format!("never-{number}"), &format!("99999999-0000-4000-8000-{number:012}"))
+    ClaimRef::new(
+        NAMESPACE,
+        &format!("never-{number}"),
+        &format!("99999999-0000-4000-8000-{number:012}"),
+    )
 }
 
 async fn unprepare_unknown(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     // A driver may know a claim that it has unprepared.
     for (number, version) in plugin.versions().enumerate() {
-        plugin.client.unprepare_one_by(version, &unknown(number)).await?;
+        plugin
+            .client
+            .unprepare_one_by(version, &unknown(number))
+            .await?;
     }
     Ok(Outcome::Passed)
 }
@@ -104,7 +124,11 @@ async fn unprepare_twice(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         let claim = node.claim(&plugin, &devices[0]);
         plugin.client.prepare(&claim).await?;
         plugin.client.unprepare_one_by(version, &claim).await?;
-        plugin.client.unprepare_one_by(version, &claim).await.context("the second time")?;
+        plugin
+            .client
+            .unprepare_one_by(version, &claim)
+            .await
+            .context("the second time")?;
     }
     Ok(Outcome::Passed)
 }
@@ -125,9 +149,16 @@ async fn none_left(node: &mut TestNode, plugin: &Plugin, answer: &[Device]) -> R
     let devices = node.devices(plugin).await?;
     let another = node.claim(plugin, &devices[0]);
     let of_another = plugin.client.prepare(&another).await?;
-    let is_shared = |id: &String| of_another.iter().any(|device| device.cdi_device_ids.contains(id));
+    let is_shared = |id: &String| {
+        of_another
+            .iter()
+            .any(|device| device.cdi_device_ids.contains(id))
+    };
     let left: Vec<_> = left.into_iter().filter(|id| !is_shared(id)).collect();
-    ensure!(left.is_empty(), "after the unprepare CDI files have {left:?}");
+    ensure!(
+        left.is_empty(),
+        "after the unprepare CDI files have {left:?}"
+    );
     Ok(())
 }
 
@@ -141,14 +172,22 @@ async fn unprepare_without_object(node: &mut TestNode, _: &Facts) -> Result<Outc
 async fn prepare_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (plugin, claim, _) = prepared(node).await?;
     plugin.client.unprepare(&claim).await?;
-    plugin.client.prepare(&claim).await.context("after it was unprepared")?;
+    plugin
+        .client
+        .prepare(&claim)
+        .await
+        .context("after it was unprepared")?;
     Ok(Outcome::Passed)
 }
 
 async fn prepare_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, claim, first) = prepared(node).await?;
     let plugin = node.restart().await?;
-    same(&first, &plugin.client.prepare(&claim).await?, "after a restart")?;
+    same(
+        &first,
+        &plugin.client.prepare(&claim).await?,
+        "after a restart",
+    )?;
     Ok(Outcome::Passed)
 }
 
@@ -165,6 +204,10 @@ async fn unknown_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome
     plugin.client.unprepare(&claim).await?;
     let plugin = node.restart().await?;
     plugin.client.unprepare(&unknown(0)).await?;
-    plugin.client.unprepare(&claim).await.context("the second time, after a restart")?;
+    plugin
+        .client
+        .unprepare(&claim)
+        .await
+        .context("the second time, after a restart")?;
     Ok(Outcome::Passed)
 }

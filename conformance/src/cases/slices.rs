@@ -36,15 +36,24 @@ const SETTLE: Duration = Duration::from_secs(2);
 async fn published(node: &mut TestNode) -> Result<(Plugin, Vec<Value>)> {
     let plugin = node.begin().await?;
     let time = node.options.slices_timeout;
-    let slices = node.slices_until(&plugin.name, time, |slices| !slices.is_empty()).await;
-    Ok((plugin, slices.with_context(|| format!("no slice is published within {time:?}"))?))
+    let slices = node
+        .slices_until(&plugin.name, time, |slices| !slices.is_empty())
+        .await;
+    Ok((
+        plugin,
+        slices.with_context(|| format!("no slice is published within {time:?}"))?,
+    ))
 }
 
 /// The driver with all that it publishes.
 async fn settled(node: &mut TestNode) -> Result<(Plugin, Vec<Value>)> {
     let plugin = node.begin().await?;
     let slices = node.slices(&plugin.name).await;
-    ensure!(!slices.is_empty(), "its pools are not complete within {:?}", node.options.slices_timeout);
+    ensure!(
+        !slices.is_empty(),
+        "its pools are not complete within {:?}",
+        node.options.slices_timeout
+    );
     Ok((plugin, slices))
 }
 
@@ -55,7 +64,10 @@ pub(super) fn names(slices: &[Value]) -> Vec<DeviceId> {
         let pool = slice["spec"]["pool"]["name"].as_str().unwrap_or_default();
         for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
             let name = device["name"].as_str().unwrap_or_default().to_owned();
-            names.push(DeviceId { pool: pool.to_owned(), name });
+            names.push(DeviceId {
+                pool: pool.to_owned(),
+                name,
+            });
         }
     }
     names.sort();
@@ -65,26 +77,41 @@ pub(super) fn names(slices: &[Value]) -> Vec<DeviceId> {
 fn writes(node: &TestNode) -> Vec<Seen> {
     let is_write = |seen: &Seen| {
         seen.resource == "resourceslices"
-            && matches!(seen.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
+            && matches!(
+                seen.verb.as_str(),
+                "create" | "update" | "patch" | "delete" | "deletecollection"
+            )
     };
     node.api.requests().into_iter().filter(is_write).collect()
 }
 
 /// Whether the API server has seen a driver write a slice, or has one.
 pub(super) fn are_written(node: &TestNode) -> bool {
-    let has_some = node.api.look(|state| !state.objects("resourceslices").is_empty());
-    has_some || writes(node).iter().any(|seen| !seen.verb.starts_with("delete"))
+    let has_some = node
+        .api
+        .look(|state| !state.objects("resourceslices").is_empty());
+    has_some
+        || writes(node)
+            .iter()
+            .any(|seen| !seen.verb.starts_with("delete"))
 }
 
 fn named(writes: &[Seen]) -> Vec<String> {
-    writes.iter().map(|seen| format!("{} {}", seen.verb, seen.name)).collect()
+    writes
+        .iter()
+        .map(|seen| format!("{} {}", seen.verb, seen.name))
+        .collect()
 }
 
 async fn accepted(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     node.slices(&plugin.name).await;
     tokio::time::sleep(SETTLE).await;
-    ensure!(are_written(node), "no slice is written within {:?}", node.options.slices_timeout);
+    ensure!(
+        are_written(node),
+        "no slice is written within {:?}",
+        node.options.slices_timeout
+    );
     for seen in writes(node) {
         ensure!(
             !matches!(seen.code, 400 | 422),
@@ -100,14 +127,29 @@ async fn accepted(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn node(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     // Whatever it publishes: under another name they would not be found as its own.
     let plugin = node.begin().await?;
-    let slices =
-        node.slices_until(&plugin.name, node.options.slices_timeout, |slices| !slices.is_empty()).await;
-    ensure!(slices.is_some(), "no slice has the driver's name {:?}", plugin.name);
-    for slice in
-        node.api.look(|state| state.objects("resourceslices").into_iter().cloned().collect::<Vec<_>>())
-    {
+    let slices = node
+        .slices_until(&plugin.name, node.options.slices_timeout, |slices| {
+            !slices.is_empty()
+        })
+        .await;
+    ensure!(
+        slices.is_some(),
+        "no slice has the driver's name {:?}",
+        plugin.name
+    );
+    for slice in node.api.look(|state| {
+        state
+            .objects("resourceslices")
+            .into_iter()
+            .cloned()
+            .collect::<Vec<_>>()
+    }) {
         let (name, spec) = (&slice["metadata"]["name"], &slice["spec"]);
-        ensure!(spec["nodeName"] == NODE, "slice {name} is for node {}, not {NODE:?}", spec["nodeName"]);
+        ensure!(
+            spec["nodeName"] == NODE,
+            "slice {name} is for node {}, not {NODE:?}",
+            spec["nodeName"]
+        );
         ensure!(
             spec["driver"] == plugin.name.as_str(),
             "slice {name} has the driver {}, not {:?}",
@@ -121,19 +163,30 @@ async fn node(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn owner(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, slices) = published(node).await?;
     for slice in slices {
-        let (name, owners) = (&slice["metadata"]["name"], &slice["metadata"]["ownerReferences"]);
+        let (name, owners) = (
+            &slice["metadata"]["name"],
+            &slice["metadata"]["ownerReferences"],
+        );
         let is_node = |owner: &Value| owner["kind"] == "Node" && owner["name"] == NODE;
-        ensure!(owners.as_array().into_iter().flatten().any(is_node), "slice {name} has the owners {owners}");
+        ensure!(
+            owners.as_array().into_iter().flatten().any(is_node),
+            "slice {name} has the owners {owners}"
+        );
     }
     Ok(Outcome::Passed)
 }
 
 async fn complete(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (plugin, _) = published(node).await?;
-    let is_whole = node.slices_until(&plugin.name, node.options.slices_timeout, is_complete).await;
+    let is_whole = node
+        .slices_until(&plugin.name, node.options.slices_timeout, is_complete)
+        .await;
     if is_whole.is_none() {
-        let pools: Vec<_> =
-            node.slices_now(&plugin.name).iter().map(|slice| slice["spec"]["pool"].to_string()).collect();
+        let pools: Vec<_> = node
+            .slices_now(&plugin.name)
+            .iter()
+            .map(|slice| slice["spec"]["pool"].to_string())
+            .collect();
         anyhow::bail!("the pools of its slices are {}", pools.join(", "));
     }
     Ok(Outcome::Passed)
@@ -161,7 +214,10 @@ async fn names_stable(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         .await
         .context("after a restart its pools are not complete")?;
     let after = names(&slices);
-    ensure!(before == after, "the devices were {before:?}, and are after a restart {after:?}");
+    ensure!(
+        before == after,
+        "the devices were {before:?}, and are after a restart {after:?}"
+    );
     Ok(Outcome::Passed)
 }
 
@@ -204,14 +260,24 @@ async fn wiped(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 
 /// The first slice that has devices.
 fn with_devices(slices: &[Value]) -> Result<&Value> {
-    let has_some = |slice: &&Value| slice["spec"]["devices"].as_array().is_some_and(|list| !list.is_empty());
-    slices.iter().find(has_some).context("no slice has a device")
+    let has_some = |slice: &&Value| {
+        slice["spec"]["devices"]
+            .as_array()
+            .is_some_and(|list| !list.is_empty())
+    };
+    slices
+        .iter()
+        .find(has_some)
+        .context("no slice has a device")
 }
 
 /// Takes a device out of a slice and waits until it is back.
 async fn repair(node: &TestNode, plugin: &Plugin, slices: &[Value]) -> Result<Vec<Value>> {
-    let name = with_devices(slices)?["metadata"]["name"].as_str().context("a slice has no name")?;
-    node.log.add(format!("a device is removed from slice {name}"));
+    let name = with_devices(slices)?["metadata"]["name"]
+        .as_str()
+        .context("a slice has no name")?;
+    node.log
+        .add(format!("a device is removed from slice {name}"));
     node.api.edit("resourceslices", "", name, |slice| {
         slice["spec"]["devices"].as_array_mut().map(Vec::pop);
     });
@@ -233,7 +299,9 @@ fn generations(slices: &[Value]) -> BTreeMap<String, i64> {
     for slice in slices {
         let pool = &slice["spec"]["pool"];
         let generation = pool["generation"].as_i64().unwrap_or_default();
-        let known = newest.entry(pool["name"].as_str().unwrap_or_default().to_owned()).or_insert(generation);
+        let known = newest
+            .entry(pool["name"].as_str().unwrap_or_default().to_owned())
+            .or_insert(generation);
         *known = generation.max(*known);
     }
     newest
@@ -243,7 +311,10 @@ fn never_lower(before: &[Value], after: &[Value], when: &str) -> Result<()> {
     let after = generations(after);
     for (pool, generation) in generations(before) {
         let now = after.get(&pool).copied().unwrap_or(generation);
-        ensure!(now >= generation, "pool {pool} had the generation {generation}, and {when} {now}");
+        ensure!(
+            now >= generation,
+            "pool {pool} had the generation {generation}, and {when} {now}"
+        );
     }
     Ok(())
 }
@@ -257,16 +328,31 @@ async fn generation(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     never_lower(&slices, &before, "after a repair")?;
     // Another client raises it: what is below is not used.
     let pool = before[0]["spec"]["pool"]["name"].clone();
-    for slice in before.iter_mut().filter(|slice| slice["spec"]["pool"]["name"] == pool) {
-        let name = slice["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let raised = slice["spec"]["pool"]["generation"].as_i64().unwrap_or_default() + 5;
+    for slice in before
+        .iter_mut()
+        .filter(|slice| slice["spec"]["pool"]["name"] == pool)
+    {
+        let name = slice["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let raised = slice["spec"]["pool"]["generation"]
+            .as_i64()
+            .unwrap_or_default()
+            + 5;
         slice["spec"]["pool"]["generation"] = raised.into();
-        node.api
-            .edit("resourceslices", "", &name, |slice| slice["spec"]["pool"]["generation"] = raised.into());
+        node.api.edit("resourceslices", "", &name, |slice| {
+            slice["spec"]["pool"]["generation"] = raised.into()
+        });
     }
-    node.log.add(format!("the generation of pool {pool} is raised by 5"));
+    node.log
+        .add(format!("the generation of pool {pool} is raised by 5"));
     let after = repair(node, &plugin, &before).await?;
-    never_lower(&before, &after, "after a repair of a pool whose generation another client has raised")?;
+    never_lower(
+        &before,
+        &after,
+        "after a repair of a pool whose generation another client has raised",
+    )?;
     if facts.is_program {
         node.restart().await?;
         tokio::time::sleep(SETTLE).await;
@@ -278,13 +364,20 @@ async fn generation(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
 async fn one_write(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (plugin, slices) = settled(node).await?;
     let pool = &with_devices(&slices)?["spec"]["pool"]["name"];
-    let most = slices.iter().filter(|slice| slice["spec"]["pool"]["name"] == *pool).count();
+    let most = slices
+        .iter()
+        .filter(|slice| slice["spec"]["pool"]["name"] == *pool)
+        .count();
     node.api.forget_requests();
     repair(node, &plugin, &slices).await?;
     tokio::time::sleep(SETTLE).await;
     let writes = writes(node);
     // A write that met a newer version is repeated.
     let count = writes.iter().filter(|seen| seen.code != 409).count();
-    ensure!(count <= most, "one change of {most} slices leads to {count} writes: {:?}", named(&writes));
+    ensure!(
+        count <= most,
+        "one change of {most} slices leads to {count} writes: {:?}",
+        named(&writes)
+    );
     Ok(Outcome::Passed)
 }

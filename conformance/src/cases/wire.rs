@@ -53,7 +53,10 @@ async fn name(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn services(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     let listed = &plugin.services;
-    ensure!(listed.iter().any(|service| service == "v1.DRAPlugin"), "{listed:?} does not have v1.DRAPlugin");
+    ensure!(
+        listed.iter().any(|service| service == "v1.DRAPlugin"),
+        "{listed:?} does not have v1.DRAPlugin"
+    );
     for version in plugin.versions() {
         if let Err(status) = plugin.client.prepare_by(version, &[]).await {
             ensure!(
@@ -72,30 +75,53 @@ async fn endpoint(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     // The caller that gets the first answer may call at once.
     let (socket, info) = node.announced().await?.context("it is no DRA driver now")?;
     let endpoint = Path::new(&info.endpoint);
-    ensure!(endpoint.is_absolute(), "{:?} is not absolute", info.endpoint);
+    ensure!(
+        endpoint.is_absolute(),
+        "{:?} is not absolute",
+        info.endpoint
+    );
     let bytes = info.endpoint.len();
-    ensure!(bytes <= SOCKET_BYTES_MAX, "{:?} has {bytes} bytes, {SOCKET_BYTES_MAX} at most", info.endpoint);
+    ensure!(
+        bytes <= SOCKET_BYTES_MAX,
+        "{:?} has {bytes} bytes, {SOCKET_BYTES_MAX} at most",
+        info.endpoint
+    );
     node.register(&socket).await?;
     Ok(Outcome::Passed)
 }
 
 async fn notified(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
-    plugin.notified.map_err(|why| anyhow!("NotifyRegistrationStatus: {why}"))?;
-    let mut client =
-        node.registration(&plugin.socket).await.context("connect again after the notification")?;
+    plugin
+        .notified
+        .map_err(|why| anyhow!("NotifyRegistrationStatus: {why}"))?;
+    let mut client = node
+        .registration(&plugin.socket)
+        .await
+        .context("connect again after the notification")?;
     let info = get_info(&mut client).await?;
-    ensure!(info.name == plugin.name, "the name is now {:?}, and was {:?}", info.name, plugin.name);
+    ensure!(
+        info.name == plugin.name,
+        "the name is now {:?}, and was {:?}",
+        info.name,
+        plugin.name
+    );
     Ok(Outcome::Passed)
 }
 
 async fn empty(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     for version in plugin.versions() {
-        let prepared =
-            plugin.client.prepare_by(version, &[]).await.map_err(|status| failed("prepare", &status))?;
-        let unprepared =
-            plugin.client.unprepare_by(version, &[]).await.map_err(|status| failed("unprepare", &status))?;
+        let prepared = plugin
+            .client
+            .prepare_by(version, &[])
+            .await
+            .map_err(|status| failed("prepare", &status))?;
+        let unprepared = plugin
+            .client
+            .unprepare_by(version, &[])
+            .await
+            .map_err(|status| failed("unprepare", &status))?;
         ensure!(
             prepared.0.is_empty() && unprepared.0.is_empty(),
             "{} answers for claims that were not asked for",
@@ -128,7 +154,9 @@ async fn unknown_fields(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let claim = node.claim(&plugin, &devices[0]);
     for version in plugin.versions() {
         let answer = plugin.client.prepare_later(version, &claim).await;
-        answer.map_err(|status| failed(&format!("prepare by {version:?}"), &status))?.of(&claim)?;
+        answer
+            .map_err(|status| failed(&format!("prepare by {version:?}"), &status))?
+            .of(&claim)?;
     }
     Ok(Outcome::Passed)
 }
@@ -140,10 +168,15 @@ async fn devices(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let device = devices.get(1).unwrap_or(&devices[0]);
     let claim = node.claim(&plugin, device);
     let answer = plugin.client.prepare(&claim).await?;
-    let answered: Vec<_> =
-        answer.iter().map(|one| format!("{}/{}", one.pool_name, one.device_name)).collect();
+    let answered: Vec<_> = answer
+        .iter()
+        .map(|one| format!("{}/{}", one.pool_name, one.device_name))
+        .collect();
     let allocated = format!("{}/{}", device.pool, device.name);
-    ensure!(answered == [allocated.clone()], "{allocated} is allocated, and the answer has {answered:?}");
+    ensure!(
+        answered == [allocated.clone()],
+        "{allocated} is allocated, and the answer has {answered:?}"
+    );
     Ok(Outcome::Passed)
 }
 
@@ -152,7 +185,10 @@ async fn requests(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let devices = node.devices(&plugin).await?;
     let claim = node.claim(&plugin, &devices[0]);
     let answer = plugin.client.prepare(&claim).await?;
-    let named: Vec<&String> = answer.iter().flat_map(|device| &device.request_names).collect();
+    let named: Vec<&String> = answer
+        .iter()
+        .flat_map(|device| &device.request_names)
+        .collect();
     ensure!(
         named.iter().all(|name| *name == REQUEST),
         "the claim has the request {REQUEST:?} alone, and the answer names {named:?}"
@@ -167,8 +203,15 @@ async fn cdi_ids(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     for device in plugin.client.prepare(&claim).await? {
         let mut known = BTreeSet::new();
         for id in &device.cdi_device_ids {
-            ensure!(is_cdi_qualified_name(id), "{id:?} is no qualified name, VENDOR/CLASS=NAME");
-            ensure!(known.insert(id), "{id:?} is there twice for device {}", device.device_name);
+            ensure!(
+                is_cdi_qualified_name(id),
+                "{id:?} is no qualified name, VENDOR/CLASS=NAME"
+            );
+            ensure!(
+                known.insert(id),
+                "{id:?} is there twice for device {}",
+                device.device_name
+            );
         }
     }
     Ok(Outcome::Passed)
@@ -179,13 +222,22 @@ async fn cdi_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let devices = node.devices(&plugin).await?;
     let claim = node.claim(&plugin, &devices[0]);
     let answer = plugin.client.prepare(&claim).await?;
-    let ids: Vec<&String> = answer.iter().flat_map(|device| &device.cdi_device_ids).collect();
+    let ids: Vec<&String> = answer
+        .iter()
+        .flat_map(|device| &device.cdi_device_ids)
+        .collect();
     if ids.is_empty() {
-        return Ok(Outcome::NotDeclared("its answers name no CDI devices".to_owned()));
+        return Ok(Outcome::NotDeclared(
+            "its answers name no CDI devices".to_owned(),
+        ));
     }
     let found = node.cdi_devices()?;
     for id in ids {
-        ensure!(found.contains_key(id), "no CDI file has {id}; there are {:?}", found.keys());
+        ensure!(
+            found.contains_key(id),
+            "no CDI file has {id}; there are {:?}",
+            found.keys()
+        );
     }
     Ok(Outcome::Passed)
 }
@@ -193,7 +245,11 @@ async fn cdi_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 /// Claims for different devices, at most three.
 async fn several(node: &mut TestNode, plugin: &Plugin) -> Result<Vec<ClaimRef>> {
     let devices = node.devices(plugin).await?;
-    Ok(devices.iter().take(3).map(|device| node.claim(plugin, device)).collect())
+    Ok(devices
+        .iter()
+        .take(3)
+        .map(|device| node.claim(plugin, device))
+        .collect())
 }
 
 async fn batch(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
@@ -225,14 +281,18 @@ async fn batch_strangers(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let claims = several(node, &plugin).await?;
     for version in plugin.versions() {
         let prepared = plugin.client.prepare_by(version, &claims).await;
-        let prepared = prepared.map_err(|status| failed(&format!("prepare by {version:?}"), &status))?;
+        let prepared =
+            prepared.map_err(|status| failed(&format!("prepare by {version:?}"), &status))?;
         let mut known = BTreeSet::new();
         for (uid, _) in &prepared.0 {
             ensure!(
                 claims.iter().any(|claim| claim.uid == *uid),
                 "the answer of {version:?} has claim {uid}, which was not asked for"
             );
-            ensure!(known.insert(uid), "the answer of {version:?} has claim {uid} twice");
+            ensure!(
+                known.insert(uid),
+                "the answer of {version:?} has claim {uid} twice"
+            );
         }
     }
     Ok(Outcome::Passed)
@@ -242,10 +302,19 @@ async fn batch_independent(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     let claims = several(node, &plugin).await?;
     let pool = node.devices(&plugin).await?.swap_remove(0).pool;
-    let unknown = node.claim(&plugin, &DeviceId { pool, name: "no-such-device".to_owned() });
-    let call: Vec<ClaimRef> = std::iter::once(unknown).chain(claims.iter().cloned()).collect();
+    let unknown = node.claim(
+        &plugin,
+        &DeviceId {
+            pool,
+            name: "no-such-device".to_owned(),
+        },
+    );
+    let call: Vec<ClaimRef> = std::iter::once(unknown)
+        .chain(claims.iter().cloned())
+        .collect();
     for version in plugin.versions() {
-        let when = || format!("prepare by {version:?} with a claim for a device that does not exist");
+        let when =
+            || format!("prepare by {version:?} with a claim for a device that does not exist");
         let answer = plugin.client.prepare_by(version, &call).await;
         let answer = answer.map_err(|status| failed(&when(), &status))?;
         for claim in &claims {

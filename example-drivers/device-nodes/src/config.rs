@@ -50,7 +50,9 @@ impl Config {
 
 impl PoolConfig {
     pub(crate) fn access(&self) -> Result<NodeAccess, Problem> {
-        self.permissions.parse().map_err(|why| bad(&self.name, &format!("permissions: {why}")))
+        self.permissions
+            .parse()
+            .map_err(|why| bad(&self.name, &format!("permissions: {why}")))
     }
 
     fn check(&self) -> Result<(), Problem> {
@@ -62,7 +64,10 @@ impl PoolConfig {
         }
         self.access()?;
         match self.env.keys().find(|name| !name.starts_with("DEVICE_")) {
-            Some(name) => Err(bad(&self.name, &format!("env {name:?} does not begin with DEVICE_"))),
+            Some(name) => Err(bad(
+                &self.name,
+                &format!("env {name:?} does not begin with DEVICE_"),
+            )),
             None => Ok(()),
         }
     }
@@ -70,9 +75,15 @@ impl PoolConfig {
 
 fn is_below_dev(path: &str) -> bool {
     let below = path.strip_prefix("/dev/");
-    below.is_some_and(|rest| rest.split('/').all(|segment| !matches!(segment, "" | "." | "..")))
+    below.is_some_and(|rest| {
+        rest.split('/')
+            .all(|segment| !matches!(segment, "" | "." | ".."))
+    })
 }
 
 fn bad(pool: &str, reason: &str) -> Problem {
-    Problem::invalid("bad-config", format!("config of device-nodes: pool {pool:?}: {reason}"))
+    Problem::invalid(
+        "bad-config",
+        format!("config of device-nodes: pool {pool:?}: {reason}"),
+    )
 }

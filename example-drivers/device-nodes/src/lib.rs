@@ -7,8 +7,9 @@ mod tests;
 use std::collections::BTreeSet;
 
 use nodedock_sdk::{
-    AllocatedDevice, Claim, Configuration, ContainerEdits, Context, Device, DeviceNode, Driver, DriverInfo,
-    Host, Inventory, NodeInfo, NodeKind, Pool, Prepared, Problem, Trigger, dns_label, dns_label_hashed,
+    AllocatedDevice, Claim, Configuration, ContainerEdits, Context, Device, DeviceNode, Driver,
+    DriverInfo, Host, Inventory, NodeInfo, NodeKind, Pool, Prepared, Problem, Trigger, dns_label,
+    dns_label_hashed,
 };
 
 use config::{Config, PoolConfig};
@@ -80,13 +81,21 @@ impl Driver for DeviceNodesDriver {
         DriverInfo::new("device-nodes.nodedock.dev", env!("CARGO_PKG_VERSION"))
             .summary("Nodes below /dev, chosen by globs")
             .device_nodes(DEVICE_NODES)
-            .sysfs_read(["dev/char/*/subsystem", "dev/block/*/subsystem", "dev/block/*/size"])
+            .sysfs_read([
+                "dev/char/*/subsystem",
+                "dev/block/*/subsystem",
+                "dev/block/*/size",
+            ])
             .env(["NODEDOCK_DEVICE_*", "DEVICE_*"])
             .events(EVENT_SUBSYSTEMS)
     }
 
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
-        Config::read(&ctx.config)?.pools.iter().map(|pool| publish(host, pool)).collect::<Result<_, _>>()
+        Config::read(&ctx.config)?
+            .pools
+            .iter()
+            .map(|pool| publish(host, pool))
+            .collect::<Result<_, _>>()
     }
 
     fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
@@ -129,18 +138,33 @@ fn named_nodes(host: &Host, config: &PoolConfig) -> Result<Vec<(String, NodeInfo
     nodes.sort_by(|one, other| one.path.cmp(&other.path));
     nodes.dedup_by(|one, other| one.path == other.path);
     let mut taken = BTreeSet::new();
-    Ok(nodes.into_iter().map(|node| (free_name(&mut taken, &node.path), node)).collect())
+    Ok(nodes
+        .into_iter()
+        .map(|node| (free_name(&mut taken, &node.path), node))
+        .collect())
 }
 
 fn free_name(taken: &mut BTreeSet<String>, path: &str) -> String {
     let short = path.strip_prefix("/dev/").unwrap_or(path);
     let label = dns_label(short);
-    if taken.insert(label.clone()) { label } else { dns_label_hashed(short) }
+    if taken.insert(label.clone()) {
+        label
+    } else {
+        dns_label_hashed(short)
+    }
 }
 
-fn describe_node(host: &Host, config: &PoolConfig, name: String, node: &NodeInfo) -> Result<Device, Problem> {
+fn describe_node(
+    host: &Host,
+    config: &PoolConfig,
+    name: String,
+    node: &NodeInfo,
+) -> Result<Device, Problem> {
     let device = Device::new(name)
-        .attribute_opt("path", (node.path.len() <= ATTRIBUTE_BYTES_MAX).then(|| node.path.clone()))
+        .attribute_opt(
+            "path",
+            (node.path.len() <= ATTRIBUTE_BYTES_MAX).then(|| node.path.clone()),
+        )
         .attribute("kind", node.kind.as_str())
         .attribute("major", node.major)
         .attribute("minor", node.minor)
@@ -154,12 +178,18 @@ fn describe_node(host: &Host, config: &PoolConfig, name: String, node: &NodeInfo
 }
 
 fn sysfs_directory(node: &NodeInfo) -> String {
-    let kind = if node.kind == NodeKind::Block { "block" } else { "char" };
+    let kind = if node.kind == NodeKind::Block {
+        "block"
+    } else {
+        "char"
+    };
     format!("dev/{kind}/{}:{}", node.major, node.minor)
 }
 
 fn subsystem(host: &Host, node: &NodeInfo) -> Result<Option<String>, Problem> {
-    let link = host.sysfs().find_link(&format!("{}/subsystem", sysfs_directory(node)))?;
+    let link = host
+        .sysfs()
+        .find_link(&format!("{}/subsystem", sysfs_directory(node)))?;
     Ok(link.and_then(|target| target.rsplit('/').next().map(str::to_owned)))
 }
 
@@ -167,17 +197,36 @@ fn size_bytes(host: &Host, node: &NodeInfo) -> Result<Option<u64>, Problem> {
     if node.kind != NodeKind::Block {
         return Ok(None);
     }
-    let sectors = host.sysfs().find_parsed::<u64>(&format!("{}/size", sysfs_directory(node)))?;
+    let sectors = host
+        .sysfs()
+        .find_parsed::<u64>(&format!("{}/size", sysfs_directory(node)))?;
     Ok(sectors.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES)))
 }
 
-fn hand_out(host: &Host, config: &Config, allocated: &AllocatedDevice) -> Result<ContainerEdits, Problem> {
-    let AllocatedDevice { pool: pool_name, device, .. } = allocated;
-    let pool = config.pools.iter().find(|pool| pool.name == *pool_name).ok_or_else(|| {
-        Problem::not_found("no-such-pool", format!("the config of device-nodes has no pool {pool_name}"))
-    })?;
-    let (name, node) =
-        named_nodes(host, pool)?.into_iter().find(|(name, _)| name == device).ok_or_else(|| {
+fn hand_out(
+    host: &Host,
+    config: &Config,
+    allocated: &AllocatedDevice,
+) -> Result<ContainerEdits, Problem> {
+    let AllocatedDevice {
+        pool: pool_name,
+        device,
+        ..
+    } = allocated;
+    let pool = config
+        .pools
+        .iter()
+        .find(|pool| pool.name == *pool_name)
+        .ok_or_else(|| {
+            Problem::not_found(
+                "no-such-pool",
+                format!("the config of device-nodes has no pool {pool_name}"),
+            )
+        })?;
+    let (name, node) = named_nodes(host, pool)?
+        .into_iter()
+        .find(|(name, _)| name == device)
+        .ok_or_else(|| {
             Problem::not_found(
                 "no-such-device",
                 format!("the node of device {pool_name}/{device} is not there"),

@@ -10,11 +10,20 @@ fn shipped_config() -> Value {
     serde_saphyr::from_str(include_str!("../device-nodes.config.yaml")).unwrap()
 }
 
-fn add_node(node: &Harness<DeviceNodesDriver>, path: &str, kind: NodeKind, numbers: (u32, u32), sysfs: &str) {
+fn add_node(
+    node: &Harness<DeviceNodesDriver>,
+    path: &str,
+    kind: NodeKind,
+    numbers: (u32, u32),
+    sysfs: &str,
+) {
     let (major, minor) = numbers;
     let subsystem = sysfs.split('/').nth(2).unwrap();
     node.fake()
-        .link(&format!("{sysfs}/subsystem"), &format!("../../../../class/{subsystem}"))
+        .link(
+            &format!("{sysfs}/subsystem"),
+            &format!("../../../../class/{subsystem}"),
+        )
         .dir(&format!("class/{subsystem}"))
         .node(NodeInfo {
             path: path.into(),
@@ -32,13 +41,50 @@ fn node() -> Harness<DeviceNodesDriver> {
     let node = Harness::new();
     node.config(shipped_config());
     let character = NodeKind::Character;
-    add_node(&node, "/dev/fuse", character, (10, 229), "devices/virtual/misc/fuse");
-    add_node(&node, "/dev/kvm", character, (10, 232), "devices/virtual/misc/kvm");
-    add_node(&node, "/dev/net/tun", character, (10, 200), "devices/virtual/misc/tun");
-    add_node(&node, "/dev/loop-control", character, (10, 237), "devices/virtual/misc/loop-control");
-    add_node(&node, "/dev/loop0", NodeKind::Block, (7, 0), "devices/virtual/block/loop0");
-    add_node(&node, "/dev/loop1", NodeKind::Block, (7, 1), "devices/virtual/block/loop1");
-    node.fake().file("devices/virtual/block/loop0/size", "2048\n");
+    add_node(
+        &node,
+        "/dev/fuse",
+        character,
+        (10, 229),
+        "devices/virtual/misc/fuse",
+    );
+    add_node(
+        &node,
+        "/dev/kvm",
+        character,
+        (10, 232),
+        "devices/virtual/misc/kvm",
+    );
+    add_node(
+        &node,
+        "/dev/net/tun",
+        character,
+        (10, 200),
+        "devices/virtual/misc/tun",
+    );
+    add_node(
+        &node,
+        "/dev/loop-control",
+        character,
+        (10, 237),
+        "devices/virtual/misc/loop-control",
+    );
+    add_node(
+        &node,
+        "/dev/loop0",
+        NodeKind::Block,
+        (7, 0),
+        "devices/virtual/block/loop0",
+    );
+    add_node(
+        &node,
+        "/dev/loop1",
+        NodeKind::Block,
+        (7, 1),
+        "devices/virtual/block/loop1",
+    );
+    node.fake()
+        .file("devices/virtual/block/loop0/size", "2048\n");
     node
 }
 
@@ -52,7 +98,11 @@ fn the_shipped_files_fit_the_driver() {
     for device in ["fuse", "kvm", "net-tun"] {
         assert!(inventory.device("misc", device).is_some(), "{device}");
     }
-    assert_eq!(inventory.pools[1].devices.len(), 2, "loop0 and loop1, but not loop-control");
+    assert_eq!(
+        inventory.pools[1].devices.len(),
+        2,
+        "loop0 and loop1, but not loop-control"
+    );
 }
 
 #[test]
@@ -72,7 +122,10 @@ fn a_device_says_what_its_node_is() {
     let tun = inventory.device("misc", "net-tun").unwrap();
     assert_eq!(tun.attribute_value("path"), Some(&"/dev/net/tun".into()));
     assert_eq!(tun.attribute_value("major"), Some(&AttributeValue::Int(10)));
-    assert_eq!(tun.attribute_value("minor"), Some(&AttributeValue::Int(200)));
+    assert_eq!(
+        tun.attribute_value("minor"),
+        Some(&AttributeValue::Int(200))
+    );
     assert_eq!(tun.attribute_value("kind"), Some(&"character".into()));
     assert_eq!(tun.attribute_value("subsystem"), Some(&"misc".into()));
     assert_eq!(tun.identity, ["dev:/dev/net/tun"]);
@@ -82,7 +135,10 @@ fn a_device_says_what_its_node_is() {
 #[test]
 fn a_block_device_has_a_size_where_the_kernel_tells_it() {
     let inventory = node().discover().unwrap();
-    assert_eq!(inventory.device("loop", "loop0").unwrap().capacities[0].value, "1048576");
+    assert_eq!(
+        inventory.device("loop", "loop0").unwrap().capacities[0].value,
+        "1048576"
+    );
     assert_eq!(inventory.device("loop", "loop1").unwrap().capacities, []);
 }
 
@@ -92,16 +148,28 @@ fn a_node_without_a_directory_in_sysfs_is_published_all_the_same() {
     node.fake().character_node("/dev/ttyUSB0", 188, 0);
     node.config(json!({"pools": [{"name": "serial", "paths": ["/dev/ttyUSB*"]}]}));
     let inventory = node.discover().unwrap();
-    assert_eq!(inventory.device("serial", "ttyusb0").unwrap().attribute_value("subsystem"), None);
+    assert_eq!(
+        inventory
+            .device("serial", "ttyusb0")
+            .unwrap()
+            .attribute_value("subsystem"),
+        None
+    );
 }
 
 #[test]
 fn paths_that_come_to_the_same_name_stay_apart_and_overlapping_globs_do_not_double() {
     let node = Harness::<DeviceNodesDriver>::new();
-    node.fake().character_node("/dev/snd/a-b", 116, 1).character_node("/dev/snd/a_b", 116, 2);
+    node.fake()
+        .character_node("/dev/snd/a-b", 116, 1)
+        .character_node("/dev/snd/a_b", 116, 2);
     node.config(json!({"pools": [{"name": "p", "paths": ["/dev/snd/*", "/dev/snd/a*"]}]}));
     let inventory = node.discover().unwrap();
-    let names: Vec<_> = inventory.pools[0].devices.iter().map(|device| device.name.as_str()).collect();
+    let names: Vec<_> = inventory.pools[0]
+        .devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect();
     assert_eq!(names.len(), 2);
     assert_eq!(names[0], "snd-a-b");
     assert!(names[1].starts_with("snd-a-b-"), "{names:?}");
@@ -110,16 +178,30 @@ fn paths_that_come_to_the_same_name_stay_apart_and_overlapping_globs_do_not_doub
 #[test]
 fn a_claim_gets_its_nodes_with_permissions_and_environment() {
     let node = node();
-    let claim =
-        Claim::new("default", "demo", "uid").device("fuse", "misc", "fuse").device("tun", "misc", "net-tun");
+    let claim = Claim::new("default", "demo", "uid")
+        .device("fuse", "misc", "fuse")
+        .device("tun", "misc", "net-tun");
     let prepared = node.prepare(&claim).unwrap();
     let tun = &prepared.devices[1].edits;
-    assert_eq!(tun.env, [("NODEDOCK_DEVICE_NET_TUN".to_owned(), "/dev/net/tun".to_owned())]);
     assert_eq!(
-        (tun.device_nodes[0].path.as_str(), tun.device_nodes[0].access),
+        tun.env,
+        [(
+            "NODEDOCK_DEVICE_NET_TUN".to_owned(),
+            "/dev/net/tun".to_owned()
+        )]
+    );
+    assert_eq!(
+        (
+            tun.device_nodes[0].path.as_str(),
+            tun.device_nodes[0].access
+        ),
         ("/dev/net/tun", NodeAccess::READ_WRITE)
     );
-    assert_eq!(node.prepare(&claim), Ok(prepared), "a repeated call comes to the same end");
+    assert_eq!(
+        node.prepare(&claim),
+        Ok(prepared),
+        "a repeated call comes to the same end"
+    );
     node.unprepare("uid").unwrap();
     node.unprepare("uid").unwrap();
 }
@@ -131,10 +213,15 @@ fn permissions_and_environment_of_the_pool_reach_the_container() {
     node.config(json!({"pools": [{
         "name": "p", "paths": ["/dev/hwrng"], "permissions": "r", "env": {"DEVICE_ENTROPY": "hardware"}
     }]}));
-    let prepared = node.prepare(&Claim::new("n", "c", "u").device("r", "p", "hwrng")).unwrap();
+    let prepared = node
+        .prepare(&Claim::new("n", "c", "u").device("r", "p", "hwrng"))
+        .unwrap();
     let edits = &prepared.devices[0].edits;
     assert_eq!(edits.device_nodes[0].access, NodeAccess::READ);
-    assert_eq!(edits.env[1], ("DEVICE_ENTROPY".to_owned(), "hardware".to_owned()));
+    assert_eq!(
+        edits.env[1],
+        ("DEVICE_ENTROPY".to_owned(), "hardware".to_owned())
+    );
 }
 
 #[test]
@@ -143,7 +230,10 @@ fn what_is_gone_is_not_found() {
     node.fake().remove("/dev/kvm");
     let gone = Claim::new("n", "c", "u").device("r", "misc", "kvm");
     let problem = node.prepare(&gone).unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::NotFound, "no-such-device"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::NotFound, "no-such-device")
+    );
     assert!(node.discover().unwrap().device("misc", "kvm").is_none());
     let nowhere = Claim::new("n", "c", "u").device("r", "nowhere", "kvm");
     assert_eq!(node.prepare(&nowhere).unwrap_err().code, "no-such-pool");
@@ -158,7 +248,13 @@ fn a_glob_beyond_what_the_driver_asks_for_is_denied() {
 
 #[test]
 fn no_config_is_no_devices() {
-    assert_eq!(Harness::<DeviceNodesDriver>::new().discover().unwrap().pools, []);
+    assert_eq!(
+        Harness::<DeviceNodesDriver>::new()
+            .discover()
+            .unwrap()
+            .pools,
+        []
+    );
 }
 
 #[test]
@@ -166,12 +262,27 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
     let pool = |pool: Value| json!({ "pools": [pool] });
     let cases = [
         (json!({"pool": []}), "unknown field `pool`"),
-        (pool(json!({"name": "p", "paths": ["/etc/passwd"]})), "not below /dev"),
-        (pool(json!({"name": "p", "paths": ["/dev/../etc/passwd"]})), "not below /dev"),
+        (
+            pool(json!({"name": "p", "paths": ["/etc/passwd"]})),
+            "not below /dev",
+        ),
+        (
+            pool(json!({"name": "p", "paths": ["/dev/../etc/passwd"]})),
+            "not below /dev",
+        ),
         (pool(json!({"name": "P", "paths": []})), "DNS subdomain"),
-        (pool(json!({"name": "p", "paths": [], "permissions": "x"})), "subset of rwm"),
-        (pool(json!({"name": "p", "paths": [], "env": {"LD_PRELOAD": "x"}})), "DEVICE_"),
-        (json!({"pools": [{"name": "p", "paths": []}, {"name": "p", "paths": []}]}), "twice"),
+        (
+            pool(json!({"name": "p", "paths": [], "permissions": "x"})),
+            "subset of rwm",
+        ),
+        (
+            pool(json!({"name": "p", "paths": [], "env": {"LD_PRELOAD": "x"}})),
+            "DEVICE_",
+        ),
+        (
+            json!({"pools": [{"name": "p", "paths": []}, {"name": "p", "paths": []}]}),
+            "twice",
+        ),
     ];
     for (config, reason) in cases {
         let problem = DeviceNodesDriver::validate_config(&config.to_string()).unwrap_err();
@@ -182,6 +293,14 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
 
 #[test]
 fn parameters_in_claims_are_refused() {
-    assert_eq!(DeviceNodesDriver::validate_parameters("{}").unwrap_err().code, "no-parameters");
-    assert_eq!(DeviceNodesDriver::describe().name, "device-nodes.nodedock.dev");
+    assert_eq!(
+        DeviceNodesDriver::validate_parameters("{}")
+            .unwrap_err()
+            .code,
+        "no-parameters"
+    );
+    assert_eq!(
+        DeviceNodesDriver::describe().name,
+        "device-nodes.nodedock.dev"
+    );
 }

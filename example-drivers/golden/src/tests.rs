@@ -22,7 +22,10 @@ fn the_shipped_grant_is_all_that_it_needs() {
     let inventory = node.grant(&grant).discover().unwrap();
     let slot = inventory.device("slots", "slot-1").unwrap();
     assert_eq!(slot.attribute_value("index"), Some(&AttributeValue::Int(1)));
-    assert_eq!(slot.attribute_value("cpus"), Some(&AttributeValue::Text("0-3".to_owned())));
+    assert_eq!(
+        slot.attribute_value("cpus"),
+        Some(&AttributeValue::Text("0-3".to_owned()))
+    );
     node.prepare(&claim()).unwrap();
     node.unprepare("uid-1").unwrap();
 }
@@ -38,10 +41,16 @@ fn each_device_has_the_mode_that_was_asked_for_it() {
 
 #[test]
 fn a_mode_that_is_none_is_refused_for_good() {
-    for (parameters, code) in [(r#"{"mode": "loud"}"#, "no-such-mode"), (r#"{"made": 1}"#, "bad-parameters")]
-    {
-        let problem =
-            node().prepare(&claim().with_parameters(ParametersSource::Claim, [], parameters)).unwrap_err();
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, code));
+    for (parameters, code) in [
+        (r#"{"mode": "loud"}"#, "no-such-mode"),
+        (r#"{"made": 1}"#, "bad-parameters"),
+    ] {
+        let problem = node()
+            .prepare(&claim().with_parameters(ParametersSource::Claim, [], parameters))
+            .unwrap_err();
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::Invalid, code)
+        );
     }
 }

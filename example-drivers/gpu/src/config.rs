@@ -46,7 +46,10 @@ struct Selector {
 }
 
 fn one_pool() -> Vec<PoolConfig> {
-    vec![PoolConfig { name: "gpu".to_owned(), ..PoolConfig::default() }]
+    vec![PoolConfig {
+        name: "gpu".to_owned(),
+        ..PoolConfig::default()
+    }]
 }
 
 impl Config {
@@ -96,9 +99,10 @@ impl PoolConfig {
             }
         }
         match self.binaries.iter().find(|path| is_glob(path)) {
-            Some(path) => {
-                Err(bad(&self.name, &format!("{path:?} in binaries is a glob, and must be a path")))
-            }
+            Some(path) => Err(bad(
+                &self.name,
+                &format!("{path:?} in binaries is a glob, and must be a path"),
+            )),
             None => Ok(()),
         }
     }
@@ -113,11 +117,14 @@ impl PoolConfig {
 
 impl Selector {
     fn fits(&self, function: &Function) -> bool {
-        let same = |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
+        let same =
+            |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
         same(&self.vendor, &function.vendor)
             && same(&self.device, &function.device)
             && same(&self.driver, function.driver.as_deref().unwrap_or_default())
-            && self.virtual_function.is_none_or(|wanted| wanted == function.physfn.is_some())
+            && self
+                .virtual_function
+                .is_none_or(|wanted| wanted == function.physfn.is_some())
     }
 }
 
@@ -127,7 +134,11 @@ pub(crate) fn is_glob(path: &str) -> bool {
 }
 
 fn is_plain(path: &str) -> bool {
-    let is_plain = |rest: &str| !rest.split('/').any(|segment| matches!(segment, "" | "." | ".."));
+    let is_plain = |rest: &str| {
+        !rest
+            .split('/')
+            .any(|segment| matches!(segment, "" | "." | ".."))
+    };
     path.strip_prefix('/').is_some_and(is_plain)
 }
 
@@ -136,12 +147,14 @@ fn vendor_number(vendor: &str) -> Result<String, String> {
         "amd" => Ok(AMD.to_owned()),
         "intel" => Ok(INTEL.to_owned()),
         "nvidia" => Ok(NVIDIA.to_owned()),
-        number => {
-            normal_hex(number, &[4]).map_err(|reason| format!("{reason}, and not amd, intel or nvidia"))
-        }
+        number => normal_hex(number, &[4])
+            .map_err(|reason| format!("{reason}, and not amd, intel or nvidia")),
     }
 }
 
 fn bad(pool: &str, reason: &str) -> Problem {
-    Problem::invalid("bad-config", format!("config of gpu: pool {pool:?}: {reason}"))
+    Problem::invalid(
+        "bad-config",
+        format!("config of gpu: pool {pool:?}: {reason}"),
+    )
 }

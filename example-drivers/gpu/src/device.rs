@@ -45,8 +45,13 @@ impl MigCounters {
 
     /// Adds the counter of a GPU and returns the name of its set.
     fn add(&mut self, label: &str, migs: usize) -> String {
-        if self.sets.last().is_none_or(|set| set.counters.len() == COUNTERS_MAX) {
-            self.sets.push(CounterSet::new(format!("mig-{}", self.sets.len())));
+        if self
+            .sets
+            .last()
+            .is_none_or(|set| set.counters.len() == COUNTERS_MAX)
+        {
+            self.sets
+                .push(CounterSet::new(format!("mig-{}", self.sets.len())));
         }
         let last = self.sets.len() - 1;
         let set = std::mem::take(&mut self.sets[last]).counter(label, migs.to_string());
@@ -56,7 +61,11 @@ impl MigCounters {
 }
 
 /// Returns the devices of one GPU: the GPU itself, and its MIG instances.
-pub(crate) fn devices(machine: &Machine, function: &Function, counters: &mut MigCounters) -> Vec<Device> {
+pub(crate) fn devices(
+    machine: &Machine,
+    function: &Function,
+    counters: &mut MigCounters,
+) -> Vec<Device> {
     let label = function.address.label();
     let migs = machine.nvidia.migs(&function.address);
     let mut whole = gpu(machine, function);
@@ -84,12 +93,27 @@ fn gpu(machine: &Machine, function: &Function) -> Device {
         .attribute_opt("sriovTotalVfs", function.sriov.map(|(total, _)| total))
         .attribute_opt("sriovNumVfs", function.sriov.map(|(_, number)| number))
         .attribute_opt("physfn", function.physfn.clone())
-        .attribute_opt("computePartition", function.compute_partition.as_deref().map(text))
-        .attribute_opt("memoryPartition", function.memory_partition.as_deref().map(text))
-        .attribute_opt("uuid", information(machine, function).and_then(|gpu| gpu.uuid.as_deref()).map(text))
+        .attribute_opt(
+            "computePartition",
+            function.compute_partition.as_deref().map(text),
+        )
+        .attribute_opt(
+            "memoryPartition",
+            function.memory_partition.as_deref().map(text),
+        )
+        .attribute_opt(
+            "uuid",
+            information(machine, function)
+                .and_then(|gpu| gpu.uuid.as_deref())
+                .map(text),
+        )
         .identity(format!("pci:{address}"));
     // The kernel shows no device behind this node.
-    let device = match machine.nvidia.gpu(&function.address).filter(|_| function.has_nvidia_driver()) {
+    let device = match machine
+        .nvidia
+        .gpu(&function.address)
+        .filter(|_| function.has_nvidia_driver())
+    {
         Some(gpu) => device.identity(format!("dev:/dev/nvidia{}", gpu.minor)),
         None => device,
     };
@@ -109,7 +133,9 @@ fn mig_device(machine: &Machine, function: &Function, mig: &Mig) -> Device {
         .attribute("computeInstance", mig.compute_instance)
         .attribute_opt(
             "parentUUID",
-            information(machine, function).and_then(|gpu| gpu.uuid.as_deref()).map(text),
+            information(machine, function)
+                .and_then(|gpu| gpu.uuid.as_deref())
+                .map(text),
         )
         .identity(mig_identity(function, mig));
     finish(device, machine, function, machine.mig_nodes(function, mig))
@@ -123,7 +149,11 @@ fn finish(
     nodes: Result<Vec<DeviceNode>, Problem>,
 ) -> Device {
     let model = information(machine, function).and_then(|gpu| gpu.model.as_deref());
-    let version = machine.nvidia.version.as_deref().filter(|_| function.has_nvidia_driver());
+    let version = machine
+        .nvidia
+        .version
+        .as_deref()
+        .filter(|_| function.has_nvidia_driver());
     let device = device
         .attribute("resource.kubernetes.io/pciBusID", function.address.as_str())
         .attribute_opt("resource.kubernetes.io/pcieRoot", function.root.clone())
@@ -131,7 +161,10 @@ fn finish(
         .attribute("device", function.device.as_str())
         .attribute_opt("driver", function.driver.as_deref().map(text))
         .attribute_opt("driverVersion", version.map(text))
-        .attribute_opt("productName", model.or(function.product_name.as_deref()).map(text));
+        .attribute_opt(
+            "productName",
+            model.or(function.product_name.as_deref()).map(text),
+        );
     let device = match function.numa_node {
         Some(node) => device.numa_node(node),
         None => device,
@@ -160,8 +193,13 @@ fn text(text: &str) -> String {
 /// Writes bytes in the largest unit that keeps them exact.
 fn quantity(bytes: u64) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
-    let unit = units.iter().find(|(bits, _)| bytes.trailing_zeros() >= *bits);
-    unit.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
+    let unit = units
+        .iter()
+        .find(|(bits, _)| bytes.trailing_zeros() >= *bits);
+    unit.map_or_else(
+        || bytes.to_string(),
+        |(bits, unit)| format!("{}{unit}", bytes >> bits),
+    )
 }
 
 #[cfg(test)]
@@ -172,8 +210,16 @@ mod tests {
     fn names_are_of_gpus_or_of_their_instances() {
         let address = || Address::parse("0000:3b:00.0").unwrap();
         assert_eq!(parse_name("0000-3b-00-0"), Some((address(), Part::Whole)));
-        assert_eq!(parse_name("0000-3b-00-0-gi1-ci0"), Some((address(), Part::Mig(1, 0))));
-        for name in ["gpu", "0000-3b-00-0-gi1", "0000-3b-00-0-gi1-cix", "-gi1-ci0"] {
+        assert_eq!(
+            parse_name("0000-3b-00-0-gi1-ci0"),
+            Some((address(), Part::Mig(1, 0)))
+        );
+        for name in [
+            "gpu",
+            "0000-3b-00-0-gi1",
+            "0000-3b-00-0-gi1-cix",
+            "-gi1-ci0",
+        ] {
             assert_eq!(parse_name(name), None, "{name}");
         }
     }
@@ -194,7 +240,9 @@ mod tests {
     #[test]
     fn a_set_has_at_most_32_counters() {
         let mut counters = MigCounters::default();
-        let sets: Vec<_> = (0..33).map(|gpu| counters.add(&format!("gpu-{gpu}"), 7)).collect();
+        let sets: Vec<_> = (0..33)
+            .map(|gpu| counters.add(&format!("gpu-{gpu}"), 7))
+            .collect();
         assert_eq!((sets[31].as_str(), sets[32].as_str()), ("mig-0", "mig-1"));
         assert_eq!(counters.into_sets().len(), 2);
     }

@@ -48,7 +48,11 @@ impl Files {
             }
         }
         // The host checks them with the edits: a driver cannot.
-        self.mounts.extend(pool.binaries.iter().map(|path| (path.clone(), path.clone())));
+        self.mounts.extend(
+            pool.binaries
+                .iter()
+                .map(|path| (path.clone(), path.clone())),
+        );
         Ok(())
     }
 
@@ -86,9 +90,17 @@ fn paths(host: &Host, pattern: &str) -> Result<Vec<String>, Problem> {
     if !is_glob(pattern) {
         return Ok(vec![pattern.to_owned()]);
     }
-    Ok(host.host_files().glob(pattern)?.into_iter().map(|file| file.path).collect())
+    Ok(host
+        .host_files()
+        .glob(pattern)?
+        .into_iter()
+        .map(|file| file.path)
+        .collect())
 }
 
 fn missing(path: &str, reason: &str) -> Problem {
-    Problem::unavailable("no-such-library", format!("library {path} of the config: {reason}"))
+    Problem::unavailable(
+        "no-such-library",
+        format!("library {path} of the config: {reason}"),
+    )
 }

@@ -74,7 +74,10 @@ pub(crate) struct Function {
 pub(crate) fn all(host: &Host) -> Result<Vec<Function>, Problem> {
     let paths = host.sysfs().glob(&format!("{DEVICES}/*"))?;
     let mut functions = Vec::new();
-    for address in paths.iter().filter_map(|path| Address::parse(path.rsplit('/').next()?)) {
+    for address in paths
+        .iter()
+        .filter_map(|path| Address::parse(path.rsplit('/').next()?))
+    {
         functions.extend(Function::read(host, address)?);
     }
     Ok(functions)
@@ -86,15 +89,25 @@ impl Function {
         let sysfs = host.sysfs();
         let directory = format!("{DEVICES}/{}", address.as_str());
         let below = |name: &str| format!("{directory}/{name}");
-        let Some(class) = sysfs.find(&below("class"))? else { return Ok(None) };
+        let Some(class) = sysfs.find(&below("class"))? else {
+            return Ok(None);
+        };
         if !GPU_CLASSES.iter().any(|gpu| class.starts_with(gpu)) {
             return Ok(None);
         }
-        let text = |name: &str| Ok(sysfs.find(&below(name))?.filter(|text| !text.trim().is_empty()));
+        let text = |name: &str| {
+            Ok(sysfs
+                .find(&below(name))?
+                .filter(|text| !text.trim().is_empty()))
+        };
         let number = |name: &str| sysfs.find_parsed::<u32>(&below(name));
         let link = |name: &str| Ok(sysfs.find_link(&below(name))?.as_deref().map(last_segment));
-        let (Some(vendor), Some(device)) = (text("vendor")?, text("device")?) else { return Ok(None) };
-        let Some(path) = sysfs.find_link(&directory)? else { return Ok(None) };
+        let (Some(vendor), Some(device)) = (text("vendor")?, text("device")?) else {
+            return Ok(None);
+        };
+        let Some(path) = sysfs.find_link(&directory)? else {
+            return Ok(None);
+        };
         Ok(Some(Function {
             root: root(&path),
             driver: link("driver")?,
@@ -125,7 +138,10 @@ impl Function {
 fn memory_bytes(host: &Host, directory: &str, vendor: &str) -> Result<Option<u64>, Problem> {
     let patterns: &[&str] = match vendor {
         AMD => &["mem_info_vram_total"],
-        INTEL => &["tile*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes"],
+        INTEL => &[
+            "tile*/physical_vram_size_bytes",
+            "drm/card*/lmem_total_bytes",
+        ],
         _ => &[],
     };
     for pattern in patterns {
@@ -163,7 +179,11 @@ fn drm_node(uevent: &str) -> Option<DrmNode> {
     });
     is_usable.then_some(())?;
     let (major, minor) = (value("MAJOR")?.parse().ok()?, value("MINOR")?.parse().ok()?);
-    Some(DrmNode { path: format!("/dev/dri/{name}"), major, minor })
+    Some(DrmNode {
+        path: format!("/dev/dri/{name}"),
+        major,
+        minor,
+    })
 }
 
 #[cfg(test)]
@@ -172,10 +192,21 @@ mod tests {
 
     #[test]
     fn cards_and_render_nodes_are_nodes_and_nothing_else_is() {
-        let uevent = |name: &str| format!("MAJOR=226\nMINOR=128\nDEVNAME={name}\nDEVTYPE=drm_minor");
-        let node = DrmNode { path: "/dev/dri/renderD128".into(), major: 226, minor: 128 };
+        let uevent =
+            |name: &str| format!("MAJOR=226\nMINOR=128\nDEVNAME={name}\nDEVTYPE=drm_minor");
+        let node = DrmNode {
+            path: "/dev/dri/renderD128".into(),
+            major: 226,
+            minor: 128,
+        };
         assert_eq!(drm_node(&uevent("dri/renderD128")), Some(node));
-        for name in ["dri/controlD64", "dri/card", "dri/card0/../../mem", "fb0", "mem"] {
+        for name in [
+            "dri/controlD64",
+            "dri/card",
+            "dri/card0/../../mem",
+            "fb0",
+            "mem",
+        ] {
             assert_eq!(drm_node(&uevent(name)), None, "{name}");
         }
         assert_eq!(drm_node("DEVNAME=dri/card0"), None);

@@ -10,8 +10,8 @@ mod nvidia;
 mod tests;
 
 use nodedock_sdk::{
-    AllocatedDevice, Claim, Configuration, ContainerEdits, Context, DeviceHealth, DeviceNode, Driver,
-    DriverInfo, Health, Host, Inventory, Pool, Prepared, PreparedDevice, Problem, Trigger,
+    AllocatedDevice, Claim, Configuration, ContainerEdits, Context, DeviceHealth, DeviceNode,
+    Driver, DriverInfo, Health, Host, Inventory, Pool, Prepared, PreparedDevice, Problem, Trigger,
 };
 
 use config::{Config, PoolConfig};
@@ -33,7 +33,12 @@ impl Driver for Gpu {
         DriverInfo::new("gpu.nodedock.dev", env!("CARGO_PKG_VERSION"))
             .summary("GPUs of AMD, Intel and NVIDIA, and MIG instances, with their device nodes")
             .sysfs_read(["bus/pci/devices/*"])
-            .sysfs_read(function::FILES.into_iter().chain(function::LINKS).map(below))
+            .sysfs_read(
+                function::FILES
+                    .into_iter()
+                    .chain(function::LINKS)
+                    .map(below),
+            )
             .host_files(nvidia::FILES.into_iter().chain(files::LIBRARIES))
             .device_nodes(machine::NODE_GLOBS)
             .mounts(files::LIBRARIES.into_iter().chain(files::BINARIES))
@@ -47,7 +52,9 @@ impl Driver for Gpu {
         let machine = Machine::read(host)?;
         let functions = function::all(host)?;
         let pool = |(index, pool): (usize, &PoolConfig)| {
-            let chosen = functions.iter().filter(|function| config.pool_of(function) == Some(index));
+            let chosen = functions
+                .iter()
+                .filter(|function| config.pool_of(function) == Some(index));
             publish(&machine, pool, chosen)
         };
         Ok(config.pools().iter().enumerate().map(pool).collect())
@@ -63,12 +70,18 @@ impl Driver for Gpu {
             let (pool, function, nodes) = allocated_device(host, &config, &machine, allocated)?;
             files.add(host, pool)?;
             is_nvidia |= function.has_nvidia_driver();
-            let edits = nodes.into_iter().fold(ContainerEdits::new(), ContainerEdits::device_node);
+            let edits = nodes
+                .into_iter()
+                .fold(ContainerEdits::new(), ContainerEdits::device_node);
             prepared = prepared.device(PreparedDevice::new(allocated, edits));
         }
         let edits = files.into_edits()?;
         // Keeps NVIDIA's own hook for containers, where it is installed, from adding every GPU.
-        Ok(prepared.edits(if is_nvidia { edits.env("NVIDIA_VISIBLE_DEVICES", "void") } else { edits }))
+        Ok(prepared.edits(if is_nvidia {
+            edits.env("NVIDIA_VISIBLE_DEVICES", "void")
+        } else {
+            edits
+        }))
     }
 }
 
@@ -78,11 +91,18 @@ impl Health for Gpu {
         let machine = Machine::read(host)?;
         let mut health = Vec::new();
         for function in function::all(host)? {
-            let Some(pool) = config.pool_of(&function).map(|index| &config.pools()[index].name) else {
+            let Some(pool) = config
+                .pool_of(&function)
+                .map(|index| &config.pools()[index].name)
+            else {
                 continue;
             };
             let label = function.address.label();
-            health.push(healthy_with(pool, label.clone(), machine.gpu_nodes(&function)));
+            health.push(healthy_with(
+                pool,
+                label.clone(),
+                machine.gpu_nodes(&function),
+            ));
             for mig in machine.nvidia.migs(&function.address) {
                 let name = format!("{label}-{}", mig.label());
                 health.push(healthy_with(pool, name, machine.mig_nodes(&function, mig)));
@@ -102,19 +122,35 @@ impl Configuration for Gpu {
     }
 
     fn validate_parameters(_: &str) -> Result<(), Problem> {
-        Err(Problem::invalid("no-parameters", "the gpu driver takes no parameters in claims or classes"))
+        Err(Problem::invalid(
+            "no-parameters",
+            "the gpu driver takes no parameters in claims or classes",
+        ))
     }
 }
 
-fn publish<'a>(machine: &Machine, config: &PoolConfig, gpus: impl Iterator<Item = &'a Function>) -> Pool {
+fn publish<'a>(
+    machine: &Machine,
+    config: &PoolConfig,
+    gpus: impl Iterator<Item = &'a Function>,
+) -> Pool {
     let mut counters = MigCounters::default();
-    let devices: Vec<_> = gpus.flat_map(|gpu| device::devices(machine, gpu, &mut counters)).collect();
+    let devices: Vec<_> = gpus
+        .flat_map(|gpu| device::devices(machine, gpu, &mut counters))
+        .collect();
     let pool = Pool::new(&config.name).extended_resource(config.extended_resource.clone());
     let pool = pool.control_nodes(machine::CONTROL_NODES).devices(devices);
-    counters.into_sets().into_iter().fold(pool, Pool::shared_counters)
+    counters
+        .into_sets()
+        .into_iter()
+        .fold(pool, Pool::shared_counters)
 }
 
-fn healthy_with(pool: &str, device: String, nodes: Result<Vec<DeviceNode>, Problem>) -> DeviceHealth {
+fn healthy_with(
+    pool: &str,
+    device: String,
+    nodes: Result<Vec<DeviceNode>, Problem>,
+) -> DeviceHealth {
     match nodes {
         Ok(_) => DeviceHealth::healthy(pool, device),
         Err(problem) => DeviceHealth::unhealthy(pool, device, problem.message),
@@ -129,11 +165,22 @@ fn allocated_device<'a>(
     allocated: &AllocatedDevice,
 ) -> Result<(&'a PoolConfig, Function, Vec<DeviceNode>), Problem> {
     let AllocatedDevice { pool, device, .. } = allocated;
-    let missing =
-        |reason: &str| Err(Problem::not_found("no-such-device", format!("device {pool}/{device}: {reason}")));
-    let Some((address, part)) = device::parse_name(device) else { return missing("no name of a GPU") };
-    let Some(function) = Function::read(host, address)? else { return missing("the GPU is not there") };
-    let offered = match config.pool_of(&function).map(|index| &config.pools()[index]) {
+    let missing = |reason: &str| {
+        Err(Problem::not_found(
+            "no-such-device",
+            format!("device {pool}/{device}: {reason}"),
+        ))
+    };
+    let Some((address, part)) = device::parse_name(device) else {
+        return missing("no name of a GPU");
+    };
+    let Some(function) = Function::read(host, address)? else {
+        return missing("the GPU is not there");
+    };
+    let offered = match config
+        .pool_of(&function)
+        .map(|index| &config.pools()[index])
+    {
         Some(offered) if offered.name == *pool => offered,
         _ => return missing("the config does not offer the GPU in this pool"),
     };
@@ -142,7 +189,10 @@ fn allocated_device<'a>(
         Part::Mig(gpu_instance, compute_instance) => {
             let migs = machine.nvidia.migs(&function.address);
             let wanted = (gpu_instance, compute_instance);
-            match migs.iter().find(|mig| (mig.gpu_instance, mig.compute_instance) == wanted) {
+            match migs
+                .iter()
+                .find(|mig| (mig.gpu_instance, mig.compute_instance) == wanted)
+            {
                 Some(mig) => machine.mig_nodes(&function, mig)?,
                 None => return missing("the GPU has no such MIG instance"),
             }

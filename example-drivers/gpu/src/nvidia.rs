@@ -13,7 +13,13 @@ const DEVICES: &str = "/proc/devices";
 const VERSION: &str = "/proc/driver/nvidia/version";
 
 /// Files that the driver reads.
-pub(crate) const FILES: [&str; 5] = [INFORMATION, GPU_INSTANCE, COMPUTE_INSTANCE, DEVICES, VERSION];
+pub(crate) const FILES: [&str; 5] = [
+    INFORMATION,
+    GPU_INSTANCE,
+    COMPUTE_INSTANCE,
+    DEVICES,
+    VERSION,
+];
 
 /// Names of the character devices of GPUs in `/proc/devices`, of older and of newer kernel drivers.
 const GPU_MAJORS: [&str; 2] = ["nvidia-frontend", "nvidia"];
@@ -65,7 +71,11 @@ impl Nvidia {
         }
         Ok(Nvidia {
             migs: migs(host)?,
-            majors: files.find(DEVICES)?.as_deref().map(majors).unwrap_or_default(),
+            majors: files
+                .find(DEVICES)?
+                .as_deref()
+                .map(majors)
+                .unwrap_or_default(),
             version: files.find(VERSION)?.as_deref().and_then(version),
             gpus,
         })
@@ -78,7 +88,9 @@ impl Nvidia {
     /// Returns the MIG instances of a GPU, sorted; empty without MIG.
     pub(crate) fn migs(&self, address: &Address) -> &[Mig] {
         let minor = self.gpu(address).map(|gpu| gpu.minor);
-        minor.and_then(|minor| self.migs.get(&minor)).map_or(&[], Vec::as_slice)
+        minor
+            .and_then(|minor| self.migs.get(&minor))
+            .map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn gpu_major(&self) -> Option<u32> {
@@ -93,10 +105,14 @@ impl Nvidia {
 fn gpus(host: &Host) -> Result<BTreeMap<Address, Information>, Problem> {
     let mut gpus = BTreeMap::new();
     for file in host.host_files().glob(INFORMATION)? {
-        let address =
-            file.path.split('/').nth_back(1).and_then(|name| Address::parse(&name.to_ascii_lowercase()));
+        let address = file
+            .path
+            .split('/')
+            .nth_back(1)
+            .and_then(|name| Address::parse(&name.to_ascii_lowercase()));
         let text = host.host_files().find(&file.path)?;
-        if let (Some(address), Some(information)) = (address, text.as_deref().and_then(information)) {
+        if let (Some(address), Some(information)) = (address, text.as_deref().and_then(information))
+        {
             gpus.insert(address, information);
         }
     }
@@ -108,9 +124,17 @@ fn migs(host: &Host) -> Result<BTreeMap<u32, Vec<Mig>>, Problem> {
     let gpu_instances: BTreeMap<_, _> = capabilities(host, GPU_INSTANCE)?.into_iter().collect();
     let mut migs: BTreeMap<u32, Vec<Mig>> = BTreeMap::new();
     for (numbers, capability) in capabilities(host, COMPUTE_INSTANCE)? {
-        let [gpu, gpu_instance, compute_instance] = numbers[..] else { continue };
-        let Some(outer) = gpu_instances.get(&vec![gpu, gpu_instance]) else { continue };
-        let mig = Mig { gpu_instance, compute_instance, capabilities: [*outer, capability] };
+        let [gpu, gpu_instance, compute_instance] = numbers[..] else {
+            continue;
+        };
+        let Some(outer) = gpu_instances.get(&vec![gpu, gpu_instance]) else {
+            continue;
+        };
+        let mig = Mig {
+            gpu_instance,
+            compute_instance,
+            capabilities: [*outer, capability],
+        };
         migs.entry(gpu).or_default().push(mig);
     }
     for migs in migs.values_mut() {
@@ -124,7 +148,9 @@ fn capabilities(host: &Host, pattern: &str) -> Result<Vec<(Vec<u32>, u32)>, Prob
     let mut found = Vec::new();
     for file in host.host_files().glob(pattern)? {
         let text = host.host_files().find(&file.path)?;
-        let minor = text.as_deref().and_then(|text| field(text, "DeviceFileMinor")?.parse().ok());
+        let minor = text
+            .as_deref()
+            .and_then(|text| field(text, "DeviceFileMinor")?.parse().ok());
         if let Some(minor) = minor {
             found.push((numbers(&file.path), minor));
         }
@@ -135,7 +161,9 @@ fn capabilities(host: &Host, pattern: &str) -> Result<Vec<(Vec<u32>, u32)>, Prob
 /// Returns the numbers of the segments `gpuN`, `giN`, `ciN`, in their order.
 fn numbers(path: &str) -> Vec<u32> {
     let number = |segment: &str| {
-        ["gpu", "gi", "ci"].iter().find_map(|prefix| segment.strip_prefix(prefix)?.parse().ok())
+        ["gpu", "gi", "ci"]
+            .iter()
+            .find_map(|prefix| segment.strip_prefix(prefix)?.parse().ok())
     };
     path.split('/').filter_map(number).collect()
 }
@@ -143,9 +171,13 @@ fn numbers(path: &str) -> Vec<u32> {
 fn information(text: &str) -> Option<Information> {
     Some(Information {
         minor: field(text, "Device Minor")?.parse().ok()?,
-        model: field(text, "Model").filter(|model| *model != "Unknown").map(str::to_owned),
+        model: field(text, "Model")
+            .filter(|model| *model != "Unknown")
+            .map(str::to_owned),
         // Until the GPU was opened once it has no UUID, only question marks.
-        uuid: field(text, "GPU UUID").filter(|uuid| !uuid.contains('?')).map(str::to_owned),
+        uuid: field(text, "GPU UUID")
+            .filter(|uuid| !uuid.contains('?'))
+            .map(str::to_owned),
         is_excluded: field(text, "GPU Excluded") == Some("Yes"),
     })
 }
@@ -159,9 +191,13 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 /// Parses the character devices of `/proc/devices`; the block devices come after them.
 fn majors(text: &str) -> BTreeMap<String, u32> {
-    let lines = text.lines().take_while(|line| !line.starts_with("Block devices"));
+    let lines = text
+        .lines()
+        .take_while(|line| !line.starts_with("Block devices"));
     let pairs = lines.filter_map(|line| line.trim().split_once(' '));
-    pairs.filter_map(|(major, name)| Some((name.to_owned(), major.parse().ok()?))).collect()
+    pairs
+        .filter_map(|(major, name)| Some((name.to_owned(), major.parse().ok()?)))
+        .collect()
 }
 
 /// Returns the version of the kernel module: `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …`.
@@ -183,24 +219,29 @@ mod tests {
         let gpu = information(text).unwrap();
         assert_eq!((gpu.minor, gpu.is_excluded), (3, false));
         assert_eq!(gpu.model.as_deref(), Some("NVIDIA A100-SXM4-40GB"));
-        assert_eq!(gpu.uuid.as_deref(), Some("GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5"));
+        assert_eq!(
+            gpu.uuid.as_deref(),
+            Some("GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5")
+        );
         assert_eq!(information("Model: x\nDevice Minor: \n"), None);
         let unopened =
-            information("GPU UUID: GPU-????????-????\nDevice Minor: 0\nGPU Excluded: Yes\n").unwrap();
+            information("GPU UUID: GPU-????????-????\nDevice Minor: 0\nGPU Excluded: Yes\n")
+                .unwrap();
         assert_eq!((unopened.uuid, unopened.is_excluded), (None, true));
     }
 
     #[test]
     fn majors_are_those_of_character_devices() {
-        let majors = majors("Character devices:\n  1 mem\n195 nvidia\n\nBlock devices:\n  8 sd\n195 other\n");
+        let majors = majors(
+            "Character devices:\n  1 mem\n195 nvidia\n\nBlock devices:\n  8 sd\n195 other\n",
+        );
         assert_eq!(majors.get("nvidia"), Some(&195));
         assert_eq!((majors.get("sd"), majors.get("other")), (None, None));
     }
 
     #[test]
     fn the_version_is_the_word_of_numbers_and_dots() {
-        let closed =
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n";
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n";
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version:  12.3.0\n";
         assert_eq!(version(closed).as_deref(), Some("535.104.05"));
         assert_eq!(version(open).as_deref(), Some("570.86.15"));
@@ -209,6 +250,9 @@ mod tests {
 
     #[test]
     fn paths_of_capabilities_have_their_numbers() {
-        assert_eq!(numbers("/proc/driver/nvidia/capabilities/gpu0/mig/gi11/ci2/access"), [0, 11, 2]);
+        assert_eq!(
+            numbers("/proc/driver/nvidia/capabilities/gpu0/mig/gi11/ci2/access"),
+            [0, 11, 2]
+        );
     }
 }

@@ -3,8 +3,8 @@ use std::path::{Path, PathBuf};
 use nodedock_hardware::Snapshot;
 use nodedock_sdk::testing::{FakeHost, Grant, Harness};
 use nodedock_sdk::{
-    AttributeValue, Claim, Configuration, ContainerEdits, Device, Driver, HealthState, Inventory, Prepared,
-    Problem, ProblemKind,
+    AttributeValue, Claim, Configuration, ContainerEdits, Device, Driver, HealthState, Inventory,
+    Prepared, Problem, ProblemKind,
 };
 use serde_json::{Value, json};
 
@@ -22,25 +22,37 @@ const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities/gpu2";
 fn add_function(fake: &FakeHost, directory: &str, vendor: &str, class: &str, driver: &str) {
     let address = directory.rsplit('/').next().unwrap();
     let up = "../".repeat(directory.split('/').count());
-    fake.link(&format!("bus/pci/devices/{address}"), &format!("../../../{directory}"))
-        .file(&format!("{directory}/vendor"), format!("{vendor}\n"))
-        .file(&format!("{directory}/device"), "0x1234\n")
-        .file(&format!("{directory}/class"), format!("{class}\n"))
-        .file(&format!("{directory}/numa_node"), "-1\n")
-        .dir(&format!("bus/pci/drivers/{driver}"))
-        .link(&format!("{directory}/driver"), &format!("{up}bus/pci/drivers/{driver}"));
+    fake.link(
+        &format!("bus/pci/devices/{address}"),
+        &format!("../../../{directory}"),
+    )
+    .file(&format!("{directory}/vendor"), format!("{vendor}\n"))
+    .file(&format!("{directory}/device"), "0x1234\n")
+    .file(&format!("{directory}/class"), format!("{class}\n"))
+    .file(&format!("{directory}/numa_node"), "-1\n")
+    .dir(&format!("bus/pci/drivers/{driver}"))
+    .link(
+        &format!("{directory}/driver"),
+        &format!("{up}bus/pci/drivers/{driver}"),
+    );
 }
 
 /// Adds `card{index}` and its render node, with their connectors and device nodes.
 fn add_drm(fake: &FakeHost, directory: &str, index: u32) {
-    for (name, minor) in [(format!("card{index}"), index), (format!("renderD{}", 128 + index), 128 + index)] {
+    for (name, minor) in [
+        (format!("card{index}"), index),
+        (format!("renderD{}", 128 + index), 128 + index),
+    ] {
         fake.file(
             &format!("{directory}/drm/{name}/uevent"),
             format!("MAJOR=226\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor\n"),
         );
         fake.character_node(&format!("/dev/dri/{name}"), 226, minor);
     }
-    fake.file(&format!("{directory}/drm/card{index}/card{index}-DP-1/uevent"), "DEVTYPE=drm_connector\n");
+    fake.file(
+        &format!("{directory}/drm/card{index}/card{index}-DP-1/uevent"),
+        "DEVTYPE=drm_connector\n",
+    );
 }
 
 /// A node with a GPU of each vendor. `card0` is that of the board's management controller.
@@ -71,7 +83,8 @@ fn add_amd(fake: &FakeHost) {
 fn add_intel(fake: &FakeHost) {
     add_function(fake, INTEL, "0x8086", "0x038000", "xe");
     add_drm(fake, INTEL, 2);
-    fake.file(&format!("{INTEL}/sriov_totalvfs"), "7\n").file(&format!("{INTEL}/sriov_numvfs"), "0\n");
+    fake.file(&format!("{INTEL}/sriov_totalvfs"), "7\n")
+        .file(&format!("{INTEL}/sriov_numvfs"), "0\n");
 }
 
 fn add_nvidia(fake: &FakeHost) {
@@ -118,19 +131,31 @@ fn claim(device: &str) -> Claim {
 }
 
 fn edits_of(node: &Harness<Gpu>, device: &str) -> Result<ContainerEdits, Problem> {
-    node.prepare(&claim(device)).map(|mut prepared| prepared.devices.remove(0).edits)
+    node.prepare(&claim(device))
+        .map(|mut prepared| prepared.devices.remove(0).edits)
 }
 
 fn paths(edits: &ContainerEdits) -> Vec<&str> {
-    edits.device_nodes.iter().map(|node| node.path.as_str()).collect()
+    edits
+        .device_nodes
+        .iter()
+        .map(|node| node.path.as_str())
+        .collect()
 }
 
 fn names(inventory: &Inventory, pool: usize) -> Vec<&str> {
-    inventory.pools[pool].devices.iter().map(|device| device.name.as_str()).collect()
+    inventory.pools[pool]
+        .devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect()
 }
 
 fn device(inventory: &Inventory, name: &str) -> Device {
-    inventory.device("gpu", name).unwrap_or_else(|| panic!("no device {name}")).clone()
+    inventory
+        .device("gpu", name)
+        .unwrap_or_else(|| panic!("no device {name}"))
+        .clone()
 }
 
 fn assert_texts(device: &Device, expected: &[(&str, &str)]) {
@@ -166,9 +191,20 @@ fn the_schema_is_json_and_refuses_unknown_keys() {
 fn without_a_config_one_pool_has_the_gpus_of_three_vendors_and_nothing_else() {
     let inventory = node().discover().unwrap();
     assert_eq!(inventory.pools.len(), 1);
-    assert_eq!(names(&inventory, 0), ["0000-00-02-0", "0000-3b-00-0", "0000-81-00-0"]);
-    assert!(inventory.pools[0].devices.iter().all(|device| device.taints.is_empty()));
-    assert_eq!(Harness::<Gpu>::new().discover().unwrap().pools[0].devices, []);
+    assert_eq!(
+        names(&inventory, 0),
+        ["0000-00-02-0", "0000-3b-00-0", "0000-81-00-0"]
+    );
+    assert!(
+        inventory.pools[0]
+            .devices
+            .iter()
+            .all(|device| device.taints.is_empty())
+    );
+    assert_eq!(
+        Harness::<Gpu>::new().discover().unwrap().pools[0].devices,
+        []
+    );
 }
 
 #[test]
@@ -191,20 +227,42 @@ fn an_amd_gpu_has_its_product_memory_and_partitions() {
             ("memoryPartition", "NPS1"),
         ],
     );
-    assert_eq!((gpu.capacities[0].name.as_str(), gpu.capacities[0].value.as_str()), ("memory", "196592Mi"));
-    assert_eq!((gpu.identity, gpu.numa_nodes), (vec!["pci:0000:3b:00.0".to_owned()], vec![1]));
+    assert_eq!(
+        (
+            gpu.capacities[0].name.as_str(),
+            gpu.capacities[0].value.as_str()
+        ),
+        ("memory", "196592Mi")
+    );
+    assert_eq!(
+        (gpu.identity, gpu.numa_nodes),
+        (vec!["pci:0000:3b:00.0".to_owned()], vec![1])
+    );
 }
 
 #[test]
 fn an_amd_gpu_comes_with_its_drm_nodes_and_the_compute_node() {
     let node = node();
     let edits = edits_of(&node, "0000-3b-00-0").unwrap();
-    assert_eq!(paths(&edits), ["/dev/dri/card1", "/dev/dri/renderD129", "/dev/kfd"]);
-    assert_eq!((edits.device_nodes[1].major, edits.device_nodes[1].minor), (Some(226), Some(129)));
-    assert_eq!(edits_of(&node, "0000-3b-00-0"), Ok(edits), "a repeated prepare has the same result");
+    assert_eq!(
+        paths(&edits),
+        ["/dev/dri/card1", "/dev/dri/renderD129", "/dev/kfd"]
+    );
+    assert_eq!(
+        (edits.device_nodes[1].major, edits.device_nodes[1].minor),
+        (Some(226), Some(129))
+    );
+    assert_eq!(
+        edits_of(&node, "0000-3b-00-0"),
+        Ok(edits),
+        "a repeated prepare has the same result"
+    );
     node.unprepare("uid").unwrap();
     node.fake().remove("/dev/kfd");
-    assert_eq!(paths(&edits_of(&node, "0000-3b-00-0").unwrap()), ["/dev/dri/card1", "/dev/dri/renderD129"]);
+    assert_eq!(
+        paths(&edits_of(&node, "0000-3b-00-0").unwrap()),
+        ["/dev/dri/card1", "/dev/dri/renderD129"]
+    );
 }
 
 #[test]
@@ -212,13 +270,25 @@ fn an_intel_gpu_has_memory_only_where_its_kernel_driver_shows_it() {
     let node = node();
     let gpu = |node: &Harness<Gpu>| device(&node.discover().unwrap(), "0000-00-02-0");
     assert_eq!(gpu(&node).capacities, []);
-    assert_eq!(gpu(&node).attribute_value("sriovTotalVfs"), Some(&AttributeValue::Int(7)));
-    assert_eq!(gpu(&node).attribute_value("sriovNumVfs"), Some(&AttributeValue::Int(0)));
+    assert_eq!(
+        gpu(&node).attribute_value("sriovTotalVfs"),
+        Some(&AttributeValue::Int(7))
+    );
+    assert_eq!(
+        gpu(&node).attribute_value("sriovNumVfs"),
+        Some(&AttributeValue::Int(0))
+    );
     assert!(gpu(&node).numa_nodes.is_empty());
-    node.fake().file(&format!("{INTEL}/drm/card2/lmem_total_bytes"), "17179869184\n");
+    node.fake().file(
+        &format!("{INTEL}/drm/card2/lmem_total_bytes"),
+        "17179869184\n",
+    );
     assert_eq!(gpu(&node).capacities[0].value, "16Gi");
     for tile in 0..2 {
-        node.fake().file(&format!("{INTEL}/tile{tile}/physical_vram_size_bytes"), "68719476736\n");
+        node.fake().file(
+            &format!("{INTEL}/tile{tile}/physical_vram_size_bytes"),
+            "68719476736\n",
+        );
     }
     assert_eq!(gpu(&node).capacities[0].value, "128Gi");
     let edits = edits_of(&node, "0000-00-02-0").unwrap();
@@ -230,15 +300,22 @@ fn a_virtual_function_names_its_physical_function_and_can_be_selected() {
     let node = node();
     add_function(node.fake(), AMD_VF, "0x1002", "0x120000", "amdgpu");
     add_drm(node.fake(), AMD_VF, 5);
-    node.fake().link(&format!("{AMD_VF}/physfn"), "../0000:3b:00.0");
+    node.fake()
+        .link(&format!("{AMD_VF}/physfn"), "../0000:3b:00.0");
     node.config(json!({"pools": [
         {"name": "vf", "select": [{"vendor": "amd", "virtualFunction": true}], "extendedResource": "example.com/gpu"},
         {"name": "gpu", "select": [{"vendor": "0x1002", "device": "0x1234", "driver": "amdgpu"}]},
     ]}));
     let inventory = node.discover().unwrap();
     assert_eq!(names(&inventory, 0), ["0000-3b-02-0"]);
-    assert_texts(&inventory.pools[0].devices[0], &[("physfn", "0000:3b:00.0")]);
-    assert_eq!(inventory.pools[0].extended_resource.as_deref(), Some("example.com/gpu"));
+    assert_texts(
+        &inventory.pools[0].devices[0],
+        &[("physfn", "0000:3b:00.0")],
+    );
+    assert_eq!(
+        inventory.pools[0].extended_resource.as_deref(),
+        Some("example.com/gpu")
+    );
     assert_eq!(names(&inventory, 1), ["0000-3b-00-0"]);
 }
 
@@ -261,13 +338,24 @@ fn an_nvidia_gpu_has_what_its_kernel_driver_says() {
 fn an_nvidia_gpu_comes_with_the_nodes_that_exist_under_its_minor_number() {
     let node = node();
     let prepared = node.prepare(&claim("0000-81-00-0")).unwrap();
-    let nodes = ["/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+    let nodes = [
+        "/dev/nvidia2",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+    ];
     assert_eq!(paths(&prepared.devices[0].edits), nodes);
-    assert_eq!(prepared.edits.env, [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())]);
+    assert_eq!(
+        prepared.edits.env,
+        [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())]
+    );
     node.fake().character_node("/dev/nvidia-modeset", 195, 254);
     add_drm(node.fake(), NVIDIA, 3);
     let edits = edits_of(&node, "0000-81-00-0").unwrap();
-    assert!(paths(&edits).contains(&"/dev/nvidia-modeset") && paths(&edits).contains(&"/dev/dri/renderD131"));
+    assert!(
+        paths(&edits).contains(&"/dev/nvidia-modeset")
+            && paths(&edits).contains(&"/dev/dri/renderD131")
+    );
 }
 
 #[test]
@@ -275,27 +363,52 @@ fn mig_instances_are_devices_beside_their_gpu_and_exclude_it() {
     let node = node();
     add_mig(node.fake());
     let inventory = node.discover().unwrap();
-    let instances = ["0000-81-00-0-gi1-ci0", "0000-81-00-0-gi1-ci1", "0000-81-00-0-gi2-ci0"];
-    assert_eq!(names(&inventory, 0)[2..], [&["0000-81-00-0"][..], &instances].concat());
+    let instances = [
+        "0000-81-00-0-gi1-ci0",
+        "0000-81-00-0-gi1-ci1",
+        "0000-81-00-0-gi2-ci0",
+    ];
+    assert_eq!(
+        names(&inventory, 0)[2..],
+        [&["0000-81-00-0"][..], &instances].concat()
+    );
     assert_eq!(inventory.pools[0].shared_counters[0].counters[0].value, "3");
 
     let whole = device(&inventory, "0000-81-00-0");
     assert_eq!(whole.consumes[0].counters[0].value, "3");
     assert_eq!(whole.identity.len(), 5);
-    assert!(whole.identity.iter().any(|identity| identity.starts_with("dev:/dev/nvidia")));
+    assert!(
+        whole
+            .identity
+            .iter()
+            .any(|identity| identity.starts_with("dev:/dev/nvidia"))
+    );
     for name in instances {
         let mig = device(&inventory, name);
         assert_eq!(mig.consumes[0].counters[0].value, "1");
         assert_eq!(mig.identity.len(), 1);
-        assert!(whole.identity.contains(&mig.identity[0]), "{name} and its GPU have a common identity");
+        assert!(
+            whole.identity.contains(&mig.identity[0]),
+            "{name} and its GPU have a common identity"
+        );
     }
     let mig = device(&inventory, instances[1]);
     assert_texts(
         &mig,
-        &[("type", "mig"), ("parent", "0000-81-00-0"), ("productName", "NVIDIA A100-SXM4-40GB")],
+        &[
+            ("type", "mig"),
+            ("parent", "0000-81-00-0"),
+            ("productName", "NVIDIA A100-SXM4-40GB"),
+        ],
     );
-    assert_eq!(mig.attribute_value("gpuInstance"), Some(&AttributeValue::Int(1)));
-    assert_eq!(mig.attribute_value("computeInstance"), Some(&AttributeValue::Int(1)));
+    assert_eq!(
+        mig.attribute_value("gpuInstance"),
+        Some(&AttributeValue::Int(1))
+    );
+    assert_eq!(
+        mig.attribute_value("computeInstance"),
+        Some(&AttributeValue::Int(1))
+    );
 }
 
 #[test]
@@ -303,12 +416,26 @@ fn a_mig_instance_comes_with_its_capabilities_and_with_no_other() {
     let node = node();
     add_mig(node.fake());
     let edits = edits_of(&node, "0000-81-00-0-gi1-ci1").unwrap();
-    let caps: Vec<_> = edits.device_nodes.iter().filter(|node| node.path.contains("caps")).collect();
+    let caps: Vec<_> = edits
+        .device_nodes
+        .iter()
+        .filter(|node| node.path.contains("caps"))
+        .collect();
     assert_eq!(caps.len(), 2);
-    assert_eq!((caps[0].path.as_str(), caps[0].major), ("/dev/nvidia-caps/nvidia-cap12", Some(234)));
-    assert_eq!((caps[1].path.as_str(), caps[1].minor), ("/dev/nvidia-caps/nvidia-cap14", Some(14)));
+    assert_eq!(
+        (caps[0].path.as_str(), caps[0].major),
+        ("/dev/nvidia-caps/nvidia-cap12", Some(234))
+    );
+    assert_eq!(
+        (caps[1].path.as_str(), caps[1].minor),
+        ("/dev/nvidia-caps/nvidia-cap14", Some(14))
+    );
     assert!(paths(&edits).contains(&"/dev/nvidia2"));
-    assert!(!paths(&edits_of(&node, "0000-81-00-0").unwrap()).iter().any(|path| path.contains("caps")));
+    assert!(
+        !paths(&edits_of(&node, "0000-81-00-0").unwrap())
+            .iter()
+            .any(|path| path.contains("caps"))
+    );
 }
 
 #[test]
@@ -316,8 +443,16 @@ fn a_gpu_or_an_instance_that_vanished_since_its_discovery_is_not_found() {
     let node = node();
     add_mig(node.fake());
     node.discover().unwrap();
-    node.fake().remove(&format!("{CAPABILITIES}/mig/gi2")).remove("bus/pci/devices/0000:3b:00.0").remove(AMD);
-    for name in ["0000-81-00-0-gi2-ci0", "0000-3b-00-0", "0000-00-1f-0", "gpu-0"] {
+    node.fake()
+        .remove(&format!("{CAPABILITIES}/mig/gi2"))
+        .remove("bus/pci/devices/0000:3b:00.0")
+        .remove(AMD);
+    for name in [
+        "0000-81-00-0-gi2-ci0",
+        "0000-3b-00-0",
+        "0000-00-1f-0",
+        "gpu-0",
+    ] {
         let problem = node.prepare(&claim(name)).unwrap_err();
         assert_eq!(
             (problem.kind, problem.code.as_str()),
@@ -326,7 +461,10 @@ fn a_gpu_or_an_instance_that_vanished_since_its_discovery_is_not_found() {
         );
     }
     let other_pool = Claim::new("n", "c", "u").device("r", "other", "0000-00-02-0");
-    assert_eq!(node.prepare(&other_pool).unwrap_err().code, "no-such-device");
+    assert_eq!(
+        node.prepare(&other_pool).unwrap_err().code,
+        "no-such-device"
+    );
     assert!(!names(&node.discover().unwrap(), 0).contains(&"0000-3b-00-0"));
 }
 
@@ -334,33 +472,59 @@ fn a_gpu_or_an_instance_that_vanished_since_its_discovery_is_not_found() {
 fn a_gpu_that_vanishes_is_left_out_and_a_read_that_fails_is_an_error() {
     let node = node();
     let failed = Problem::unavailable("io-error", "no memory");
-    node.fake().fail("bus/pci/devices/0000:3b:00.0/vendor", failed.clone());
+    node.fake()
+        .fail("bus/pci/devices/0000:3b:00.0/vendor", failed.clone());
     assert_eq!(node.discover(), Err(failed));
     let gone = Problem::unavailable("no-value", "no such device or address");
-    node.fake().fail("bus/pci/devices/0000:3b:00.0/vendor", gone);
-    assert_eq!(names(&node.discover().unwrap(), 0), ["0000-00-02-0", "0000-81-00-0"]);
+    node.fake()
+        .fail("bus/pci/devices/0000:3b:00.0/vendor", gone);
+    assert_eq!(
+        names(&node.discover().unwrap(), 0),
+        ["0000-00-02-0", "0000-81-00-0"]
+    );
 }
 
 /// The codes of a device's taint, of its prepare, and whether it is healthy.
 fn faults(node: &Harness<Gpu>, name: &str) -> (String, String, bool) {
-    let taint = device(&node.discover().unwrap(), name).taints.first().map(|taint| taint.value.clone());
+    let taint = device(&node.discover().unwrap(), name)
+        .taints
+        .first()
+        .map(|taint| taint.value.clone());
     let prepared = node.prepare(&claim(name)).unwrap_err();
     assert_eq!(prepared.kind, ProblemKind::Unavailable);
-    let health = node.check().unwrap().into_iter().find(|health| health.device == name).unwrap();
-    (taint.unwrap_or_default(), prepared.code, health.state == HealthState::Healthy)
+    let health = node
+        .check()
+        .unwrap()
+        .into_iter()
+        .find(|health| health.device == name)
+        .unwrap();
+    (
+        taint.unwrap_or_default(),
+        prepared.code,
+        health.state == HealthState::Healthy,
+    )
 }
 
 #[test]
 fn a_gpu_without_its_nodes_is_tainted_unhealthy_and_retried() {
     let fault = |code: &str| (code.to_owned(), code.to_owned(), false);
     let node = node();
-    assert!(node.check().unwrap().iter().all(|health| health.state == HealthState::Healthy));
-    node.fake().remove("/dev/dri/renderD129").remove("/dev/nvidiactl");
+    assert!(
+        node.check()
+            .unwrap()
+            .iter()
+            .all(|health| health.state == HealthState::Healthy)
+    );
+    node.fake()
+        .remove("/dev/dri/renderD129")
+        .remove("/dev/nvidiactl");
     assert_eq!(faults(&node, "0000-3b-00-0"), fault("no-device-node"));
     assert_eq!(faults(&node, "0000-81-00-0"), fault("no-device-node"));
     node.fake().character_node("/dev/nvidiactl", 194, 255);
     assert_eq!(faults(&node, "0000-81-00-0"), fault("stale-device-node"));
-    node.fake().remove(&format!("{INTEL}/drm")).remove(&format!("{INTEL}/driver"));
+    node.fake()
+        .remove(&format!("{INTEL}/drm"))
+        .remove(&format!("{INTEL}/driver"));
     assert_eq!(faults(&node, "0000-00-02-0"), fault("no-kernel-driver"));
     node.fake().remove("/proc/driver/nvidia/gpus");
     assert_eq!(faults(&node, "0000-81-00-0"), fault("no-kernel-driver"));
@@ -387,7 +551,9 @@ fn a_mig_instance_without_its_capability_node_is_unusable_and_the_others_are_not
 
 fn prepare_with_libraries(node: &Harness<Gpu>, files: Value) -> Result<Prepared, Problem> {
     let mut pool = json!({"name": "gpu"});
-    pool.as_object_mut().unwrap().extend(files.as_object().unwrap().clone());
+    pool.as_object_mut()
+        .unwrap()
+        .extend(files.as_object().unwrap().clone());
     node.config(json!({"pools": [pool]}));
     node.prepare(&claim("0000-81-00-0"))
 }
@@ -401,34 +567,63 @@ fn libraries_are_mounted_read_only_from_the_files_that_their_names_lead_to() {
         .host_link(&format!("{library}.1"), "libcuda.so.535.104.05");
     let files = json!({"libraries": [format!("{library}*")], "binaries": ["/usr/bin/nvidia-smi"]});
     let prepared = prepare_with_libraries(&node, files).unwrap();
-    let mounts: Vec<_> =
-        prepared.edits.mounts.iter().map(|mount| (&mount.host_path[..], &mount.container_path[..])).collect();
+    let mounts: Vec<_> = prepared
+        .edits
+        .mounts
+        .iter()
+        .map(|mount| (&mount.host_path[..], &mount.container_path[..]))
+        .collect();
     assert_eq!(
         mounts,
         [
             ("/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
-            (&format!("{library}.535.104.05")[..], &format!("{library}.1")[..]),
-            (&format!("{library}.535.104.05")[..], &format!("{library}.535.104.05")[..]),
+            (
+                &format!("{library}.535.104.05")[..],
+                &format!("{library}.1")[..]
+            ),
+            (
+                &format!("{library}.535.104.05")[..],
+                &format!("{library}.535.104.05")[..]
+            ),
         ]
     );
-    assert!(prepared.edits.mounts.iter().all(|mount| mount.options.contains(&"ro".to_owned())));
+    assert!(
+        prepared
+            .edits
+            .mounts
+            .iter()
+            .all(|mount| mount.options.contains(&"ro".to_owned()))
+    );
 }
 
 #[test]
 fn libraries_that_are_missing_not_granted_or_too_many_are_problems() {
     let node = node();
     for index in 0..65 {
-        node.fake().host_file(&format!("/opt/nvidia/lib{index}.so"), "elf");
+        node.fake()
+            .host_file(&format!("/opt/nvidia/lib{index}.so"), "elf");
     }
     let cases = [
-        ("/usr/lib64/libcuda.so*", ProblemKind::Unavailable, "no-such-library"),
-        ("/opt/nvidia/none.so", ProblemKind::Unavailable, "no-such-library"),
+        (
+            "/usr/lib64/libcuda.so*",
+            ProblemKind::Unavailable,
+            "no-such-library",
+        ),
+        (
+            "/opt/nvidia/none.so",
+            ProblemKind::Unavailable,
+            "no-such-library",
+        ),
         ("/usr/lib64/libssl.so*", ProblemKind::Denied, "not-granted"),
         ("/opt/nvidia/*.so", ProblemKind::Invalid, "too-many-files"),
     ];
     for (library, kind, code) in cases {
         let problem = prepare_with_libraries(&node, json!({"libraries": [library]})).unwrap_err();
-        assert_eq!((problem.kind, problem.code.as_str()), (kind, code), "{library}");
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (kind, code),
+            "{library}"
+        );
     }
 }
 
@@ -442,9 +637,18 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
         (select(json!({"vendor": "ati"})), "not amd, intel or nvidia"),
         (select(json!({"device": "0x12"})), "not 0x and 4 hex digits"),
         (select(json!({"class": "0x03"})), "unknown field `class`"),
-        (json!({"pools": [{"name": "p", "libraries": ["libcuda.so"]}]}), "not an absolute path"),
-        (json!({"pools": [{"name": "p", "libraries": ["/usr/../etc/*"]}]}), "not an absolute path"),
-        (json!({"pools": [{"name": "p", "binaries": ["/usr/bin/nvidia-*"]}]}), "must be a path"),
+        (
+            json!({"pools": [{"name": "p", "libraries": ["libcuda.so"]}]}),
+            "not an absolute path",
+        ),
+        (
+            json!({"pools": [{"name": "p", "libraries": ["/usr/../etc/*"]}]}),
+            "not an absolute path",
+        ),
+        (
+            json!({"pools": [{"name": "p", "binaries": ["/usr/bin/nvidia-*"]}]}),
+            "must be a path",
+        ),
     ];
     for (config, reason) in cases {
         let problem = Gpu::validate_config(&config.to_string()).unwrap_err();
@@ -455,12 +659,17 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
 
 #[test]
 fn parameters_in_claims_are_refused() {
-    assert_eq!(Gpu::validate_parameters("{}").unwrap_err().code, "no-parameters");
+    assert_eq!(
+        Gpu::validate_parameters("{}").unwrap_err().code,
+        "no-parameters"
+    );
 }
 
 /// A node like a recorded machine; `None` where the records are missing.
 fn recorded(archive: &str) -> Option<Harness<Gpu>> {
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/hardware").join(archive);
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../shared/hardware")
+        .join(archive);
     if !path.exists() {
         println!("skipped: {} does not exist", path.display());
         return None;
@@ -473,34 +682,56 @@ fn recorded(archive: &str) -> Option<Harness<Gpu>> {
 
 #[test]
 fn a_recorded_emulated_gpu_is_offered_where_a_pool_selects_its_vendor() {
-    let Some(node) = recorded("hwloc-2pa-pcidomain32bits.tar.bz2") else { return };
+    let Some(node) = recorded("hwloc-2pa-pcidomain32bits.tar.bz2") else {
+        return;
+    };
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
     node.config(json!({"pools": [{"name": "gpu", "select": [{"vendor": "0x1013"}]}]}));
     let gpu = device(&node.discover().unwrap(), "0000-00-02-0");
-    assert_texts(&gpu, &[("vendor", "0x1013"), ("resource.kubernetes.io/pcieRoot", "pci0000:00")]);
-    assert_eq!(paths(&edits_of(&node, "0000-00-02-0").unwrap()), ["/dev/dri/card0"]);
+    assert_texts(
+        &gpu,
+        &[
+            ("vendor", "0x1013"),
+            ("resource.kubernetes.io/pcieRoot", "pci0000:00"),
+        ],
+    );
+    assert_eq!(
+        paths(&edits_of(&node, "0000-00-02-0").unwrap()),
+        ["/dev/dri/card0"]
+    );
 }
 
 #[test]
 fn a_recorded_nvidia_gpu_without_its_files_in_proc_is_listed_as_unusable() {
-    let Some(node) = recorded("ghw-linux-amd64-accel-nvidia.tar.gz") else { return };
+    let Some(node) = recorded("ghw-linux-amd64-accel-nvidia.tar.gz") else {
+        return;
+    };
     let inventory = node.discover().unwrap();
     let gpu = device(&inventory, "0000-06-00-0");
     assert_texts(
         &gpu,
-        &[("vendor", "0x10de"), ("device", "0x15f8"), ("driver", "nvidia"), ("class", "0x030200")],
+        &[
+            ("vendor", "0x10de"),
+            ("device", "0x15f8"),
+            ("driver", "nvidia"),
+            ("class", "0x030200"),
+        ],
     );
     assert_eq!(faults(&node, "0000-06-00-0").0, "no-kernel-driver");
 }
 
 #[test]
 fn recorded_functions_without_a_vendor_are_left_out() {
-    let Some(node) = recorded("hwloc-nvidiagpunumanodes.tar.bz2") else { return };
+    let Some(node) = recorded("hwloc-nvidiagpunumanodes.tar.bz2") else {
+        return;
+    };
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
 }
 
 #[test]
 fn recorded_accelerators_of_other_vendors_are_no_gpus_without_a_selection() {
-    let Some(node) = recorded("ghw-linux-amd64-accel.tar.gz") else { return };
+    let Some(node) = recorded("ghw-linux-amd64-accel.tar.gz") else {
+        return;
+    };
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
 }

@@ -94,7 +94,10 @@ impl Config {
     pub(crate) fn read(text: &str) -> Result<Self, Problem> {
         let config: Config = parse_json("bad-config", "config of mock-gpu", text)?;
         if !is_version(&config.driver_version) {
-            return Err(bad(&format!("driverVersion {:?} is not like 1.2.3", config.driver_version)));
+            return Err(bad(&format!(
+                "driverVersion {:?} is not like 1.2.3",
+                config.driver_version
+            )));
         }
         config.pools.iter().try_for_each(PoolConfig::check)?;
         config.check_together()?;
@@ -111,7 +114,10 @@ impl Config {
             if before.iter().any(|other| other.name == pool.name) {
                 return Err(pool.bad("its name occurs twice"));
             }
-            if before.iter().any(|other| overlap(&other.indices(), &pool.indices())) {
+            if before
+                .iter()
+                .any(|other| overlap(&other.indices(), &pool.indices()))
+            {
                 return Err(pool.bad("its GPUs have numbers of another pool's; set firstIndex"));
             }
         }
@@ -120,8 +126,17 @@ impl Config {
 
     /// Returns the pool and the device of these names.
     pub(crate) fn find(&self, pool: &str, device: &str) -> Result<(&PoolConfig, Gpu), Problem> {
-        let missing = || Problem::not_found("no-such-device", format!("there is no device {pool}/{device}"));
-        let config = self.pools.iter().find(|config| config.name == pool).ok_or_else(missing)?;
+        let missing = || {
+            Problem::not_found(
+                "no-such-device",
+                format!("there is no device {pool}/{device}"),
+            )
+        };
+        let config = self
+            .pools
+            .iter()
+            .find(|config| config.name == pool)
+            .ok_or_else(missing)?;
         let gpu = config.gpu_named(device).ok_or_else(missing)?;
         Ok((config, gpu))
     }
@@ -138,15 +153,24 @@ impl PoolConfig {
         let rules = [
             (name, "its name must be a DNS subdomain"),
             (self.memory_gib > 0, "memoryGiB must be at least 1"),
-            (self.model.len() <= TEXT_BYTES_MAX, "model must have at most 64 bytes"),
+            (
+                self.model.len() <= TEXT_BYTES_MAX,
+                "model must have at most 64 bytes",
+            ),
             (self.partitions <= PARTITIONS_MAX, "at most 15 partitions"),
             (
                 self.partitions == 0 || self.count <= COUNTER_SETS_MAX,
                 "at most 8 GPUs with partitions, because a pool has at most 8 counter sets",
             ),
             (even, "memoryGiB must be a multiple of partitions"),
-            (self.partitions == 0 || !self.shared, "shared and partitions exclude each other"),
-            (self.first_index.checked_add(self.count).is_some(), "firstIndex is too large"),
+            (
+                self.partitions == 0 || !self.shared,
+                "shared and partitions exclude each other",
+            ),
+            (
+                self.first_index.checked_add(self.count).is_some(),
+                "firstIndex is too large",
+            ),
         ];
         match rules.iter().find(|(holds, _)| !holds) {
             Some((_, rule)) => Err(self.bad(rule)),
@@ -155,8 +179,15 @@ impl PoolConfig {
     }
 
     fn check_unhealthy(&self) -> Result<(), Problem> {
-        match self.unhealthy.iter().find(|unhealthy| !self.indices().contains(&unhealthy.index)) {
-            Some(unhealthy) => Err(self.bad(&format!("there is no GPU {} to be unhealthy", unhealthy.index))),
+        match self
+            .unhealthy
+            .iter()
+            .find(|unhealthy| !self.indices().contains(&unhealthy.index))
+        {
+            Some(unhealthy) => Err(self.bad(&format!(
+                "there is no GPU {} to be unhealthy",
+                unhealthy.index
+            ))),
             None => Ok(()),
         }
     }
@@ -178,7 +209,9 @@ impl PoolConfig {
         let partitions = self.partitions;
         (0..self.count).flat_map(move |offset| {
             let parts = (0..partitions).map(Some);
-            std::iter::once(None).chain(parts).map(move |partition| Gpu { offset, partition })
+            std::iter::once(None)
+                .chain(parts)
+                .map(move |partition| Gpu { offset, partition })
         })
     }
 
@@ -189,9 +222,12 @@ impl PoolConfig {
             Some((index, partition)) => (index, Some(partition.parse().ok()?)),
             None => (number, None),
         };
-        let gpu = Gpu { offset: index.parse::<u32>().ok()?.checked_sub(self.first_index)?, partition };
-        let is_there =
-            gpu.offset < self.count && partition.is_none_or(|partition| partition < self.partitions);
+        let gpu = Gpu {
+            offset: index.parse::<u32>().ok()?.checked_sub(self.first_index)?,
+            partition,
+        };
+        let is_there = gpu.offset < self.count
+            && partition.is_none_or(|partition| partition < self.partitions);
         // Another notation of a number is another name.
         (is_there && self.name_of(gpu) == name).then_some(gpu)
     }
@@ -209,11 +245,17 @@ impl PoolConfig {
 
     /// Returns the prefix of the container's variables: `MOCK_GPU_0`, `MOCK_GPU_0_PART_1`.
     pub(crate) fn env_prefix(&self, gpu: Gpu) -> String {
-        format!("MOCK_{}", self.name_of(gpu).replace('-', "_").to_ascii_uppercase())
+        format!(
+            "MOCK_{}",
+            self.name_of(gpu).replace('-', "_").to_ascii_uppercase()
+        )
     }
 
     pub(crate) fn counter_set(&self, offset: u32) -> String {
-        self.name_of(Gpu { offset, partition: None })
+        self.name_of(Gpu {
+            offset,
+            partition: None,
+        })
     }
 
     pub(crate) fn memory_of(&self, gpu: Gpu) -> u32 {
@@ -247,7 +289,9 @@ impl PoolConfig {
 /// FNV-1a, 64 bits.
 fn hash(text: &str, seed: u64) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325 ^ seed;
-    text.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    text.bytes().fold(start, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn is_version(text: &str) -> bool {

@@ -7,8 +7,8 @@ mod tests;
 
 use nodedock_sdk::{
     AllocatedDevice, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Claim, ClaimRecord,
-    Configuration, ContainerEdits, Context, CounterSet, Device, DeviceHealth, Driver, DriverInfo, Health,
-    Host, Inventory, Pool, Prepared, Problem, Trigger,
+    Configuration, ContainerEdits, Context, CounterSet, Device, DeviceHealth, Driver, DriverInfo,
+    Health, Host, Inventory, Pool, Prepared, Problem, Trigger,
 };
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,11 @@ impl Driver for MockGpu {
 
     fn discover(_: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let config = Config::read(&ctx.config)?;
-        Ok(config.pools.iter().map(|pool| publish(ctx, &config, pool)).collect())
+        Ok(config
+            .pools
+            .iter()
+            .map(|pool| publish(ctx, &config, pool))
+            .collect())
     }
 
     fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
@@ -54,7 +58,10 @@ impl Driver for MockGpu {
         match live.memo::<Memo>() {
             Ok(memo) => log_reset(host, &memo.unwrap_or_default()),
             // A later unprepare could not parse the memo either, and the claim must not stay forever.
-            Err(problem) => host.log().warn("memo cannot be read", &[("reason", problem.message.as_str())]),
+            Err(problem) => host.log().warn(
+                "memo cannot be read",
+                &[("reason", problem.message.as_str())],
+            ),
         }
         Ok(())
     }
@@ -81,15 +88,20 @@ impl Configuration for MockGpu {
 impl Health for MockGpu {
     fn check(_: &Host, ctx: &Context) -> Result<Vec<DeviceHealth>, Problem> {
         let config = Config::read(&ctx.config)?;
-        let gpus = config.pools.iter().flat_map(|pool| pool.gpus().map(move |gpu| (pool, gpu)));
+        let gpus = config
+            .pools
+            .iter()
+            .flat_map(|pool| pool.gpus().map(move |gpu| (pool, gpu)));
         Ok(gpus.map(|(pool, gpu)| health(pool, gpu)).collect())
     }
 }
 
 fn publish(ctx: &Context, config: &Config, pool: &PoolConfig) -> Pool {
-    let counters = (0..pool.count).filter(|_| pool.partitions > 0).map(|offset| {
-        CounterSet::new(pool.counter_set(offset)).counter("memory", gibibytes(pool.memory_gib))
-    });
+    let counters = (0..pool.count)
+        .filter(|_| pool.partitions > 0)
+        .map(|offset| {
+            CounterSet::new(pool.counter_set(offset)).counter("memory", gibibytes(pool.memory_gib))
+        });
     let mut published = Pool::new(&pool.name).extended_resource(pool.extended_resource.clone());
     published.shared_counters = counters.collect();
     published.devices(pool.gpus().map(|gpu| publish_gpu(ctx, config, pool, gpu)))
@@ -102,17 +114,29 @@ fn publish_gpu(ctx: &Context, config: &Config, pool: &PoolConfig, gpu: Gpu) -> D
         .attribute("index", pool.index_of(gpu))
         .attribute("model", pool.model.as_str())
         .attribute("partition", gpu.partition.is_some())
-        .attribute("driverVersion", AttributeValue::version(&config.driver_version))
+        .attribute(
+            "driverVersion",
+            AttributeValue::version(&config.driver_version),
+        )
         .allow_multiple_allocations(pool.shared);
     let device = device.identity(format!("mock-gpu:{}", pool.uuid(&ctx.node_name, gpu)));
-    let device = pool.numa_node_of(gpu).into_iter().fold(device, Device::numa_node);
+    let device = pool
+        .numa_node_of(gpu)
+        .into_iter()
+        .fold(device, Device::numa_node);
     let device = if pool.partitions == 0 {
         device
     } else {
-        device.consumes(CounterSet::new(pool.counter_set(gpu.offset)).counter("memory", memory.as_str()))
+        device.consumes(
+            CounterSet::new(pool.counter_set(gpu.offset)).counter("memory", memory.as_str()),
+        )
     };
     let capacity = Capacity::new("memory", memory.as_str());
-    device.with_capacity(if pool.shared { capacity.policy(whole_gibibytes(memory)) } else { capacity })
+    device.with_capacity(if pool.shared {
+        capacity.policy(whole_gibibytes(memory))
+    } else {
+        capacity
+    })
 }
 
 fn gibibytes(amount: u32) -> String {
@@ -120,9 +144,15 @@ fn gibibytes(amount: u32) -> String {
 }
 
 fn whole_gibibytes(most: String) -> CapacityPolicy {
-    let choice =
-        CapacityChoice::Range { min: "1Gi".to_owned(), max: Some(most), step: Some("1Gi".to_owned()) };
-    CapacityPolicy { default_amount: Some("1Gi".to_owned()), choice }
+    let choice = CapacityChoice::Range {
+        min: "1Gi".to_owned(),
+        max: Some(most),
+        step: Some("1Gi".to_owned()),
+    };
+    CapacityPolicy {
+        default_amount: Some("1Gi".to_owned()),
+        choice,
+    }
 }
 
 /// Returns the settings of devices that other claims use or are about to use: two that do not go together are never both prepared.
@@ -146,13 +176,25 @@ fn uses_of_others(host: &Host, config: &Config, claim: &Claim) -> Result<Vec<Hol
 }
 
 /// Returns the settings of an allocated device; `None` with admin access, which uses nothing.
-fn holding(config: &Config, claim: &Claim, allocated: &AllocatedDevice) -> Result<Option<Holding>, Problem> {
+fn holding(
+    config: &Config,
+    claim: &Claim,
+    allocated: &AllocatedDevice,
+) -> Result<Option<Holding>, Problem> {
     let sharing = sharing(config, claim, allocated)?;
     let AllocatedDevice { pool, device, .. } = allocated.clone();
-    Ok((!allocated.admin_access).then_some(Holding { pool, device, sharing }))
+    Ok((!allocated.admin_access).then_some(Holding {
+        pool,
+        device,
+        sharing,
+    }))
 }
 
-fn sharing(config: &Config, claim: &Claim, allocated: &AllocatedDevice) -> Result<Sharing, Problem> {
+fn sharing(
+    config: &Config,
+    claim: &Claim,
+    allocated: &AllocatedDevice,
+) -> Result<Sharing, Problem> {
     let (pool, _) = config.find(&allocated.pool, &allocated.device)?;
     match claim.parse_parameters::<Parameters>(&allocated.request)? {
         Some(parameters) => parameters.sharing(),
@@ -160,7 +202,12 @@ fn sharing(config: &Config, claim: &Claim, allocated: &AllocatedDevice) -> Resul
     }
 }
 
-fn prepare(config: &Config, ctx: &Context, claim: &Claim, used: &[Holding]) -> Result<Prepared, Problem> {
+fn prepare(
+    config: &Config,
+    ctx: &Context,
+    claim: &Claim,
+    used: &[Holding],
+) -> Result<Prepared, Problem> {
     let mut memo = Memo::default();
     let prepared = Prepared::each(claim, |allocated| {
         let (pool, gpu) = config.find(&allocated.pool, &allocated.device)?;
@@ -175,16 +222,33 @@ fn prepare(config: &Config, ctx: &Context, claim: &Claim, used: &[Holding]) -> R
 }
 
 fn log_reset(host: &Host, memo: &Memo) {
-    for Holding { device, sharing, .. } in &memo.devices {
-        host.log().debug("sharing reset", &[("device", device.as_str()), ("strategy", sharing.strategy())]);
+    for Holding {
+        device, sharing, ..
+    } in &memo.devices
+    {
+        host.log().debug(
+            "sharing reset",
+            &[
+                ("device", device.as_str()),
+                ("strategy", sharing.strategy()),
+            ],
+        );
     }
 }
 
 /// Claims that share a device must have equal settings, and an exclusive claim must be the only one.
 fn refuse_mismatch(wanted: &Holding, used: &[Holding]) -> Result<(), Problem> {
-    let Holding { pool, device, sharing } = wanted;
+    let Holding {
+        pool,
+        device,
+        sharing,
+    } = wanted;
     let same_device = |holding: &&Holding| holding.pool == *pool && holding.device == *device;
-    let Some(other) = used.iter().filter(same_device).find(|other| !sharing.goes_with(&other.sharing)) else {
+    let Some(other) = used
+        .iter()
+        .filter(same_device)
+        .find(|other| !sharing.goes_with(&other.sharing))
+    else {
         return Ok(());
     };
     let message = format!(
@@ -217,7 +281,11 @@ fn edits(
 
 fn health(pool: &PoolConfig, gpu: Gpu) -> DeviceHealth {
     let name = pool.name_of(gpu);
-    match pool.unhealthy.iter().find(|unhealthy| unhealthy.index == pool.index_of(gpu)) {
+    match pool
+        .unhealthy
+        .iter()
+        .find(|unhealthy| unhealthy.index == pool.index_of(gpu))
+    {
         Some(unhealthy) => DeviceHealth::unhealthy(&pool.name, name, &unhealthy.message),
         None => DeviceHealth::healthy(&pool.name, name),
     }

@@ -63,16 +63,19 @@ impl Parameters {
     pub(crate) fn sharing(self) -> Result<Sharing, Problem> {
         check_type("apiVersion", self.api_version.as_deref(), API_VERSION)?;
         check_type("kind", self.kind.as_deref(), KIND)?;
-        let Some(sharing) = self.sharing else { return Ok(Sharing::Exclusive) };
+        let Some(sharing) = self.sharing else {
+            return Ok(Sharing::Exclusive);
+        };
         match (sharing.strategy, sharing.time_slicing) {
-            (Strategy::TimeSlicing, slicing) => {
-                Ok(Sharing::TimeSlicing(slicing.map_or(Interval::Default, |slicing| slicing.interval)))
-            }
+            (Strategy::TimeSlicing, slicing) => Ok(Sharing::TimeSlicing(
+                slicing.map_or(Interval::Default, |slicing| slicing.interval),
+            )),
             (Strategy::Exclusive, None) => Ok(Sharing::Exclusive),
             (Strategy::SpacePartitioning, None) => Ok(Sharing::SpacePartitioning),
             (strategy, Some(_)) => {
-                let message =
-                    format!("sharing.timeSlicing is for strategy TimeSlicing, not for {strategy:?}");
+                let message = format!(
+                    "sharing.timeSlicing is for strategy TimeSlicing, not for {strategy:?}"
+                );
                 Err(Problem::invalid("strategy-mismatch", message))
             }
         }
@@ -81,9 +84,10 @@ impl Parameters {
 
 fn check_type(field: &str, is: Option<&str>, should: &str) -> Result<(), Problem> {
     match is {
-        Some(is) if is != should => {
-            Err(Problem::invalid("unknown-type", format!("{field} is {is:?}, the driver knows {should:?}")))
-        }
+        Some(is) if is != should => Err(Problem::invalid(
+            "unknown-type",
+            format!("{field} is {is:?}, the driver knows {should:?}"),
+        )),
         _ => Ok(()),
     }
 }
@@ -91,7 +95,11 @@ fn check_type(field: &str, is: Option<&str>, should: &str) -> Result<(), Problem
 impl Sharing {
     /// Returns the default without parameters.
     pub(crate) fn default_of(shared: bool) -> Self {
-        if shared { Sharing::TimeSlicing(Interval::Default) } else { Sharing::Exclusive }
+        if shared {
+            Sharing::TimeSlicing(Interval::Default)
+        } else {
+            Sharing::Exclusive
+        }
     }
 
     pub(crate) fn strategy(&self) -> &'static str {

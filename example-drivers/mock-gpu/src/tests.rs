@@ -1,7 +1,7 @@
 use nodedock_sdk::testing::{Grant, Harness, bounds};
 use nodedock_sdk::{
-    AllocatedDevice, AttributeValue, Claim, ClaimRecord, Configuration, Context, Counter, HealthState,
-    ParametersSource, Prepared, Problem, ProblemKind,
+    AllocatedDevice, AttributeValue, Claim, ClaimRecord, Configuration, Context, Counter,
+    HealthState, ParametersSource, Prepared, Problem, ProblemKind,
 };
 use serde_json::{Value, json};
 
@@ -22,15 +22,26 @@ fn claim(uid: &str) -> Claim {
 }
 
 fn sharing(uid: &str, parameters: Value) -> Claim {
-    claim(uid).with_parameters(ParametersSource::Claim, [], json!({ "sharing": parameters }).to_string())
+    claim(uid).with_parameters(
+        ParametersSource::Claim,
+        [],
+        json!({ "sharing": parameters }).to_string(),
+    )
 }
 
 fn env(node: &Harness<MockGpu>, claim: &Claim) -> Vec<(String, String)> {
-    node.prepare(claim).unwrap().devices.into_iter().flat_map(|device| device.edits.env).collect()
+    node.prepare(claim)
+        .unwrap()
+        .devices
+        .into_iter()
+        .flat_map(|device| device.edits.env)
+        .collect()
 }
 
 fn value<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a str> {
-    env.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    env.iter()
+        .find(|(key, _)| key == name)
+        .map(|(_, value)| value.as_str())
 }
 
 #[test]
@@ -57,17 +68,35 @@ fn without_a_config_there_are_four_gpus() {
     let gpu = inventory.device("gpus", "gpu-3").unwrap();
     assert_eq!(inventory.pools[0].devices.len(), 4);
     assert_eq!(gpu.attribute_value("index"), Some(&AttributeValue::Int(3)));
-    assert_eq!(gpu.attribute_value("driverVersion"), Some(&AttributeValue::version("1.0.0")));
-    assert_eq!((gpu.capacities[0].name.as_str(), gpu.capacities[0].value.as_str()), ("memory", "80Gi"));
+    assert_eq!(
+        gpu.attribute_value("driverVersion"),
+        Some(&AttributeValue::version("1.0.0"))
+    );
+    assert_eq!(
+        (
+            gpu.capacities[0].name.as_str(),
+            gpu.capacities[0].value.as_str()
+        ),
+        ("memory", "80Gi")
+    );
 }
 
 #[test]
 fn gpus_take_turns_on_the_numa_nodes() {
-    let node = node(json!({"name": "gpus", "count": 3, "numaNodes": [0, 1], "model": "Z", "memoryGiB": 16}));
+    let node = node(
+        json!({"name": "gpus", "count": 3, "numaNodes": [0, 1], "model": "Z", "memoryGiB": 16}),
+    );
     let inventory = node.discover().unwrap();
-    let nodes: Vec<_> = inventory.pools[0].devices.iter().map(|gpu| gpu.numa_nodes[0]).collect();
+    let nodes: Vec<_> = inventory.pools[0]
+        .devices
+        .iter()
+        .map(|gpu| gpu.numa_nodes[0])
+        .collect();
     assert_eq!(nodes, [0, 1, 0]);
-    assert_eq!(inventory.pools[0].devices[0].attribute_value("model"), Some(&"Z".into()));
+    assert_eq!(
+        inventory.pools[0].devices[0].attribute_value("model"),
+        Some(&"Z".into())
+    );
 }
 
 #[test]
@@ -75,12 +104,19 @@ fn a_uuid_is_the_same_on_every_call_and_another_on_every_node() {
     let node = Harness::<MockGpu>::new();
     let uuids = |node: &Harness<MockGpu>| -> Vec<_> {
         let pools = node.discover().unwrap().pools;
-        pools[0].devices.iter().map(|gpu| gpu.attribute_value("uuid").cloned().unwrap()).collect()
+        pools[0]
+            .devices
+            .iter()
+            .map(|gpu| gpu.attribute_value("uuid").cloned().unwrap())
+            .collect()
     };
     let here = uuids(&node);
     assert_eq!(here, uuids(&node));
     assert_ne!(here[0], here[1]);
-    node.context(Context { node_name: "elsewhere".into(), ..Context::default() });
+    node.context(Context {
+        node_name: "elsewhere".into(),
+        ..Context::default()
+    });
     assert_ne!(here[0], uuids(&node)[0]);
 }
 
@@ -88,11 +124,19 @@ fn a_uuid_is_the_same_on_every_call_and_another_on_every_node() {
 fn partitions_take_from_their_gpu_and_are_not_handed_out_beside_it() {
     let node = node(json!({"name": "gpus", "count": 1, "memoryGiB": 80, "partitions": 2}));
     let inventory = node.discover().unwrap();
-    let (whole, part) =
-        (inventory.device("gpus", "gpu-0").unwrap(), inventory.device("gpus", "gpu-0-part-1").unwrap());
-    assert_eq!(inventory.pools[0].shared_counters[0].counters[0].value, "80Gi");
+    let (whole, part) = (
+        inventory.device("gpus", "gpu-0").unwrap(),
+        inventory.device("gpus", "gpu-0-part-1").unwrap(),
+    );
     assert_eq!(
-        (whole.consumes[0].counters[0].value.as_str(), part.consumes[0].counters[0].value.as_str()),
+        inventory.pools[0].shared_counters[0].counters[0].value,
+        "80Gi"
+    );
+    assert_eq!(
+        (
+            whole.consumes[0].counters[0].value.as_str(),
+            part.consumes[0].counters[0].value.as_str()
+        ),
         ("80Gi", "40Gi")
     );
     let other = inventory.device("gpus", "gpu-0-part-0").unwrap();
@@ -114,8 +158,11 @@ fn a_claim_gets_its_gpu_and_how_it_is_shared() {
 #[test]
 fn the_claims_parameters_win_over_those_of_the_class() {
     let class = json!({"sharing": {"strategy": "SpacePartitioning"}}).to_string();
-    let claim = sharing("u", json!({"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}))
-        .with_parameters(ParametersSource::DeviceClass, [], class);
+    let claim = sharing(
+        "u",
+        json!({"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}),
+    )
+    .with_parameters(ParametersSource::DeviceClass, [], class);
     let env = env(&shared_node(), &claim);
     assert_eq!(value(&env, "MOCK_GPU_0_SHARING"), Some("TimeSlicing"));
     assert_eq!(value(&env, "MOCK_GPU_0_INTERVAL"), Some("Long"));
@@ -125,9 +172,15 @@ fn the_claims_parameters_win_over_those_of_the_class() {
 fn a_container_gets_its_share_of_the_memory() {
     let mut device = AllocatedDevice::new("gpu", "gpus", "gpu-0");
     device.share_id = Some("3f".into());
-    device.consumed.push(Counter { name: "memory".into(), value: "8Gi".into() });
+    device.consumed.push(Counter {
+        name: "memory".into(),
+        value: "8Gi".into(),
+    });
     let claim = Claim::new("n", "c", "u").with_device(device);
-    assert_eq!(value(&env(&shared_node(), &claim), "MOCK_GPU_0_MEMORY"), Some("8Gi"));
+    assert_eq!(
+        value(&env(&shared_node(), &claim), "MOCK_GPU_0_MEMORY"),
+        Some("8Gi")
+    );
 }
 
 #[test]
@@ -136,14 +189,26 @@ fn who_shares_a_gpu_must_agree_on_how() {
     let slicing = json!({"strategy": "TimeSlicing", "timeSlicing": {"interval": "Short"}});
     node.prepare(&sharing("one", slicing.clone())).unwrap();
     node.prepare(&sharing("two", slicing.clone())).unwrap();
-    for other in [json!({"strategy": "TimeSlicing"}), json!({"strategy": "Exclusive"})] {
+    for other in [
+        json!({"strategy": "TimeSlicing"}),
+        json!({"strategy": "Exclusive"}),
+    ] {
         let problem = node.prepare(&sharing("three", other)).unwrap_err();
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Conflict, "sharing-mismatch"));
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::Conflict, "sharing-mismatch")
+        );
     }
     node.unprepare("one").unwrap();
     node.unprepare("two").unwrap();
-    node.prepare(&sharing("three", json!({"strategy": "Exclusive"}))).unwrap();
-    assert!(node.fake().log_lines().iter().any(|line| line.message == "sharing reset"));
+    node.prepare(&sharing("three", json!({"strategy": "Exclusive"})))
+        .unwrap();
+    assert!(
+        node.fake()
+            .log_lines()
+            .iter()
+            .any(|line| line.message == "sharing reset")
+    );
 }
 
 #[test]
@@ -157,8 +222,9 @@ fn a_repeated_prepare_is_not_in_its_own_way() {
 fn claims_that_do_not_go_together_are_not_both_prepared_by_one_call() {
     let node = shared_node();
     let exclusive = || sharing("one", json!({"strategy": "Exclusive"}));
-    let refused =
-        |outcome: &Result<Prepared, Problem>| outcome.as_ref().unwrap_err().code == "sharing-mismatch";
+    let refused = |outcome: &Result<Prepared, Problem>| {
+        outcome.as_ref().unwrap_err().code == "sharing-mismatch"
+    };
     let outcomes = node.prepare_batch(&[exclusive(), claim("two")]);
     assert!(outcomes.iter().all(|(_, outcome)| refused(outcome)));
     node.unprepare("two").unwrap();
@@ -169,28 +235,44 @@ fn claims_that_do_not_go_together_are_not_both_prepared_by_one_call() {
 #[test]
 fn a_claim_that_is_refused_is_in_no_others_way() {
     let node = shared_node();
-    node.prepare(&sharing("one", json!({"strategy": "Magic"}))).unwrap_err();
-    node.prepare(&sharing("two", json!({"strategy": "Exclusive"}))).unwrap();
+    node.prepare(&sharing("one", json!({"strategy": "Magic"})))
+        .unwrap_err();
+    node.prepare(&sharing("two", json!({"strategy": "Exclusive"})))
+        .unwrap();
 }
 
 #[test]
 fn access_for_management_is_never_in_the_way_and_changes_nothing() {
     let node = shared_node();
-    node.prepare(&sharing("one", json!({"strategy": "Exclusive"}))).unwrap();
+    node.prepare(&sharing("one", json!({"strategy": "Exclusive"})))
+        .unwrap();
     let mut device = AllocatedDevice::new("gpu", "gpus", "gpu-0");
     device.admin_access = true;
     let admin = Claim::new("n", "c", "admin").with_device(device);
     node.prepare(&admin).unwrap();
     node.unprepare("one").unwrap();
-    node.prepare(&sharing("two", json!({"strategy": "SpacePartitioning"}))).unwrap();
+    node.prepare(&sharing("two", json!({"strategy": "SpacePartitioning"})))
+        .unwrap();
 }
 
 #[test]
 fn parameters_that_cannot_work_are_refused_with_the_reason() {
     let cases = [
-        (json!({"sharing": {"strategy": "Magic"}}), "bad-parameters", "unknown variant `Magic`"),
-        (json!({"sharing": {}}), "bad-parameters", "missing field `strategy`"),
-        (json!({"sahring": {}}), "bad-parameters", "unknown field `sahring`"),
+        (
+            json!({"sharing": {"strategy": "Magic"}}),
+            "bad-parameters",
+            "unknown variant `Magic`",
+        ),
+        (
+            json!({"sharing": {}}),
+            "bad-parameters",
+            "missing field `strategy`",
+        ),
+        (
+            json!({"sahring": {}}),
+            "bad-parameters",
+            "unknown field `sahring`",
+        ),
         (
             json!({"sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Never"}}}),
             "bad-parameters",
@@ -201,12 +283,19 @@ fn parameters_that_cannot_work_are_refused_with_the_reason() {
             "strategy-mismatch",
             "TimeSlicing",
         ),
-        (json!({"apiVersion": "v2"}), "unknown-type", "mock-gpu.nodedock.dev/v1"),
+        (
+            json!({"apiVersion": "v2"}),
+            "unknown-type",
+            "mock-gpu.nodedock.dev/v1",
+        ),
         (json!({"kind": "Pod"}), "unknown-type", "GpuConfig"),
     ];
     for (parameters, code, reason) in cases {
         let refused = MockGpu::validate_parameters(&parameters.to_string()).unwrap_err();
-        assert_eq!((refused.kind, refused.code.as_str()), (ProblemKind::Invalid, code));
+        assert_eq!(
+            (refused.kind, refused.code.as_str()),
+            (ProblemKind::Invalid, code)
+        );
         assert!(refused.message.contains(reason), "{refused} lacks {reason}");
         let claim = claim("u").with_parameters(ParametersSource::Claim, [], parameters.to_string());
         assert_eq!(shared_node().prepare(&claim).unwrap_err().code, code);
@@ -221,17 +310,44 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
     let cases = [
         (json!({"driverVersion": "1.0"}), "driverVersion"),
         (pool(json!({"name": "p"})), "missing field `count`"),
-        (pool(json!({"name": "p", "count": 1, "color": 1})), "unknown field `color`"),
+        (
+            pool(json!({"name": "p", "count": 1, "color": 1})),
+            "unknown field `color`",
+        ),
         (pool(json!({"name": "P", "count": 1})), "DNS subdomain"),
         (pool(json!({"name": "p", "count": 4097})), "at most 4096"),
-        (pool(json!({"name": "p", "count": 1, "memoryGiB": 0})), "at least 1"),
-        (pool(json!({"name": "p", "count": 1, "memoryGiB": 80, "partitions": 3})), "multiple"),
-        (pool(json!({"name": "p", "count": 1, "memoryGiB": 80, "partitions": 16})), "at most 15"),
-        (pool(json!({"name": "p", "count": 1, "partitions": 2, "shared": true})), "exclude"),
-        (pool(json!({"name": "p", "count": 9, "partitions": 2})), "at most 8 GPUs"),
-        (pool(json!({"name": "p", "count": 2, "firstIndex": u32::MAX})), "too large"),
-        (pool(json!({"name": "p", "count": 1, "unhealthy": [{"index": 1, "message": "x"}]})), "no GPU 1"),
-        (json!({"pools": [{"name": "p", "count": 1}, {"name": "p", "count": 1, "firstIndex": 1}]}), "twice"),
+        (
+            pool(json!({"name": "p", "count": 1, "memoryGiB": 0})),
+            "at least 1",
+        ),
+        (
+            pool(json!({"name": "p", "count": 1, "memoryGiB": 80, "partitions": 3})),
+            "multiple",
+        ),
+        (
+            pool(json!({"name": "p", "count": 1, "memoryGiB": 80, "partitions": 16})),
+            "at most 15",
+        ),
+        (
+            pool(json!({"name": "p", "count": 1, "partitions": 2, "shared": true})),
+            "exclude",
+        ),
+        (
+            pool(json!({"name": "p", "count": 9, "partitions": 2})),
+            "at most 8 GPUs",
+        ),
+        (
+            pool(json!({"name": "p", "count": 2, "firstIndex": u32::MAX})),
+            "too large",
+        ),
+        (
+            pool(json!({"name": "p", "count": 1, "unhealthy": [{"index": 1, "message": "x"}]})),
+            "no GPU 1",
+        ),
+        (
+            json!({"pools": [{"name": "p", "count": 1}, {"name": "p", "count": 1, "firstIndex": 1}]}),
+            "twice",
+        ),
         (
             json!({"pools": [{"name": "p", "count": 2}, {"name": "q", "count": 1, "firstIndex": 1}]}),
             "firstIndex",
@@ -261,7 +377,14 @@ fn health_is_what_the_config_says() {
     assert_eq!(health.len(), 6);
     for device in &health {
         let hot = device.device.starts_with("gpu-5");
-        assert_eq!(device.state, if hot { HealthState::Unhealthy } else { HealthState::Healthy });
+        assert_eq!(
+            device.state,
+            if hot {
+                HealthState::Unhealthy
+            } else {
+                HealthState::Healthy
+            }
+        );
         assert_eq!(device.message, if hot { "too hot" } else { "" });
     }
 }
@@ -270,15 +393,22 @@ fn health_is_what_the_config_says() {
 fn what_is_not_simulated_is_not_found() {
     for (pool, device) in [("gpus", "gpu-9"), ("other", "gpu-0")] {
         let claim = Claim::new("n", "c", "u").device("r", pool, device);
-        assert_eq!(Harness::<MockGpu>::new().prepare(&claim).unwrap_err().kind, ProblemKind::NotFound);
+        assert_eq!(
+            Harness::<MockGpu>::new().prepare(&claim).unwrap_err().kind,
+            ProblemKind::NotFound
+        );
     }
 }
 
 #[test]
 fn a_memo_of_another_driver_version_is_a_problem() {
     let node = shared_node();
-    let old =
-        ClaimRecord { claim: claim("old"), prepared: true, memo: b"v0".to_vec(), ..ClaimRecord::default() };
+    let old = ClaimRecord {
+        claim: claim("old"),
+        prepared: true,
+        memo: b"v0".to_vec(),
+        ..ClaimRecord::default()
+    };
     node.fake().claim(old);
     let problem = node.prepare(&claim("new")).unwrap_err();
     assert_eq!(problem.code, "bad-memo");

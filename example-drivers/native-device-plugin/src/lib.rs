@@ -91,7 +91,11 @@ impl Shared {
 
 impl Plugin {
     /// Serves, then registers: in this order, because the agent calls the plugin before it answers.
-    pub async fn start(options: Options, script: Script, devices: Vec<Device>) -> Result<Self, Status> {
+    pub async fn start(
+        options: Options,
+        script: Script,
+        devices: Vec<Device>,
+    ) -> Result<Self, Status> {
         let plugin = Self::unregistered(options, script)?;
         plugin.list(devices);
         plugin.register().await?;
@@ -110,7 +114,11 @@ impl Plugin {
             died: CancellationToken::new(),
         });
         let events = tokio::sync::Mutex::new(events);
-        let plugin = Self { shared, events, service_stop: Mutex::new(CancellationToken::new()) };
+        let plugin = Self {
+            shared,
+            events,
+            service_stop: Mutex::new(CancellationToken::new()),
+        };
         plugin.serve()?;
         Ok(plugin)
     }
@@ -137,7 +145,10 @@ impl Plugin {
         }
         let request = api::RegisterRequest {
             version: options.version(),
-            endpoint: options.said_endpoint.clone().unwrap_or_else(|| options.endpoint.clone()),
+            endpoint: options
+                .said_endpoint
+                .clone()
+                .unwrap_or_else(|| options.endpoint.clone()),
             resource_name: options.name(),
             options: None,
         };
@@ -149,7 +160,11 @@ impl Plugin {
     /// Removes the sockets, as a plugin does on a clean stop.
     pub fn remove_sockets(&self) -> io::Result<()> {
         let options = self.options();
-        for socket in options.registration_socket().into_iter().chain([options.socket()]) {
+        for socket in options
+            .registration_socket()
+            .into_iter()
+            .chain([options.socket()])
+        {
             match std::fs::remove_file(socket) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

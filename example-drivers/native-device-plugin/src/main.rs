@@ -78,7 +78,12 @@ async fn main() -> Result<()> {
     if args.register == Way::PluginsRegistry {
         options.register = Register::PluginsRegistry(args.registry_dir.clone());
     }
-    let answers = args.answers.as_deref().map(read).transpose()?.unwrap_or_default();
+    let answers = args
+        .answers
+        .as_deref()
+        .map(read)
+        .transpose()?
+        .unwrap_or_default();
     let now = devices(args.devices.as_deref())?;
     let listed = Arc::new(Mutex::new(ids(&now)));
     let script = script(answers, args.prefer, listed.clone());
@@ -102,7 +107,12 @@ fn read<T: serde::de::DeserializeOwned>(file: &Path) -> Result<T> {
 }
 
 fn devices(file: Option<&Path>) -> Result<Vec<Device>> {
-    let default = || Ok(vec![Device::healthy("device-0"), Device::healthy("device-1")]);
+    let default = || {
+        Ok(vec![
+            Device::healthy("device-0"),
+            Device::healthy("device-1"),
+        ])
+    };
     file.map_or_else(default, read)
 }
 
@@ -115,7 +125,12 @@ fn ids(devices: &[Device]) -> BTreeSet<String> {
 
 /// A device that is not listed is refused; of the others, the first with an entry in the answers decides.
 fn script(answers: BTreeMap<String, Word>, prefer: Option<Prefer>, listed: Listed) -> Script {
-    let is_unknown = move |id: &&String| !listed.lock().unwrap_or_else(PoisonError::into_inner).contains(*id);
+    let is_unknown = move |id: &&String| {
+        !listed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(*id)
+    };
     let script = Script::new(move |ids| match ids.iter().find_map(|id| answers.get(id)) {
         _ if ids.iter().any(|id| is_unknown(&id)) => Answer::refuse("a device is not listed"),
         None | Some(Word::Ok) => Answer::ok(ids),
@@ -144,7 +159,11 @@ fn late(ids: &[String]) -> Answer {
 fn chosen(prefer: Prefer, choice: &Choice) -> Vec<String> {
     let mut chosen = choice.must_include.clone();
     let size = usize::try_from(choice.size).unwrap_or_default();
-    let others = choice.available.iter().filter(|id| !choice.must_include.contains(id)).cloned();
+    let others = choice
+        .available
+        .iter()
+        .filter(|id| !choice.must_include.contains(id))
+        .cloned();
     match prefer {
         Prefer::First => chosen.extend(others),
         Prefer::Last => chosen.extend(others.rev()),
@@ -160,7 +179,9 @@ async fn follow(
     mut last: Vec<Device>,
     listed: &Mutex<BTreeSet<String>>,
 ) -> Result<()> {
-    let Some(file) = file else { return std::future::pending().await };
+    let Some(file) = file else {
+        return std::future::pending().await;
+    };
     let (sender, mut changes) = mpsc::channel(1);
     // A full channel triggers a check as well as a new event does.
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
@@ -169,9 +190,13 @@ async fn follow(
         }
     })?;
     // Watches the directory, because editors replace the file.
-    let directory =
-        file.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    watcher.watch(directory, RecursiveMode::NonRecursive).context("watch the devices' file")?;
+    let directory = file
+        .parent()
+        .filter(|directory| !directory.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    watcher
+        .watch(directory, RecursiveMode::NonRecursive)
+        .context("watch the devices' file")?;
     loop {
         match devices(Some(file)) {
             Ok(now) if now == last => {}
@@ -190,7 +215,10 @@ async fn follow(
 
 fn is_written(kind: &notify::EventKind) -> bool {
     use notify::event::{AccessKind, AccessMode, EventKind};
-    matches!(kind, EventKind::Access(AccessKind::Close(AccessMode::Write)))
+    matches!(
+        kind,
+        EventKind::Access(AccessKind::Close(AccessMode::Write))
+    )
 }
 
 async fn say(plugin: &Plugin) {
@@ -212,7 +240,11 @@ mod tests {
 
     #[test]
     fn a_preference_has_what_must_be_included_and_the_wanted_size() {
-        let choice = Choice { available: ids(&["a", "b", "c", "d"]), must_include: ids(&["c"]), size: 2 };
+        let choice = Choice {
+            available: ids(&["a", "b", "c", "d"]),
+            must_include: ids(&["c"]),
+            size: 2,
+        };
         assert_eq!(chosen(Prefer::First, &choice), ["c", "a"]);
         assert_eq!(chosen(Prefer::Last, &choice), ["c", "d"]);
         let negative = Choice { size: -1, ..choice };
@@ -227,10 +259,19 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             path
         };
-        let listed = devices(Some(&file("- {id: a, numaNodes: [1]}\n- {id: b, healthy: false}\n"))).unwrap();
-        assert_eq!(listed, [Device::healthy("a").on(&[1]), Device::unhealthy("b")]);
+        let listed = devices(Some(&file(
+            "- {id: a, numaNodes: [1]}\n- {id: b, healthy: false}\n",
+        )))
+        .unwrap();
+        assert_eq!(
+            listed,
+            [Device::healthy("a").on(&[1]), Device::unhealthy("b")]
+        );
         let wrong = devices(Some(&file("- {id: a, health: Healthy}\n"))).unwrap_err();
-        assert!(format!("{wrong:#}").contains("file.yaml is not valid"), "{wrong:#}");
+        assert!(
+            format!("{wrong:#}").contains("file.yaml is not valid"),
+            "{wrong:#}"
+        );
         let answers: BTreeMap<String, Word> = read(&file("a: no-response\nb: bad-path\n")).unwrap();
         assert!(matches!(answers["a"], Word::NoResponse) && matches!(answers["b"], Word::BadPath));
         assert!(read::<BTreeMap<String, Word>>(&file("a: sometimes\n")).is_err());
@@ -238,11 +279,20 @@ mod tests {
 
     #[test]
     fn of_several_devices_the_first_with_an_answer_decides() {
-        let answers = BTreeMap::from([("b".to_owned(), Word::Refuse), ("c".to_owned(), Word::Hang)]);
-        let listed = Arc::new(Mutex::new(BTreeSet::from(["a", "b", "c"].map(str::to_owned))));
+        let answers =
+            BTreeMap::from([("b".to_owned(), Word::Refuse), ("c".to_owned(), Word::Hang)]);
+        let listed = Arc::new(Mutex::new(BTreeSet::from(
+            ["a", "b", "c"].map(str::to_owned),
+        )));
         let script = script(answers, None, listed);
-        assert!(matches!(script.answer(&ids(&["a", "b", "c"])), Answer::Status(..)));
+        assert!(matches!(
+            script.answer(&ids(&["a", "b", "c"])),
+            Answer::Status(..)
+        ));
         assert!(matches!(script.answer(&ids(&["a"])), Answer::Container(_)));
-        assert!(matches!(script.answer(&ids(&["d"])), Answer::Status(..)), "it is not listed");
+        assert!(
+            matches!(script.answer(&ids(&["d"])), Answer::Status(..)),
+            "it is not listed"
+        );
     }
 }

@@ -66,10 +66,14 @@ impl Options {
     }
 
     pub(crate) fn version(&self) -> String {
-        self.said_version.clone().unwrap_or_else(|| "v1beta1".to_owned())
+        self.said_version
+            .clone()
+            .unwrap_or_else(|| "v1beta1".to_owned())
     }
 
     pub(crate) fn name(&self) -> String {
-        self.said_resource.clone().unwrap_or_else(|| self.resource.clone())
+        self.said_resource
+            .clone()
+            .unwrap_or_else(|| self.resource.clone())
     }
 }

@@ -27,8 +27,12 @@ pub(crate) async fn register(socket: &Path, request: RegisterRequest) -> Result<
     });
     let endpoint = Endpoint::from_static("http://localhost");
     let channel = endpoint.connect_with_connector(connector).await;
-    let channel = channel.map_err(|error| Status::unavailable(format!("{}: {error}", socket.display())))?;
-    RegistrationClient::new(channel).register(request).await.map(drop)
+    let channel =
+        channel.map_err(|error| Status::unavailable(format!("{}: {error}", socket.display())))?;
+    RegistrationClient::new(channel)
+        .register(request)
+        .await
+        .map(drop)
 }
 
 /// Distinguishes sockets of the same path: the kernel may reuse an inode number.
@@ -56,7 +60,10 @@ impl Plugin {
         })
         .map_err(io::Error::other)?;
         watcher
-            .watch(&self.options().device_plugins_dir, RecursiveMode::NonRecursive)
+            .watch(
+                &self.options().device_plugins_dir,
+                RecursiveMode::NonRecursive,
+            )
             .map_err(io::Error::other)?;
         let mut registered = None;
         loop {
@@ -84,7 +91,9 @@ impl Plugin {
                 Ok(false)
             }
             Err(status) => {
-                self.tell(Event::Refused { why: status.message().to_owned() });
+                self.tell(Event::Refused {
+                    why: status.message().to_owned(),
+                });
                 Ok(true)
             }
         }

@@ -25,11 +25,18 @@ fn yes() -> bool {
 
 impl Device {
     pub fn healthy(id: &str) -> Self {
-        Self { id: id.to_owned(), healthy: true, numa_nodes: Vec::new() }
+        Self {
+            id: id.to_owned(),
+            healthy: true,
+            numa_nodes: Vec::new(),
+        }
     }
 
     pub fn unhealthy(id: &str) -> Self {
-        Self { healthy: false, ..Self::healthy(id) }
+        Self {
+            healthy: false,
+            ..Self::healthy(id)
+        }
     }
 
     #[must_use]
@@ -39,7 +46,11 @@ impl Device {
     }
 
     pub(crate) fn listed(&self) -> api::Device {
-        let nodes: Vec<_> = self.numa_nodes.iter().map(|id| api::NumaNode { id: *id }).collect();
+        let nodes: Vec<_> = self
+            .numa_nodes
+            .iter()
+            .map(|id| api::NumaNode { id: *id })
+            .collect();
         api::Device {
             id: self.id.clone(),
             health: if self.healthy { "Healthy" } else { "Unhealthy" }.to_owned(),
@@ -77,7 +88,10 @@ impl Answer {
     /// Creates a response with one variable, `NATIVE_DEVICES`, with the devices' IDs.
     pub fn ok(device_ids: &[String]) -> Self {
         let envs = BTreeMap::from([("NATIVE_DEVICES".to_owned(), device_ids.join(","))]);
-        Self::container(api::ContainerAllocateResponse { envs, ..Default::default() })
+        Self::container(api::ContainerAllocateResponse {
+            envs,
+            ..Default::default()
+        })
     }
 
     pub fn container(response: api::ContainerAllocateResponse) -> Self {
@@ -91,7 +105,10 @@ impl Answer {
             host_path: "/etc".to_owned(),
             read_only: false,
         };
-        Self::container(api::ContainerAllocateResponse { mounts: vec![mount], ..Default::default() })
+        Self::container(api::ContainerAllocateResponse {
+            mounts: vec![mount],
+            ..Default::default()
+        })
     }
 
     pub fn refuse(why: &str) -> Self {
@@ -115,7 +132,12 @@ impl Script {
     /// Creates a script that decides the outcome of Allocate; every other call succeeds.
     pub fn new(allocate: impl Fn(&[String]) -> Answer + Send + Sync + 'static) -> Self {
         let pre_start = Arc::new(|_: &[String]| Answer::ok(&[]));
-        Self { allocate: Arc::new(allocate), choose: None, pre_start, options: Answer::ok(&[]) }
+        Self {
+            allocate: Arc::new(allocate),
+            choose: None,
+            pre_start,
+            options: Answer::ok(&[]),
+        }
     }
 
     /// Creates a script in which every call succeeds.
@@ -130,13 +152,19 @@ impl Script {
 
     /// Offers GetPreferredAllocation.
     #[must_use]
-    pub fn choose(mut self, choose: impl Fn(&Choice) -> Vec<String> + Send + Sync + 'static) -> Self {
+    pub fn choose(
+        mut self,
+        choose: impl Fn(&Choice) -> Vec<String> + Send + Sync + 'static,
+    ) -> Self {
         self.choose = Some(Arc::new(choose));
         self
     }
 
     #[must_use]
-    pub fn pre_start(mut self, pre_start: impl Fn(&[String]) -> Answer + Send + Sync + 'static) -> Self {
+    pub fn pre_start(
+        mut self,
+        pre_start: impl Fn(&[String]) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         self.pre_start = Arc::new(pre_start);
         self
     }

@@ -40,7 +40,8 @@ impl DevicePlugin {
 
 #[tonic::async_trait]
 impl api::device_plugin_server::DevicePlugin for DevicePlugin {
-    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<api::ListAndWatchResponse, Status>> + Send>>;
+    type ListAndWatchStream =
+        Pin<Box<dyn Stream<Item = Result<api::ListAndWatchResponse, Status>> + Send>>;
 
     async fn get_device_plugin_options(
         &self,
@@ -63,7 +64,8 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
         let (now, later) = self.0.lists();
         // Later lists replace one that a slow reader missed.
         let later = BroadcastStream::new(later).filter_map(|list| std::future::ready(list.ok()));
-        let message = |list: Result<Arc<api::ListAndWatchResponse>, Status>| list.map(Arc::unwrap_or_clone);
+        let message =
+            |list: Result<Arc<api::ListAndWatchResponse>, Status>| list.map(Arc::unwrap_or_clone);
         let lists = stream::iter(now.map(Ok)).chain(later).map(message);
         Ok(Response::new(Box::pin(lists)))
     }
@@ -73,37 +75,57 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
         request: Request<api::PreferredAllocationRequest>,
     ) -> Result<Response<api::PreferredAllocationResponse>, Status> {
         let script = self.0.script();
-        let choose = script.choose.ok_or_else(|| Status::unimplemented("nothing is preferred"))?;
+        let choose = script
+            .choose
+            .ok_or_else(|| Status::unimplemented("nothing is preferred"))?;
         let choice = |request: api::ContainerPreferredAllocationRequest| Choice {
             available: request.available_device_ids,
             must_include: request.must_include_device_ids,
             size: request.allocation_size,
         };
         let mut container_responses = Vec::new();
-        for choice in request.into_inner().container_requests.into_iter().map(choice) {
+        for choice in request
+            .into_inner()
+            .container_requests
+            .into_iter()
+            .map(choice)
+        {
             let device_ids = choose(&choice);
             self.0.tell(Event::Preferred(choice));
             container_responses.push(api::ContainerPreferredAllocationResponse { device_ids });
         }
-        Ok(Response::new(api::PreferredAllocationResponse { container_responses }))
+        Ok(Response::new(api::PreferredAllocationResponse {
+            container_responses,
+        }))
     }
 
     async fn allocate(
         &self,
         request: Request<api::AllocateRequest>,
     ) -> Result<Response<api::AllocateResponse>, Status> {
-        let header =
-            |name| request.metadata().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let header = |name| {
+            request
+                .metadata()
+                .get(name)
+                .and_then(|value| value.to_str().ok())
+                .map(str::to_owned)
+        };
         let (request_id, deadline) = (header("x-request-id"), header("grpc-timeout"));
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
             let devices = container.devices_ids;
             let answer = self.0.script().answer(&devices);
             let (request_id, deadline) = (request_id.clone(), deadline.clone());
-            self.0.tell(Event::Allocate { devices, request_id, deadline });
+            self.0.tell(Event::Allocate {
+                devices,
+                request_id,
+                deadline,
+            });
             container_responses.extend(self.carry_out(answer).await?.map(|response| *response));
         }
-        Ok(Response::new(api::AllocateResponse { container_responses }))
+        Ok(Response::new(api::AllocateResponse {
+            container_responses,
+        }))
     }
 
     async fn pre_start_container(
@@ -123,7 +145,10 @@ pub(crate) struct Registration(pub(crate) Arc<Shared>);
 
 #[tonic::async_trait]
 impl reg::registration_server::Registration for Registration {
-    async fn get_info(&self, _: Request<reg::InfoRequest>) -> Result<Response<reg::PluginInfo>, Status> {
+    async fn get_info(
+        &self,
+        _: Request<reg::InfoRequest>,
+    ) -> Result<Response<reg::PluginInfo>, Status> {
         let options = &self.0.options;
         let endpoint = || options.socket().display().to_string();
         Ok(Response::new(reg::PluginInfo {

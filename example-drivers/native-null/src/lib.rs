@@ -79,7 +79,10 @@ impl Shared {
     }
 
     pub(crate) fn script(&self) -> Script {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.script
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -105,7 +108,12 @@ impl Plugin {
         });
         let events = tokio::sync::Mutex::new(events);
         let service_stop = Mutex::new(CancellationToken::new());
-        let plugin = Self { options, shared, events, service_stop };
+        let plugin = Self {
+            options,
+            shared,
+            events,
+            service_stop,
+        };
         plugin.serve()?;
         Ok(plugin)
     }
@@ -114,7 +122,10 @@ impl Plugin {
     pub fn serve(&self) -> io::Result<()> {
         let stop = self.shared.died.child_token();
         let before = std::mem::replace(
-            &mut *self.service_stop.lock().unwrap_or_else(PoisonError::into_inner),
+            &mut *self
+                .service_stop
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
             stop.clone(),
         );
         before.cancel();
@@ -129,8 +140,16 @@ impl Plugin {
         let router = Server::builder()
             .add_optional_service(versions.v1.then(|| V1Server::new(dra.clone())))
             .add_optional_service(versions.v1beta1.then(|| V1beta1Server::new(dra)))
-            .add_optional_service(versions.health_v1.then(|| HealthV1Server::new(health.clone())))
-            .add_optional_service(versions.health_v1alpha1.then(|| HealthV1alpha1Server::new(health)));
+            .add_optional_service(
+                versions
+                    .health_v1
+                    .then(|| HealthV1Server::new(health.clone())),
+            )
+            .add_optional_service(
+                versions
+                    .health_v1alpha1
+                    .then(|| HealthV1alpha1Server::new(health)),
+            );
         tokio::spawn(run(router, incoming, stop));
         Ok(())
     }
@@ -139,8 +158,8 @@ impl Plugin {
     pub fn register(&self) -> io::Result<()> {
         let stop = self.shared.died.child_token();
         let incoming = incoming::listen(&self.options.registration_socket(), &stop)?;
-        let router =
-            Server::builder().add_service(RegistrationServer::new(Registration(self.shared.clone())));
+        let router = Server::builder()
+            .add_service(RegistrationServer::new(Registration(self.shared.clone())));
         tokio::spawn(run(router, incoming, stop));
         Ok(())
     }
@@ -152,7 +171,10 @@ impl Plugin {
 
     /// Stops the service with all its connections; the registration stays.
     pub fn disconnect(&self) {
-        self.service_stop.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+        self.service_stop
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .cancel();
     }
 
     /// Stops everything as a crash does: connections break, socket files stay.
@@ -161,12 +183,20 @@ impl Plugin {
     }
 
     pub fn set_script(&self, script: Script) {
-        *self.shared.script.lock().unwrap_or_else(PoisonError::into_inner) = script;
+        *self
+            .shared
+            .script
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = script;
     }
 
     /// Makes later notifications of the registration fail with this text.
     pub fn fail_notifications(&self, text: Option<&str>) {
-        *self.shared.notify_error.lock().unwrap_or_else(PoisonError::into_inner) = text.map(str::to_owned);
+        *self
+            .shared
+            .notify_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = text.map(str::to_owned);
     }
 
     /// Reports this health of its devices to all watchers.

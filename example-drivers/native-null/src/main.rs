@@ -30,13 +30,21 @@ struct Args {
 async fn main() -> Result<()> {
     let args = Args::parse();
     let mut options = Options::new(&args.driver, &args.registry_dir, &args.plugins_dir);
-    options.versions = Versions { v1: !args.old, ..Versions::default() };
+    options.versions = Versions {
+        v1: !args.old,
+        ..Versions::default()
+    };
     if let Some(instance) = &args.instance {
         options = options.instance(instance);
     }
     let script = Script::ok(&args.driver);
-    let plugin = Plugin::start(options, script).await.context("make the sockets")?;
-    eprintln!("native-null: waits on {}", plugin.registration_socket().display());
+    let plugin = Plugin::start(options, script)
+        .await
+        .context("make the sockets")?;
+    eprintln!(
+        "native-null: waits on {}",
+        plugin.registration_socket().display()
+    );
     loop {
         tokio::select! {
             event = plugin.event() => say(&event),
@@ -47,7 +55,9 @@ async fn main() -> Result<()> {
         }
     }
     // A plugin that stops cleanly removes its sockets.
-    plugin.unregister().context("remove the registration socket")?;
+    plugin
+        .unregister()
+        .context("remove the registration socket")?;
     std::fs::remove_file(plugin.endpoint()).context("remove the driver's socket")
 }
 
@@ -56,11 +66,17 @@ fn say(event: &Event) {
         Event::Asked => eprintln!("native-null: GetInfo was called"),
         Event::Notified(true, _) => eprintln!("native-null: registered"),
         Event::Notified(false, why) => eprintln!("native-null: not registered: {why}"),
-        Event::Called { operation, claims, .. } => {
-            let claims: Vec<_> =
-                claims.iter().map(|claim| format!("{}/{}", claim.namespace, claim.name)).collect();
+        Event::Called {
+            operation, claims, ..
+        } => {
+            let claims: Vec<_> = claims
+                .iter()
+                .map(|claim| format!("{}/{}", claim.namespace, claim.name))
+                .collect();
             eprintln!("native-null: {operation:?} {}", claims.join(", "));
         }
-        Event::HealthWatched(version) => eprintln!("native-null: its health is watched ({version})"),
+        Event::HealthWatched(version) => {
+            eprintln!("native-null: its health is watched ({version})")
+        }
     }
 }

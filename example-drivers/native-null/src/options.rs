@@ -32,7 +32,12 @@ pub struct Versions {
 
 impl Default for Versions {
     fn default() -> Self {
-        Self { v1: true, v1beta1: true, health_v1: false, health_v1alpha1: false }
+        Self {
+            v1: true,
+            v1beta1: true,
+            health_v1: false,
+            health_v1alpha1: false,
+        }
     }
 }
 
@@ -70,8 +75,12 @@ impl Options {
             (self.versions.health_v1, "v1.DRAResourceHealth"),
             (self.versions.health_v1alpha1, "v1alpha1.DRAResourceHealth"),
         ];
-        let listed =
-            || all.iter().filter(|(served, _)| *served).map(|(_, name)| (*name).to_owned()).collect();
+        let listed = || {
+            all.iter()
+                .filter(|(served, _)| *served)
+                .map(|(_, name)| (*name).to_owned())
+                .collect()
+        };
         self.said_services.clone().unwrap_or_else(listed)
     }
 }

@@ -16,7 +16,10 @@ pub(crate) struct Registration(pub(crate) Arc<Shared>);
 
 #[tonic::async_trait]
 impl reg::registration_server::Registration for Registration {
-    async fn get_info(&self, _: Request<reg::InfoRequest>) -> Result<Response<reg::PluginInfo>, Status> {
+    async fn get_info(
+        &self,
+        _: Request<reg::InfoRequest>,
+    ) -> Result<Response<reg::PluginInfo>, Status> {
         let options = &self.0.options;
         self.0.tell(Event::Asked);
         let endpoint = || options.endpoint.display().to_string();
@@ -33,9 +36,15 @@ impl reg::registration_server::Registration for Registration {
         request: Request<reg::RegistrationStatus>,
     ) -> Result<Response<reg::RegistrationStatusResponse>, Status> {
         let status = request.into_inner();
-        let failure = self.0.notify_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let failure = self
+            .0
+            .notify_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let failure = failure.filter(|_| status.plugin_registered);
-        self.0.tell(Event::Notified(status.plugin_registered, status.error));
+        self.0
+            .tell(Event::Notified(status.plugin_registered, status.error));
         match failure {
             Some(text) => Err(Status::unknown(text)),
             None => Ok(Response::new(reg::RegistrationStatusResponse {})),
@@ -57,8 +66,13 @@ impl Dra {
         request: &Request<T>,
         claims: Vec<Claim>,
     ) -> Result<Entries, Status> {
-        let header =
-            |name| request.metadata().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let header = |name| {
+            request
+                .metadata()
+                .get(name)
+                .and_then(|value| value.to_str().ok())
+                .map(str::to_owned)
+        };
         self.0.tell(Event::Called {
             operation,
             service,
@@ -69,12 +83,18 @@ impl Dra {
         let script = self.0.script();
         let mut entries = Entries::new();
         for claim in claims {
-            self.carry_out(script.decide(operation, &claim), claim.uid, &mut entries).await?;
+            self.carry_out(script.decide(operation, &claim), claim.uid, &mut entries)
+                .await?;
         }
         Ok(entries)
     }
 
-    async fn carry_out(&self, mut answer: Answer, uid: String, entries: &mut Entries) -> Result<(), Status> {
+    async fn carry_out(
+        &self,
+        mut answer: Answer,
+        uid: String,
+        entries: &mut Entries,
+    ) -> Result<(), Status> {
         while let Answer::After(when, then) = answer {
             when.notified().await;
             answer = *then;
@@ -110,14 +130,18 @@ macro_rules! dra_version {
                 &self,
                 request: Request<dra::$version::NodePrepareResourcesRequest>,
             ) -> Result<Response<dra::$version::NodePrepareResourcesResponse>, Status> {
-                use dra::$version::{Device, NodePrepareResourceResponse, NodePrepareResourcesResponse};
+                use dra::$version::{
+                    Device, NodePrepareResourceResponse, NodePrepareResourcesResponse,
+                };
                 let claim = |c: &dra::$version::Claim| Claim {
                     namespace: c.namespace.clone(),
                     name: c.name.clone(),
                     uid: c.uid.clone(),
                 };
                 let claims = request.get_ref().claims.iter().map(claim).collect();
-                let entries = self.answer(Operation::Prepare, $name, &request, claims).await?;
+                let entries = self
+                    .answer(Operation::Prepare, $name, &request, claims)
+                    .await?;
                 let device = |$from: crate::Device| -> Device { $device };
                 let one = |(uid, result): (String, Result<Vec<crate::Device>, String>)| {
                     let answer = match result {
@@ -125,29 +149,51 @@ macro_rules! dra_version {
                             devices: devices.into_iter().map(device).collect(),
                             error: String::new(),
                         },
-                        Err(error) => NodePrepareResourceResponse { devices: Vec::new(), error },
+                        Err(error) => NodePrepareResourceResponse {
+                            devices: Vec::new(),
+                            error,
+                        },
                     };
                     (uid, answer)
                 };
-                Ok(Response::new(entries.into_iter().map(one).collect::<NodePrepareResourcesResponse>()))
+                Ok(Response::new(
+                    entries
+                        .into_iter()
+                        .map(one)
+                        .collect::<NodePrepareResourcesResponse>(),
+                ))
             }
 
             async fn node_unprepare_resources(
                 &self,
                 request: Request<dra::$version::NodeUnprepareResourcesRequest>,
             ) -> Result<Response<dra::$version::NodeUnprepareResourcesResponse>, Status> {
-                use dra::$version::{NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse};
+                use dra::$version::{
+                    NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse,
+                };
                 let claim = |c: &dra::$version::Claim| Claim {
                     namespace: c.namespace.clone(),
                     name: c.name.clone(),
                     uid: c.uid.clone(),
                 };
                 let claims = request.get_ref().claims.iter().map(claim).collect();
-                let entries = self.answer(Operation::Unprepare, $name, &request, claims).await?;
+                let entries = self
+                    .answer(Operation::Unprepare, $name, &request, claims)
+                    .await?;
                 let one = |(uid, result): (String, Result<Vec<crate::Device>, String>)| {
-                    (uid, NodeUnprepareResourceResponse { error: result.err().unwrap_or_default() })
+                    (
+                        uid,
+                        NodeUnprepareResourceResponse {
+                            error: result.err().unwrap_or_default(),
+                        },
+                    )
                 };
-                Ok(Response::new(entries.into_iter().map(one).collect::<NodeUnprepareResourcesResponse>()))
+                Ok(Response::new(
+                    entries
+                        .into_iter()
+                        .map(one)
+                        .collect::<NodeUnprepareResourcesResponse>(),
+                ))
             }
         }
     };
@@ -176,8 +222,9 @@ macro_rules! health_version {
         impl dra_health::$version::dra_resource_health_server::DraResourceHealth for Health {
             type NodeWatchResourcesStream = Pin<
                 Box<
-                    dyn Stream<Item = Result<dra_health::$version::NodeWatchResourcesResponse, Status>>
-                        + Send,
+                    dyn Stream<
+                            Item = Result<dra_health::$version::NodeWatchResourcesResponse, Status>,
+                        > + Send,
                 >,
             >;
 

@@ -39,7 +39,11 @@ struct Selector {
 }
 
 fn one_pool() -> Vec<PoolConfig> {
-    vec![PoolConfig { name: "pci".to_owned(), select: Vec::new(), extended_resource: None }]
+    vec![PoolConfig {
+        name: "pci".to_owned(),
+        select: Vec::new(),
+        extended_resource: None,
+    }]
 }
 
 impl Config {
@@ -80,7 +84,8 @@ impl PoolConfig {
             ];
             for (number, lengths) in numbers {
                 if let Some(number) = number {
-                    *number = normal_hex(number, lengths).map_err(|reason| bad(&self.name, &reason))?;
+                    *number =
+                        normal_hex(number, lengths).map_err(|reason| bad(&self.name, &reason))?;
                 }
             }
         }
@@ -94,14 +99,21 @@ impl PoolConfig {
 
 impl Selector {
     fn fits(&self, function: &Function) -> bool {
-        let same = |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
+        let same =
+            |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
         same(&self.vendor, &function.vendor)
             && same(&self.device, &function.device)
-            && self.class.as_ref().is_none_or(|class| function.class.starts_with(class.as_str()))
+            && self
+                .class
+                .as_ref()
+                .is_none_or(|class| function.class.starts_with(class.as_str()))
             && same(&self.driver, function.driver.as_deref().unwrap_or_default())
     }
 }
 
 fn bad(pool: &str, reason: &str) -> Problem {
-    Problem::invalid("bad-config", format!("config of pci: pool {pool:?}: {reason}"))
+    Problem::invalid(
+        "bad-config",
+        format!("config of pci: pool {pool:?}: {reason}"),
+    )
 }

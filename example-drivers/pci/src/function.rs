@@ -22,13 +22,23 @@ pub(crate) const LINKS: [&str; 2] = ["driver", "iommu_group"];
 
 /// Directories of a function that describe its device nodes. Disks (`nvme`, `block`) are not among them: the host gives none to
 /// containers.
-pub(crate) const NODE_CLASSES: [&str; 7] =
-    ["accel", "drm", "infiniband_mad", "infiniband_verbs", "mei", "ptp", "video4linux"];
+pub(crate) const NODE_CLASSES: [&str; 7] = [
+    "accel",
+    "drm",
+    "infiniband_mad",
+    "infiniband_verbs",
+    "mei",
+    "ptp",
+    "video4linux",
+];
 
 /// Returns all functions of the node, sorted by address.
 pub(crate) fn addresses(host: &Host) -> Result<Vec<Address>, Problem> {
     let paths = host.sysfs().glob(&format!("{DEVICES}/*"))?;
-    Ok(paths.iter().filter_map(|path| Address::parse(path.rsplit('/').next()?)).collect())
+    Ok(paths
+        .iter()
+        .filter_map(|path| Address::parse(path.rsplit('/').next()?))
+        .collect())
 }
 
 #[derive(Clone, Debug)]
@@ -53,9 +63,14 @@ impl Function {
         let directory = format!("{DEVICES}/{}", address.as_str());
         let file = |name: &str| sysfs.find(&format!("{directory}/{name}"));
         let number = |name: &str| sysfs.find_parsed::<u32>(&format!("{directory}/{name}"));
-        let link =
-            |name: &str| Ok(sysfs.find_link(&format!("{directory}/{name}"))?.as_deref().map(last_segment));
-        let (Some(vendor), Some(device), Some(class)) = (file("vendor")?, file("device")?, file("class")?)
+        let link = |name: &str| {
+            Ok(sysfs
+                .find_link(&format!("{directory}/{name}"))?
+                .as_deref()
+                .map(last_segment))
+        };
+        let (Some(vendor), Some(device), Some(class)) =
+            (file("vendor")?, file("device")?, file("class")?)
         else {
             return Ok(None);
         };
@@ -91,14 +106,23 @@ impl Function {
 
     fn vfio_nodes(&self) -> Result<Vec<String>, Problem> {
         let Some(group) = self.iommu_group else {
-            let message = format!("{} is bound to vfio-pci but in no IOMMU group", self.address.as_str());
+            let message = format!(
+                "{} is bound to vfio-pci but in no IOMMU group",
+                self.address.as_str()
+            );
             return Err(Problem::unavailable("no-iommu-group", message));
         };
-        Ok(vec!["/dev/vfio/vfio".to_owned(), format!("/dev/vfio/{group}")])
+        Ok(vec![
+            "/dev/vfio/vfio".to_owned(),
+            format!("/dev/vfio/{group}"),
+        ])
     }
 }
 
 /// Returns the node that a `uevent` file names: `DEVNAME=dri/card0`.
 fn node_of(uevent: &str) -> Option<String> {
-    uevent.lines().find_map(|line| line.strip_prefix("DEVNAME=")).map(|name| format!("/dev/{name}"))
+    uevent
+        .lines()
+        .find_map(|line| line.strip_prefix("DEVNAME="))
+        .map(|name| format!("/dev/{name}"))
 }

@@ -6,8 +6,8 @@ mod function;
 mod tests;
 
 use nodedock_sdk::{
-    AllocatedDevice, Claim, Configuration, ContainerEdits, Context, Device, Driver, DriverInfo, Host,
-    Inventory, Pool, Prepared, Problem, Trigger, dns_label,
+    AllocatedDevice, Claim, Configuration, ContainerEdits, Context, Device, Driver, DriverInfo,
+    Host, Inventory, Pool, Prepared, Problem, Trigger, dns_label,
 };
 
 use config::Config;
@@ -43,7 +43,9 @@ impl Driver for Pci {
         let config = Config::read(&ctx.config)?;
         let mut pools: Vec<_> = config.pools().iter().map(empty_pool).collect();
         for address in function::addresses(host)? {
-            let Some(function) = Function::read(host, address)? else { continue };
+            let Some(function) = Function::read(host, address)? else {
+                continue;
+            };
             if let Some(chosen) = config.pool_of(&function) {
                 pools[chosen].devices.push(publish(&function));
             }
@@ -67,7 +69,10 @@ impl Configuration for Pci {
     }
 
     fn validate_parameters(_: &str) -> Result<(), Problem> {
-        Err(Problem::invalid("no-parameters", "the pci driver takes no parameters in claims or classes"))
+        Err(Problem::invalid(
+            "no-parameters",
+            "the pci driver takes no parameters in claims or classes",
+        ))
     }
 }
 
@@ -90,10 +95,17 @@ fn publish(function: &Function) -> Device {
         .identity(format!("pci:{}", function.address.as_str()))
 }
 
-fn hand_out(host: &Host, config: &Config, allocated: &AllocatedDevice) -> Result<ContainerEdits, Problem> {
+fn hand_out(
+    host: &Host,
+    config: &Config,
+    allocated: &AllocatedDevice,
+) -> Result<ContainerEdits, Problem> {
     let function = allocated_function(host, config, allocated)?;
     let address = function.address.as_str();
-    let name = format!("PCIDEVICE_{}", dns_label(address).replace('-', "_").to_ascii_uppercase());
+    let name = format!(
+        "PCIDEVICE_{}",
+        dns_label(address).replace('-', "_").to_ascii_uppercase()
+    );
     let mut edits = ContainerEdits::new().env(name, address);
     for node in function.nodes(host)? {
         edits = edits.device_node(node);
@@ -108,11 +120,22 @@ fn allocated_function(
     allocated: &AllocatedDevice,
 ) -> Result<Function, Problem> {
     let AllocatedDevice { pool, device, .. } = allocated;
-    let missing =
-        |reason: &str| Err(Problem::not_found("no-such-device", format!("device {pool}/{device}: {reason}")));
-    let Some(address) = Address::from_label(device) else { return missing("no name of a PCI function") };
-    let Some(function) = Function::read(host, address)? else { return missing("the function is not there") };
-    match config.pool_of(&function).map(|index| &config.pools()[index]) {
+    let missing = |reason: &str| {
+        Err(Problem::not_found(
+            "no-such-device",
+            format!("device {pool}/{device}: {reason}"),
+        ))
+    };
+    let Some(address) = Address::from_label(device) else {
+        return missing("no name of a PCI function");
+    };
+    let Some(function) = Function::read(host, address)? else {
+        return missing("the function is not there");
+    };
+    match config
+        .pool_of(&function)
+        .map(|index| &config.pools()[index])
+    {
         Some(offered) if offered.name == *pool => Ok(function),
         _ => missing("the config does not offer the function in this pool"),
     }

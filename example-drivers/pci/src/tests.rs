@@ -10,17 +10,26 @@ const NIC: &str = "devices/pci0000:00/0000:00:02.0";
 fn add_function(fake: &FakeHost, directory: &str, vendor: &str, class: &str, driver: &str) {
     let address = directory.rsplit('/').next().unwrap();
     let up = "../".repeat(directory.split('/').count());
-    fake.link(&format!("bus/pci/devices/{address}"), &format!("../../../{directory}"))
-        .file(&format!("{directory}/vendor"), format!("{vendor}\n"))
-        .file(&format!("{directory}/device"), "0x1234\n")
-        .file(&format!("{directory}/class"), format!("{class}\n"))
-        .dir(&format!("bus/pci/drivers/{driver}"))
-        .link(&format!("{directory}/driver"), &format!("{up}bus/pci/drivers/{driver}"));
+    fake.link(
+        &format!("bus/pci/devices/{address}"),
+        &format!("../../../{directory}"),
+    )
+    .file(&format!("{directory}/vendor"), format!("{vendor}\n"))
+    .file(&format!("{directory}/device"), "0x1234\n")
+    .file(&format!("{directory}/class"), format!("{class}\n"))
+    .dir(&format!("bus/pci/drivers/{driver}"))
+    .link(
+        &format!("{directory}/driver"),
+        &format!("{up}bus/pci/drivers/{driver}"),
+    );
 }
 
 fn add_node(fake: &FakeHost, directory: &str, name: &str, minor: u32) {
-    fake.file(&format!("{directory}/uevent"), format!("MAJOR=226\nMINOR={minor}\nDEVNAME={name}\n"))
-        .character_node(&format!("/dev/{name}"), 226, minor);
+    fake.file(
+        &format!("{directory}/uevent"),
+        format!("MAJOR=226\nMINOR={minor}\nDEVNAME={name}\n"),
+    )
+    .character_node(&format!("/dev/{name}"), 226, minor);
 }
 
 fn node() -> Harness<Pci> {
@@ -33,9 +42,17 @@ fn node() -> Harness<Pci> {
         .file(&format!("{GPU}/current_link_speed"), "16.0 GT/s PCIe\n")
         .file(&format!("{GPU}/current_link_width"), "16\n")
         .dir("kernel/iommu_groups/27")
-        .link(&format!("{GPU}/iommu_group"), "../../../../kernel/iommu_groups/27");
+        .link(
+            &format!("{GPU}/iommu_group"),
+            "../../../../kernel/iommu_groups/27",
+        );
     add_node(fake, &format!("{GPU}/drm/card0"), "dri/card0", 0);
-    add_node(fake, &format!("{GPU}/drm/renderD128"), "dri/renderD128", 128);
+    add_node(
+        fake,
+        &format!("{GPU}/drm/renderD128"),
+        "dri/renderD128",
+        128,
+    );
     node
 }
 
@@ -44,11 +61,16 @@ fn gpu_claim() -> Claim {
 }
 
 fn edits_of(node: &Harness<Pci>, claim: &Claim) -> Result<ContainerEdits, Problem> {
-    node.prepare(claim).map(|mut prepared| prepared.devices.remove(0).edits)
+    node.prepare(claim)
+        .map(|mut prepared| prepared.devices.remove(0).edits)
 }
 
 fn paths(edits: &ContainerEdits) -> Vec<&str> {
-    edits.device_nodes.iter().map(|node| node.path.as_str()).collect()
+    edits
+        .device_nodes
+        .iter()
+        .map(|node| node.path.as_str())
+        .collect()
 }
 
 #[test]
@@ -66,14 +88,23 @@ fn the_shipped_files_fit_the_driver() {
 fn the_schema_is_json_and_refuses_unknown_keys() {
     let schema: Value = serde_json::from_str(&Pci::config_schema().unwrap()).unwrap();
     assert_eq!(schema["additionalProperties"], false);
-    assert_eq!(schema["properties"]["pools"]["items"]["additionalProperties"], false);
+    assert_eq!(
+        schema["properties"]["pools"]["items"]["additionalProperties"],
+        false
+    );
 }
 
 #[test]
 fn without_a_config_all_functions_are_in_one_pool() {
     let inventory = node().discover().unwrap();
     assert_eq!(inventory.pools.len(), 1);
-    assert_eq!((inventory.pools[0].name.as_str(), inventory.pools[0].devices.len()), ("pci", 2));
+    assert_eq!(
+        (
+            inventory.pools[0].name.as_str(),
+            inventory.pools[0].devices.len()
+        ),
+        ("pci", 2)
+    );
 }
 
 #[test]
@@ -106,7 +137,13 @@ fn what_the_kernel_does_not_know_is_left_out() {
         .remove(&format!("{NIC}/driver"));
     let inventory = node.discover().unwrap();
     let nic = inventory.device("pci", "0000-00-02-0").unwrap();
-    for name in ["iommuGroup", "driver", "currentLinkSpeed", "currentLinkWidth", "subsystemVendor"] {
+    for name in [
+        "iommuGroup",
+        "driver",
+        "currentLinkSpeed",
+        "currentLinkWidth",
+        "subsystemVendor",
+    ] {
         assert_eq!(nic.attribute_value(name), None, "{name}");
     }
 }
@@ -121,7 +158,10 @@ fn pools_choose_and_the_first_that_fits_has_the_function() {
     ]}));
     let inventory = node.discover().unwrap();
     assert!(inventory.device("gpu", "0000-3b-00-0").is_some());
-    assert_eq!(inventory.pools[0].extended_resource.as_deref(), Some("example.com/gpu"));
+    assert_eq!(
+        inventory.pools[0].extended_resource.as_deref(),
+        Some("example.com/gpu")
+    );
     assert_eq!(inventory.pools[1].devices, []);
     assert_eq!(inventory.pools[2].devices.len(), 1);
 }
@@ -130,9 +170,19 @@ fn pools_choose_and_the_first_that_fits_has_the_function() {
 fn a_container_gets_the_address_and_the_nodes_of_the_function() {
     let node = node();
     let edits = edits_of(&node, &gpu_claim()).unwrap();
-    assert_eq!(edits.env, [("PCIDEVICE_0000_3B_00_0".to_owned(), "0000:3b:00.0".to_owned())]);
+    assert_eq!(
+        edits.env,
+        [(
+            "PCIDEVICE_0000_3B_00_0".to_owned(),
+            "0000:3b:00.0".to_owned()
+        )]
+    );
     assert_eq!(paths(&edits), ["/dev/dri/card0", "/dev/dri/renderD128"]);
-    assert_eq!(edits_of(&node, &gpu_claim()), Ok(edits), "a repeated call comes to the same end");
+    assert_eq!(
+        edits_of(&node, &gpu_claim()),
+        Ok(edits),
+        "a repeated call comes to the same end"
+    );
     node.unprepare("uid").unwrap();
 }
 
@@ -149,25 +199,46 @@ fn a_function_bound_to_vfio_gives_its_group() {
     node.fake()
         .remove(&format!("{GPU}/drm"))
         .dir("bus/pci/drivers/vfio-pci")
-        .link(&format!("{GPU}/driver"), "../../../../bus/pci/drivers/vfio-pci")
+        .link(
+            &format!("{GPU}/driver"),
+            "../../../../bus/pci/drivers/vfio-pci",
+        )
         .character_node("/dev/vfio/vfio", 10, 196)
         .character_node("/dev/vfio/27", 240, 0);
-    assert_eq!(paths(&edits_of(&node, &gpu_claim()).unwrap()), ["/dev/vfio/vfio", "/dev/vfio/27"]);
+    assert_eq!(
+        paths(&edits_of(&node, &gpu_claim()).unwrap()),
+        ["/dev/vfio/vfio", "/dev/vfio/27"]
+    );
     node.fake().remove(&format!("{GPU}/iommu_group"));
     let problem = edits_of(&node, &gpu_claim()).unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "no-iommu-group"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Unavailable, "no-iommu-group")
+    );
 }
 
 #[test]
 fn what_is_gone_or_not_offered_is_not_found() {
     let node = node();
     let device = |pool, name| Claim::new("n", "c", "u").device("r", pool, name);
-    for claim in [device("other", "0000-3b-00-0"), device("pci", "0000-ff-00-0"), device("pci", "gpu")] {
+    for claim in [
+        device("other", "0000-3b-00-0"),
+        device("pci", "0000-ff-00-0"),
+        device("pci", "gpu"),
+    ] {
         let problem = node.prepare(&claim).unwrap_err();
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::NotFound, "no-such-device"));
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::NotFound, "no-such-device")
+        );
     }
-    node.fake().remove("bus/pci/devices/0000:3b:00.0").remove(GPU);
-    assert_eq!(node.prepare(&gpu_claim()).unwrap_err().code, "no-such-device");
+    node.fake()
+        .remove("bus/pci/devices/0000:3b:00.0")
+        .remove(GPU);
+    assert_eq!(
+        node.prepare(&gpu_claim()).unwrap_err().code,
+        "no-such-device"
+    );
     assert_eq!(node.discover().unwrap().pools[0].devices.len(), 1);
 }
 
@@ -175,7 +246,8 @@ fn what_is_gone_or_not_offered_is_not_found() {
 fn a_function_that_vanishes_is_left_out_and_a_read_that_fails_is_an_error() {
     let node = node();
     let failed = Problem::unavailable("io-error", "no memory");
-    node.fake().fail("bus/pci/devices/0000:3b:00.0/class", failed.clone());
+    node.fake()
+        .fail("bus/pci/devices/0000:3b:00.0/class", failed.clone());
     assert_eq!(node.discover(), Err(failed));
     let gone = Problem::unavailable("no-value", "no such device or address");
     node.fake().fail("bus/pci/devices/0000:3b:00.0/class", gone);
@@ -191,8 +263,14 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
         (json!({"pools": [{"name": "P"}]}), "DNS subdomain"),
         (select(json!({"vendor": "10de"})), "not 0x and 4 hex digits"),
         (select(json!({"device": "0x12"})), "not 0x and 4 hex digits"),
-        (select(json!({"class": "0x030"})), "not 0x and 2 or 4 or 6 hex digits"),
-        (select(json!({"vender": "0x10de"})), "unknown field `vender`"),
+        (
+            select(json!({"class": "0x030"})),
+            "not 0x and 2 or 4 or 6 hex digits",
+        ),
+        (
+            select(json!({"vender": "0x10de"})),
+            "unknown field `vender`",
+        ),
     ];
     for (config, reason) in cases {
         let problem = Pci::validate_config(&config.to_string()).unwrap_err();
@@ -203,5 +281,8 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
 
 #[test]
 fn parameters_in_claims_are_refused() {
-    assert_eq!(Pci::validate_parameters("{}").unwrap_err().code, "no-parameters");
+    assert_eq!(
+        Pci::validate_parameters("{}").unwrap_err().code,
+        "no-parameters"
+    );
 }

@@ -5,8 +5,9 @@ mod script;
 mod tests;
 
 use nodedock_sdk::{
-    Claim, ClaimRecord, ClaimRef, Condition, ConditionStatus, ContainerEdits, Context, Device, DeviceStatus,
-    Driver, DriverInfo, Host, Inventory, NetworkData, Outcomes, Pool, Prepared, Problem, Trigger,
+    Claim, ClaimRecord, ClaimRef, Condition, ConditionStatus, ContainerEdits, Context, Device,
+    DeviceStatus, Driver, DriverInfo, Host, Inventory, NetworkData, Outcomes, Pool, Prepared,
+    Problem, Trigger,
 };
 
 pub use script::{RELEASE_UID, STRANGER_UID, Script, ScriptedWrite, WRITABLE, Word};
@@ -41,8 +42,13 @@ impl Driver for Scripted {
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let script = ctx.config::<Script>()?;
         let is_blind = |uid: &String| host.prepared_claims().get(uid).is_some();
-        assert!(!script.blinded_by.as_ref().is_some_and(is_blind), "the script says not to look");
-        let names = Word::ALL.iter().flat_map(|(name, _)| [(*name).to_owned(), format!("{name}-2")]);
+        assert!(
+            !script.blinded_by.as_ref().is_some_and(is_blind),
+            "the script says not to look"
+        );
+        let names = Word::ALL
+            .iter()
+            .flat_map(|(name, _)| [(*name).to_owned(), format!("{name}-2")]);
         let plain = (0..script.devices).map(|number| format!("device-{number}"));
         let generation = format!("generation-{}", script.generation);
         let devices = names.chain(plain).chain([generation]).map(Device::new);
@@ -50,7 +56,9 @@ impl Driver for Scripted {
     }
 
     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
-        Prepared::each(claim, |_| Ok(ContainerEdits::new().env("SCRIPTED_CLAIM", &claim.id.name)))
+        Prepared::each(claim, |_| {
+            Ok(ContainerEdits::new().env("SCRIPTED_CLAIM", &claim.id.name))
+        })
     }
 
     fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
@@ -81,17 +89,29 @@ impl Driver for Scripted {
 /// Logs the batch in one line, which tests read.
 fn log_call<'a>(host: &Host, operation: &str, claims: impl Iterator<Item = &'a ClaimRef>) {
     let names: Vec<_> = claims.map(|id| id.name.as_str()).collect();
-    host.log().info(&format!("asked to {operation} {}", names.join(",")), &[]);
+    host.log()
+        .info(&format!("asked to {operation} {}", names.join(",")), &[]);
 }
 
 /// Returns the entries of the answer for one claim. `well` is the outcome of a success.
-fn play<T>(host: &Host, word: Word, claim: &ClaimRef, well: impl Fn() -> Result<T, Problem>) -> Outcomes<T> {
+fn play<T>(
+    host: &Host,
+    word: Word,
+    claim: &ClaimRef,
+    well: impl Fn() -> Result<T, Problem>,
+) -> Outcomes<T> {
     let this = |outcome| (claim.uid.clone(), outcome);
     let stranger = || (STRANGER_UID.to_owned(), well());
     match word {
         Word::Ok | Word::Release | Word::Huge | Word::OtherDevice => vec![this(well())],
-        Word::RefusePermanent => vec![this(Err(Problem::invalid("driver-refused", "the script refuses it")))],
-        Word::RefuseTransient => vec![this(Err(Problem::unavailable("driver-refused", "the script waits")))],
+        Word::RefusePermanent => vec![this(Err(Problem::invalid(
+            "driver-refused",
+            "the script refuses it",
+        )))],
+        Word::RefuseTransient => vec![this(Err(Problem::unavailable(
+            "driver-refused",
+            "the script waits",
+        )))],
         Word::RefuseAnHour => {
             let problem = Problem::unavailable("driver-refused", "the script waits");
             vec![this(Err(problem.retry_after(HOUR)))]
@@ -137,11 +157,17 @@ fn prepared(host: &Host, ctx: &Context, claim: &Claim, word: Word) -> Result<Pre
     }
     let mut prepared = Scripted::prepare(host, ctx, claim)?;
     if ctx.config::<Script>()?.report {
-        prepared.devices.iter_mut().for_each(|device| device.status = Some(status()));
+        prepared
+            .devices
+            .iter_mut()
+            .for_each(|device| device.status = Some(status()));
     }
     match word {
         Word::Huge => prepared.memo = vec![b'x'; HUGE_MEMO],
-        Word::OtherDevice => prepared.devices.iter_mut().for_each(|device| device.device.push_str("-else")),
+        Word::OtherDevice => prepared
+            .devices
+            .iter_mut()
+            .for_each(|device| device.device.push_str("-else")),
         _ => {}
     }
     Ok(prepared)
@@ -162,5 +188,10 @@ fn status() -> DeviceStatus {
     };
     // With white space, which is the driver's to choose.
     let data = Some("{ \"mtu\": 9000 }".to_owned());
-    DeviceStatus { conditions: vec![ready], data, network: Some(network), attributes: Vec::new() }
+    DeviceStatus {
+        conditions: vec![ready],
+        data,
+        network: Some(network),
+        attributes: Vec::new(),
+    }
 }

@@ -72,7 +72,10 @@ impl Word {
     /// Returns the word for a claim of this name: the name, or the name without `-2`.
     pub fn named(claim: &str) -> Word {
         let name = claim.strip_suffix("-2").unwrap_or(claim);
-        Word::ALL.iter().find(|(word, _)| *word == name).map_or(Word::Ok, |(_, word)| *word)
+        Word::ALL
+            .iter()
+            .find(|(word, _)| *word == name)
+            .map_or(Word::Ok, |(_, word)| *word)
     }
 }
 
@@ -111,7 +114,10 @@ pub struct Script {
 
 impl Script {
     pub fn for_prepare(&self, claim: &str) -> Word {
-        self.prepare.get(claim).copied().unwrap_or_else(|| Word::named(claim))
+        self.prepare
+            .get(claim)
+            .copied()
+            .unwrap_or_else(|| Word::named(claim))
     }
 
     pub fn for_unprepare(&self, claim: &str) -> Word {

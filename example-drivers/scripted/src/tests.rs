@@ -15,16 +15,26 @@ fn the_shipped_files_fit_the_driver() {
     let node = Harness::<Scripted>::new();
     let inventory = node.grant(&grant).config(config).discover().unwrap();
     assert!(inventory.device(POOL, "generation-0").is_some());
-    assert!(Word::ALL.iter().all(|(name, _)| inventory.device(POOL, name).is_some()));
+    assert!(
+        Word::ALL
+            .iter()
+            .all(|(name, _)| inventory.device(POOL, name).is_some())
+    );
 }
 
 #[test]
 fn a_name_is_a_word_and_the_config_wins_over_it() {
     let node = Harness::<Scripted>::new();
     assert!(node.prepare(&claim("anything")).is_ok());
-    assert_eq!(node.prepare(&claim("refuse-permanent-2")).unwrap_err().kind, ProblemKind::Invalid);
+    assert_eq!(
+        node.prepare(&claim("refuse-permanent-2")).unwrap_err().kind,
+        ProblemKind::Invalid
+    );
     node.config(json!({"prepare": {"ok": "refuse-transient", "refuse-permanent": "ok"}}));
-    assert_eq!(node.prepare(&claim("ok")).unwrap_err().kind, ProblemKind::Unavailable);
+    assert_eq!(
+        node.prepare(&claim("ok")).unwrap_err().kind,
+        ProblemKind::Unavailable
+    );
     assert!(node.prepare(&claim("refuse-permanent")).is_ok());
 }
 
@@ -35,7 +45,12 @@ fn a_prepare_that_goes_well_writes_what_the_config_says() {
     node.config(json!({"write": {"path": WRITABLE, "value": "1"}}));
     assert!(node.prepare(&claim("refuse-permanent")).is_err());
     assert!(node.prepare(&claim("anything")).is_ok());
-    let written: Vec<_> = node.fake().writes().into_iter().map(|write| (write.before, write.value)).collect();
+    let written: Vec<_> = node
+        .fake()
+        .writes()
+        .into_iter()
+        .map(|write| (write.before, write.value))
+        .collect();
     assert_eq!(written, [("0".to_owned(), "1".to_owned())]);
 }
 

@@ -39,12 +39,20 @@ pub(crate) fn prepare(
         return Ok(PreparedDevice::new(allocation.device, edits));
     }
     let interface = interface(host, address, journal)?;
-    journal.interfaces.insert(address.clone(), interface.clone());
+    journal
+        .interfaces
+        .insert(address.clone(), interface.clone());
     let name = container_interface(claim, allocation);
     let edits = edits.net_device(&interface.name, &name);
-    let network =
-        NetworkData { interface_name: name, ips: Vec::new(), hardware_address: interface.hardware_address };
-    let status = DeviceStatus { network: Some(network), ..DeviceStatus::default() };
+    let network = NetworkData {
+        interface_name: name,
+        ips: Vec::new(),
+        hardware_address: interface.hardware_address,
+    };
+    let status = DeviceStatus {
+        network: Some(network),
+        ..DeviceStatus::default()
+    };
     Ok(PreparedDevice::new(allocation.device, edits).status(status))
 }
 
@@ -60,10 +68,17 @@ fn needs_interface(allocation: &Allocation<'_>) -> bool {
 /// Returns the interface as the kernel shows it, or as it was when an earlier prepare moved it into a container.
 fn interface(host: &Host, address: &Address, journal: &Journal) -> Result<Interface, Problem> {
     let Some(name) = first_of(host, address, "net")? else {
-        return journal.interfaces.get(address).cloned().map_or_else(|| Err(no_interface(host, address)), Ok);
+        return journal
+            .interfaces
+            .get(address)
+            .cloned()
+            .map_or_else(|| Err(no_interface(host, address)), Ok);
     };
     match host.net_interfaces().get(&name) {
-        Ok(found) => Ok(Interface { name, hardware_address: found.hardware_address }),
+        Ok(found) => Ok(Interface {
+            name,
+            hardware_address: found.hardware_address,
+        }),
         // Renamed since, as udev does with new interfaces.
         Err(problem) if problem.kind == ProblemKind::NotFound => Err(no_interface(host, address)),
         Err(problem) => Err(problem),
@@ -75,7 +90,9 @@ fn no_interface(host: &Host, address: &Address) -> Problem {
         Ok(driver) => driver,
         Err(problem) => return problem,
     };
-    let driver = driver.map_or("no kernel driver".to_owned(), |driver| format!("kernel driver {driver}"));
+    let driver = driver.map_or("no kernel driver".to_owned(), |driver| {
+        format!("kernel driver {driver}")
+    });
     let message = format!("virtual function {address} has {driver} and no network interface yet");
     Problem::unavailable("no-interface", message).retry_after(RETRY)
 }
@@ -89,7 +106,10 @@ fn container_interface(claim: &Claim, allocation: &Allocation<'_>) -> String {
         None => {
             let hashed = dns_label_hashed(&format!("{name}/{}", allocation.device.device));
             let hash = &hashed[hashed.len() - HASH_BYTES..];
-            let prefix: String = name.chars().take(INTERFACE_NAME_BYTES_MAX - HASH_BYTES - 1).collect();
+            let prefix: String = name
+                .chars()
+                .take(INTERFACE_NAME_BYTES_MAX - HASH_BYTES - 1)
+                .collect();
             format!("{}-{hash}", prefix.trim_end_matches(['-', '.']))
         }
     }
@@ -130,8 +150,11 @@ fn rdma_nodes(host: &Host, address: &Address) -> Result<Vec<String>, Problem> {
     }
     let mads = names_of(host, address, "infiniband_mad")?;
     let mads = mads.into_iter().filter(|name| name.starts_with("umad"));
-    let mut nodes: Vec<_> =
-        verbs.into_iter().chain(mads).map(|name| format!("/dev/infiniband/{name}")).collect();
+    let mut nodes: Vec<_> = verbs
+        .into_iter()
+        .chain(mads)
+        .map(|name| format!("/dev/infiniband/{name}"))
+        .collect();
     match host.device_nodes().stat(RDMA_CM_NODE) {
         Ok(_) => nodes.push(RDMA_CM_NODE.to_owned()),
         // The module rdma_ucm is not loaded.
@@ -142,19 +165,30 @@ fn rdma_nodes(host: &Host, address: &Address) -> Result<Vec<String>, Problem> {
 }
 
 fn vfio_nodes(host: &Host, address: &Address) -> Result<Vec<String>, Problem> {
-    let Some(group) = host.sysfs().find_link(&format!("{DEVICES}/{address}/iommu_group"))? else {
+    let Some(group) = host
+        .sysfs()
+        .find_link(&format!("{DEVICES}/{address}/iommu_group"))?
+    else {
         let message = format!("{address} is in no IOMMU group: enable the IOMMU of the node");
         return Err(Problem::unavailable("no-iommu", message));
     };
-    Ok(vec![VFIO_NODE.to_owned(), format!("/dev/vfio/{}", last_segment(&group))])
+    Ok(vec![
+        VFIO_NODE.to_owned(),
+        format!("/dev/vfio/{}", last_segment(&group)),
+    ])
 }
 
 fn accelerator_nodes(host: &Host, address: &Address) -> Result<Vec<String>, Problem> {
     let mut nodes = Vec::new();
     for class in ACCELERATOR_CLASSES {
-        for path in host.sysfs().glob(&format!("{DEVICES}/{address}/{class}/*/uevent"))? {
+        for path in host
+            .sysfs()
+            .glob(&format!("{DEVICES}/{address}/{class}/*/uevent"))?
+        {
             let uevent = host.sysfs().find(&path)?.unwrap_or_default();
-            let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+            let name = uevent
+                .lines()
+                .find_map(|line| line.strip_prefix("DEVNAME="));
             nodes.extend(name.map(|name| format!("/dev/{name}")));
         }
     }

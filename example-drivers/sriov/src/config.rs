@@ -103,7 +103,10 @@ impl Config {
                 Err("its name occurs twice".to_owned())
             };
             checked.map_err(|reason| {
-                Problem::invalid("bad-config", format!("config of sriov: pool {:?}: {reason}", pool.name))
+                Problem::invalid(
+                    "bad-config",
+                    format!("config of sriov: pool {:?}: {reason}", pool.name),
+                )
             })?;
         }
         Ok(config)
@@ -115,7 +118,9 @@ impl Config {
 
     /// Returns the index of the first pool that the physical function matches, so that none is in two.
     pub(crate) fn pool_of(&self, physical: &PhysicalFunction) -> Option<usize> {
-        self.pools.iter().position(|pool| pool.select.iter().any(|selector| selector.fits(physical)))
+        self.pools
+            .iter()
+            .position(|pool| pool.select.iter().any(|selector| selector.fits(physical)))
     }
 }
 
@@ -131,7 +136,9 @@ impl PoolConfig {
             return Err("its name must be a DNS subdomain".into());
         }
         if self.select.is_empty() {
-            return Err("select is empty: a pool never has all physical functions of a node".into());
+            return Err(
+                "select is empty: a pool never has all physical functions of a node".into(),
+            );
         }
         if self.vfs == 0 {
             return Err("vfs is 0".into());
@@ -139,12 +146,17 @@ impl PoolConfig {
         match &self.bind {
             Some(_) if self.mode != Mode::Vfio => return Err("bind is for mode vfio only".into()),
             Some(driver) if !is_vfio_driver(driver) => {
-                return Err(format!("bind is {driver:?}, which is neither vfio-pci nor a variant of it"));
+                return Err(format!(
+                    "bind is {driver:?}, which is neither vfio-pci nor a variant of it"
+                ));
             }
             _ => {}
         }
         for selector in &mut self.select {
-            for number in [&mut selector.vendor, &mut selector.device].into_iter().flatten() {
+            for number in [&mut selector.vendor, &mut selector.device]
+                .into_iter()
+                .flatten()
+            {
                 *number = normal_hex(number, &[4])?;
             }
         }
@@ -154,15 +166,20 @@ impl PoolConfig {
 
 impl Selector {
     fn fits(&self, physical: &PhysicalFunction) -> bool {
-        let same = |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
+        let same =
+            |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
         let address = physical.address.as_str();
         let interface = physical.interface.as_deref();
-        let has_interface = |glob: &String| interface.is_some_and(|name| matches_wildcards(glob, name));
+        let has_interface =
+            |glob: &String| interface.is_some_and(|name| matches_wildcards(glob, name));
         same(&self.vendor, &physical.vendor)
             && same(&self.device, &physical.device)
             && self.interface.as_ref().is_none_or(has_interface)
             && (self.addresses.is_empty()
-                || self.addresses.iter().any(|glob| matches_wildcards(glob, address)))
+                || self
+                    .addresses
+                    .iter()
+                    .any(|glob| matches_wildcards(glob, address)))
     }
 }
 
@@ -175,22 +192,27 @@ impl Parameters {
             return Err(Problem::invalid("mtu-not-supported", message));
         }
         match (&self.interface_name, &self.vf_driver) {
-            (Some(name), _) if !is_interface_name(name) => {
-                bad(format!("interfaceName {name:?} is not the name of a network interface"))
-            }
-            (_, Some(driver)) if !is_vfio_driver(driver) => {
-                bad(format!("vfDriver {driver:?} is neither vfio-pci nor a variant of it"))
-            }
+            (Some(name), _) if !is_interface_name(name) => bad(format!(
+                "interfaceName {name:?} is not the name of a network interface"
+            )),
+            (_, Some(driver)) if !is_vfio_driver(driver) => bad(format!(
+                "vfDriver {driver:?} is neither vfio-pci nor a variant of it"
+            )),
             _ => Ok(()),
         }
     }
 }
 
 fn is_interface_name(name: &str) -> bool {
-    let plain = name.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':'));
+    let plain = name
+        .bytes()
+        .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':'));
     (1..=INTERFACE_NAME_BYTES_MAX).contains(&name.len()) && plain && !matches!(name, "." | "..")
 }
 
 fn is_vfio_driver(driver: &str) -> bool {
-    driver == VFIO_PCI || VARIANT_SUFFIXES.iter().any(|suffix| driver.ends_with(suffix))
+    driver == VFIO_PCI
+        || VARIANT_SUFFIXES
+            .iter()
+            .any(|suffix| driver.ends_with(suffix))
 }

@@ -34,17 +34,28 @@ pub(crate) fn plan(
     creator: Creator<'_>,
 ) -> Result<Option<Made>, Problem> {
     let wanted = pool.vfs.min(physical.total);
-    let changes_autoprobe = physical.autoprobe.as_deref().is_some_and(|value| value != pool.mode.autoprobe());
+    let changes_autoprobe = physical
+        .autoprobe
+        .as_deref()
+        .is_some_and(|value| value != pool.mode.autoprobe());
     let before = physical.autoprobe.clone().filter(|_| changes_autoprobe);
     match creator {
-        Creator::Other if physical.count == 0 => Ok(Some(Made { count: wanted, autoprobe_before: before })),
+        Creator::Other if physical.count == 0 => Ok(Some(Made {
+            count: wanted,
+            autoprobe_before: before,
+        })),
         Creator::Other if index < physical.count => Ok(None),
         Creator::Shared(made) if physical.count == 0 || physical.count == made.count => {
-            if index < made.count { Ok(Some(made.clone())) } else { Err(other_count(physical, wanted)) }
+            if index < made.count {
+                Ok(Some(made.clone()))
+            } else {
+                Err(other_count(physical, wanted))
+            }
         }
-        Creator::SamePrepare(made) => {
-            Ok(Some(Made { count: wanted, autoprobe_before: made.autoprobe_before.clone() }))
-        }
+        Creator::SamePrepare(made) => Ok(Some(Made {
+            count: wanted,
+            autoprobe_before: made.autoprobe_before.clone(),
+        })),
         Creator::Other | Creator::Shared(_) => Err(other_count(physical, wanted)),
     }
 }
@@ -89,11 +100,22 @@ pub(crate) fn remove(
     made: &Made,
     is_prepared: bool,
 ) -> Result<(), Problem> {
-    let may_be_ours = if is_prepared { made.count..=made.count } else { 1..=made.count };
+    let may_be_ours = if is_prepared {
+        made.count..=made.count
+    } else {
+        1..=made.count
+    };
     if physical.count != 0 && !may_be_ours.contains(&physical.count) {
         let (address, count) = (physical.address.as_str(), physical.count.to_string());
-        let fields = [("function", address), ("count", &count), ("created", &made.count.to_string())];
-        host.log().warn("another program changed the number of virtual functions, which stay", &fields);
+        let fields = [
+            ("function", address),
+            ("count", &count),
+            ("created", &made.count.to_string()),
+        ];
+        host.log().warn(
+            "another program changed the number of virtual functions, which stay",
+            &fields,
+        );
         return Ok(());
     }
     if physical.count != 0 {

@@ -38,12 +38,17 @@ pub(crate) struct Journal {
 
 impl Journal {
     pub(crate) fn new(ctx: &Context) -> Self {
-        Journal { boot_id: ctx.boot_id.clone(), ..Self::default() }
+        Journal {
+            boot_id: ctx.boot_id.clone(),
+            ..Self::default()
+        }
     }
 
     /// Returns what was saved in this boot: a boot removes virtual functions.
     pub(crate) fn of_this_boot(ctx: &Context, saved: Option<Self>) -> Self {
-        saved.filter(|journal| journal.boot_id == ctx.boot_id).unwrap_or_else(|| Self::new(ctx))
+        saved
+            .filter(|journal| journal.boot_id == ctx.boot_id)
+            .unwrap_or_else(|| Self::new(ctx))
     }
 
     /// Returns the journal of a claim: its memo and its progress.

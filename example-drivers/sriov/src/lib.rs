@@ -12,8 +12,9 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use nodedock_sdk::{
-    AllocatedDevice, Claim, ClaimRecord, Configuration, ContainerEdits, Context, Driver, DriverInfo, Host,
-    Inventory, Outcomes, Pool, Prepared, Problem, ProblemKind, Trigger, parse_json,
+    AllocatedDevice, Claim, ClaimRecord, Configuration, ContainerEdits, Context, Driver,
+    DriverInfo, Host, Inventory, Outcomes, Pool, Prepared, Problem, ProblemKind, Trigger,
+    parse_json,
 };
 
 use config::{Config, Mode, Parameters, PoolConfig};
@@ -36,7 +37,12 @@ impl Driver for Sriov {
             .sysfs_write(below("sriov_numvfs"), "[0-9]{1,5}")
             .sysfs_write(below("sriov_drivers_autoprobe"), "[01]")
             .pci_driver("*", "([a-z0-9_-]+[_-])?vfio[_-]pci")
-            .device_nodes(["/dev/accel/*", "/dev/dri/*", "/dev/infiniband/*", "/dev/vfio/*"])
+            .device_nodes([
+                "/dev/accel/*",
+                "/dev/dri/*",
+                "/dev/infiniband/*",
+                "/dev/vfio/*",
+            ])
             .net_devices(["*"])
             .env(["PCIDEVICE_*"])
             .events(["pci", "net", "infiniband_verbs", "accel", "drm", "vfio"])
@@ -49,7 +55,11 @@ impl Driver for Sriov {
         let mut pools: Vec<_> = config.pools().iter().map(empty_pool).collect();
         for physical in physical_functions(host)? {
             if let Some(chosen) = config.pool_of(&physical) {
-                pools[chosen].devices.extend(offer::devices(host, &config.pools()[chosen], &physical)?);
+                pools[chosen].devices.extend(offer::devices(
+                    host,
+                    &config.pools()[chosen],
+                    &physical,
+                )?);
             }
         }
         Ok(pools.into_iter().collect())
@@ -92,7 +102,8 @@ impl Configuration for Sriov {
     }
 
     fn validate_parameters(parameters: &str) -> Result<(), Problem> {
-        let parameters: Parameters = parse_json("bad-parameters", "parameters of sriov", parameters)?;
+        let parameters: Parameters =
+            parse_json("bad-parameters", "parameters of sriov", parameters)?;
         parameters.check()
     }
 }
@@ -120,16 +131,26 @@ impl<'a> Allocation<'a> {
             let message = format!("device {}/{}: {reason}", device.pool, device.device);
             Problem::not_found("no-such-device", message)
         };
-        let address =
-            Address::from_label(&device.device).ok_or_else(|| missing("no name of a virtual function"))?;
+        let address = Address::from_label(&device.device)
+            .ok_or_else(|| missing("no name of a virtual function"))?;
         for physical in physical {
-            let Some(pool) = config.pool_of(physical).map(|index| &config.pools()[index]) else { continue };
+            let Some(pool) = config.pool_of(physical).map(|index| &config.pools()[index]) else {
+                continue;
+            };
             let mut functions = physical.virtual_functions(host, pool.vfs)?.into_iter();
-            let Some(function) = functions.find(|function| function.address == address) else { continue };
+            let Some(function) = functions.find(|function| function.address == address) else {
+                continue;
+            };
             if pool.name != device.pool {
                 return Err(missing("the config offers it in another pool"));
             }
-            let allocation = Allocation { device, pool, physical, function, parameters };
+            let allocation = Allocation {
+                device,
+                pool,
+                physical,
+                function,
+                parameters,
+            };
             return allocation.check().map(|()| allocation);
         }
         Err(missing("no physical function of the config has it"))
@@ -144,11 +165,13 @@ impl<'a> Allocation<'a> {
             return Err(Problem::invalid("bad-parameters", message));
         }
         if self.parameters.interface_name.is_some() && !takes_interface {
-            let message = format!("interfaceName is for network interfaces, and {address} has none");
+            let message =
+                format!("interfaceName is for network interfaces, and {address} has none");
             return Err(Problem::invalid("bad-parameters", message));
         }
         if self.device.admin_access && self.pool.mode == Mode::Netdevice {
-            let message = format!("admin access to {address} would move the interface of another claim");
+            let message =
+                format!("admin access to {address} would move the interface of another claim");
             return Err(Problem::denied("no-admin-access", message));
         }
         if self.device.admin_access && !self.function.exists {
@@ -166,21 +189,27 @@ impl<'a> Allocation<'a> {
 
     /// Fails if the virtual function has another address than it showed before it existed.
     fn check_address(&self, host: &Host) -> Result<(), Problem> {
-        let (expected, index, physical) =
-            (&self.function.address, self.function.index, &self.physical.address);
+        let (expected, index, physical) = (
+            &self.function.address,
+            self.function.index,
+            &self.physical.address,
+        );
         match self.physical.existing(host, index)? {
             Some(address) if address == *expected => Ok(()),
             found => {
                 let found = found.map_or("missing".to_owned(), |address| address.to_string());
-                let message =
-                    format!("virtual function {index} of {physical} is {found}, and not at {expected}");
+                let message = format!(
+                    "virtual function {index} of {physical} is {found}, and not at {expected}"
+                );
                 Err(Problem::unavailable("other-vf-address", message))
             }
         }
     }
 
     fn bind_driver(&self, host: &Host) -> Result<(), Problem> {
-        let Some(driver) = self.bind() else { return Ok(()) };
+        let Some(driver) = self.bind() else {
+            return Ok(());
+        };
         let address = &self.function.address;
         if !self.device.admin_access {
             return host.pci_driver().bind(address.as_str(), driver).map(drop);
@@ -188,7 +217,8 @@ impl<'a> Allocation<'a> {
         if kernel_driver(host, address)?.as_deref() == Some(driver) {
             return Ok(());
         }
-        let message = format!("{address} is not bound to {driver}, and admin access does not bind it");
+        let message =
+            format!("{address} is not bound to {driver}, and admin access does not bind it");
         Err(Problem::unavailable("not-bound", message))
     }
 }
@@ -198,7 +228,11 @@ fn prepare_claim(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, 
     let config = Config::read(&ctx.config)?;
     let physical = physical_functions(host)?;
     let read = |device| Allocation::read(host, &config, &physical, claim, device);
-    let allocations = claim.devices.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let allocations = claim
+        .devices
+        .iter()
+        .map(read)
+        .collect::<Result<Vec<_>, _>>()?;
     check_interface_names(&allocations)?;
     let record = host.prepared_claims().get(uid).unwrap_or_default();
     let memo = Journal::of_this_boot(ctx, record.memo()?);
@@ -208,16 +242,30 @@ fn prepare_claim(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, 
     let mut shared = made_for_others(host, ctx, &BTreeSet::from([uid]))?;
     // Containers of this claim may use what an earlier, successful prepare of it created.
     shared.extend(memo.made);
-    for allocation in allocations.iter().filter(|allocation| !allocation.device.admin_access) {
+    for allocation in allocations
+        .iter()
+        .filter(|allocation| !allocation.device.admin_access)
+    {
         let address = &allocation.physical.address;
         let creator = match (shared.get(address), progress.made.get(address)) {
             (Some(made), _) => Creator::Shared(made),
             (None, Some(made)) => Creator::SamePrepare(made),
             (None, None) => Creator::Other,
         };
-        let made = counts::plan(allocation.physical, allocation.pool, allocation.function.index, creator)?;
-        journal.made.extend(made.map(|made| (address.clone(), made)));
-        journal.bound.extend(allocation.bind().map(|_| allocation.function.address.clone()));
+        let made = counts::plan(
+            allocation.physical,
+            allocation.pool,
+            allocation.function.index,
+            creator,
+        )?;
+        journal
+            .made
+            .extend(made.map(|made| (address.clone(), made)));
+        journal.bound.extend(
+            allocation
+                .bind()
+                .map(|_| allocation.function.address.clone()),
+        );
     }
     if !journal.changes_nothing() {
         host.progress().save_json(uid, &journal)?;
@@ -232,9 +280,16 @@ fn prepare_claim(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, 
     prepared.edits(resources(&allocations)).with_memo(&journal)
 }
 
-fn create_functions(host: &Host, allocations: &[Allocation<'_>], journal: &Journal) -> Result<(), Problem> {
+fn create_functions(
+    host: &Host,
+    allocations: &[Allocation<'_>],
+    journal: &Journal,
+) -> Result<(), Problem> {
     let mut done = BTreeSet::new();
-    for allocation in allocations.iter().filter(|allocation| !allocation.device.admin_access) {
+    for allocation in allocations
+        .iter()
+        .filter(|allocation| !allocation.device.admin_access)
+    {
         let address = &allocation.physical.address;
         if let Some(made) = journal.made.get(address).filter(|_| done.insert(address)) {
             counts::create(host, allocation.physical, allocation.pool, made)?;
@@ -261,7 +316,11 @@ fn unprepare_claim(
     let mut except = released.clone();
     except.insert(&record.claim.id.uid);
     let used = made_for_others(host, ctx, &except)?;
-    for (address, made) in journal.made.iter().filter(|(address, _)| !used.contains_key(*address)) {
+    for (address, made) in journal
+        .made
+        .iter()
+        .filter(|(address, _)| !used.contains_key(*address))
+    {
         if let Some(physical) = PhysicalFunction::read_existing(host, address)? {
             counts::remove(host, &physical, made, record.prepared)?;
         }
@@ -275,7 +334,10 @@ fn empty_pool(config: &PoolConfig) -> Pool {
 
 fn check_interface_names(allocations: &[Allocation<'_>]) -> Result<(), Problem> {
     let mut names = BTreeSet::new();
-    for name in allocations.iter().filter_map(|allocation| allocation.parameters.interface_name.as_ref()) {
+    for name in allocations
+        .iter()
+        .filter_map(|allocation| allocation.parameters.interface_name.as_ref())
+    {
         if !names.insert(name) {
             let message = format!("interfaceName {name:?} is for two devices of the claim");
             return Err(Problem::invalid("bad-parameters", message));
@@ -288,12 +350,18 @@ fn check_interface_names(allocations: &[Allocation<'_>]) -> Result<(), Problem> 
 fn resources(allocations: &[Allocation<'_>]) -> ContainerEdits {
     let mut resources: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for allocation in allocations {
-        let Some(resource) = &allocation.pool.extended_resource else { continue };
-        let name = resource.to_ascii_uppercase().replace(|letter: char| !letter.is_ascii_alphanumeric(), "_");
+        let Some(resource) = &allocation.pool.extended_resource else {
+            continue;
+        };
+        let name = resource
+            .to_ascii_uppercase()
+            .replace(|letter: char| !letter.is_ascii_alphanumeric(), "_");
         let addresses = resources.entry(format!("PCIDEVICE_{name}")).or_default();
         addresses.push(allocation.function.address.as_str());
     }
     resources
         .into_iter()
-        .fold(ContainerEdits::new(), |edits, (name, addresses)| edits.env(name, addresses.join(",")))
+        .fold(ContainerEdits::new(), |edits, (name, addresses)| {
+            edits.env(name, addresses.join(","))
+        })
 }

@@ -11,8 +11,18 @@ pub(crate) fn devices(
     pool: &PoolConfig,
     physical: &PhysicalFunction,
 ) -> Result<Vec<Device>, Problem> {
-    if physical.driver.as_deref().is_none_or(|driver| driver.contains("vfio")) {
-        warn(host, physical, pool.vfs, 0, "it has no kernel driver, or one for passthrough");
+    if physical
+        .driver
+        .as_deref()
+        .is_none_or(|driver| driver.contains("vfio"))
+    {
+        warn(
+            host,
+            physical,
+            pool.vfs,
+            0,
+            "it has no kernel driver, or one for passthrough",
+        );
         return Ok(Vec::new());
     }
     let mut functions = physical.virtual_functions(host, pool.vfs)?;
@@ -26,7 +36,10 @@ pub(crate) fn devices(
         };
         warn(host, physical, pool.vfs, functions.len(), reason);
     }
-    functions.iter().map(|function| publish(host, pool, physical, function)).collect()
+    functions
+        .iter()
+        .map(|function| publish(host, pool, physical, function))
+        .collect()
 }
 
 fn warn(host: &Host, physical: &PhysicalFunction, wanted: u32, offered: usize, reason: &str) {
@@ -37,7 +50,8 @@ fn warn(host: &Host, physical: &PhysicalFunction, wanted: u32, offered: usize, r
         ("offered", &offered),
         ("reason", reason),
     ];
-    host.log().warn("fewer virtual functions than configured", &fields);
+    host.log()
+        .warn("fewer virtual functions than configured", &fields);
 }
 
 fn publish(
@@ -48,7 +62,10 @@ fn publish(
 ) -> Result<Device, Problem> {
     let address = &function.address;
     let (driver, rdma) = if function.exists {
-        (kernel_driver(host, address)?, first_of(host, address, "infiniband")?)
+        (
+            kernel_driver(host, address)?,
+            first_of(host, address, "infiniband")?,
+        )
     } else {
         (None, None)
     };

@@ -70,12 +70,15 @@ impl PhysicalFunction {
         let directory = format!("{DEVICES}/{address}");
         let file = |name: &str| sysfs.find(&format!("{directory}/{name}"));
         let number = |name: &str| sysfs.find_parsed::<u32>(&format!("{directory}/{name}"));
-        let (Some(total), Some(count)) = (number("sriov_totalvfs")?, number("sriov_numvfs")?) else {
+        let (Some(total), Some(count)) = (number("sriov_totalvfs")?, number("sriov_numvfs")?)
+        else {
             return Ok(None);
         };
-        let (Some(path), Some(vendor), Some(device)) =
-            (sysfs.find_link(&directory)?, file("vendor")?, file("device")?)
-        else {
+        let (Some(path), Some(vendor), Some(device)) = (
+            sysfs.find_link(&directory)?,
+            file("vendor")?,
+            file("device")?,
+        ) else {
             return Ok(None);
         };
         let interface = first_of(host, &address, "net")?;
@@ -109,7 +112,10 @@ impl PhysicalFunction {
     ///
     /// Also `unavailable` if the kernel does not answer now.
     pub(crate) fn read_existing(host: &Host, address: &Address) -> Result<Option<Self>, Problem> {
-        match host.sysfs().read(&format!("{DEVICES}/{address}/sriov_numvfs")) {
+        match host
+            .sysfs()
+            .read(&format!("{DEVICES}/{address}/sriov_numvfs"))
+        {
             Ok(_) => Self::read(host, address.clone()),
             Err(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
             Err(problem) => Err(problem),
@@ -118,19 +124,33 @@ impl PhysicalFunction {
 
     /// Returns the virtual functions up to `vfs`: those that exist, and the others with the addresses that they will have, as far as
     /// the function knows them.
-    pub(crate) fn virtual_functions(&self, host: &Host, vfs: u32) -> Result<Vec<VirtualFunction>, Problem> {
+    pub(crate) fn virtual_functions(
+        &self,
+        host: &Host,
+        vfs: u32,
+    ) -> Result<Vec<VirtualFunction>, Problem> {
         let mut functions = Vec::new();
         for index in 0..vfs.min(self.total) {
-            let existing = if index < self.count { self.existing(host, index)? } else { None };
+            let existing = if index < self.count {
+                self.existing(host, index)?
+            } else {
+                None
+            };
             let exists = existing.is_some();
             let address = existing.or_else(|| self.predicted(index));
-            functions.extend(address.map(|address| VirtualFunction { index, address, exists }));
+            functions.extend(address.map(|address| VirtualFunction {
+                index,
+                address,
+                exists,
+            }));
         }
         Ok(functions)
     }
 
     pub(crate) fn existing(&self, host: &Host, index: u32) -> Result<Option<Address>, Problem> {
-        let link = host.sysfs().find_link(&format!("{DEVICES}/{}/virtfn{index}", self.address))?;
+        let link = host
+            .sysfs()
+            .find_link(&format!("{DEVICES}/{}/virtfn{index}", self.address))?;
         Ok(link.and_then(|path| Address::parse(&last_segment(&path))))
     }
 
@@ -150,23 +170,37 @@ impl PhysicalFunction {
 pub(crate) fn physical_functions(host: &Host) -> Result<Vec<PhysicalFunction>, Problem> {
     let mut functions = Vec::new();
     for path in host.sysfs().glob(&format!("{DEVICES}/*/sriov_totalvfs"))? {
-        let Some(address) = path.rsplit('/').nth(1).and_then(Address::parse) else { continue };
+        let Some(address) = path.rsplit('/').nth(1).and_then(Address::parse) else {
+            continue;
+        };
         functions.extend(PhysicalFunction::read(host, address)?);
     }
     Ok(functions)
 }
 
 pub(crate) fn kernel_driver(host: &Host, address: &Address) -> Result<Option<String>, Problem> {
-    let link = host.sysfs().find_link(&format!("{DEVICES}/{address}/driver"))?;
+    let link = host
+        .sysfs()
+        .find_link(&format!("{DEVICES}/{address}/driver"))?;
     Ok(link.as_deref().map(last_segment))
 }
 
 /// Returns the names in a function's directory for a class, such as `net` or `infiniband`.
-pub(crate) fn names_of(host: &Host, address: &Address, class: &str) -> Result<Vec<String>, Problem> {
-    let paths = host.sysfs().glob(&format!("{DEVICES}/{address}/{class}/*"))?;
+pub(crate) fn names_of(
+    host: &Host,
+    address: &Address,
+    class: &str,
+) -> Result<Vec<String>, Problem> {
+    let paths = host
+        .sysfs()
+        .glob(&format!("{DEVICES}/{address}/{class}/*"))?;
     Ok(paths.iter().map(|path| last_segment(path)).collect())
 }
 
-pub(crate) fn first_of(host: &Host, address: &Address, class: &str) -> Result<Option<String>, Problem> {
+pub(crate) fn first_of(
+    host: &Host,
+    address: &Address,
+    class: &str,
+) -> Result<Option<String>, Problem> {
     Ok(names_of(host, address, class)?.into_iter().next())
 }

@@ -2,7 +2,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nodedock_sdk::testing::{FakeHost, Grant, Harness};
 use nodedock_sdk::{
-    AllocatedDevice, AttributeValue, Claim, Configuration, Context, ParametersSource, Problem, ProblemKind,
+    AllocatedDevice, AttributeValue, Claim, Configuration, Context, ParametersSource, Problem,
+    ProblemKind,
 };
 use serde_json::{Value, json};
 
@@ -36,32 +37,56 @@ fn set_count(fake: &FakeHost, count: u32, most: u32) {
     for index in 0..count.min(most) {
         let (address, group) = (vf(index), 50 + index);
         let directory = format!("devices/pci0000:3a/{address}");
-        fake.link(&format!("{PF_DIRECTORY}/virtfn{index}"), &format!("../{address}"))
-            .link(&format!("bus/pci/devices/{address}"), &format!("../../../{directory}"))
-            .file(&format!("{directory}/class"), "0x020000\n")
-            .link(&format!("{directory}/iommu_group"), &format!("../../../kernel/iommu_groups/{group}"))
-            .link(
-                &format!("kernel/iommu_groups/{group}/devices/{address}"),
-                &format!("../../../../{directory}"),
-            );
+        fake.link(
+            &format!("{PF_DIRECTORY}/virtfn{index}"),
+            &format!("../{address}"),
+        )
+        .link(
+            &format!("bus/pci/devices/{address}"),
+            &format!("../../../{directory}"),
+        )
+        .file(&format!("{directory}/class"), "0x020000\n")
+        .link(
+            &format!("{directory}/iommu_group"),
+            &format!("../../../kernel/iommu_groups/{group}"),
+        )
+        .link(
+            &format!("kernel/iommu_groups/{group}/devices/{address}"),
+            &format!("../../../../{directory}"),
+        );
         if probes {
             probe(fake, index);
         }
     }
-    fake.file(&format!("{PF_DIRECTORY}/sriov_numvfs"), format!("{}\n", count.min(most)));
+    fake.file(
+        &format!("{PF_DIRECTORY}/sriov_numvfs"),
+        format!("{}\n", count.min(most)),
+    );
 }
 
 fn probe(fake: &FakeHost, index: u32) {
     let directory = format!("devices/pci0000:3a/{}", vf(index));
     let interface = format!("ens1f0v{index}");
-    fake.link(&format!("{directory}/driver"), "../../../bus/pci/drivers/mlx5_core")
-        .file(&format!("{directory}/net/{interface}/address"), format!("02:00:00:00:00:0{index}\n"))
-        .dir(&format!("{directory}/infiniband/mlx5_{index}"))
-        .dir(&format!("{directory}/infiniband_verbs/uverbs{index}"))
-        .dir(&format!("{directory}/infiniband_mad/umad{index}"))
-        .dir(&format!("{directory}/infiniband_mad/issm{index}"))
-        .file(&format!("{directory}/accel/accel{index}/uevent"), format!("DEVNAME=accel/accel{index}\n"))
-        .link(&format!("class/net/{interface}"), &format!("../../{directory}/net/{interface}"));
+    fake.link(
+        &format!("{directory}/driver"),
+        "../../../bus/pci/drivers/mlx5_core",
+    )
+    .file(
+        &format!("{directory}/net/{interface}/address"),
+        format!("02:00:00:00:00:0{index}\n"),
+    )
+    .dir(&format!("{directory}/infiniband/mlx5_{index}"))
+    .dir(&format!("{directory}/infiniband_verbs/uverbs{index}"))
+    .dir(&format!("{directory}/infiniband_mad/umad{index}"))
+    .dir(&format!("{directory}/infiniband_mad/issm{index}"))
+    .file(
+        &format!("{directory}/accel/accel{index}/uevent"),
+        format!("DEVNAME=accel/accel{index}\n"),
+    )
+    .link(
+        &format!("class/net/{interface}"),
+        &format!("../../{directory}/net/{interface}"),
+    );
 }
 
 fn busy() -> Problem {
@@ -70,7 +95,13 @@ fn busy() -> Problem {
 
 fn refuse_once(node: &Harness<Sriov>) {
     let has_refused = AtomicBool::new(false);
-    let refuse = move || if has_refused.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(busy()) };
+    let refuse = move || {
+        if has_refused.swap(true, Ordering::Relaxed) {
+            Ok(())
+        } else {
+            Err(busy())
+        }
+    };
     node.fake().on_write(NUMVFS, move |_, _| refuse());
 }
 
@@ -78,10 +109,16 @@ fn refuse_once(node: &Harness<Sriov>) {
 fn node_with(most: u32) -> Harness<Sriov> {
     let node = Harness::new();
     let fake = node.fake();
-    fake.link(&format!("bus/pci/devices/{PF}"), &format!("../../../{PF_DIRECTORY}"))
-        .dir("bus/pci/drivers/mlx5_core")
-        .dir("bus/pci/drivers/vfio-pci")
-        .link(&format!("{PF_DIRECTORY}/driver"), "../../../bus/pci/drivers/mlx5_core");
+    fake.link(
+        &format!("bus/pci/devices/{PF}"),
+        &format!("../../../{PF_DIRECTORY}"),
+    )
+    .dir("bus/pci/drivers/mlx5_core")
+    .dir("bus/pci/drivers/vfio-pci")
+    .link(
+        &format!("{PF_DIRECTORY}/driver"),
+        "../../../bus/pci/drivers/mlx5_core",
+    );
     for (name, value) in [
         ("vendor", "0x15b3"),
         ("device", "0x1017"),
@@ -96,7 +133,8 @@ fn node_with(most: u32) -> Harness<Sriov> {
     ] {
         fake.file(&format!("{PF_DIRECTORY}/{name}"), format!("{value}\n"));
     }
-    fake.character_node("/dev/vfio/vfio", 10, 196).character_node("/dev/infiniband/rdma_cm", 10, 58);
+    fake.character_node("/dev/vfio/vfio", 10, 196)
+        .character_node("/dev/infiniband/rdma_cm", 10, 58);
     for index in 0..8 {
         fake.character_node(&format!("/dev/vfio/{}", 50 + index), 240, index)
             .character_node(&format!("/dev/infiniband/uverbs{index}"), 231, index)
@@ -146,7 +184,11 @@ fn autoprobe(node: &Harness<Sriov>) -> String {
 
 fn writes(node: &Harness<Sriov>) -> Vec<String> {
     let short = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
-    node.fake().writes().iter().map(|write| format!("{}={}", short(&write.path), write.value)).collect()
+    node.fake()
+        .writes()
+        .iter()
+        .map(|write| format!("{}={}", short(&write.path), write.value))
+        .collect()
 }
 
 fn code(result: Result<impl Sized, Problem>) -> (ProblemKind, String) {
@@ -155,12 +197,20 @@ fn code(result: Result<impl Sized, Problem>) -> (ProblemKind, String) {
 }
 
 fn names(node: &Harness<Sriov>) -> Vec<String> {
-    node.discover().unwrap().pools[0].devices.iter().map(|device| device.name.clone()).collect()
+    node.discover().unwrap().pools[0]
+        .devices
+        .iter()
+        .map(|device| device.name.clone())
+        .collect()
 }
 
 fn paths(node: &Harness<Sriov>, claim: &Claim) -> Vec<String> {
     let edits = node.prepare(claim).unwrap().devices.remove(0).edits;
-    edits.device_nodes.into_iter().map(|node| node.path).collect()
+    edits
+        .device_nodes
+        .into_iter()
+        .map(|node| node.path)
+        .collect()
 }
 
 #[test]
@@ -229,7 +279,10 @@ fn the_first_claim_creates_all_virtual_functions_and_the_last_removes_them() {
     assert_eq!(count(&node), "0");
     node.unprepare("b").unwrap();
     // The second 4 changes nothing, and is how the host knows that claim b needs the value.
-    assert_eq!(writes(&node), ["sriov_numvfs=4", "sriov_numvfs=4", "sriov_numvfs=0"]);
+    assert_eq!(
+        writes(&node),
+        ["sriov_numvfs=4", "sriov_numvfs=4", "sriov_numvfs=0"]
+    );
 }
 
 #[test]
@@ -241,7 +294,11 @@ fn claims_of_one_call_share_the_virtual_functions_and_the_last_removes_them() {
         assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()));
         for call in calls {
             assert_eq!(count(&node), "4");
-            assert!(node.unprepare_batch(call).iter().all(|(_, outcome)| outcome.is_ok()));
+            assert!(
+                node.unprepare_batch(call)
+                    .iter()
+                    .all(|(_, outcome)| outcome.is_ok())
+            );
         }
         assert_eq!(count(&node), "0");
     }
@@ -252,7 +309,8 @@ fn virtual_functions_of_a_prepare_that_has_not_ended_stay_when_another_claim_is_
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     // As a daemon that stopped between the driver's answer and the record of it.
-    node.fake().fail("ens1f0v1", Problem::unavailable("io-error", "not now"));
+    node.fake()
+        .fail("ens1f0v1", Problem::unavailable("io-error", "not now"));
     node.prepare(&claim("b", 1)).unwrap_err();
     node.fake().heal("ens1f0v1");
     node.unprepare("a").unwrap();
@@ -269,43 +327,79 @@ fn a_container_gets_the_interface_and_the_claim_its_status() {
     let device = &prepared.devices[0];
     assert_eq!(device.edits.net_devices[0].host_interface, "ens1f0v1");
     assert_eq!(device.edits.net_devices[0].container_interface, "net");
-    assert_eq!(device.edits.env, [("PCIDEVICE_0000_3B_02_1".to_owned(), vf(1))]);
-    assert_eq!(prepared.edits.env, [("PCIDEVICE_EXAMPLE_COM_A_VF".to_owned(), vf(1))]);
+    assert_eq!(
+        device.edits.env,
+        [("PCIDEVICE_0000_3B_02_1".to_owned(), vf(1))]
+    );
+    assert_eq!(
+        prepared.edits.env,
+        [("PCIDEVICE_EXAMPLE_COM_A_VF".to_owned(), vf(1))]
+    );
     let network = device.status.as_ref().unwrap().network.as_ref().unwrap();
     assert_eq!(
-        (network.interface_name.as_str(), network.hardware_address.as_str()),
+        (
+            network.interface_name.as_str(),
+            network.hardware_address.as_str()
+        ),
         ("net", "02:00:00:00:00:01")
     );
     // The runtime moves the interface into the container, where the node does not see it.
-    node.fake().remove(&format!("devices/pci0000:3a/{}/net", vf(1))).remove("class/net/ens1f0v1");
-    assert_eq!(node.prepare(&claim("a", 1)), Ok(prepared), "a repeated prepare returns the same");
+    node.fake()
+        .remove(&format!("devices/pci0000:3a/{}/net", vf(1)))
+        .remove("class/net/ens1f0v1");
+    assert_eq!(
+        node.prepare(&claim("a", 1)),
+        Ok(prepared),
+        "a repeated prepare returns the same"
+    );
 }
 
 #[test]
 fn names_of_interfaces_in_the_container_are_chosen_or_fit_into_15_bytes() {
     let node = node();
     let name = |claim: &Claim, device: usize| {
-        node.prepare(claim).unwrap().devices[device].edits.net_devices[0].container_interface.clone()
+        node.prepare(claim).unwrap().devices[device]
+            .edits
+            .net_devices[0]
+            .container_interface
+            .clone()
     };
-    assert_eq!(name(&with_parameters(claim("a", 0), &json!({"interfaceName": "fast0"})), 0), "fast0");
+    assert_eq!(
+        name(
+            &with_parameters(claim("a", 0), &json!({"interfaceName": "fast0"})),
+            0
+        ),
+        "fast0"
+    );
     let mut two = claim("b", 1).device("r", "net", label(2));
     two.id.name = "a-long.name-of-a-claim".into();
     let (first, second) = (name(&two, 0), name(&two, 1));
-    assert!(first != second && first.len() <= 15 && first.starts_with("a-long-"), "{first} {second}");
+    assert!(
+        first != second && first.len() <= 15 && first.starts_with("a-long-"),
+        "{first} {second}"
+    );
     let twice = with_parameters(two, &json!({"interfaceName": "fast0"}));
-    assert_eq!(code(node.prepare(&twice)), (ProblemKind::Invalid, "bad-parameters".into()));
+    assert_eq!(
+        code(node.prepare(&twice)),
+        (ProblemKind::Invalid, "bad-parameters".into())
+    );
 }
 
 #[test]
 fn an_interface_that_is_not_there_yet_is_retried_soon() {
     let node = node();
-    node.fake().file(&format!("{PF_DIRECTORY}/sriov_drivers_autoprobe"), "0\n");
-    node.fake().on_write("bus/pci/devices/*/sriov_drivers_autoprobe", |fake, _| {
-        fake.file(&format!("{PF_DIRECTORY}/sriov_drivers_autoprobe"), "0\n");
-        Ok(())
-    });
+    node.fake()
+        .file(&format!("{PF_DIRECTORY}/sriov_drivers_autoprobe"), "0\n");
+    node.fake()
+        .on_write("bus/pci/devices/*/sriov_drivers_autoprobe", |fake, _| {
+            fake.file(&format!("{PF_DIRECTORY}/sriov_drivers_autoprobe"), "0\n");
+            Ok(())
+        });
     let problem = node.prepare(&claim("a", 0)).unwrap_err();
-    assert_eq!((problem.code.as_str(), problem.retry_after_ms), ("no-interface", Some(250)));
+    assert_eq!(
+        (problem.code.as_str(), problem.retry_after_ms),
+        ("no-interface", Some(250))
+    );
     probe(node.fake(), 0);
     node.prepare(&claim("a", 0)).unwrap();
 }
@@ -314,11 +408,20 @@ fn an_interface_that_is_not_there_yet_is_retried_soon() {
 fn rdma_adds_the_nodes_of_the_device() {
     let node = node();
     node.config(config("rdma", 4));
-    let nodes = ["/dev/infiniband/uverbs1", "/dev/infiniband/umad1", "/dev/infiniband/rdma_cm"];
+    let nodes = [
+        "/dev/infiniband/uverbs1",
+        "/dev/infiniband/umad1",
+        "/dev/infiniband/rdma_cm",
+    ];
     assert_eq!(paths(&node, &claim("a", 1)), nodes);
-    node.fake().remove("/dev/infiniband/rdma_cm").remove("/dev/infiniband/uverbs2");
+    node.fake()
+        .remove("/dev/infiniband/rdma_cm")
+        .remove("/dev/infiniband/uverbs2");
     assert_eq!(paths(&node, &claim("a", 1)), nodes[..2]);
-    assert_eq!(code(node.prepare(&claim("b", 2))), (ProblemKind::Unavailable, "no-device-node".into()));
+    assert_eq!(
+        code(node.prepare(&claim("b", 2))),
+        (ProblemKind::Unavailable, "no-device-node".into())
+    );
 }
 
 #[test]
@@ -332,23 +435,41 @@ fn accelerators_give_the_nodes_that_the_kernel_lists() {
 fn passthrough_creates_without_drivers_binds_and_restores_everything() {
     let node = node();
     node.config(config("vfio", 4));
-    assert_eq!(paths(&node, &claim("a", 1)), ["/dev/vfio/vfio", "/dev/vfio/51"]);
-    assert_eq!(node.fake().kernel_driver(&vf(1)).as_deref(), Some("vfio-pci"));
-    assert_eq!((node.fake().kernel_driver(&vf(0)), autoprobe(&node).as_str()), (None, "0"));
+    assert_eq!(
+        paths(&node, &claim("a", 1)),
+        ["/dev/vfio/vfio", "/dev/vfio/51"]
+    );
+    assert_eq!(
+        node.fake().kernel_driver(&vf(1)).as_deref(),
+        Some("vfio-pci")
+    );
+    assert_eq!(
+        (node.fake().kernel_driver(&vf(0)), autoprobe(&node).as_str()),
+        (None, "0")
+    );
     node.prepare(&claim("b", 2)).unwrap();
     node.unprepare("a").unwrap();
     assert_eq!(node.fake().kernel_driver(&vf(1)), None);
     node.unprepare("b").unwrap();
-    assert_eq!((count(&node).as_str(), autoprobe(&node).as_str()), ("0", "1"));
+    assert_eq!(
+        (count(&node).as_str(), autoprobe(&node).as_str()),
+        ("0", "1")
+    );
 }
 
 #[test]
 fn a_claim_may_choose_a_variant_of_the_passthrough_driver() {
     let node = node();
-    node.config(config("vfio", 4)).fake().dir("bus/pci/drivers/mlx5_vfio_pci");
+    node.config(config("vfio", 4))
+        .fake()
+        .dir("bus/pci/drivers/mlx5_vfio_pci");
     let chosen = json!({"vfDriver": "mlx5_vfio_pci"});
-    node.prepare(&with_parameters(claim("a", 0), &chosen)).unwrap();
-    assert_eq!(node.fake().kernel_driver(&vf(0)).as_deref(), Some("mlx5_vfio_pci"));
+    node.prepare(&with_parameters(claim("a", 0), &chosen))
+        .unwrap();
+    assert_eq!(
+        node.fake().kernel_driver(&vf(0)).as_deref(),
+        Some("mlx5_vfio_pci")
+    );
     node.unprepare("a").unwrap();
     node.config(config("netdevice", 4));
     let problem = code(node.prepare(&with_parameters(claim("a", 0), &chosen)));
@@ -359,8 +480,14 @@ fn a_claim_may_choose_a_variant_of_the_passthrough_driver() {
 fn without_an_iommu_passthrough_is_unavailable() {
     let node = node();
     node.config(config("vfio", 1));
-    node.fake().fail(&vf(0), Problem::unavailable("no-iommu", "0000:3b:02.0 is in no IOMMU group"));
-    assert_eq!(code(node.prepare(&claim("a", 0))), (ProblemKind::Unavailable, "no-iommu".into()));
+    node.fake().fail(
+        &vf(0),
+        Problem::unavailable("no-iommu", "0000:3b:02.0 is in no IOMMU group"),
+    );
+    assert_eq!(
+        code(node.prepare(&claim("a", 0))),
+        (ProblemKind::Unavailable, "no-iommu".into())
+    );
     node.unprepare("a").unwrap_err();
     node.fake().heal(&vf(0));
     node.unprepare("a").unwrap();
@@ -381,7 +508,10 @@ fn virtual_functions_that_cannot_be_made_are_reported_and_nothing_stays() {
 fn fewer_virtual_functions_than_configured_are_removed_and_reported_with_numbers() {
     let node = node_with(2);
     let problem = node.prepare(&claim("a", 0)).unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "too-few-vfs"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Unavailable, "too-few-vfs")
+    );
     assert!(problem.message.contains("2 of 4"), "{problem}");
     assert_eq!(count(&node), "0");
 }
@@ -411,10 +541,19 @@ fn virtual_functions_of_an_operator_are_used_and_never_changed() {
     assert_eq!(node.fake().log_lines().len(), 1, "fewer than configured");
     node.prepare(&claim("a", 1)).unwrap();
     let problem = node.prepare(&claim("b", 3)).unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Conflict, "other-vf-count"));
-    assert!(problem.message.contains("has 2") && problem.message.contains("asks for 4"), "{problem}");
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Conflict, "other-vf-count")
+    );
+    assert!(
+        problem.message.contains("has 2") && problem.message.contains("asks for 4"),
+        "{problem}"
+    );
     node.unprepare("a").unwrap();
-    assert_eq!((count(&node).as_str(), node.fake().writes()), ("2", Vec::new()));
+    assert_eq!(
+        (count(&node).as_str(), node.fake().writes()),
+        ("2", Vec::new())
+    );
 }
 
 #[test]
@@ -424,7 +563,10 @@ fn a_config_with_another_number_waits_for_the_claims() {
     node.config(config("netdevice", 6));
     assert_eq!(names(&node).len(), 4);
     node.prepare(&claim("a", 0)).unwrap();
-    assert_eq!(code(node.prepare(&claim("b", 5))), (ProblemKind::Conflict, "other-vf-count".into()));
+    assert_eq!(
+        code(node.prepare(&claim("b", 5))),
+        (ProblemKind::Conflict, "other-vf-count".into())
+    );
     node.unprepare("a").unwrap();
     node.unprepare("b").unwrap();
     assert_eq!((count(&node).as_str(), names(&node).len()), ("0", 6));
@@ -466,7 +608,10 @@ fn after_a_reboot_the_old_boot_is_not_undone() {
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     set_count(node.fake(), 0, 8);
-    node.context(Context { boot_id: "another".into(), ..Context::default() });
+    node.context(Context {
+        boot_id: "another".into(),
+        ..Context::default()
+    });
     node.prepare(&claim("b", 1)).unwrap();
     node.unprepare("a").unwrap();
     assert_eq!(count(&node), "4", "claim b created them in this boot");
@@ -479,8 +624,13 @@ fn a_physical_function_that_vanishes_is_not_found_and_unprepared_with_success() 
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     set_count(node.fake(), 0, 8);
-    node.fake().remove(&format!("bus/pci/devices/{PF}")).remove(PF_DIRECTORY);
-    assert_eq!(code(node.prepare(&claim("b", 0))), (ProblemKind::NotFound, "no-such-device".into()));
+    node.fake()
+        .remove(&format!("bus/pci/devices/{PF}"))
+        .remove(PF_DIRECTORY);
+    assert_eq!(
+        code(node.prepare(&claim("b", 0))),
+        (ProblemKind::NotFound, "no-such-device".into())
+    );
     node.unprepare("a").unwrap();
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
 }
@@ -488,15 +638,20 @@ fn a_physical_function_that_vanishes_is_not_found_and_unprepared_with_success() 
 #[test]
 fn virtual_functions_at_other_addresses_are_not_prepared() {
     let node = node();
-    node.fake().file(&format!("{PF_DIRECTORY}/sriov_offset"), "24\n");
+    node.fake()
+        .file(&format!("{PF_DIRECTORY}/sriov_offset"), "24\n");
     let elsewhere = Claim::new("n", "c", "u").device("r", "net", "0000-3b-03-0");
-    assert_eq!(code(node.prepare(&elsewhere)), (ProblemKind::Unavailable, "other-vf-address".into()));
+    assert_eq!(
+        code(node.prepare(&elsewhere)),
+        (ProblemKind::Unavailable, "other-vf-address".into())
+    );
 }
 
 #[test]
 fn without_an_offset_virtual_functions_are_offered_once_they_exist() {
     let node = node();
-    node.fake().file(&format!("{PF_DIRECTORY}/sriov_offset"), "0\n");
+    node.fake()
+        .file(&format!("{PF_DIRECTORY}/sriov_offset"), "0\n");
     assert!(names(&node).is_empty());
     set_count(node.fake(), 4, 8);
     assert_eq!(names(&node), [0, 1, 2, 3].map(label));
@@ -505,7 +660,10 @@ fn without_an_offset_virtual_functions_are_offered_once_they_exist() {
 #[test]
 fn a_physical_function_for_passthrough_offers_nothing() {
     let node = node();
-    node.fake().link(&format!("{PF_DIRECTORY}/driver"), "../../../bus/pci/drivers/vfio-pci");
+    node.fake().link(
+        &format!("{PF_DIRECTORY}/driver"),
+        "../../../bus/pci/drivers/vfio-pci",
+    );
     assert!(names(&node).is_empty());
     node.fake().remove(&format!("{PF_DIRECTORY}/driver"));
     assert!(names(&node).is_empty());
@@ -517,15 +675,27 @@ fn admin_access_creates_and_binds_nothing() {
     let mut device = AllocatedDevice::new("r", "net", label(0));
     device.admin_access = true;
     let admin = Claim::new("default", "admin", "admin").with_device(device);
-    assert_eq!(code(node.prepare(&admin)), (ProblemKind::Denied, "no-admin-access".into()));
+    assert_eq!(
+        code(node.prepare(&admin)),
+        (ProblemKind::Denied, "no-admin-access".into())
+    );
     node.config(config("vfio", 4));
-    assert_eq!(code(node.prepare(&admin)), (ProblemKind::Unavailable, "no-such-function".into()));
+    assert_eq!(
+        code(node.prepare(&admin)),
+        (ProblemKind::Unavailable, "no-such-function".into())
+    );
     node.prepare(&claim("a", 1)).unwrap();
-    assert_eq!(code(node.prepare(&admin)), (ProblemKind::Unavailable, "not-bound".into()));
+    assert_eq!(
+        code(node.prepare(&admin)),
+        (ProblemKind::Unavailable, "not-bound".into())
+    );
     node.prepare(&claim("b", 0)).unwrap();
     node.prepare(&admin).unwrap();
     node.unprepare("admin").unwrap();
-    assert_eq!(node.fake().kernel_driver(&vf(0)).as_deref(), Some("vfio-pci"));
+    assert_eq!(
+        node.fake().kernel_driver(&vf(0)).as_deref(),
+        Some("vfio-pci")
+    );
 }
 
 #[test]
@@ -533,13 +703,25 @@ fn parameters_that_cannot_work_are_refused_with_the_reason() {
     for (parameters, code) in [
         (json!({"mtu": 9000}), "mtu-not-supported"),
         (json!({"interfaceName": "a name"}), "bad-parameters"),
-        (json!({"interfaceName": "longer-than-15-by"}), "bad-parameters"),
+        (
+            json!({"interfaceName": "longer-than-15-by"}),
+            "bad-parameters",
+        ),
         (json!({"vfDriver": "uio_pci_generic"}), "bad-parameters"),
         (json!({"vlan": 5}), "bad-parameters"),
     ] {
-        assert_eq!(Sriov::validate_parameters(&parameters.to_string()).unwrap_err().code, code);
+        assert_eq!(
+            Sriov::validate_parameters(&parameters.to_string())
+                .unwrap_err()
+                .code,
+            code
+        );
         let claim = with_parameters(claim("a", 0), &parameters);
-        assert_eq!(node().prepare(&claim).unwrap_err().code, code, "{parameters}");
+        assert_eq!(
+            node().prepare(&claim).unwrap_err().code,
+            code,
+            "{parameters}"
+        );
     }
     Sriov::validate_parameters(r#"{"interfaceName": "fast0"}"#).unwrap();
 }
@@ -548,19 +730,33 @@ fn parameters_that_cannot_work_are_refused_with_the_reason() {
 fn configs_that_cannot_work_are_refused_with_the_reason() {
     let pool = |changes: Value| {
         let mut pool = json!({"name": "p", "select": [{}], "vfs": 1, "mode": "netdevice"});
-        pool.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        pool.as_object_mut()
+            .unwrap()
+            .extend(changes.as_object().unwrap().clone());
         json!({"pools": [pool]})
     };
     let cases = [
         (json!({"pool": []}), "unknown field `pool`"),
-        (json!({"pools": [{"name": "p", "select": [], "mode": "vfio"}]}), "missing field `vfs`"),
+        (
+            json!({"pools": [{"name": "p", "select": [], "mode": "vfio"}]}),
+            "missing field `vfs`",
+        ),
         (pool(json!({"select": []})), "select is empty"),
         (pool(json!({"name": "P"})), "DNS subdomain"),
         (pool(json!({"vfs": 0})), "vfs is 0"),
-        (pool(json!({"mode": "macvlan"})), "unknown variant `macvlan`"),
+        (
+            pool(json!({"mode": "macvlan"})),
+            "unknown variant `macvlan`",
+        ),
         (pool(json!({"bind": "vfio-pci"})), "mode vfio only"),
-        (pool(json!({"mode": "vfio", "bind": "uio"})), "neither vfio-pci nor a variant"),
-        (pool(json!({"select": [{"vendor": "15b3"}]})), "not 0x and 4 hex digits"),
+        (
+            pool(json!({"mode": "vfio", "bind": "uio"})),
+            "neither vfio-pci nor a variant",
+        ),
+        (
+            pool(json!({"select": [{"vendor": "15b3"}]})),
+            "not 0x and 4 hex digits",
+        ),
     ];
     for (config, reason) in cases {
         let problem = Sriov::validate_config(&config.to_string()).unwrap_err();

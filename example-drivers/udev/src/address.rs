@@ -24,22 +24,36 @@ impl FirmwareNode {
     fn of(host: &Host, directory: &str) -> Result<Option<Self>, Problem> {
         let sysfs = host.sysfs();
         let link = sysfs.find_link(&format!("{directory}/of_node"))?;
-        if let Some((_, path)) = link.as_deref().and_then(|link| link.split_once("devicetree/base/")) {
+        if let Some((_, path)) = link
+            .as_deref()
+            .and_then(|link| link.split_once("devicetree/base/"))
+        {
             return Ok(Some(FirmwareNode::DeviceTree(path.to_owned())));
         }
-        let is_acpi = directory.strip_prefix(ACPI_DEVICES).is_some_and(|below| below.starts_with('/'));
-        let file = if is_acpi { "path" } else { "firmware_node/path" };
+        let is_acpi = directory
+            .strip_prefix(ACPI_DEVICES)
+            .is_some_and(|below| below.starts_with('/'));
+        let file = if is_acpi {
+            "path"
+        } else {
+            "firmware_node/path"
+        };
         let path = optional(sysfs.read(&format!("{directory}/{file}")))?;
         Ok(path.map(|path| FirmwareNode::Acpi(path.trim().trim_start_matches('\\').to_owned())))
     }
 
     /// Returns whether the kernel made this name from the node of the device tree alone: `3f980000.usb`, `soc:sound`, `soc@0`.
     fn made(&self, segment: &str) -> bool {
-        let FirmwareNode::DeviceTree(path) = self else { return false };
+        let FirmwareNode::DeviceTree(path) = self else {
+            return false;
+        };
         let node = last_segment(path);
         let name = node.split('@').next().unwrap_or(&node);
-        let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let by_address = segment.split_once('.').is_some_and(|(at, rest)| is_hex(at) && rest == name);
+        let is_hex =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let by_address = segment
+            .split_once('.')
+            .is_some_and(|(at, rest)| is_hex(at) && rest == name);
         by_address || segment.rsplit(':').next() == Some(&node)
     }
 
@@ -71,15 +85,26 @@ impl Hardware {
             }
             if let Some(node) = FirmwareNode::of(host, candidate)? {
                 let owner = owner(host, candidate, &node)?;
-                return Ok(Self::at(directory, owner, Some(node).filter(|_| !is_pci(owner))));
+                return Ok(Self::at(
+                    directory,
+                    owner,
+                    Some(node).filter(|_| !is_pci(owner)),
+                ));
             }
         }
         Ok(Self::at(directory, directory, None))
     }
 
     fn at(whole: &str, directory: &str, node: Option<FirmwareNode>) -> Self {
-        let below = whole.strip_prefix(directory).unwrap_or_default().trim_start_matches('/');
-        Hardware { directory: directory.to_owned(), below: below.to_owned(), node }
+        let below = whole
+            .strip_prefix(directory)
+            .unwrap_or_default()
+            .trim_start_matches('/');
+        Hardware {
+            directory: directory.to_owned(),
+            below: below.to_owned(),
+            node,
+        }
     }
 
     /// Returns the address of a USB controller in the manner of `/dev/serial/by-path`: `pci-0000:00:14.0`, `platform-3f980000.usb`.
@@ -100,7 +125,10 @@ impl Hardware {
     /// Returns the place of a device that is not on USB: its directory without `devices/`, if each name in it is an address, and otherwise the
     /// address alone. What the kernel has below the address follows without numbers.
     pub(crate) fn place(&self, host: &Host) -> Result<String, Problem> {
-        let directory = self.directory.strip_prefix("devices/").unwrap_or(&self.directory);
+        let directory = self
+            .directory
+            .strip_prefix("devices/")
+            .unwrap_or(&self.directory);
         let address = match &self.node {
             Some(node) if !self.is_of_addresses(host)? => node.text(),
             None if is_pci(directory) && !self.is_of_addresses(host)? => {
@@ -125,7 +153,9 @@ impl Hardware {
 /// Returns the directory and those above it, the closest first, without `devices` itself.
 fn ancestors(directory: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(directory), |path| {
-        path.rsplit_once('/').map(|(parent, _)| parent).filter(|parent| parent.contains('/'))
+        path.rsplit_once('/')
+            .map(|(parent, _)| parent)
+            .filter(|parent| parent.contains('/'))
     })
 }
 
@@ -144,7 +174,8 @@ fn owner<'a>(host: &Host, directory: &'a str, node: &FirmwareNode) -> Result<&'a
 /// Returns whether the name of a directory is an address, and no number that the kernel counts.
 fn is_fixed(host: &Host, directory: &str) -> Result<bool, Problem> {
     let name = last_segment(directory);
-    if directory == "devices/platform" || is_pci(&name) || nodedock_sdk::pci::root(&name).is_some() {
+    if directory == "devices/platform" || is_pci(&name) || nodedock_sdk::pci::root(&name).is_some()
+    {
         return Ok(true);
     }
     Ok(FirmwareNode::of(host, directory)?.is_some_and(|node| node.made(&name)))
@@ -162,13 +193,17 @@ fn uncounted(name: &str) -> Option<&str> {
     }
     let name = name.strip_suffix(".auto").unwrap_or(name);
     let text = name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | ':'));
-    text.starts_with(|c: char| !c.is_ascii_digit()).then_some(text)
+    text.starts_with(|c: char| !c.is_ascii_digit())
+        .then_some(text)
 }
 
 /// Returns whether this is the name of a device of a Hyper-V machine, which does not change.
 fn is_guid(name: &str) -> bool {
     let lengths: Vec<usize> = name.split('-').map(str::len).collect();
-    lengths == [8, 4, 4, 4, 12] && name.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
+    lengths == [8, 4, 4, 4, 12]
+        && name
+            .bytes()
+            .all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
 #[cfg(test)]
@@ -189,12 +224,18 @@ mod tests {
         let fake = FakeHost::new();
         let function = "devices/pci0000:00/0000:00:14.0";
         add_acpi_node(&fake, function, "\\_SB_.PCI0.XHC_");
-        let expected = ("pci-0000:00:14.0".to_owned(), "pci0000:00/0000:00:14.0".to_owned());
+        let expected = (
+            "pci-0000:00:14.0".to_owned(),
+            "pci0000:00/0000:00:14.0".to_owned(),
+        );
         assert_eq!(both(&fake, function), expected);
         // A controller of two roles has the node of its function.
         let role = format!("{function}/dwc3.0.auto");
         add_acpi_node(&fake, &role, "\\_SB_.PCI0.XHC_");
-        assert_eq!(both(&fake, &format!("{role}/xhci-hcd.1.auto")).0, expected.0);
+        assert_eq!(
+            both(&fake, &format!("{role}/xhci-hcd.1.auto")).0,
+            expected.0
+        );
     }
 
     #[test]
@@ -202,7 +243,8 @@ mod tests {
         let fake = FakeHost::new();
         let bus = "devices/LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00";
         fake.file(&format!("{bus}/path"), "\\_SB_.VMOD.VMBS\n");
-        let function = format!("{bus}/47505500-0001-0000-3130-444532333430/pci0001:00/0001:00:00.0");
+        let function =
+            format!("{bus}/47505500-0001-0000-3130-444532333430/pci0001:00/0001:00:00.0");
         assert_eq!(both(&fake, &function).1, "pci-0001:00:00.0");
         let keyboard = format!("{bus}/d34b2567-b9b6-42b9-8778-0a4ec0b955bf/serio0");
         assert_eq!(
@@ -221,11 +263,21 @@ mod tests {
         ] {
             add_tree_node(&fake, &format!("devices/platform/{segment}"), node);
         }
-        let usb = ("platform-3f980000.usb".to_owned(), "platform/soc@0/3f980000.usb".to_owned());
+        let usb = (
+            "platform-3f980000.usb".to_owned(),
+            "platform/soc@0/3f980000.usb".to_owned(),
+        );
         assert_eq!(both(&fake, "devices/platform/soc@0/3f980000.usb"), usb);
-        assert_eq!(both(&fake, "devices/platform/soc@0/soc@0:sound").1, "platform/soc@0/soc@0:sound");
+        assert_eq!(
+            both(&fake, "devices/platform/soc@0/soc@0:sound").1,
+            "platform/soc@0/soc@0:sound"
+        );
         // In later kernels the controller has the node of the device above it.
-        add_tree_node(&fake, "devices/platform/soc@0/3f980000.usb/xhci-hcd.3.auto", "soc@0/usb@7e980000");
+        add_tree_node(
+            &fake,
+            "devices/platform/soc@0/3f980000.usb/xhci-hcd.3.auto",
+            "soc@0/usb@7e980000",
+        );
         let controller = both(&fake, "devices/platform/soc@0/3f980000.usb/xhci-hcd.3.auto");
         assert_eq!(controller, (usb.0, format!("{}/xhci-hcd", usb.1)));
     }
@@ -233,22 +285,35 @@ mod tests {
     #[test]
     fn counted_names_become_those_of_the_firmware() {
         let fake = FakeHost::new();
-        add_tree_node(&fake, "devices/platform/soc/fe804000.i2c/i2c-1/1-005d", "soc/i2c@7e804000/touch@5d");
+        add_tree_node(
+            &fake,
+            "devices/platform/soc/fe804000.i2c/i2c-1/1-005d",
+            "soc/i2c@7e804000/touch@5d",
+        );
         add_acpi_node(&fake, "devices/platform/PNP0D10:01", "\\_SB_.USB1");
         fake.file("devices/LNXSYSTM:00/LNXPWRBN:00/path", "\\PWRF\n");
         for (directory, address) in [
-            ("devices/platform/soc/fe804000.i2c/i2c-1/1-005d", "of-soc/i2c@7e804000/touch@5d"),
+            (
+                "devices/platform/soc/fe804000.i2c/i2c-1/1-005d",
+                "of-soc/i2c@7e804000/touch@5d",
+            ),
             ("devices/platform/PNP0D10:01", "acpi-_SB_.USB1"),
             ("devices/LNXSYSTM:00/LNXPWRBN:00", "acpi-PWRF"),
         ] {
-            assert_eq!(both(&fake, directory), (address.to_owned(), address.to_owned()));
+            assert_eq!(
+                both(&fake, directory),
+                (address.to_owned(), address.to_owned())
+            );
         }
     }
 
     #[test]
     fn hardware_without_an_address_keeps_the_names_of_the_kernel() {
         let fake = FakeHost::new();
-        let expected = ("platform-xhci-hcd.0.auto".to_owned(), "platform/xhci-hcd.0.auto".to_owned());
+        let expected = (
+            "platform-xhci-hcd.0.auto".to_owned(),
+            "platform/xhci-hcd.0.auto".to_owned(),
+        );
         assert_eq!(both(&fake, "devices/platform/xhci-hcd.0.auto"), expected);
     }
 
@@ -275,7 +340,10 @@ mod tests {
             let path = format!("devices/platform/PNP0D10:01/{path}");
             let failed = Problem::unavailable("io-error", "no memory");
             fake.fail(&path, failed.clone());
-            assert_eq!(Hardware::of(&fake.host(), "devices/platform/PNP0D10:01").unwrap_err(), failed);
+            assert_eq!(
+                Hardware::of(&fake.host(), "devices/platform/PNP0D10:01").unwrap_err(),
+                failed
+            );
             fake.heal(&path);
         }
     }

@@ -29,18 +29,31 @@ impl Board {
     pub(crate) fn read(host: &Host, kind: Kind, entry: &str) -> Result<Self, Problem> {
         let directory = hardware_directory(entry, kind);
         let path = Hardware::of(host, &directory)?.place(host)?;
-        Ok(Board { path, directory, tty: None })
+        Ok(Board {
+            path,
+            directory,
+            tty: None,
+        })
     }
 
     /// Returns a text that no other device of the kind has now. Entries of one path are nodes of one device, except for ports.
     pub(crate) fn key(&self) -> String {
-        if self.tty.is_some() { self.kernel_path() } else { self.path.clone() }
+        if self.tty.is_some() {
+            self.kernel_path()
+        } else {
+            self.path.clone()
+        }
     }
 
     /// Returns the directory without `devices/`, and the tty.
     pub(crate) fn kernel_path(&self) -> String {
-        let directory = self.directory.strip_prefix("devices/").unwrap_or(&self.directory);
-        self.tty.iter().fold(directory.to_owned(), |path, tty| format!("{path}/{tty}"))
+        let directory = self
+            .directory
+            .strip_prefix("devices/")
+            .unwrap_or(&self.directory);
+        self.tty
+            .iter()
+            .fold(directory.to_owned(), |path, tty| format!("{path}/{tty}"))
     }
 }
 
@@ -61,9 +74,13 @@ impl BoardPorts {
             if Kind::Serial.node_path(&tty).is_none() {
                 continue;
             }
-            let Some(directory) = whole_device(host.sysfs().read_link(entry).map(Some))? else { continue };
+            let Some(directory) = whole_device(host.sysfs().read_link(entry).map(Some))? else {
+                continue;
+            };
             if directory.starts_with("devices/virtual/")
-                || directory.split('/').any(|name| Interface::parse(name).is_some())
+                || directory
+                    .split('/')
+                    .any(|name| Interface::parse(name).is_some())
             {
                 continue;
             }
@@ -72,14 +89,20 @@ impl BoardPorts {
                 Some(place) => String::clone(place),
                 None => {
                     let place = Hardware::of(host, &hardware).and_then(|found| found.place(host));
-                    let Some(place) = whole_device(place.map(Some))? else { continue };
+                    let Some(place) = whole_device(place.map(Some))? else {
+                        continue;
+                    };
                     places.insert(hardware.clone(), place.clone());
                     place
                 }
             };
             let port = directory.strip_prefix(&hardware).map_or(0, port_id);
             let order = (hardware.len(), hardware.clone(), port, number_of(&tty));
-            let board = Board { path: place.clone(), directory: hardware, tty: Some(tty) };
+            let board = Board {
+                path: place.clone(),
+                directory: hardware,
+                tty: Some(tty),
+            };
             ports.entry(place).or_default().push((order, board));
         }
         Ok(BoardPorts(ports.into_values().flat_map(numbered).collect()))
@@ -93,17 +116,32 @@ impl BoardPorts {
 /// Numbers the ports of one piece of hardware.
 fn numbered(mut ports: Vec<(PortOrder, Board)>) -> impl Iterator<Item = (String, Board)> {
     ports.sort_by(|(one, _), (other, _)| one.cmp(other));
-    (0_u32..).zip(ports).filter_map(|(index, ((.., tty_number), board))| {
-        let number = if board.directory == LEGACY_PORTS { tty_number } else { index };
-        let tty = board.tty.clone()?;
-        Some((tty, Board { path: format!("{}-port{number}", board.path), ..board }))
-    })
+    (0_u32..)
+        .zip(ports)
+        .filter_map(|(index, ((.., tty_number), board))| {
+            let number = if board.directory == LEGACY_PORTS {
+                tty_number
+            } else {
+                index
+            };
+            let tty = board.tty.clone()?;
+            Some((
+                tty,
+                Board {
+                    path: format!("{}-port{number}", board.path),
+                    ..board
+                },
+            ))
+        })
 }
 
 /// Returns the number of a port at its controller, which Linux shows since 6.5, from the path below the hardware: 1 of
 /// `/00:04:0/00:04:0.1/tty/ttyS5`.
 fn port_id(below: &str) -> u32 {
-    let number = below.rsplit('/').nth(2).and_then(|port| port.rsplit_once('.')?.1.parse().ok());
+    let number = below
+        .rsplit('/')
+        .nth(2)
+        .and_then(|port| port.rsplit_once('.')?.1.parse().ok());
     number.unwrap_or(0)
 }
 
@@ -116,18 +154,27 @@ fn number_of(tty: &str) -> u32 {
 /// Returns the directory of the hardware: without that of the class, and without those in between whose names change.
 fn hardware_directory(entry: &str, kind: Kind) -> String {
     let class = format!("/{}/", kind.subsystem());
-    let above = |path: &str| path.rsplit_once('/').map(|(above, _)| above.to_owned()).unwrap_or_default();
+    let above = |path: &str| {
+        path.rsplit_once('/')
+            .map(|(above, _)| above.to_owned())
+            .unwrap_or_default()
+    };
     let directory = match entry.find(&class) {
         Some(end) => entry[..end].to_owned(),
         // Below another class there is no directory of the class: `sound/card0/input9/event9`, `rc/rc0/input5/event5`.
         None if kind == Kind::Input => above(&above(entry)),
         None => above(entry),
     };
-    let mut segments: Vec<&str> = directory.split('/').filter(|segment| !is_hid(segment)).collect();
+    let mut segments: Vec<&str> = directory
+        .split('/')
+        .filter(|segment| !is_hid(segment))
+        .collect();
     // Since Linux 6.5 a serial port is below its controller and port: `00:04/00:04:0/00:04:0.0`.
     if let [.., hardware, controller, port] = segments[..] {
         let is_below = |name: &str, parent: &str, mark: char| {
-            name.strip_prefix(parent).and_then(|rest| rest.strip_prefix(mark)).is_some()
+            name.strip_prefix(parent)
+                .and_then(|rest| rest.strip_prefix(mark))
+                .is_some()
         };
         if is_below(controller, hardware, ':') && is_below(port, controller, '.') {
             segments.truncate(segments.len() - 2);
@@ -149,22 +196,37 @@ mod tests {
 
     #[test]
     fn hardware_has_one_directory_on_every_kernel() {
-        for directory in ["devices/pnp0/00:04/tty/ttyS0", "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS0"] {
-            assert_eq!(hardware_directory(directory, Kind::Serial), "devices/pnp0/00:04");
+        for directory in [
+            "devices/pnp0/00:04/tty/ttyS0",
+            "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS0",
+        ] {
+            assert_eq!(
+                hardware_directory(directory, Kind::Serial),
+                "devices/pnp0/00:04"
+            );
         }
-        let touchpad =
-            "devices/pci0000:00/0000:00:15.0/i2c-1/i2c-ELAN/0018:04F3:3140.0001/input/input7/event5";
+        let touchpad = "devices/pci0000:00/0000:00:15.0/i2c-1/i2c-ELAN/0018:04F3:3140.0001/input/input7/event5";
         let directory = hardware_directory(touchpad, Kind::Input);
         assert_eq!(directory, "devices/pci0000:00/0000:00:15.0/i2c-1/i2c-ELAN");
         let jack = "devices/pci0000:00/0000:00:1f.3/sound/card0/input9/event9";
-        assert_eq!(hardware_directory(jack, Kind::Input), "devices/pci0000:00/0000:00:1f.3/sound/card0");
+        assert_eq!(
+            hardware_directory(jack, Kind::Input),
+            "devices/pci0000:00/0000:00:1f.3/sound/card0"
+        );
         let card = "devices/pci0000:00/0000:00:05.0/tty/ttyS4";
-        assert_eq!(hardware_directory(card, Kind::Serial), "devices/pci0000:00/0000:00:05.0");
+        assert_eq!(
+            hardware_directory(card, Kind::Serial),
+            "devices/pci0000:00/0000:00:05.0"
+        );
     }
 
     #[test]
     fn a_port_has_the_number_that_the_kernel_shows() {
-        for (below, number) in [("/00:04:0/00:04:0.12/tty/ttyS5", 12), ("/tty/ttyS4", 0), ("", 0)] {
+        for (below, number) in [
+            ("/00:04:0/00:04:0.12/tty/ttyS5", 12),
+            ("/tty/ttyS4", 0),
+            ("", 0),
+        ] {
             assert_eq!(port_id(below), number, "{below}");
         }
         assert_eq!((number_of("ttyS10"), number_of("tty")), (10, u32::MAX));

@@ -16,8 +16,8 @@ const POOL_NAME_BYTES_MAX: usize = 128;
 
 /// Nodes that every container has, and directories that the runtime mounts.
 const RESERVED: [&str; 14] = [
-    "console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "tty", "urandom",
-    "zero", "std",
+    "console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "tty",
+    "urandom", "zero", "std",
 ];
 
 #[derive(Debug, Default, Deserialize)]
@@ -75,7 +75,8 @@ struct Selector {
 impl Config {
     /// Parses a config and refuses one that cannot work on any node.
     pub(crate) fn read(text: &str) -> Result<Self, Problem> {
-        let mut config: Config = parse_json("bad-config", "config of udev", text).map_err(bounded)?;
+        let mut config: Config =
+            parse_json("bad-config", "config of udev", text).map_err(bounded)?;
         let mut names = BTreeSet::new();
         for pool in &mut config.pools {
             if !names.insert(pool.name.clone()) {
@@ -88,7 +89,9 @@ impl Config {
 
     /// Returns the index of the first pool of the device's kind that it matches.
     pub(crate) fn pool_of(&self, candidate: &Candidate) -> Option<usize> {
-        self.pools.iter().position(|pool| pool.kind == candidate.kind && pool.fits(candidate))
+        self.pools
+            .iter()
+            .position(|pool| pool.kind == candidate.kind && pool.fits(candidate))
     }
 }
 
@@ -106,11 +109,14 @@ impl PoolConfig {
         }
         if (self.kind, self.name_by) == (Kind::Usb, NameBy::Node) {
             return Err(
-                "nameBy node: the node of a USB device has another number after every plug".to_owned()
+                "nameBy node: the node of a USB device has another number after every plug"
+                    .to_owned(),
             );
         }
         if let Some(name) = self.env.as_ref().filter(|name| !is_env_name(name)) {
-            return Err(format!("env {name:?} is not UDEV_ and capital letters, digits and underscores"));
+            return Err(format!(
+                "env {name:?} is not UDEV_ and capital letters, digits and underscores"
+            ));
         }
         if let Some(path) = &self.container_path {
             check_container_path(path)?;
@@ -131,7 +137,13 @@ impl Selector {
                 return Err(format!("{id:?} is not 4 hex digits"));
             }
         }
-        let globs = [&self.serial, &self.port, &self.manufacturer, &self.model, &self.driver];
+        let globs = [
+            &self.serial,
+            &self.port,
+            &self.manufacturer,
+            &self.model,
+            &self.driver,
+        ];
         if globs.into_iter().flatten().any(String::is_empty) {
             return Err("an empty text matches no device: use * or leave the key out".to_owned());
         }
@@ -140,15 +152,22 @@ impl Selector {
 
     fn fits(&self, candidate: &Candidate) -> bool {
         let usb = candidate.usb();
-        let same = |wanted: &Option<String>, is: Option<&String>| wanted.is_none() || wanted.as_ref() == is;
+        let same = |wanted: &Option<String>, is: Option<&String>| {
+            wanted.is_none() || wanted.as_ref() == is
+        };
         let glob = |wanted: &Option<String>, is: Option<&String>| {
-            wanted.as_ref().is_none_or(|wanted| is.is_some_and(|is| matches(wanted, is)))
+            wanted
+                .as_ref()
+                .is_none_or(|wanted| is.is_some_and(|is| matches(wanted, is)))
         };
         let path = usb.map_or_else(|| candidate.path(), |usb| usb.path.clone());
         same(&self.vendor, usb.map(|usb| &usb.vendor))
             && same(&self.product, usb.map(|usb| &usb.product))
             && glob(&self.serial, usb.and_then(|usb| usb.serial.as_ref()))
-            && glob(&self.manufacturer, usb.and_then(|usb| usb.manufacturer.as_ref()))
+            && glob(
+                &self.manufacturer,
+                usb.and_then(|usb| usb.manufacturer.as_ref()),
+            )
             && glob(&self.model, usb.and_then(|usb| usb.model.as_ref()))
             && glob(&self.driver, candidate.driver.as_ref())
             && (glob(&self.port, Some(&path)) || glob(&self.port, Some(&candidate.kernel_path())))
@@ -172,13 +191,16 @@ impl Parameters {
 
     /// Returns the parameters of a class with those of the claim over them.
     pub(crate) fn of(claim: &Claim, request: &str) -> Result<Self, Problem> {
-        let merged = claim.merge_parameters::<Self>(request).map(Option::unwrap_or_default);
+        let merged = claim
+            .merge_parameters::<Self>(request)
+            .map(Option::unwrap_or_default);
         merged.and_then(Self::checked).map_err(bounded)
     }
 
     fn checked(self) -> Result<Self, Problem> {
         if let Some(path) = &self.container_path {
-            check_container_path(path).map_err(|reason| Problem::invalid("bad-parameters", reason))?;
+            check_container_path(path)
+                .map_err(|reason| Problem::invalid("bad-parameters", reason))?;
         }
         Ok(self)
     }
@@ -186,35 +208,51 @@ impl Parameters {
 
 fn is_env_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
-    name.strip_prefix("UDEV_").is_some_and(|rest| !rest.is_empty() && rest.bytes().all(is_plain))
+    name.strip_prefix("UDEV_")
+        .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(is_plain))
         && name.len() <= 64
 }
 
 fn check_container_path(path: &str) -> Result<(), String> {
     let is_plain = |segment: &str| {
-        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+        let is_allowed =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
         !matches!(segment, "" | "." | "..") && segment.bytes().all(is_allowed)
     };
-    let Some(below) = path.strip_prefix("/dev/").filter(|below| below.split('/').all(is_plain)) else {
+    let Some(below) = path
+        .strip_prefix("/dev/")
+        .filter(|below| below.split('/').all(is_plain))
+    else {
         return Err(format!(
             "containerPath {path:?} is not a path below /dev of letters, digits, '.', '_' and '-'"
         ));
     };
     if path.len() > 255 {
-        return Err(format!("containerPath has {} bytes, at most 255 are allowed", path.len()));
+        return Err(format!(
+            "containerPath has {} bytes, at most 255 are allowed",
+            path.len()
+        ));
     }
     let first = below.split('/').next().unwrap_or(below);
     let is_reserved = |name: &str| first == name || (name == "std" && first.starts_with(name));
     if RESERVED.into_iter().any(is_reserved) {
-        return Err(format!("containerPath {path:?} is a path of the container's own /dev"));
+        return Err(format!(
+            "containerPath {path:?} is a path of the container's own /dev"
+        ));
     }
     Ok(())
 }
 
 fn bad(pool: &str, reason: &str) -> Problem {
-    bounded(Problem::invalid("bad-config", format!("config of udev: pool {pool:?}: {reason}")))
+    bounded(Problem::invalid(
+        "bad-config",
+        format!("config of udev: pool {pool:?}: {reason}"),
+    ))
 }
 
 fn bounded(problem: Problem) -> Problem {
-    Problem { message: beginning(&problem.message, MESSAGE_BYTES_MAX).to_owned(), ..problem }
+    Problem {
+        message: beginning(&problem.message, MESSAGE_BYTES_MAX).to_owned(),
+        ..problem
+    }
 }

@@ -17,8 +17,8 @@ const LABEL_BYTES_MAX: usize = 63;
 
 /// Names of serial ports without their number. Other ttys are terminals of the node.
 pub(crate) const SERIAL_PORTS: [&str; 14] = [
-    "ttyACM", "ttyAMA", "ttyHS", "ttyLP", "ttyMSM", "ttyO", "ttyPS", "ttyS", "ttySAC", "ttySC", "ttyTHS",
-    "ttyUL", "ttyUSB", "ttymxc",
+    "ttyACM", "ttyAMA", "ttyHS", "ttyLP", "ttyMSM", "ttyO", "ttyPS", "ttyS", "ttySAC", "ttySC",
+    "ttyTHS", "ttyUL", "ttyUSB", "ttymxc",
 ];
 
 /// Beginnings of the names of a sound card's nodes. Others, such as `timer`, belong to no card.
@@ -87,7 +87,10 @@ impl Node {
     /// Returns whether this is still the node that sysfs showed.
     pub(crate) fn is_same(&self, info: &NodeInfo) -> bool {
         (self.major, self.minor) == (info.major, info.minor)
-            && info.sysfs_path.as_ref().is_none_or(|directory| *directory == self.directory)
+            && info
+                .sysfs_path
+                .as_ref()
+                .is_none_or(|directory| *directory == self.directory)
     }
 }
 
@@ -97,7 +100,11 @@ pub(crate) enum Place {
     /// A USB device as a whole.
     Usb(UsbDevice),
     /// An interface of a USB device, or a port of a serial adapter's interface.
-    Function { device: UsbDevice, interface: Interface, port: Option<u32> },
+    Function {
+        device: UsbDevice,
+        interface: Interface,
+        port: Option<u32>,
+    },
     /// Hardware that is not on USB: a serial port of the board, for example.
     Board(Board),
 }
@@ -119,18 +126,27 @@ impl Candidate {
             return Ok(usb.all().filter_map(raw).collect());
         }
         let mut found: BTreeMap<String, Candidate> = BTreeMap::new();
-        let paths = host.sysfs().glob(&format!("class/{}/*", kind.subsystem()))?;
-        let ports =
-            if kind == Kind::Serial { BoardPorts::read(host, &paths)? } else { BoardPorts::default() };
+        let paths = host
+            .sysfs()
+            .glob(&format!("class/{}/*", kind.subsystem()))?;
+        let ports = if kind == Kind::Serial {
+            BoardPorts::read(host, &paths)?
+        } else {
+            BoardPorts::default()
+        };
         for path in paths {
-            let Some(candidate) = whole_device(read_entry(host, usb, &ports, kind, &path))? else { continue };
+            let Some(candidate) = whole_device(read_entry(host, usb, &ports, kind, &path))? else {
+                continue;
+            };
             match found.get_mut(&candidate.key()) {
                 Some(known) => known.nodes.extend(candidate.nodes),
                 None => drop(found.insert(candidate.key(), candidate)),
             }
         }
         let sorted = |mut candidate: Candidate| {
-            candidate.nodes.sort_by(|one, other| (&one.order, one.minor).cmp(&(&other.order, other.minor)));
+            candidate
+                .nodes
+                .sort_by(|one, other| (&one.order, one.minor).cmp(&(&other.order, other.minor)));
             candidate.nodes.truncate(NODES_MAX);
             candidate
         };
@@ -148,7 +164,9 @@ impl Candidate {
     pub(crate) fn key(&self) -> String {
         match &self.place {
             Place::Usb(device) => device.name.clone(),
-            Place::Function { interface, port, .. } => format!("{}{}", interface.name(), port_suffix(*port)),
+            Place::Function {
+                interface, port, ..
+            } => format!("{}{}", interface.name(), port_suffix(*port)),
             Place::Board(board) => board.key(),
         }
     }
@@ -168,7 +186,9 @@ impl Candidate {
         let usb = self.usb()?;
         let serial = usb.serial.as_ref()?;
         let suffix = match &self.place {
-            Place::Function { interface, port, .. } => {
+            Place::Function {
+                interface, port, ..
+            } => {
                 format!("-if{:02x}{}", interface.number, port_suffix(*port))
             }
             _ => String::new(),
@@ -177,15 +197,28 @@ impl Candidate {
         let model = usb.model.as_ref().unwrap_or(&usb.product);
         let id = format!("usb-{vendor}_{model}_{serial}{suffix}");
         let is_label = id.len() <= LABEL_BYTES_MAX;
-        Some(if is_label { id } else { format!("usb-{}_{}_{serial}{suffix}", usb.vendor, usb.product) })
+        Some(if is_label {
+            id
+        } else {
+            format!("usb-{}_{}_{serial}{suffix}", usb.vendor, usb.product)
+        })
     }
 
     /// Returns where the device is by fixed addresses, as `/dev/serial/by-path` does: `pci-0000:00:14.0-usbv2-0:2.3:1.0-port0`.
     pub(crate) fn path(&self) -> String {
         match &self.place {
             Place::Usb(device) => device.path.clone(),
-            Place::Function { device, interface, port } => {
-                format!("{}:{}{}", device.path, interface.numbers(), port_suffix(*port))
+            Place::Function {
+                device,
+                interface,
+                port,
+            } => {
+                format!(
+                    "{}:{}{}",
+                    device.path,
+                    interface.numbers(),
+                    port_suffix(*port)
+                )
             }
             Place::Board(board) => board.path.clone(),
         }
@@ -225,7 +258,11 @@ impl Candidate {
     fn identities(&self) -> Vec<String> {
         let mut identities = match &self.place {
             Place::Usb(device) => device.all_identities(),
-            Place::Function { device, interface, port } => vec![device.function_identity(interface, *port)],
+            Place::Function {
+                device,
+                interface,
+                port,
+            } => vec![device.function_identity(interface, *port)],
             Place::Board(board) => vec![format!("sys:{}", board.key())],
         };
         identities.extend(self.nodes.iter().map(|node| format!("dev:{}", node.path)));
@@ -241,7 +278,13 @@ fn port_suffix(port: Option<u32>) -> String {
 
 fn raw(device: &UsbDevice) -> Option<Candidate> {
     let (path, major, minor) = device.node.clone()?;
-    let node = Node { path, major, minor, directory: device.directory.clone(), order: (0, String::new()) };
+    let node = Node {
+        path,
+        major,
+        minor,
+        directory: device.directory.clone(),
+        order: (0, String::new()),
+    };
     Some(Candidate {
         kind: Kind::Usb,
         place: Place::Usb(device.clone()),
@@ -259,30 +302,53 @@ fn read_entry(
     path: &str,
 ) -> Result<Option<Candidate>, Problem> {
     let entry = last_segment(path);
-    let Some(node_path) = kind.node_path(&entry) else { return Ok(None) };
+    let Some(node_path) = kind.node_path(&entry) else {
+        return Ok(None);
+    };
     let directory = host.sysfs().read_link(path)?;
     // Loopback cameras, uinput and the like: they have no place that stays the same.
     if directory.starts_with("devices/virtual/") {
         return Ok(None);
     }
-    let Some((major, minor)) = numbers(host, path)? else { return Ok(None) };
+    let Some((major, minor)) = numbers(host, path)? else {
+        return Ok(None);
+    };
     if kind == Kind::Serial && !is_free_port(host, path)? {
         return Ok(None);
     }
-    let Some((place, driver)) = locate(host, usb, ports, kind, &directory)? else { return Ok(None) };
-    let order =
-        (order_of(host, kind, path)?, entry.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned());
-    let node = Node { path: node_path, major, minor, directory, order };
-    Ok(Some(Candidate { kind, place, driver, nodes: vec![node] }))
+    let Some((place, driver)) = locate(host, usb, ports, kind, &directory)? else {
+        return Ok(None);
+    };
+    let order = (
+        order_of(host, kind, path)?,
+        entry
+            .trim_end_matches(|c: char| c.is_ascii_digit())
+            .to_owned(),
+    );
+    let node = Node {
+        path: node_path,
+        major,
+        minor,
+        directory,
+        order,
+    };
+    Ok(Some(Candidate {
+        kind,
+        place,
+        driver,
+        nodes: vec![node],
+    }))
 }
 
 /// Returns whether hardware is behind the port, and the kernel does not write its console to it.
 fn is_free_port(host: &Host, path: &str) -> Result<bool, Problem> {
     // PORT_UNKNOWN of `linux/serial_core.h`: 8250 creates ports in advance.
-    let is_phantom =
-        optional(host.sysfs().read(&format!("{path}/type")))?.is_some_and(|kind| kind.trim() == "0");
+    let is_phantom = optional(host.sysfs().read(&format!("{path}/type")))?
+        .is_some_and(|kind| kind.trim() == "0");
     let consoles = optional(host.sysfs().read("class/tty/console/active"))?.unwrap_or_default();
-    let is_console = consoles.split_whitespace().any(|console| path.rsplit('/').next() == Some(console));
+    let is_console = consoles
+        .split_whitespace()
+        .any(|console| path.rsplit('/').next() == Some(console));
     Ok(!is_phantom && !is_console)
 }
 
@@ -292,7 +358,9 @@ fn order_of(host: &Host, kind: Kind, path: &str) -> Result<u32, Problem> {
         return Ok(0);
     }
     let index = optional(host.sysfs().read(&format!("{path}/index")))?;
-    Ok(index.and_then(|index| index.trim().parse().ok()).unwrap_or(u32::MAX))
+    Ok(index
+        .and_then(|index| index.trim().parse().ok())
+        .unwrap_or(u32::MAX))
 }
 
 /// Walks from the directory of a class's entry up to the device that it belongs to. Returns `None` if that was not read: it is gone, or has
@@ -318,13 +386,28 @@ fn locate(
         let driver = driver_in(&board.directory)?;
         return Ok(Some((Place::Board(board), driver)));
     };
-    let port = if kind == Kind::Serial { usb.port_of(&entry) } else { None };
+    let port = if kind == Kind::Serial {
+        usb.port_of(&entry)
+    } else {
+        None
+    };
     let is_adapter = kind == Kind::Serial && entry.starts_with("ttyUSB");
-    let Some(device) = usb.get(&interface.device).filter(|_| port.is_some() || !is_adapter).cloned() else {
+    let Some(device) = usb
+        .get(&interface.device)
+        .filter(|_| port.is_some() || !is_adapter)
+        .cloned()
+    else {
         return Ok(None);
     };
     let driver = driver_in(&format!("bus/usb/devices/{}", interface.name()))?;
-    Ok(Some((Place::Function { device, interface, port }, driver)))
+    Ok(Some((
+        Place::Function {
+            device,
+            interface,
+            port,
+        },
+        driver,
+    )))
 }
 
 #[cfg(test)]

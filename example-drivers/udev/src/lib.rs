@@ -16,9 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nodedock_sdk::{
-    AllocatedDevice, Claim, ClaimRecord, Configuration, ContainerEdits, Context, DeviceHealth, DeviceNode,
-    Driver, DriverInfo, Health, Host, Inventory, NodeKind, Pool, Prepared, PreparedDevice, Problem,
-    ProblemKind, Trigger,
+    AllocatedDevice, Claim, ClaimRecord, Configuration, ContainerEdits, Context, DeviceHealth,
+    DeviceNode, Driver, DriverInfo, Health, Host, Inventory, NodeKind, Pool, Prepared,
+    PreparedDevice, Problem, ProblemKind, Trigger,
 };
 use serde::{Deserialize, Serialize};
 
@@ -43,8 +43,11 @@ const USB_FILES: [&str; 12] = [
 ];
 
 /// Nodes of the firmware that devices have: links to the device tree, and paths in the ACPI namespace.
-const FIRMWARE_FILES: [&str; 3] =
-    ["devices/**/of_node", "devices/**/firmware_node/path", "devices/LNXSYSTM:00/**/path"];
+const FIRMWARE_FILES: [&str; 3] = [
+    "devices/**/of_node",
+    "devices/**/firmware_node/path",
+    "devices/LNXSYSTM:00/**/path",
+];
 
 /// How soon the host retries a prepare of a device that is just being plugged in or out.
 const RETRY: Duration = Duration::from_millis(500);
@@ -93,13 +96,21 @@ impl Driver for Udev {
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let config = Config::read(&ctx.config)?;
         let offers = offers(host, &config, |_| true)?;
-        Ok(config.pools.iter().zip(&offers).map(|(pool, offers)| publish(pool, offers)).collect())
+        Ok(config
+            .pools
+            .iter()
+            .zip(&offers)
+            .map(|(pool, offers)| publish(pool, offers))
+            .collect())
     }
 
     fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
         let config = Config::read(&ctx.config)?;
-        let used: BTreeSet<Kind> =
-            claim.devices.iter().filter_map(|device| kind_of(&config, &device.pool)).collect();
+        let used: BTreeSet<Kind> = claim
+            .devices
+            .iter()
+            .filter_map(|device| kind_of(&config, &device.pool))
+            .collect();
         let offers = offers(host, &config, |kind| used.contains(&kind))?;
         prepare(host, &config, &offers, claim)
     }
@@ -130,10 +141,17 @@ impl Health for Udev {
         let mut health = BTreeMap::new();
         for (pool, offers) in config.pools.iter().zip(&offers) {
             for name in offers.keys() {
-                health.insert((pool.name.clone(), name.clone()), DeviceHealth::healthy(&pool.name, name));
+                health.insert(
+                    (pool.name.clone(), name.clone()),
+                    DeviceHealth::healthy(&pool.name, name),
+                );
             }
         }
-        for device in host.prepared_claims().all().flat_map(|record| prepared_devices(host, &record)) {
+        for device in host
+            .prepared_claims()
+            .all()
+            .flat_map(|record| prepared_devices(host, &record))
+        {
             if let Err(reason) = usable(&config, &offers, &device) {
                 let unhealthy = DeviceHealth::unhealthy(&device.pool, &device.device, reason);
                 health.insert((device.pool, device.device), unhealthy);
@@ -148,7 +166,10 @@ fn prepared_devices(host: &Host, record: &ClaimRecord) -> Vec<MemoDevice> {
     match record.memo::<Memo>() {
         Ok(memo) => memo.unwrap_or_default().devices,
         Err(problem) => {
-            host.log().warn("memo cannot be read", &[("reason", problem.message.as_str())]);
+            host.log().warn(
+                "memo cannot be read",
+                &[("reason", problem.message.as_str())],
+            );
             Vec::new()
         }
     }
@@ -158,10 +179,18 @@ fn prepared_devices(host: &Host, record: &ClaimRecord) -> Vec<MemoDevice> {
 type Offers = BTreeMap<String, Candidate>;
 
 /// Returns the devices of every pool of the chosen kinds, in the order of the config.
-fn offers(host: &Host, config: &Config, is_chosen: impl Fn(Kind) -> bool) -> Result<Vec<Offers>, Problem> {
+fn offers(
+    host: &Host,
+    config: &Config,
+    is_chosen: impl Fn(Kind) -> bool,
+) -> Result<Vec<Offers>, Problem> {
     let mut chosen: Vec<Vec<Candidate>> = config.pools.iter().map(|_| Vec::new()).collect();
-    let kinds: BTreeSet<Kind> =
-        config.pools.iter().map(|pool| pool.kind).filter(|kind| is_chosen(*kind)).collect();
+    let kinds: BTreeSet<Kind> = config
+        .pools
+        .iter()
+        .map(|pool| pool.kind)
+        .filter(|kind| is_chosen(*kind))
+        .collect();
     if !kinds.is_empty() {
         let usb = UsbDevices::read(host)?;
         for kind in kinds {
@@ -181,24 +210,45 @@ fn offers(host: &Host, config: &Config, is_chosen: impl Fn(Kind) -> bool) -> Res
 }
 
 fn publish(config: &PoolConfig, offers: &Offers) -> Pool {
-    let devices = offers.iter().map(|(name, candidate)| candidate.publish(name));
+    let devices = offers
+        .iter()
+        .map(|(name, candidate)| candidate.publish(name));
     let devices = devices.map(|device| device.allow_multiple_allocations(config.shared));
-    Pool::new(&config.name).extended_resource(config.extended_resource.clone()).devices(devices)
+    Pool::new(&config.name)
+        .extended_resource(config.extended_resource.clone())
+        .devices(devices)
 }
 
 fn kind_of(config: &Config, pool: &str) -> Option<Kind> {
-    config.pools.iter().find(|candidate| candidate.name == pool).map(|pool| pool.kind)
+    config
+        .pools
+        .iter()
+        .find(|candidate| candidate.name == pool)
+        .map(|pool| pool.kind)
 }
 
-fn prepare(host: &Host, config: &Config, offers: &[Offers], claim: &Claim) -> Result<Prepared, Problem> {
+fn prepare(
+    host: &Host,
+    config: &Config,
+    offers: &[Offers],
+    claim: &Claim,
+) -> Result<Prepared, Problem> {
     let (mut prepared, mut memo) = (Prepared::new(), Memo::default());
     let mut paths = BTreeMap::new();
     for allocated in &claim.devices {
         let (pool, candidate) = allocated_device(config, offers, allocated)?;
         check_nodes(host, allocated, &candidate.nodes)?;
         let parameters = Parameters::of(claim, &allocated.request)?;
-        let stable = parameters.container_path.as_ref().or(pool.container_path.as_ref());
-        let edits = edits(pool, allocated, &candidate.nodes, stable.map(String::as_str));
+        let stable = parameters
+            .container_path
+            .as_ref()
+            .or(pool.container_path.as_ref());
+        let edits = edits(
+            pool,
+            allocated,
+            &candidate.nodes,
+            stable.map(String::as_str),
+        );
         take_paths(&mut paths, allocated.base_request(), &edits)?;
         prepared = prepared.device(PreparedDevice::new(allocated, edits));
         memo.devices.push(MemoDevice {
@@ -219,10 +269,14 @@ fn take_paths<'a>(
 ) -> Result<(), Problem> {
     for node in &edits.device_nodes {
         let host_path = node.host_path.as_ref().unwrap_or(&node.path);
-        let known = paths.entry((request, node.path.clone())).or_insert_with(|| host_path.clone());
+        let known = paths
+            .entry((request, node.path.clone()))
+            .or_insert_with(|| host_path.clone());
         if known != host_path {
-            let message =
-                format!("request {request:?} has two devices at {}: {known} and {host_path}", node.path);
+            let message = format!(
+                "request {request:?} has two devices at {}: {known} and {host_path}",
+                node.path
+            );
             return Err(Problem::invalid("container-path-twice", message));
         }
     }
@@ -236,8 +290,15 @@ fn allocated_device<'a>(
     allocated: &AllocatedDevice,
 ) -> Result<(&'a PoolConfig, &'a Candidate), Problem> {
     let AllocatedDevice { pool, device, .. } = allocated;
-    let Some(index) = config.pools.iter().position(|candidate| candidate.name == *pool) else {
-        return Err(Problem::not_found("no-such-pool", format!("the config of udev has no pool {pool}")));
+    let Some(index) = config
+        .pools
+        .iter()
+        .position(|candidate| candidate.name == *pool)
+    else {
+        return Err(Problem::not_found(
+            "no-such-pool",
+            format!("the config of udev has no pool {pool}"),
+        ));
     };
     let missing = || {
         let message = format!(
@@ -245,7 +306,10 @@ fn allocated_device<'a>(
         );
         Problem::not_found("no-such-device", message)
     };
-    Ok((&config.pools[index], offers[index].get(device).ok_or_else(missing)?))
+    Ok((
+        &config.pools[index],
+        offers[index].get(device).ok_or_else(missing)?,
+    ))
 }
 
 /// Compares what sysfs showed with the nodes: a device that was replugged in between has other ones.
@@ -258,8 +322,10 @@ fn check_nodes(host: &Host, allocated: &AllocatedDevice, nodes: &[Node]) -> Resu
             Err(problem) => return Err(problem),
         };
         let AllocatedDevice { pool, device, .. } = allocated;
-        let message =
-            format!("device {pool}/{device} is being plugged in or out: its node {} {reason}", node.path);
+        let message = format!(
+            "device {pool}/{device} is being plugged in or out: its node {} {reason}",
+            node.path
+        );
         return Err(Problem::unavailable("device-changed", message).retry_after(RETRY));
     }
     Ok(())
@@ -271,8 +337,9 @@ fn edits(
     nodes: &[Node],
     stable: Option<&str>,
 ) -> ContainerEdits {
-    let mut edits =
-        nodes.iter().fold(ContainerEdits::new(), |edits, node| edits.device_node(at(&node.path, node)));
+    let mut edits = nodes.iter().fold(ContainerEdits::new(), |edits, node| {
+        edits.device_node(at(&node.path, node))
+    });
     let mut path = nodes[0].path.as_str();
     if let Some(stable) = stable {
         path = stable;
@@ -280,9 +347,15 @@ fn edits(
             edits = edits.device_node(at(stable, &nodes[0]));
         }
     }
-    let variable = format!("UDEV_{}_{}", env_name(&allocated.pool), env_name(&allocated.device));
+    let variable = format!(
+        "UDEV_{}_{}",
+        env_name(&allocated.pool),
+        env_name(&allocated.device)
+    );
     let more = pool.env.iter().filter(|name| **name != variable);
-    more.fold(edits.env(&variable, path), |edits, name| edits.env(name, path))
+    more.fold(edits.env(&variable, path), |edits, name| {
+        edits.env(name, path)
+    })
 }
 
 fn env_name(name: &str) -> String {
@@ -299,28 +372,48 @@ fn at(path: &str, node: &Node) -> DeviceNode {
 }
 
 fn memo_nodes(candidate: &Candidate) -> Vec<String> {
-    candidate.nodes.iter().map(|node| format!("{} {}:{}", node.path, node.major, node.minor)).collect()
+    candidate
+        .nodes
+        .iter()
+        .map(|node| format!("{} {}:{}", node.path, node.major, node.minor))
+        .collect()
 }
 
 /// Checks that the containers of a claim can still use a device; the error is the reason why not.
 fn usable(config: &Config, offers: &[Offers], device: &MemoDevice) -> Result<(), String> {
-    let Some(index) = config.pools.iter().position(|pool| pool.name == device.pool) else {
+    let Some(index) = config
+        .pools
+        .iter()
+        .position(|pool| pool.name == device.pool)
+    else {
         return Err("the config no longer has the pool".to_owned());
     };
     let pool = &offers[index];
     // A twin with the same serial number changes the name, and nothing else.
     let is_same = |candidate: &&Candidate| candidate.fingerprint() == device.fingerprint;
-    let Some(candidate) = pool.get(&device.device).or_else(|| pool.values().find(is_same)) else {
+    let Some(candidate) = pool
+        .get(&device.device)
+        .or_else(|| pool.values().find(is_same))
+    else {
         return Err("the device is unplugged".to_owned());
     };
     // The name is that of the node, whatever is behind it.
     if config.pools[index].name_by == NameBy::Node && !is_same(&candidate) {
-        return Err(format!("another device is {} now: create the pod again", candidate.nodes[0].path));
+        return Err(format!(
+            "another device is {} now: create the pod again",
+            candidate.nodes[0].path
+        ));
     }
     if memo_nodes(candidate) == device.nodes {
         return Ok(());
     }
-    let before = device.nodes.first().and_then(|node| node.split(' ').next()).unwrap_or_default();
+    let before = device
+        .nodes
+        .first()
+        .and_then(|node| node.split(' ').next())
+        .unwrap_or_default();
     let now = &candidate.nodes[0].path;
-    Err(format!("the device was replugged and is {now} now, and the pod has {before}: create the pod again"))
+    Err(format!(
+        "the device was replugged and is {now} now, and the pod has {before}: create the pod again"
+    ))
 }

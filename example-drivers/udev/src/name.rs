@@ -13,7 +13,9 @@ use crate::device::Candidate;
 /// port. All devices of such a group are: no name passes from one device to another when a device is plugged in.
 pub(crate) fn named(candidates: Vec<Candidate>, name_by: NameBy) -> BTreeMap<String, Candidate> {
     let preferred = |candidate: &Candidate| match name_by {
-        NameBy::Serial => candidate.id().map_or_else(|| by_ids_and_path(candidate), |id| dns_label(&id)),
+        NameBy::Serial => candidate
+            .id()
+            .map_or_else(|| by_ids_and_path(candidate), |id| dns_label(&id)),
         NameBy::Port => dns_label(&candidate.path()),
         NameBy::Node => dns_label(candidate.nodes[0].path.trim_start_matches("/dev/")),
     };
@@ -22,9 +24,13 @@ pub(crate) fn named(candidates: Vec<Candidate>, name_by: NameBy) -> BTreeMap<Str
         rename_twins(&mut names, &candidates, by_ids_and_path);
     }
     // Texts that differ in signs only are one label.
-    rename_twins(&mut names, &candidates, |candidate| dns_label_hashed(&candidate.path()));
+    rename_twins(&mut names, &candidates, |candidate| {
+        dns_label_hashed(&candidate.path())
+    });
     // Nothing but the kernel's numbers distinguishes them.
-    rename_twins(&mut names, &candidates, |candidate| dns_label_hashed(&candidate.key()));
+    rename_twins(&mut names, &candidates, |candidate| {
+        dns_label_hashed(&candidate.key())
+    });
     names.into_iter().zip(candidates).collect()
 }
 
@@ -37,11 +43,22 @@ fn by_ids_and_path(candidate: &Candidate) -> String {
     }
 }
 
-fn rename_twins(names: &mut [String], candidates: &[Candidate], other: impl Fn(&Candidate) -> String) {
+fn rename_twins(
+    names: &mut [String],
+    candidates: &[Candidate],
+    other: impl Fn(&Candidate) -> String,
+) {
     let mut seen = BTreeSet::new();
-    let twice: BTreeSet<String> =
-        names.iter().filter(|name| !seen.insert((*name).clone())).cloned().collect();
-    for (name, candidate) in names.iter_mut().zip(candidates).filter(|(name, _)| twice.contains(*name)) {
+    let twice: BTreeSet<String> = names
+        .iter()
+        .filter(|name| !seen.insert((*name).clone()))
+        .cloned()
+        .collect();
+    for (name, candidate) in names
+        .iter_mut()
+        .zip(candidates)
+        .filter(|(name, _)| twice.contains(*name))
+    {
         *name = other(candidate);
     }
 }

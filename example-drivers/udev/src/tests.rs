@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use nodedock_sdk::testing::{Grant, Harness};
 use nodedock_sdk::{
-    AttributeValue, Claim, Configuration, ContainerEdits, Device, Driver, HealthState, Inventory, NodeAccess,
-    ParametersSource, Prepared, Problem, ProblemKind, Trigger, dns_label,
+    AttributeValue, Claim, Configuration, ContainerEdits, Device, Driver, HealthState, Inventory,
+    NodeAccess, ParametersSource, Prepared, Problem, ProblemKind, Trigger, dns_label,
 };
 use serde_json::{Value, json};
 
@@ -30,9 +30,19 @@ const CP210X: Usb = Usb {
     ..Usb::at("1-1", 6)
 };
 /// Has no serial number, as most of them.
-const CH341: Usb = Usb { vendor: "1a86", product: "7523", model: "USB Serial", ..Usb::at("1-4.1", 7) };
-const WEBCAM: Usb =
-    Usb { vendor: "046d", product: "0825", model: "Webcam C270", serial: "2F3A4B10", ..Usb::at("1-5", 8) };
+const CH341: Usb = Usb {
+    vendor: "1a86",
+    product: "7523",
+    model: "USB Serial",
+    ..Usb::at("1-4.1", 7)
+};
+const WEBCAM: Usb = Usb {
+    vendor: "046d",
+    product: "0825",
+    model: "Webcam C270",
+    serial: "2F3A4B10",
+    ..Usb::at("1-5", 8)
+};
 const MODEM: Usb = Usb {
     vendor: "1e0e",
     product: "9001",
@@ -67,40 +77,107 @@ fn with_pools<const N: usize>(pools: [Value; N]) -> Harness<Udev> {
 fn full_node() -> Harness<Udev> {
     let node = with_pools(["serial", "video", "usb", "hidraw", "input", "sound"].map(pool));
     let fake = node.fake();
-    Usb { class: "09", ..Usb::at("1-2", 2) }.plug(fake);
-    FTDI.plug(fake).serial_port(fake, 0, 0, "ftdi_sio", "ttyUSB0");
-    CP210X.plug(fake).serial_port(fake, 0, 0, "cp210x", "ttyUSB1");
-    CH341.plug(fake).serial_port(fake, 0, 0, "ch341-uart", "ttyUSB2");
+    Usb {
+        class: "09",
+        ..Usb::at("1-2", 2)
+    }
+    .plug(fake);
+    FTDI.plug(fake)
+        .serial_port(fake, 0, 0, "ftdi_sio", "ttyUSB0");
+    CP210X
+        .plug(fake)
+        .serial_port(fake, 0, 0, "cp210x", "ttyUSB1");
+    CH341
+        .plug(fake)
+        .serial_port(fake, 0, 0, "ch341-uart", "ttyUSB2");
     for number in 0..4 {
-        MODEM.plug(fake).serial_port(fake, number, 0, "option", &format!("ttyUSB{}", 3 + number));
+        MODEM
+            .plug(fake)
+            .serial_port(fake, number, 0, "option", &format!("ttyUSB{}", 3 + number));
     }
     let camera = WEBCAM.plug(fake).interface(fake, 0, "uvcvideo");
     WEBCAM.interface(fake, 1, "uvcvideo");
     for index in 0..4 {
         let directory = format!("{camera}/video4linux/video{index}");
         fake.file(&format!("{directory}/index"), format!("{index}\n"));
-        add_class_node(fake, "video4linux", &directory, &format!("/dev/video{index}"), (81, index));
+        add_class_node(
+            fake,
+            "video4linux",
+            &directory,
+            &format!("/dev/video{index}"),
+            (81, index),
+        );
     }
     let microphone = WEBCAM.interface(fake, 2, "snd-usb-audio");
     for (minor, entry) in [(5, "pcmC1D0c"), (6, "controlC1")] {
         let directory = format!("{microphone}/sound/card1/{entry}");
-        add_class_node(fake, "sound", &directory, &format!("/dev/snd/{entry}"), (116, minor));
+        add_class_node(
+            fake,
+            "sound",
+            &directory,
+            &format!("/dev/snd/{entry}"),
+            (116, minor),
+        );
     }
     let keys = KEYBOARD.plug(fake).interface(fake, 0, "usbhid");
     let hid = format!("{keys}/0003:046D:C31C.0001");
-    add_class_node(fake, "hidraw", &format!("{hid}/hidraw/hidraw0"), "/dev/hidraw0", (244, 0));
-    add_class_node(fake, "input", &format!("{hid}/input/input12/event12"), "/dev/input/event12", (13, 76));
-    add_class_node(fake, "input", &format!("{hid}/input/input13/event3"), "/dev/input/event3", (13, 67));
-    add_board_port(fake, "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS0", 64, "4");
-    add_board_port(fake, "devices/platform/serial8250/serial8250:0/serial8250:0.1/tty/ttyS1", 65, "0");
-    add_board_port(fake, "devices/platform/soc/3f201000.serial/tty/ttyAMA0", 204, "32");
-    fake.link("devices/pnp0/00:04/driver", "../../../bus/pnp/drivers/serial").dir("bus/pnp/drivers/serial");
+    add_class_node(
+        fake,
+        "hidraw",
+        &format!("{hid}/hidraw/hidraw0"),
+        "/dev/hidraw0",
+        (244, 0),
+    );
+    add_class_node(
+        fake,
+        "input",
+        &format!("{hid}/input/input12/event12"),
+        "/dev/input/event12",
+        (13, 76),
+    );
+    add_class_node(
+        fake,
+        "input",
+        &format!("{hid}/input/input13/event3"),
+        "/dev/input/event3",
+        (13, 67),
+    );
+    add_board_port(
+        fake,
+        "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS0",
+        64,
+        "4",
+    );
+    add_board_port(
+        fake,
+        "devices/platform/serial8250/serial8250:0/serial8250:0.1/tty/ttyS1",
+        65,
+        "0",
+    );
+    add_board_port(
+        fake,
+        "devices/platform/soc/3f201000.serial/tty/ttyAMA0",
+        204,
+        "32",
+    );
+    fake.link(
+        "devices/pnp0/00:04/driver",
+        "../../../bus/pnp/drivers/serial",
+    )
+    .dir("bus/pnp/drivers/serial");
     node
 }
 
 fn names<'a>(inventory: &'a Inventory, pool: &str) -> Vec<&'a str> {
-    let pool = inventory.pools.iter().find(|candidate| candidate.name == pool).unwrap();
-    pool.devices.iter().map(|device| device.name.as_str()).collect()
+    let pool = inventory
+        .pools
+        .iter()
+        .find(|candidate| candidate.name == pool)
+        .unwrap();
+    pool.devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect()
 }
 
 fn claim(pool: &str, device: &str) -> Claim {
@@ -112,19 +189,26 @@ fn edits_of(prepared: Result<Prepared, Problem>) -> ContainerEdits {
 }
 
 fn paths(edits: &ContainerEdits) -> Vec<&str> {
-    edits.device_nodes.iter().map(|node| node.path.as_str()).collect()
+    edits
+        .device_nodes
+        .iter()
+        .map(|node| node.path.as_str())
+        .collect()
 }
 
 fn health(node: &Harness<Udev>, pool: &str, device: &str) -> (HealthState, String) {
     let health = node.check().unwrap();
-    let found =
-        health.into_iter().find(|health| (health.pool.as_str(), health.device.as_str()) == (pool, device));
+    let found = health
+        .into_iter()
+        .find(|health| (health.pool.as_str(), health.device.as_str()) == (pool, device));
     let found = found.unwrap_or_else(|| panic!("no health of {pool}/{device}"));
     (found.state, found.message)
 }
 
 fn exclude_each_other(one: &Device, other: &Device) -> bool {
-    one.identity.iter().any(|identity| other.identity.contains(identity))
+    one.identity
+        .iter()
+        .any(|identity| other.identity.contains(identity))
 }
 
 #[test]
@@ -134,8 +218,15 @@ fn the_shipped_files_fit_the_driver() {
     Udev::validate_config(&config.to_string()).unwrap();
     let node = full_node();
     let inventory = node.grant(&grant).config(config).discover().unwrap();
-    assert_eq!(names(&inventory, "serial").len(), 3, "the modem is of none of these vendors");
-    assert_eq!(names(&inventory, "cameras"), ["usb-046d-webcam-c270-2f3a4b10-if00"]);
+    assert_eq!(
+        names(&inventory, "serial").len(),
+        3,
+        "the modem is of none of these vendors"
+    );
+    assert_eq!(
+        names(&inventory, "cameras"),
+        ["usb-046d-webcam-c270-2f3a4b10-if00"]
+    );
 }
 
 #[test]
@@ -144,7 +235,10 @@ fn the_schemas_are_json_and_refuse_unknown_keys() {
     assert_eq!(config["additionalProperties"], false);
     let pools = &config["properties"]["pools"]["items"];
     assert_eq!(pools["additionalProperties"], false);
-    assert_eq!(pools["properties"]["select"]["items"]["additionalProperties"], false);
+    assert_eq!(
+        pools["properties"]["select"]["items"]["additionalProperties"],
+        false
+    );
     let parameters: Value = serde_json::from_str(&Udev::parameters_schema().unwrap()).unwrap();
     assert_eq!(parameters["additionalProperties"], false);
 }
@@ -171,8 +265,14 @@ fn devices_are_named_as_in_by_id_and_without_a_serial_number_as_in_by_path() {
             FTDI_NAME,
         ]
     );
-    assert_eq!(names(&inventory, "video"), ["usb-046d-webcam-c270-2f3a4b10-if00"]);
-    assert_eq!(names(&inventory, "sound"), ["usb-046d-webcam-c270-2f3a4b10-if02"]);
+    assert_eq!(
+        names(&inventory, "video"),
+        ["usb-046d-webcam-c270-2f3a4b10-if00"]
+    );
+    assert_eq!(
+        names(&inventory, "sound"),
+        ["usb-046d-webcam-c270-2f3a4b10-if02"]
+    );
     assert_eq!(names(&inventory, "hidraw"), [KEYBOARD_NAME]);
     assert_eq!(names(&inventory, "input"), [KEYBOARD_NAME]);
     assert_eq!(names(&inventory, "usb").len(), 6, "hubs are not offered");
@@ -182,7 +282,10 @@ fn devices_are_named_as_in_by_id_and_without_a_serial_number_as_in_by_path() {
 fn the_pool_decides_what_names_a_device() {
     let node = full_node();
     node.config(json!({"pools": [{"name": "serial", "kind": "serial", "nameBy": "port", "select": [{"vendor": "0403"}]}]}));
-    assert_eq!(names(&node.discover().unwrap(), "serial"), ["pci-0000-00-14-0-usbv2-0-2-3-1-0-port0"]);
+    assert_eq!(
+        names(&node.discover().unwrap(), "serial"),
+        ["pci-0000-00-14-0-usbv2-0-2-3-1-0-port0"]
+    );
     node.config(json!({"pools": [{"name": "serial", "kind": "serial", "nameBy": "node", "select": [{"driver": "serial"}]}]}));
     assert_eq!(names(&node.discover().unwrap(), "serial"), ["ttys0"]);
 }
@@ -216,9 +319,17 @@ fn a_device_says_what_it_is_and_where() {
 #[test]
 fn a_serial_number_that_is_not_granted_is_neither_published_nor_part_of_the_name() {
     let node = full_node();
-    node.fake().fail("bus/usb/devices/1-2.3/serial", Problem::denied("not-granted", "no"));
+    node.fake().fail(
+        "bus/usb/devices/1-2.3/serial",
+        Problem::denied("not-granted", "no"),
+    );
     let inventory = node.discover().unwrap();
-    let ftdi = inventory.device("serial", "usb-0403-6001-pci-0000-00-14-0-usbv2-0-2-3-1-0-port0").unwrap();
+    let ftdi = inventory
+        .device(
+            "serial",
+            "usb-0403-6001-pci-0000-00-14-0-usbv2-0-2-3-1-0-port0",
+        )
+        .unwrap();
     assert_eq!(ftdi.attribute_value("serial"), None);
     assert_eq!(ftdi.attribute_value("vendor"), Some(&"0403".into()));
 }
@@ -226,46 +337,96 @@ fn a_serial_number_that_is_not_granted_is_neither_published_nor_part_of_the_name
 #[test]
 fn the_raw_device_and_its_functions_exclude_each_other_and_two_functions_do_not() {
     let inventory = full_node().discover().unwrap();
-    let raw = inventory.device("usb", "usb-1e0e-9001-0123456789abcdef").unwrap();
-    let ports: Vec<_> =
-        inventory.pools[0].devices.iter().filter(|device| device.name.contains("1e0e")).collect();
+    let raw = inventory
+        .device("usb", "usb-1e0e-9001-0123456789abcdef")
+        .unwrap();
+    let ports: Vec<_> = inventory.pools[0]
+        .devices
+        .iter()
+        .filter(|device| device.name.contains("1e0e"))
+        .collect();
     assert_eq!(ports.len(), 4);
     for (index, port) in ports.iter().enumerate() {
         assert!(exclude_each_other(raw, port), "{}", port.name);
-        assert!(ports[..index].iter().all(|other| !exclude_each_other(port, other)), "{}", port.name);
+        assert!(
+            ports[..index]
+                .iter()
+                .all(|other| !exclude_each_other(port, other)),
+            "{}",
+            port.name
+        );
     }
     let ftdi = inventory.device("serial", FTDI_NAME).unwrap();
     assert!(!exclude_each_other(raw, ftdi));
     assert_eq!(ftdi.identity, ["usb:1-2.3:1.0", "dev:/dev/ttyUSB0"]);
     let keyboard = KEYBOARD_NAME;
-    let (hidraw, input) = (inventory.device("hidraw", keyboard), inventory.device("input", keyboard));
-    assert!(exclude_each_other(hidraw.unwrap(), input.unwrap()), "one function, two subsystems");
+    let (hidraw, input) = (
+        inventory.device("hidraw", keyboard),
+        inventory.device("input", keyboard),
+    );
+    assert!(
+        exclude_each_other(hidraw.unwrap(), input.unwrap()),
+        "one function, two subsystems"
+    );
 }
 
 #[test]
 fn the_ports_of_one_interface_have_identities_of_their_own() {
     let node = with_pools([pool("serial"), pool("usb")]);
-    let adapter = Usb { vendor: "110a", product: "1410", serial: "X", ..Usb::at("1-1", 4) };
+    let adapter = Usb {
+        vendor: "110a",
+        product: "1410",
+        serial: "X",
+        ..Usb::at("1-1", 4)
+    };
     for port in 0..4 {
-        adapter.plug(node.fake()).serial_port(node.fake(), 0, port, "mxuport", &format!("ttyUSB{port}"));
+        adapter.plug(node.fake()).serial_port(
+            node.fake(),
+            0,
+            port,
+            "mxuport",
+            &format!("ttyUSB{port}"),
+        );
     }
     let inventory = node.discover().unwrap();
     let (ports, raw) = (&inventory.pools[0].devices, &inventory.pools[1].devices[0]);
     let identities: Vec<_> = ports.iter().map(|port| port.identity[0].as_str()).collect();
-    assert_eq!(identities, ["usb:1-1:1.0", "usb:1-1:1.0-port1", "usb:1-1:1.0-port2", "usb:1-1:1.0-port3"]);
+    assert_eq!(
+        identities,
+        [
+            "usb:1-1:1.0",
+            "usb:1-1:1.0-port1",
+            "usb:1-1:1.0-port2",
+            "usb:1-1:1.0-port3"
+        ]
+    );
     assert!(ports.iter().all(|port| exclude_each_other(raw, port)));
 }
 
 #[test]
 fn a_device_with_more_functions_than_identities_is_used_as_a_whole() {
     let node = with_pools([pool("serial"), pool("usb")]);
-    let many = Usb { serial: "many", ..Usb::at("1-1", 4) };
+    let many = Usb {
+        serial: "many",
+        ..Usb::at("1-1", 4)
+    };
     for number in 0..20 {
-        many.plug(node.fake()).serial_port(node.fake(), number, 0, "option", &format!("ttyUSB{number}"));
+        many.plug(node.fake()).serial_port(
+            node.fake(),
+            number,
+            0,
+            "option",
+            &format!("ttyUSB{number}"),
+        );
     }
     let inventory = node.discover().unwrap();
     assert_eq!(inventory.pools[0].devices.len(), 20);
-    assert!(inventory.pools[0].devices.iter().all(|device| device.identity[0] == "usb:1-1"));
+    assert!(
+        inventory.pools[0]
+            .devices
+            .iter()
+            .all(|device| device.identity[0] == "usb:1-1")
+    );
     assert_eq!(inventory.pools[1].devices[0].identity[0], "usb:1-1");
 }
 
@@ -282,9 +443,16 @@ fn pools_choose_by_what_a_device_is_and_the_first_of_its_kind_has_it() {
         {"name": "rest", "kind": "serial"},
     ]}));
     let inventory = node.discover().unwrap();
-    let counts: Vec<_> = inventory.pools.iter().map(|pool| pool.devices.len()).collect();
+    let counts: Vec<_> = inventory
+        .pools
+        .iter()
+        .map(|pool| pool.devices.len())
+        .collect();
     assert_eq!(counts, [4, 1, 1, 1, 1, 1, 1]);
-    assert_eq!(inventory.pools[0].extended_resource.as_deref(), Some("example.com/modem"));
+    assert_eq!(
+        inventory.pools[0].extended_resource.as_deref(),
+        Some("example.com/modem")
+    );
     assert!(inventory.pools[1].devices[0].allow_multiple_allocations);
     assert!(!inventory.pools[2].devices[0].allow_multiple_allocations);
 }
@@ -298,8 +466,20 @@ fn terminals_phantoms_virtual_devices_and_the_console_are_not_offered() {
     add_board_port(fake, "devices/pnp0/00:04/tty/ttyS0", 64, "4");
     fake.file("class/tty/console/active", "tty0 ttyS0\n");
     add_class_node(fake, "tty", "devices/virtual/tty/tty1", "/dev/tty1", (4, 1));
-    add_class_node(fake, "video4linux", "devices/virtual/video4linux/video9", "/dev/video9", (81, 9));
-    add_class_node(fake, "sound", "devices/virtual/sound/timer", "/dev/snd/timer", (116, 33));
+    add_class_node(
+        fake,
+        "video4linux",
+        "devices/virtual/video4linux/video9",
+        "/dev/video9",
+        (81, 9),
+    );
+    add_class_node(
+        fake,
+        "sound",
+        "devices/virtual/sound/timer",
+        "/dev/snd/timer",
+        (116, 33),
+    );
     add_class_node(
         fake,
         "input",
@@ -308,17 +488,26 @@ fn terminals_phantoms_virtual_devices_and_the_console_are_not_offered() {
         (13, 32),
     );
     let inventory = node.discover().unwrap();
-    assert!(inventory.pools.iter().all(|pool| pool.devices.is_empty()), "{inventory:?}");
+    assert!(
+        inventory.pools.iter().all(|pool| pool.devices.is_empty()),
+        "{inventory:?}"
+    );
 }
 
 #[test]
 fn identical_devices_with_one_serial_number_are_both_named_by_their_ports() {
     let node = with_pools([pool("serial")]);
     let fake = node.fake();
-    CP210X.plug(fake).serial_port(fake, 0, 0, "cp210x", "ttyUSB0");
+    CP210X
+        .plug(fake)
+        .serial_port(fake, 0, 0, "cp210x", "ttyUSB0");
     let alone = "usb-10c4-ea60-0001-if00-port0";
     assert_eq!(names(&node.discover().unwrap(), "serial"), [alone]);
-    let twin = Usb { name: "1-3", number: 20, ..CP210X };
+    let twin = Usb {
+        name: "1-3",
+        number: 20,
+        ..CP210X
+    };
     twin.plug(fake).serial_port(fake, 0, 0, "cp210x", "ttyUSB1");
     assert_eq!(
         names(&node.discover().unwrap(), "serial"),
@@ -327,7 +516,10 @@ fn identical_devices_with_one_serial_number_are_both_named_by_their_ports() {
             "usb-10c4-ea60-pci-0000-00-14-0-usbv2-0-3-1-0-port0"
         ]
     );
-    assert_eq!(node.prepare(&claim("serial", alone)).unwrap_err().code, "no-such-device");
+    assert_eq!(
+        node.prepare(&claim("serial", alone)).unwrap_err().code,
+        "no-such-device"
+    );
 }
 
 #[test]
@@ -335,11 +527,25 @@ fn serial_numbers_that_differ_in_case_or_signs_only_are_twins() {
     let node = with_pools([pool("serial")]);
     for (index, serial) in ["ab-1", "AB_1", "ab.1", "ab1"].into_iter().enumerate() {
         let name = ["1-1", "1-2", "1-3", "1-4"][index];
-        let device = Usb { serial, name, number: 10, ..FTDI };
-        device.plug(node.fake()).serial_port(node.fake(), 0, 0, "ftdi_sio", &format!("ttyUSB{index}"));
+        let device = Usb {
+            serial,
+            name,
+            number: 10,
+            ..FTDI
+        };
+        device.plug(node.fake()).serial_port(
+            node.fake(),
+            0,
+            0,
+            "ftdi_sio",
+            &format!("ttyUSB{index}"),
+        );
     }
     let inventory = node.discover().unwrap();
-    let by_id = names(&inventory, "serial").into_iter().filter(|name| name.starts_with("usb-ftdi")).count();
+    let by_id = names(&inventory, "serial")
+        .into_iter()
+        .filter(|name| name.starts_with("usb-ftdi"))
+        .count();
     assert_eq!((names(&inventory, "serial").len(), by_id), (4, 1));
 }
 
@@ -348,7 +554,13 @@ fn places_whose_labels_are_the_same_stay_apart() {
     let node = with_pools([pool("video")]);
     for (index, place) in [(0, "a.b"), (1, "a-b"), (2, "c")] {
         let directory = format!("devices/platform/{place}/video4linux/video{index}");
-        add_class_node(node.fake(), "video4linux", &directory, &format!("/dev/video{index}"), (81, index));
+        add_class_node(
+            node.fake(),
+            "video4linux",
+            &directory,
+            &format!("/dev/video{index}"),
+            (81, index),
+        );
     }
     let inventory = node.discover().unwrap();
     let names = names(&inventory, "video");
@@ -365,13 +577,22 @@ fn a_container_gets_the_node_at_its_own_path_and_a_variable() {
     let node = full_node();
     let edits = edits_of(node.prepare(&claim("serial", FTDI_NAME)));
     let variable = "UDEV_SERIAL_USB_FTDI_FT232R_USB_UART_A50285BI_IF00_PORT0";
-    assert_eq!(edits.env, [(variable.to_owned(), "/dev/ttyUSB0".to_owned())]);
-    let [tty] = &edits.device_nodes[..] else { panic!("{edits:?}") };
+    assert_eq!(
+        edits.env,
+        [(variable.to_owned(), "/dev/ttyUSB0".to_owned())]
+    );
+    let [tty] = &edits.device_nodes[..] else {
+        panic!("{edits:?}")
+    };
     assert_eq!(
         (tty.path.as_str(), tty.host_path.as_deref(), tty.access),
         ("/dev/ttyUSB0", None, NodeAccess::READ_WRITE)
     );
-    assert_eq!((tty.major, tty.minor), (Some(188), Some(0)), "the host refuses another node");
+    assert_eq!(
+        (tty.major, tty.minor),
+        (Some(188), Some(0)),
+        "the host refuses another node"
+    );
     assert_eq!(
         edits_of(node.prepare(&claim("serial", FTDI_NAME))),
         edits,
@@ -385,10 +606,19 @@ fn a_container_gets_the_node_at_its_own_path_and_a_variable() {
 fn a_camera_has_its_nodes_with_the_one_for_capture_first() {
     let node = full_node();
     let device = "usb-046d-webcam-c270-2f3a4b10-if00";
-    node.fake().file(&format!("{}/video4linux/video0/index", WEBCAM.interface_directory(0)), "3\n");
-    node.fake().file(&format!("{}/video4linux/video3/index", WEBCAM.interface_directory(0)), "0\n");
+    node.fake().file(
+        &format!("{}/video4linux/video0/index", WEBCAM.interface_directory(0)),
+        "3\n",
+    );
+    node.fake().file(
+        &format!("{}/video4linux/video3/index", WEBCAM.interface_directory(0)),
+        "0\n",
+    );
     let edits = edits_of(node.prepare(&claim("video", device)));
-    assert_eq!(paths(&edits), ["/dev/video3", "/dev/video1", "/dev/video2", "/dev/video0"]);
+    assert_eq!(
+        paths(&edits),
+        ["/dev/video3", "/dev/video1", "/dev/video2", "/dev/video0"]
+    );
     assert_eq!(edits.env[0].1, "/dev/video3");
 }
 
@@ -402,7 +632,10 @@ fn cards_keyboards_and_raw_devices_bring_all_of_their_nodes() {
         paths(&edits_of(node.prepare(&claim("input", keyboard)))),
         ["/dev/input/event3", "/dev/input/event12"]
     );
-    assert_eq!(paths(&edits_of(node.prepare(&claim("hidraw", keyboard)))), ["/dev/hidraw0"]);
+    assert_eq!(
+        paths(&edits_of(node.prepare(&claim("hidraw", keyboard)))),
+        ["/dev/hidraw0"]
+    );
     let raw = edits_of(node.prepare(&claim("usb", "usb-ftdi-ft232r-usb-uart-a50285bi")));
     assert_eq!(paths(&raw), ["/dev/bus/usb/001/005"]);
 }
@@ -416,51 +649,98 @@ fn a_pool_can_give_the_node_a_path_and_a_variable_of_its_own() {
     }]}));
     let edits = edits_of(node.prepare(&claim("modem", FTDI_NAME)));
     assert_eq!(paths(&edits), ["/dev/ttyUSB0", "/dev/ttyMODEM"]);
-    assert_eq!(edits.device_nodes[1].host_path.as_deref(), Some("/dev/ttyUSB0"));
-    assert_eq!(edits.env[1], ("UDEV_MODEM".to_owned(), "/dev/ttyMODEM".to_owned()));
+    assert_eq!(
+        edits.device_nodes[1].host_path.as_deref(),
+        Some("/dev/ttyUSB0")
+    );
+    assert_eq!(
+        edits.env[1],
+        ("UDEV_MODEM".to_owned(), "/dev/ttyMODEM".to_owned())
+    );
 }
 
 #[test]
 fn parameters_take_precedence_over_the_pool_and_the_claim_over_its_class() {
     let node = full_node();
-    node.config(json!({"pools": [{"name": "serial", "kind": "serial", "containerPath": "/dev/pool"}]}));
+    node.config(
+        json!({"pools": [{"name": "serial", "kind": "serial", "containerPath": "/dev/pool"}]}),
+    );
     let class = claim("serial", FTDI_NAME).with_parameters(
         ParametersSource::DeviceClass,
         [],
         r#"{"containerPath": "/dev/class"}"#,
     );
-    assert_eq!(paths(&edits_of(node.prepare(&class))), ["/dev/ttyUSB0", "/dev/class"]);
-    let own = class.with_parameters(ParametersSource::Claim, ["r"], r#"{"containerPath": "/dev/ttyUSB0"}"#);
-    assert_eq!(paths(&edits_of(node.prepare(&own))), ["/dev/ttyUSB0"], "the node is there already");
+    assert_eq!(
+        paths(&edits_of(node.prepare(&class))),
+        ["/dev/ttyUSB0", "/dev/class"]
+    );
+    let own = class.with_parameters(
+        ParametersSource::Claim,
+        ["r"],
+        r#"{"containerPath": "/dev/ttyUSB0"}"#,
+    );
+    assert_eq!(
+        paths(&edits_of(node.prepare(&own))),
+        ["/dev/ttyUSB0"],
+        "the node is there already"
+    );
 }
 
 #[test]
 fn two_devices_of_a_request_cannot_have_one_path() {
     let node = full_node();
-    node.config(json!({"pools": [{"name": "serial", "kind": "serial", "containerPath": "/dev/port"}]}));
+    node.config(
+        json!({"pools": [{"name": "serial", "kind": "serial", "containerPath": "/dev/port"}]}),
+    );
     let two = |other: &str| claim("serial", FTDI_NAME).device(other, "serial", "pnp0-00-04-port0");
     let problem = node.prepare(&two("r")).unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, "container-path-twice"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Invalid, "container-path-twice")
+    );
     node.prepare(&two("for-another-container")).unwrap();
     // The stable path of one device is the node of the other.
-    let other = claim("serial", FTDI_NAME).device("r", "serial", "pnp0-00-04-port0").with_parameters(
-        ParametersSource::Claim,
-        [],
-        r#"{"containerPath": "/dev/ttyS0"}"#,
+    let other = claim("serial", FTDI_NAME)
+        .device("r", "serial", "pnp0-00-04-port0")
+        .with_parameters(
+            ParametersSource::Claim,
+            [],
+            r#"{"containerPath": "/dev/ttyS0"}"#,
+        );
+    assert_eq!(
+        node.prepare(&other).unwrap_err().code,
+        "container-path-twice"
     );
-    assert_eq!(node.prepare(&other).unwrap_err().code, "container-path-twice");
 }
 
 #[test]
 fn parameters_that_cannot_work_are_refused_with_the_reason() {
     for (parameters, reason) in [
-        (r#"{"path": "/dev/a"}"#, "unknown field `path`, expected `containerPath` at line 1 column 7"),
-        (r#"{"containerPath": "/etc/passwd"}"#, "not a path below /dev"),
-        (r#"{"containerPath": "/dev/../etc/passwd"}"#, "not a path below /dev"),
+        (
+            r#"{"path": "/dev/a"}"#,
+            "unknown field `path`, expected `containerPath` at line 1 column 7",
+        ),
+        (
+            r#"{"containerPath": "/etc/passwd"}"#,
+            "not a path below /dev",
+        ),
+        (
+            r#"{"containerPath": "/dev/../etc/passwd"}"#,
+            "not a path below /dev",
+        ),
         (r#"{"containerPath": "/dev/a b"}"#, "not a path below /dev"),
-        (r#"{"containerPath": "/dev/null"}"#, "the container's own /dev"),
-        (r#"{"containerPath": "/dev/pts/0"}"#, "the container's own /dev"),
-        (r#"{"containerPath": "/dev/stdin"}"#, "the container's own /dev"),
+        (
+            r#"{"containerPath": "/dev/null"}"#,
+            "the container's own /dev",
+        ),
+        (
+            r#"{"containerPath": "/dev/pts/0"}"#,
+            "the container's own /dev",
+        ),
+        (
+            r#"{"containerPath": "/dev/stdin"}"#,
+            "the container's own /dev",
+        ),
     ] {
         let problem = Udev::validate_parameters(parameters).unwrap_err();
         assert_eq!(problem.kind, ProblemKind::Invalid);
@@ -468,9 +748,15 @@ fn parameters_that_cannot_work_are_refused_with_the_reason() {
     }
     Udev::validate_parameters("{}").unwrap();
     Udev::validate_parameters(r#"{"containerPath": "/dev/serial/modem-1"}"#).unwrap();
-    let bad =
-        claim("serial", FTDI_NAME).with_parameters(ParametersSource::Claim, [], r#"{"containerPath": "/x"}"#);
-    assert_eq!(full_node().prepare(&bad).unwrap_err().code, "bad-parameters");
+    let bad = claim("serial", FTDI_NAME).with_parameters(
+        ParametersSource::Claim,
+        [],
+        r#"{"containerPath": "/x"}"#,
+    );
+    assert_eq!(
+        full_node().prepare(&bad).unwrap_err().code,
+        "bad-parameters"
+    );
 }
 
 #[test]
@@ -478,34 +764,70 @@ fn a_replugged_device_has_its_name_and_its_new_node() {
     let node = full_node();
     node.prepare(&claim("serial", FTDI_NAME)).unwrap();
     FTDI.unplug(node.fake());
-    node.fake().remove("class/tty/ttyUSB0").remove("/dev/ttyUSB0");
+    node.fake()
+        .remove("class/tty/ttyUSB0")
+        .remove("/dev/ttyUSB0");
     let event = Trigger::Events(vec![FTDI.directory()]);
-    assert!(node.discover_on(&event).unwrap().device("serial", FTDI_NAME).is_none());
+    assert!(
+        node.discover_on(&event)
+            .unwrap()
+            .device("serial", FTDI_NAME)
+            .is_none()
+    );
     let problem = node.prepare(&claim("serial", FTDI_NAME)).unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::NotFound, "no-such-device"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::NotFound, "no-such-device")
+    );
 
-    let again = Usb { name: "1-3", number: 30, ..FTDI };
-    again.plug(node.fake()).serial_port(node.fake(), 0, 0, "ftdi_sio", "ttyUSB9");
-    assert!(node.discover_on(&event).unwrap().device("serial", FTDI_NAME).is_some());
-    assert_eq!(paths(&edits_of(node.prepare(&claim("serial", FTDI_NAME)))), ["/dev/ttyUSB9"]);
+    let again = Usb {
+        name: "1-3",
+        number: 30,
+        ..FTDI
+    };
+    again
+        .plug(node.fake())
+        .serial_port(node.fake(), 0, 0, "ftdi_sio", "ttyUSB9");
+    assert!(
+        node.discover_on(&event)
+            .unwrap()
+            .device("serial", FTDI_NAME)
+            .is_some()
+    );
+    assert_eq!(
+        paths(&edits_of(node.prepare(&claim("serial", FTDI_NAME)))),
+        ["/dev/ttyUSB9"]
+    );
 }
 
 #[test]
 fn a_prepared_device_is_unhealthy_while_it_is_unplugged() {
     let node = full_node();
     node.prepare(&claim("serial", FTDI_NAME)).unwrap();
-    assert_eq!(health(&node, "serial", FTDI_NAME), (HealthState::Healthy, String::new()));
+    assert_eq!(
+        health(&node, "serial", FTDI_NAME),
+        (HealthState::Healthy, String::new())
+    );
     FTDI.unplug(node.fake());
-    node.fake().remove("class/tty/ttyUSB0").remove("/dev/ttyUSB0");
+    node.fake()
+        .remove("class/tty/ttyUSB0")
+        .remove("/dev/ttyUSB0");
     assert_eq!(
         health(&node, "serial", FTDI_NAME),
         (HealthState::Unhealthy, "the device is unplugged".to_owned())
     );
-    FTDI.plug(node.fake()).serial_port(node.fake(), 0, 0, "ftdi_sio", "ttyUSB0");
+    FTDI.plug(node.fake())
+        .serial_port(node.fake(), 0, 0, "ftdi_sio", "ttyUSB0");
     assert_eq!(health(&node, "serial", FTDI_NAME).0, HealthState::Healthy);
     node.unprepare("uid").unwrap();
     FTDI.unplug(node.fake());
-    assert!(node.check().unwrap().iter().all(|health| health.device != FTDI_NAME), "no claim, no device");
+    assert!(
+        node.check()
+            .unwrap()
+            .iter()
+            .all(|health| health.device != FTDI_NAME),
+        "no claim, no device"
+    );
 }
 
 #[test]
@@ -513,10 +835,14 @@ fn a_device_that_comes_back_under_another_number_is_unhealthy_for_the_pod_that_h
     let node = full_node();
     node.prepare(&claim("serial", FTDI_NAME)).unwrap();
     FTDI.unplug(node.fake());
-    FTDI.plug(node.fake()).serial_port(node.fake(), 0, 0, "ftdi_sio", "ttyUSB9");
+    FTDI.plug(node.fake())
+        .serial_port(node.fake(), 0, 0, "ftdi_sio", "ttyUSB9");
     let (state, message) = health(&node, "serial", FTDI_NAME);
     assert_eq!(state, HealthState::Unhealthy);
-    assert!(message.contains("/dev/ttyUSB9") && message.contains("/dev/ttyUSB0"), "{message}");
+    assert!(
+        message.contains("/dev/ttyUSB9") && message.contains("/dev/ttyUSB0"),
+        "{message}"
+    );
     node.prepare(&claim("serial", FTDI_NAME)).unwrap();
     assert_eq!(health(&node, "serial", FTDI_NAME).0, HealthState::Healthy);
 }
@@ -524,23 +850,42 @@ fn a_device_that_comes_back_under_another_number_is_unhealthy_for_the_pod_that_h
 #[test]
 fn a_twin_changes_the_name_and_not_the_health_of_a_prepared_device() {
     let node = with_pools([pool("serial")]);
-    CP210X.plug(node.fake()).serial_port(node.fake(), 0, 0, "cp210x", "ttyUSB0");
+    CP210X
+        .plug(node.fake())
+        .serial_port(node.fake(), 0, 0, "cp210x", "ttyUSB0");
     let name = "usb-10c4-ea60-0001-if00-port0";
     node.prepare(&claim("serial", name)).unwrap();
-    let twin = Usb { name: "1-3", number: 20, ..CP210X };
-    twin.plug(node.fake()).serial_port(node.fake(), 0, 0, "cp210x", "ttyUSB1");
+    let twin = Usb {
+        name: "1-3",
+        number: 20,
+        ..CP210X
+    };
+    twin.plug(node.fake())
+        .serial_port(node.fake(), 0, 0, "cp210x", "ttyUSB1");
     let all = node.check().unwrap();
-    assert!(all.iter().all(|health| health.state == HealthState::Healthy), "{all:?}");
+    assert!(
+        all.iter()
+            .all(|health| health.state == HealthState::Healthy),
+        "{all:?}"
+    );
     CP210X.unplug(node.fake());
     let (state, message) = health(&node, "serial", name);
-    assert_eq!((state, message.contains("/dev/ttyUSB1")), (HealthState::Unhealthy, true), "{message}");
+    assert_eq!(
+        (state, message.contains("/dev/ttyUSB1")),
+        (HealthState::Unhealthy, true),
+        "{message}"
+    );
 }
 
 #[test]
 fn a_memo_that_cannot_be_read_does_not_hide_the_health_of_others() {
     let node = full_node();
     let claim = claim("serial", FTDI_NAME);
-    node.fake().claim(nodedock_sdk::ClaimRecord { claim, memo: b"x".to_vec(), ..Default::default() });
+    node.fake().claim(nodedock_sdk::ClaimRecord {
+        claim,
+        memo: b"x".to_vec(),
+        ..Default::default()
+    });
     assert!(node.check().unwrap().len() > 9);
     assert_eq!(node.fake().log_lines().len(), 1);
 }
@@ -550,7 +895,10 @@ fn a_node_that_belongs_to_another_device_by_now_is_unavailable() {
     let node = full_node();
     let retried = |node: &Harness<Udev>, reason: &str| {
         let problem = node.prepare(&claim("serial", FTDI_NAME)).unwrap_err();
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "device-changed"));
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::Unavailable, "device-changed")
+        );
         assert_eq!(problem.retry_after_ms, Some(500));
         assert!(problem.message.contains(reason), "{problem}");
     };
@@ -582,12 +930,15 @@ fn a_device_that_disappears_is_left_out_and_a_read_that_fails_is_an_error() {
         let failed = Problem::unavailable("io-error", "no memory");
         node.fake().fail(path, failed.clone());
         assert_eq!(node.discover(), Err(failed), "{path}");
-        node.fake().fail(path, Problem::unavailable("no-value", "no such device"));
+        node.fake()
+            .fail(path, Problem::unavailable("no-value", "no such device"));
         let inventory = node.discover().unwrap();
         let serial = names(&inventory, "serial");
         assert_eq!(serial.len(), 8, "{path}: {serial:?}");
         assert!(
-            !serial.iter().any(|name| name.contains("ftdi") || name.contains("0403")),
+            !serial
+                .iter()
+                .any(|name| name.contains("ftdi") || name.contains("0403")),
             "{path}: {serial:?}"
         );
     }
@@ -602,14 +953,20 @@ fn what_is_not_offered_is_not_found() {
         ("serial", "ttyusb0", "no-such-device"),
     ] {
         let problem = node.prepare(&claim(pool, device)).unwrap_err();
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::NotFound, code));
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::NotFound, code)
+        );
     }
 }
 
 #[test]
 fn a_prepare_reads_the_kinds_of_its_claim_only() {
     let node = full_node();
-    node.fake().fail("class/sound/*", Problem::unavailable("sysfs-stuck", "no answer"));
+    node.fake().fail(
+        "class/sound/*",
+        Problem::unavailable("sysfs-stuck", "no answer"),
+    );
     node.prepare(&claim("serial", FTDI_NAME)).unwrap();
     assert_eq!(node.discover().unwrap_err().code, "sysfs-stuck");
 }
@@ -632,42 +989,73 @@ fn hostile_descriptors_break_neither_names_nor_attributes() {
         let node = with_pools(["serial", "usb"].map(pool));
         let fake = node.fake();
         for (index, name) in ["1-1", "1-2"].into_iter().enumerate() {
-            let device = Usb { name, number: 10 + u32::try_from(index).unwrap(), ..FTDI };
-            device.plug(fake).serial_port(fake, 0, 0, "ftdi_sio", &format!("ttyUSB{index}"));
+            let device = Usb {
+                name,
+                number: 10 + u32::try_from(index).unwrap(),
+                ..FTDI
+            };
+            device
+                .plug(fake)
+                .serial_port(fake, 0, 0, "ftdi_sio", &format!("ttyUSB{index}"));
             for file in ["serial", "manufacturer", "product"] {
                 fake.file(&format!("{}/{file}", device.directory()), bytes);
             }
         }
         // The harness checks names and attributes against the bounds.
         let inventory = node.discover().unwrap();
-        assert_eq!((names(&inventory, "serial").len(), names(&inventory, "usb").len()), (2, 2), "{bytes:?}");
+        assert_eq!(
+            (
+                names(&inventory, "serial").len(),
+                names(&inventory, "usb").len()
+            ),
+            (2, 2),
+            "{bytes:?}"
+        );
         for device in inventory.pools.iter().flat_map(|pool| &pool.devices) {
             for attribute in &device.attributes {
-                let AttributeValue::Text(text) = &attribute.value else { continue };
-                assert!(!text.is_empty() && !text.contains(char::is_control), "{}: {text:?}", attribute.name);
+                let AttributeValue::Text(text) = &attribute.value else {
+                    continue;
+                };
+                assert!(
+                    !text.is_empty() && !text.contains(char::is_control),
+                    "{}: {text:?}",
+                    attribute.name
+                );
             }
         }
         for name in names(&inventory, "serial") {
             node.prepare(&claim("serial", name)).unwrap();
         }
-        assert!(node.check().unwrap().iter().all(|health| health.state == HealthState::Healthy));
+        assert!(
+            node.check()
+                .unwrap()
+                .iter()
+                .all(|health| health.state == HealthState::Healthy)
+        );
     }
 }
 
 #[test]
 fn a_serial_number_that_is_too_long_is_not_published_in_part() {
     let node = with_pools([pool("serial")]);
-    FTDI.plug(node.fake()).serial_port(node.fake(), 0, 0, "ftdi_sio", "ttyUSB0");
-    node.fake().file(&format!("{}/serial", FTDI.directory()), "x".repeat(255));
+    FTDI.plug(node.fake())
+        .serial_port(node.fake(), 0, 0, "ftdi_sio", "ttyUSB0");
+    node.fake()
+        .file(&format!("{}/serial", FTDI.directory()), "x".repeat(255));
     let inventory = node.discover().unwrap();
     let device = &inventory.pools[0].devices[0];
-    assert_eq!((device.attribute_value("serial"), device.name.len()), (None, 63));
+    assert_eq!(
+        (device.attribute_value("serial"), device.name.len()),
+        (None, 63)
+    );
 }
 
 #[test]
 fn a_device_with_many_nodes_stays_within_the_edits_of_a_container() {
     let node = with_pools([pool("input")]);
-    let keys = KEYBOARD.plug(node.fake()).interface(node.fake(), 0, "usbhid");
+    let keys = KEYBOARD
+        .plug(node.fake())
+        .interface(node.fake(), 0, "usbhid");
     for number in 0..100 {
         let directory = format!("{keys}/input/input{number}/event{number}");
         add_class_node(
@@ -679,8 +1067,21 @@ fn a_device_with_many_nodes_stays_within_the_edits_of_a_container() {
         );
     }
     let device = KEYBOARD_NAME;
-    assert_eq!(node.discover().unwrap().device("input", device).unwrap().identity.len(), 16);
-    assert_eq!(edits_of(node.prepare(&claim("input", device))).device_nodes.len(), 32);
+    assert_eq!(
+        node.discover()
+            .unwrap()
+            .device("input", device)
+            .unwrap()
+            .identity
+            .len(),
+        16
+    );
+    assert_eq!(
+        edits_of(node.prepare(&claim("input", device)))
+            .device_nodes
+            .len(),
+        32
+    );
 }
 
 #[test]
@@ -690,8 +1091,14 @@ fn the_memo_of_the_largest_claim_is_within_its_bound() {
     let node = with_pools([json!({"name": pool_name.as_str(), "kind": "input"})]);
     let mut minor = 0;
     for (name, number) in PORTS.into_iter().zip(10..) {
-        let device = Usb { name, number, ..KEYBOARD }.plug(node.fake());
-        node.fake().file(&format!("{}/serial", device.directory()), "€".repeat(126));
+        let device = Usb {
+            name,
+            number,
+            ..KEYBOARD
+        }
+        .plug(node.fake());
+        node.fake()
+            .file(&format!("{}/serial", device.directory()), "€".repeat(126));
         for interface in 0..4 {
             let keys = device.interface(node.fake(), interface, "usbhid");
             for _ in 0..32 {
@@ -710,9 +1117,9 @@ fn the_memo_of_the_largest_claim_is_within_its_bound() {
     let inventory = node.discover().unwrap();
     let all = names(&inventory, &pool_name);
     assert_eq!(all.len(), 32);
-    let claim = all
-        .iter()
-        .fold(Claim::new("n", "c", "u"), |claim, name| claim.device("r", pool_name.as_str(), *name));
+    let claim = all.iter().fold(Claim::new("n", "c", "u"), |claim, name| {
+        claim.device("r", pool_name.as_str(), *name)
+    });
     assert!(node.prepare(&claim).unwrap().memo.len() < 60 << 10);
 }
 
@@ -720,36 +1127,71 @@ fn the_memo_of_the_largest_claim_is_within_its_bound() {
 fn configs_that_cannot_work_are_refused_with_the_reason() {
     let one = |extra: Value| {
         let mut pool = pool("serial");
-        pool.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        pool.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
         json!({"pools": [pool]})
     };
     let select = |selector: Value| one(json!({"select": [selector]}));
     let cases = [
         (json!({"pool": []}), "unknown field `pool`"),
-        (json!({"pools": [{"name": "p"}]}), "missing field `kind` at line 1 column"),
-        (one(json!({"kind": "seriall"})), "unknown variant `seriall`, expected one of `serial`, `video`"),
+        (
+            json!({"pools": [{"name": "p"}]}),
+            "missing field `kind` at line 1 column",
+        ),
+        (
+            one(json!({"kind": "seriall"})),
+            "unknown variant `seriall`, expected one of `serial`, `video`",
+        ),
         (json!({"pools": [pool("usb"), pool("usb")]}), "twice"),
         (one(json!({"name": "P"})), "DNS subdomain"),
-        (one(json!({"name": "p".repeat(129)})), "at most 128 are allowed"),
+        (
+            one(json!({"name": "p".repeat(129)})),
+            "at most 128 are allowed",
+        ),
         (one(json!({"nameBy": "colour"})), "unknown variant `colour`"),
-        (one(json!({"kind": "usb", "nameBy": "node"})), "another number after every plug"),
+        (
+            one(json!({"kind": "usb", "nameBy": "node"})),
+            "another number after every plug",
+        ),
         (one(json!({"env": "LD_PRELOAD"})), "not UDEV_"),
         (one(json!({"env": "UDEV_a=b"})), "not UDEV_"),
-        (one(json!({"containerPath": "/etc/passwd"})), "not a path below /dev"),
-        (one(json!({"containerPath": "/dev/full"})), "the container's own /dev"),
+        (
+            one(json!({"containerPath": "/etc/passwd"})),
+            "not a path below /dev",
+        ),
+        (
+            one(json!({"containerPath": "/dev/full"})),
+            "the container's own /dev",
+        ),
         (select(json!({"vendor": "0x0403"})), "not 4 hex digits"),
-        (select(json!({"vendor": 403})), "invalid type: integer `403`, expected a string"),
+        (
+            select(json!({"vendor": 403})),
+            "invalid type: integer `403`, expected a string",
+        ),
         (select(json!({"product": "60g1"})), "not 4 hex digits"),
         (select(json!({"serial": ""})), "use * or leave the key out"),
         (select(json!({"vender": "0403"})), "unknown field `vender`"),
-        (select(json!({"ä".repeat(2000): "0403"})), "unknown field `ä"),
-        (one(json!({"containerPath": "x".repeat(2000)})), "containerPath"),
+        (
+            select(json!({"ä".repeat(2000): "0403"})),
+            "unknown field `ä",
+        ),
+        (
+            one(json!({"containerPath": "x".repeat(2000)})),
+            "containerPath",
+        ),
     ];
     for (config, reason) in cases {
         let problem = Udev::validate_config(&config.to_string()).unwrap_err();
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, "bad-config"));
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::Invalid, "bad-config")
+        );
         assert!(problem.message.contains(reason), "{problem} lacks {reason}");
-        assert_eq!(nodedock_sdk::testing::bounds::problem(&problem), Vec::<String>::new());
+        assert_eq!(
+            nodedock_sdk::testing::bounds::problem(&problem),
+            Vec::<String>::new()
+        );
     }
 }
 
@@ -771,14 +1213,21 @@ fn check_owners(owners: &mut BTreeMap<String, (String, String)>, devices: &[Devi
         Some(AttributeValue::Text(text)) => text.clone(),
         _ => String::new(),
     };
-    let ports: Vec<String> = devices.iter().map(|device| attribute(device, "port")).collect();
+    let ports: Vec<String> = devices
+        .iter()
+        .map(|device| attribute(device, "port"))
+        .collect();
     for (device, port) in devices.iter().zip(&ports) {
         let serial = dns_label(&format!("x{}", attribute(device, "serial")));
         if let Some((port_before, serial_before)) =
             owners.insert(device.name.clone(), (port.clone(), serial.clone()))
         {
             assert_eq!(serial, serial_before, "{}", device.name);
-            assert!(*port == port_before || !ports.contains(&port_before), "{}", device.name);
+            assert!(
+                *port == port_before || !ports.contains(&port_before),
+                "{}",
+                device.name
+            );
         }
     }
 }
@@ -786,7 +1235,9 @@ fn check_owners(owners: &mut BTreeMap<String, (String, String)>, devices: &[Devi
 /// Devices are plugged in and out in any order. A name may pass to another device only while its own is unplugged, and only to a twin.
 #[test]
 fn in_any_order_of_plugs_a_name_never_passes_to_a_device_that_is_not_a_twin() {
-    const PORTS: [&str; 8] = ["1-1", "1-2", "1-2.1", "1-2.2", "1-2.2.4", "1-3", "1-10", "2-1"];
+    const PORTS: [&str; 8] = [
+        "1-1", "1-2", "1-2.1", "1-2.2", "1-2.2.4", "1-3", "1-10", "2-1",
+    ];
     const SERIALS: [&str; 8] = ["", "", "0001", "0001", "a b", "A_B", "ä", "7"];
     let mut numbers = Numbers(0x2545_F491_4F6C_DD1D);
     for _ in 0..10 {
@@ -798,14 +1249,21 @@ fn in_any_order_of_plugs_a_name_never_passes_to_a_device_that_is_not_a_twin() {
         for step in 0..30 {
             let index = numbers.below(PORTS.len());
             let number = 10 + step;
-            let device = Usb { name: PORTS[index], serial: serials[index], number, ..FTDI };
+            let device = Usb {
+                name: PORTS[index],
+                serial: serials[index],
+                number,
+                ..FTDI
+            };
             let tty = format!("ttyUSB{}", numbers.below(100));
             if plugged[index] {
                 device.unplug(node.fake());
             } else if node.fake().has_node(&format!("/dev/{tty}")) {
                 continue;
             } else {
-                device.plug(node.fake()).serial_port(node.fake(), 0, 0, "ftdi_sio", &tty);
+                device
+                    .plug(node.fake())
+                    .serial_port(node.fake(), 0, 0, "ftdi_sio", &tty);
             }
             plugged[index] = !plugged[index];
             check_owners(&mut owners, &node.discover().unwrap().pools[0].devices);
@@ -820,9 +1278,15 @@ fn in_any_order_of_plugs_a_name_never_passes_to_a_device_that_is_not_a_twin() {
 fn the_driver_asks_for_events_of_every_kind_and_writes_nothing() {
     let info = Udev::describe();
     for subsystem in ["usb", "tty", "video4linux", "hidraw", "input", "sound"] {
-        assert!(info.event_subsystems.iter().any(|known| known == subsystem), "{subsystem}");
+        assert!(
+            info.event_subsystems.iter().any(|known| known == subsystem),
+            "{subsystem}"
+        );
     }
-    assert_eq!((info.capabilities.sysfs_write, info.capabilities.mounts), (Vec::new(), Vec::new()));
+    assert_eq!(
+        (info.capabilities.sysfs_write, info.capabilities.mounts),
+        (Vec::new(), Vec::new())
+    );
     let node = full_node();
     node.discover().unwrap();
     assert_eq!(node.fake().writes(), []);

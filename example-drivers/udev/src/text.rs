@@ -19,7 +19,11 @@ pub(crate) fn descriptor(host: &Host, path: &str) -> Result<Option<String>, Prob
 fn clean(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
     let is_plain = |c: char| c.is_alphanumeric() || c.is_ascii_graphic() || c == ' ';
-    let text: String = text.trim().chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+    let text: String = text
+        .trim()
+        .chars()
+        .map(|c| if is_plain(c) { c } else { '_' })
+        .collect();
     (!text.is_empty()).then_some(text)
 }
 
@@ -31,7 +35,10 @@ pub(crate) fn shortened(text: &str) -> String {
 /// Returns at most this many bytes of a text, without a part of a character.
 pub(crate) fn beginning(text: &str, bytes_max: usize) -> &str {
     let ends = (0..=bytes_max.min(text.len())).rev();
-    let end = ends.into_iter().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = ends
+        .into_iter()
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or(0);
     &text[..end]
 }
 
@@ -57,7 +64,9 @@ pub(crate) fn matches(glob: &str, text: &str) -> bool {
                 position += 1;
             }
             _ => {
-                let Some((after, matched)) = star else { return false };
+                let Some((after, matched)) = star else {
+                    return false;
+                };
                 star = Some((after, matched + 1));
                 (at, position) = (after, matched + 1);
             }
@@ -72,13 +81,23 @@ mod tests {
 
     #[test]
     fn globs_match_whole_texts() {
-        for (glob, text) in [("", ""), ("*", ""), ("A*", "A50285BI"), ("*-2.?", "1-2.3"), ("a*b*c", "aXbbYc")]
-        {
+        for (glob, text) in [
+            ("", ""),
+            ("*", ""),
+            ("A*", "A50285BI"),
+            ("*-2.?", "1-2.3"),
+            ("a*b*c", "aXbbYc"),
+        ] {
             assert!(matches(glob, text), "{glob} {text}");
         }
-        for (glob, text) in
-            [("", "a"), ("?", ""), ("A*", "BA"), ("1-2", "1-2.3"), ("a*b", "abc"), ("[a]", "a")]
-        {
+        for (glob, text) in [
+            ("", "a"),
+            ("?", ""),
+            ("A*", "BA"),
+            ("1-2", "1-2.3"),
+            ("a*b", "abc"),
+            ("[a]", "a"),
+        ] {
             assert!(!matches(glob, text), "{glob} {text}");
         }
     }
@@ -86,14 +105,23 @@ mod tests {
     #[test]
     fn a_glob_of_many_stars_takes_no_time_beyond_its_product() {
         assert!(!matches(&"*a".repeat(60), &"a".repeat(59)));
-        assert!(!matches(&format!("{}b", "*a".repeat(30)), &"a".repeat(4000)));
+        assert!(!matches(
+            &format!("{}b", "*a".repeat(30)),
+            &"a".repeat(4000)
+        ));
     }
 
     #[test]
     fn descriptors_lose_what_is_neither_a_letter_nor_a_digit_nor_ascii() {
         assert_eq!(clean(b" FTDI \n"), Some("FTDI".to_owned()));
-        assert_eq!(clean(b"a\0b\x1b[2Jc\xff/..\n"), Some("a_b_[2Jc_/..".to_owned()));
-        assert_eq!(clean("Jäger\u{202e}x".as_bytes()), Some("Jäger_x".to_owned()));
+        assert_eq!(
+            clean(b"a\0b\x1b[2Jc\xff/..\n"),
+            Some("a_b_[2Jc_/..".to_owned())
+        );
+        assert_eq!(
+            clean("Jäger\u{202e}x".as_bytes()),
+            Some("Jäger_x".to_owned())
+        );
         assert_eq!((clean(b""), clean(b" \n")), (None, None));
     }
 
@@ -101,6 +129,9 @@ mod tests {
     fn attributes_end_between_two_characters() {
         assert_eq!(shortened(&"ä".repeat(40)).len(), 64);
         assert_eq!(shortened(&format!("a{}", "ä".repeat(40))).len(), 63);
-        assert_eq!((whole(&"a".repeat(65)), whole("a")), (None, Some("a".to_owned())));
+        assert_eq!(
+            (whole(&"a".repeat(65)), whole("a")),
+            (None, Some("a".to_owned()))
+        );
     }
 }

@@ -51,7 +51,8 @@ impl Interface {
 /// Returns whether this is the kernel's name of a device behind a port: `1-2.3`.
 fn is_device(name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    name.split_once('-').is_some_and(|(bus, ports)| is_number(bus) && ports.split('.').all(is_number))
+    name.split_once('-')
+        .is_some_and(|(bus, ports)| is_number(bus) && ports.split('.').all(is_number))
 }
 
 #[derive(Clone, Debug)]
@@ -84,13 +85,20 @@ impl UsbDevice {
 
     /// Returns the identities of the raw node: the device and each of its functions.
     pub(crate) fn all_identities(&self) -> Vec<String> {
-        [self.identity()].into_iter().chain(self.functions.iter().cloned()).collect()
+        [self.identity()]
+            .into_iter()
+            .chain(self.functions.iter().cloned())
+            .collect()
     }
 
     /// Returns the identity of one function, or of the device if it has too many of them.
     pub(crate) fn function_identity(&self, interface: &Interface, port: Option<u32>) -> String {
         let function = function_identity(interface, port);
-        if self.functions.contains(&function) { function } else { self.identity() }
+        if self.functions.contains(&function) {
+            function
+        } else {
+            self.identity()
+        }
     }
 }
 
@@ -113,16 +121,25 @@ pub(crate) struct UsbDevices {
 impl UsbDevices {
     pub(crate) fn read(host: &Host) -> Result<Self, Problem> {
         let paths = host.sysfs().glob(&format!("{DEVICES}/*"))?;
-        let names: Vec<&str> = paths.iter().filter_map(|path| path.rsplit('/').next()).collect();
+        let names: Vec<&str> = paths
+            .iter()
+            .filter_map(|path| path.rsplit('/').next())
+            .collect();
         let mut functions: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for interface in names.iter().filter_map(|name| Interface::parse(name)) {
-            functions.entry(interface.device.clone()).or_default().push(function_identity(&interface, None));
+            functions
+                .entry(interface.device.clone())
+                .or_default()
+                .push(function_identity(&interface, None));
         }
         let mut devices = UsbDevices::default();
         for (interface, tty, port) in ports(host)? {
             if port > 0 {
                 let identity = function_identity(&interface, Some(port));
-                functions.entry(interface.device).or_default().push(identity);
+                functions
+                    .entry(interface.device)
+                    .or_default()
+                    .push(identity);
             }
             devices.ports.insert(tty, port);
         }
@@ -156,9 +173,13 @@ impl UsbDevices {
 /// Returns the ports of serial adapters: interface, name of the tty, and number.
 fn ports(host: &Host) -> Result<Vec<(Interface, String, u32)>, Problem> {
     let mut ports = Vec::new();
-    for path in host.sysfs().glob(&format!("{DEVICES}/*/ttyUSB*/port_number"))? {
+    for path in host
+        .sysfs()
+        .glob(&format!("{DEVICES}/*/ttyUSB*/port_number"))?
+    {
         let mut segments = path.rsplit('/').skip(1);
-        let (Some(tty), Some(interface)) = (segments.next(), segments.next().and_then(Interface::parse))
+        let (Some(tty), Some(interface)) =
+            (segments.next(), segments.next().and_then(Interface::parse))
         else {
             continue;
         };
@@ -183,7 +204,9 @@ fn read_device(
         return Ok(None);
     }
     // The device has come, or its bus has gone, since the buses were read.
-    let Some(path) = buses.path_of(name) else { return Ok(None) };
+    let Some(path) = buses.path_of(name) else {
+        return Ok(None);
+    };
     Ok(Some(UsbDevice {
         path,
         vendor: sysfs.read(&file("idVendor"))?,
@@ -191,9 +214,13 @@ fn read_device(
         serial: descriptor(host, &file("serial"))?,
         manufacturer: descriptor(host, &file("manufacturer"))?,
         model: descriptor(host, &file("product"))?,
-        speed_kbps: optional(sysfs.read(&file("speed")))?.as_deref().and_then(kbps),
+        speed_kbps: optional(sysfs.read(&file("speed")))?
+            .as_deref()
+            .and_then(kbps),
         node: raw_node(host, &format!("{DEVICES}/{name}"))?,
-        driver: optional(sysfs.read_link(&file("driver")))?.as_deref().map(last_segment),
+        driver: optional(sysfs.read_link(&file("driver")))?
+            .as_deref()
+            .map(last_segment),
         name: name.to_owned(),
         directory,
         functions,
@@ -201,14 +228,23 @@ fn read_device(
 }
 
 fn raw_node(host: &Host, directory: &str) -> Result<Option<(String, u32, u32)>, Problem> {
-    let number =
-        |name: &str| host.sysfs().read(&format!("{directory}/{name}")).map(|text| text.parse::<u32>().ok());
-    let (Some(bus), Some(device), Some((major, minor))) =
-        (number("busnum")?, number("devnum")?, numbers(host, directory)?)
-    else {
+    let number = |name: &str| {
+        host.sysfs()
+            .read(&format!("{directory}/{name}"))
+            .map(|text| text.parse::<u32>().ok())
+    };
+    let (Some(bus), Some(device), Some((major, minor))) = (
+        number("busnum")?,
+        number("devnum")?,
+        numbers(host, directory)?,
+    ) else {
         return Ok(None);
     };
-    Ok(Some((format!("/dev/bus/usb/{bus:03}/{device:03}"), major, minor)))
+    Ok(Some((
+        format!("/dev/bus/usb/{bus:03}/{device:03}"),
+        major,
+        minor,
+    )))
 }
 
 /// Returns the numbers in a directory's file `dev`, if it has one.
@@ -237,7 +273,9 @@ impl Buses {
     fn read(host: &Host, names: &[&str]) -> Result<Self, Problem> {
         let mut buses = Vec::new();
         for name in names {
-            let Some(number) = name.strip_prefix("usb") else { continue };
+            let Some(number) = name.strip_prefix("usb") else {
+                continue;
+            };
             buses.extend(whole_device(Bus::read(host, number).map(Some))?);
         }
         Ok(Buses(buses))
@@ -248,9 +286,16 @@ impl Buses {
         let (number, ports) = device.split_once('-')?;
         let bus = self.0.iter().find(|bus| bus.number == number)?;
         let (controller, version) = &bus.address;
-        let is_alone = self.0.iter().all(|other| other.number == number || other.address != bus.address);
+        let is_alone = self
+            .0
+            .iter()
+            .all(|other| other.number == number || other.address != bus.address);
         // Hardware with one address has several controllers, and only the kernel's number distinguishes them.
-        let below = if is_alone { String::new() } else { format!("-{}", bus.below) };
+        let below = if is_alone {
+            String::new()
+        } else {
+            format!("-{}", bus.below)
+        };
         Some(format!("{controller}{below}-usbv{version}-0:{ports}"))
     }
 }
@@ -259,10 +304,19 @@ impl Bus {
     fn read(host: &Host, number: &str) -> Result<Self, Problem> {
         let root = format!("usb{number}");
         let directory = host.sysfs().read_link(&format!("{DEVICES}/{root}"))?;
-        let controller = directory.strip_suffix(&root).unwrap_or(&directory).trim_end_matches('/');
+        let controller = directory
+            .strip_suffix(&root)
+            .unwrap_or(&directory)
+            .trim_end_matches('/');
         let hardware = Hardware::of(host, controller)?;
-        let version = optional(host.sysfs().read(&format!("{DEVICES}/{root}/version")))?.unwrap_or_default();
-        let version = version.trim().split('.').next().unwrap_or_default().to_owned();
+        let version =
+            optional(host.sysfs().read(&format!("{DEVICES}/{root}/version")))?.unwrap_or_default();
+        let version = version
+            .trim()
+            .split('.')
+            .next()
+            .unwrap_or_default()
+            .to_owned();
         Ok(Bus {
             number: number.to_owned(),
             address: (hardware.of_controller(), version),
@@ -275,7 +329,9 @@ impl Bus {
 fn kbps(speed: &str) -> Option<u32> {
     let (whole, tenths) = speed.trim().split_once('.').unwrap_or((speed.trim(), "0"));
     let (whole, tenths): (u32, u32) = (whole.parse().ok()?, tenths.parse().ok()?);
-    whole.checked_mul(1000)?.checked_add(tenths.checked_mul(100)?)
+    whole
+        .checked_mul(1000)?
+        .checked_add(tenths.checked_mul(100)?)
 }
 
 #[cfg(test)]
@@ -285,16 +341,31 @@ mod tests {
     #[test]
     fn names_of_interfaces_are_those_of_the_kernel() {
         let interface = Interface::parse("10-2.3.4:1.12").unwrap();
-        assert_eq!((interface.device.as_str(), interface.number), ("10-2.3.4", 12));
+        assert_eq!(
+            (interface.device.as_str(), interface.number),
+            ("10-2.3.4", 12)
+        );
         assert_eq!(interface.name(), "10-2.3.4:1.12");
-        for name in ["1-2", "usb1", "1-0:1", "0000:00:14.0", "1-:1.0", "a-1:1.0", "1-2.:1.0", "1-2:1.256"] {
+        for name in [
+            "1-2",
+            "usb1",
+            "1-0:1",
+            "0000:00:14.0",
+            "1-:1.0",
+            "a-1:1.0",
+            "1-2.:1.0",
+            "1-2:1.256",
+        ] {
             assert_eq!(Interface::parse(name), None, "{name}");
         }
     }
 
     #[test]
     fn speeds_are_thousands_of_bits() {
-        assert_eq!((kbps("1.5"), kbps("480"), kbps("20000")), (Some(1500), Some(480_000), Some(20_000_000)));
+        assert_eq!(
+            (kbps("1.5"), kbps("480"), kbps("20000")),
+            (Some(1500), Some(480_000), Some(20_000_000))
+        );
         assert_eq!((kbps("unknown"), kbps("")), (None, None));
     }
 }

@@ -82,10 +82,20 @@ impl PoolConfig {
             return Err(bad(&self.name, "its name must be a DNS subdomain"));
         }
         if self.select.is_empty() {
-            return Err(bad(&self.name, "select is empty: a pool never has all functions of a node"));
+            return Err(bad(
+                &self.name,
+                "select is empty: a pool never has all functions of a node",
+            ));
         }
-        if self.bind != VFIO_PCI && !VARIANT_SUFFIXES.iter().any(|suffix| self.bind.ends_with(suffix)) {
-            let reason = format!("bind is {:?}, which is neither vfio-pci nor a variant of it", self.bind);
+        if self.bind != VFIO_PCI
+            && !VARIANT_SUFFIXES
+                .iter()
+                .any(|suffix| self.bind.ends_with(suffix))
+        {
+            let reason = format!(
+                "bind is {:?}, which is neither vfio-pci nor a variant of it",
+                self.bind
+            );
             return Err(bad(&self.name, &reason));
         }
         for selector in &mut self.select {
@@ -96,7 +106,8 @@ impl PoolConfig {
             ];
             for (number, lengths) in numbers {
                 if let Some(number) = number {
-                    *number = normal_hex(number, lengths).map_err(|reason| bad(&self.name, &reason))?;
+                    *number =
+                        normal_hex(number, lengths).map_err(|reason| bad(&self.name, &reason))?;
                 }
             }
         }
@@ -110,17 +121,27 @@ impl PoolConfig {
 
 impl Selector {
     fn fits(&self, function: &Function) -> bool {
-        let same = |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
+        let same =
+            |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
         let address = function.address.as_str();
         same(&self.vendor, &function.vendor)
             && same(&self.device, &function.device)
-            && self.class.as_ref().is_none_or(|class| function.class.starts_with(class.as_str()))
+            && self
+                .class
+                .as_ref()
+                .is_none_or(|class| function.class.starts_with(class.as_str()))
             && same(&self.driver, function.driver.as_deref().unwrap_or_default())
             && (self.addresses.is_empty()
-                || self.addresses.iter().any(|glob| matches_wildcards(glob, address)))
+                || self
+                    .addresses
+                    .iter()
+                    .any(|glob| matches_wildcards(glob, address)))
     }
 }
 
 fn bad(pool: &str, reason: &str) -> Problem {
-    Problem::invalid("bad-config", format!("config of vfio-pci: pool {pool:?}: {reason}"))
+    Problem::invalid(
+        "bad-config",
+        format!("config of vfio-pci: pool {pool:?}: {reason}"),
+    )
 }

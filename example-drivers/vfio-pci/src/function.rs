@@ -40,16 +40,27 @@ pub(crate) struct Function {
 
 impl Function {
     /// Returns `None` if the function does not exist, or disappears during the read.
-    pub(crate) fn read(host: &Host, address: Address, own: &OwnDrivers) -> Result<Option<Self>, Problem> {
+    pub(crate) fn read(
+        host: &Host,
+        address: Address,
+        own: &OwnDrivers,
+    ) -> Result<Option<Self>, Problem> {
         let sysfs = host.sysfs();
         let directory = format!("{DEVICES}/{address}");
         let file = |name: &str| sysfs.find(&format!("{directory}/{name}"));
         let number = |name: &str| sysfs.find_parsed::<u32>(&format!("{directory}/{name}"));
-        let link =
-            |name: &str| Ok(sysfs.find_link(&format!("{directory}/{name}"))?.as_deref().map(last_segment));
-        let (Some(path), Some(vendor), Some(device), Some(class)) =
-            (sysfs.find_link(&directory)?, file("vendor")?, file("device")?, file("class")?)
-        else {
+        let link = |name: &str| {
+            Ok(sysfs
+                .find_link(&format!("{directory}/{name}"))?
+                .as_deref()
+                .map(last_segment))
+        };
+        let (Some(path), Some(vendor), Some(device), Some(class)) = (
+            sysfs.find_link(&directory)?,
+            file("vendor")?,
+            file("device")?,
+            file("class")?,
+        ) else {
             return Ok(None);
         };
         let bound = link("driver")?;
@@ -82,15 +93,27 @@ pub(crate) struct Group {
 
 impl Group {
     /// Returns the group of a function; `None` if it is in no group, or if a function of the group disappears during the read.
-    pub(crate) fn of(host: &Host, function: &Function, own: &OwnDrivers) -> Result<Option<Self>, Problem> {
-        let Some(number) = function.iommu_group else { return Ok(None) };
+    pub(crate) fn of(
+        host: &Host,
+        function: &Function,
+        own: &OwnDrivers,
+    ) -> Result<Option<Self>, Problem> {
+        let Some(number) = function.iommu_group else {
+            return Ok(None);
+        };
         let path = format!("{DEVICES}/{}/iommu_group/devices", function.address);
-        let mut addresses: Vec<_> =
-            host.sysfs().read_dir(&path)?.iter().filter_map(|name| Address::parse(name)).collect();
+        let mut addresses: Vec<_> = host
+            .sysfs()
+            .read_dir(&path)?
+            .iter()
+            .filter_map(|name| Address::parse(name))
+            .collect();
         addresses.sort();
         let mut functions = Vec::with_capacity(addresses.len());
         for address in addresses {
-            let Some(function) = Function::read(host, address, own)? else { return Ok(None) };
+            let Some(function) = Function::read(host, address, own)? else {
+                return Ok(None);
+            };
             functions.push(function);
         }
         functions.retain(|function| !function.is_bridge());
@@ -103,7 +126,10 @@ impl Group {
     }
 
     pub(crate) fn addresses(&self) -> Vec<&str> {
-        self.functions.iter().map(|function| function.address.as_str()).collect()
+        self.functions
+            .iter()
+            .map(|function| function.address.as_str())
+            .collect()
     }
 }
 
@@ -111,8 +137,11 @@ impl Group {
 pub(crate) fn functions(host: &Host, own: &OwnDrivers) -> Result<Vec<Function>, Problem> {
     let mut functions = Vec::new();
     for path in host.sysfs().glob(&format!("{DEVICES}/*"))? {
-        let Some(address) = Address::parse(&last_segment(&path)) else { continue };
-        functions.extend(Function::read(host, address, own)?.filter(|function| !function.is_bridge()));
+        let Some(address) = Address::parse(&last_segment(&path)) else {
+            continue;
+        };
+        functions
+            .extend(Function::read(host, address, own)?.filter(|function| !function.is_bridge()));
     }
     Ok(functions)
 }

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nodedock_sdk::{
-    AllocatedDevice, Claim, ClaimRecord, Configuration, ContainerEdits, Context, Driver, DriverInfo, Host,
-    Inventory, Pool, Prepared, PreparedDevice, Problem, ProblemKind, Trigger,
+    AllocatedDevice, Claim, ClaimRecord, Configuration, ContainerEdits, Context, Driver,
+    DriverInfo, Host, Inventory, Pool, Prepared, PreparedDevice, Problem, ProblemKind, Trigger,
 };
 use serde::{Deserialize, Serialize};
 
@@ -99,7 +99,10 @@ impl Configuration for VfioPci {
     }
 
     fn validate_parameters(_: &str) -> Result<(), Problem> {
-        Err(Problem::invalid("no-parameters", "the vfio-pci driver takes no parameters in claims or classes"))
+        Err(Problem::invalid(
+            "no-parameters",
+            "the vfio-pci driver takes no parameters in claims or classes",
+        ))
     }
 }
 
@@ -123,18 +126,23 @@ impl<'a> Allocation<'a> {
             let message = format!("device {}/{}: {reason}", device.pool, device.device);
             Problem::not_found("no-such-device", message)
         };
-        let address =
-            Address::from_label(&device.device).ok_or_else(|| missing("no name of a PCI function"))?;
-        let function =
-            Function::read(host, address, own)?.ok_or_else(|| missing("the function does not exist"))?;
+        let address = Address::from_label(&device.device)
+            .ok_or_else(|| missing("no name of a PCI function"))?;
+        let function = Function::read(host, address, own)?
+            .ok_or_else(|| missing("the function does not exist"))?;
         if function.iommu_group.is_none() {
-            let message = format!("{} is in no IOMMU group: enable the IOMMU of the node", function.address);
+            let message = format!(
+                "{} is in no IOMMU group: enable the IOMMU of the node",
+                function.address
+            );
             return Err(Problem::unavailable("no-iommu", message));
         }
         let group = Group::of(host, &function, own)?
             .ok_or_else(|| missing("a function of the IOMMU group does not exist"))?;
         if group.first().address != function.address {
-            return Err(missing("another function names the device of its IOMMU group"));
+            return Err(missing(
+                "another function names the device of its IOMMU group",
+            ));
         }
         let pool = offer::pool_of(config, &group).map_err(|refusal| refused(&group, &refusal))?;
         let pool = &config.pools()[pool];
@@ -142,7 +150,12 @@ impl<'a> Allocation<'a> {
             return Err(missing("the config does not offer the group in this pool"));
         }
         let (bind, extended_resource) = (pool.bind.clone(), pool.extended_resource.clone());
-        Ok(Allocation { device, group, bind, extended_resource })
+        Ok(Allocation {
+            device,
+            group,
+            bind,
+            extended_resource,
+        })
     }
 
     fn prepare(&self, host: &Host) -> Result<ContainerEdits, Problem> {
@@ -154,31 +167,51 @@ impl<'a> Allocation<'a> {
         }
         let group_node = format!("/dev/vfio/{}", self.group.number);
         for path in [VFIO_NODE, &group_node] {
-            host.device_nodes().stat(path).map_err(|problem| not_there_yet(problem, path, first))?;
+            host.device_nodes()
+                .stat(path)
+                .map_err(|problem| not_there_yet(problem, path, first))?;
         }
         let variable = first.variable("PCIDEVICE");
         let addresses = self.group.addresses().join(",");
-        Ok(ContainerEdits::new().env(variable, addresses).device_node(VFIO_NODE).device_node(group_node))
+        Ok(ContainerEdits::new()
+            .env(variable, addresses)
+            .device_node(VFIO_NODE)
+            .device_node(group_node))
     }
 
     /// Admin access changes no kernel driver: the group's node exists only while another claim has it bound.
     fn check_bound(&self) -> Result<(), Problem> {
-        let unbound = self.group.functions.iter().find(|one| one.bound.as_ref() != Some(&self.bind));
-        let Some(function) = unbound else { return Ok(()) };
+        let unbound = self
+            .group
+            .functions
+            .iter()
+            .find(|one| one.bound.as_ref() != Some(&self.bind));
+        let Some(function) = unbound else {
+            return Ok(());
+        };
         let (address, driver) = (&function.address, &self.bind);
-        let message = format!("{address} is not bound to {driver}, and admin access does not bind it");
+        let message =
+            format!("{address} is not bound to {driver}, and admin access does not bind it");
         Err(Problem::unavailable("not-bound", message))
     }
 }
 
 fn empty_pool(config: &config::PoolConfig) -> Pool {
-    Pool::new(&config.name).extended_resource(config.extended_resource.clone()).control_nodes([VFIO_NODE])
+    Pool::new(&config.name)
+        .extended_resource(config.extended_resource.clone())
+        .control_nodes([VFIO_NODE])
 }
 
 fn refused(group: &Group, refusal: &Refusal) -> Problem {
-    let message = format!("IOMMU group {} of {}: {refusal}", group.number, group.first().address);
+    let message = format!(
+        "IOMMU group {} of {}: {refusal}",
+        group.number,
+        group.first().address
+    );
     match refusal {
-        Refusal::NotSelected(_) | Refusal::SeveralPools => Problem::not_found("not-offered", message),
+        Refusal::NotSelected(_) | Refusal::SeveralPools => {
+            Problem::not_found("not-offered", message)
+        }
         Refusal::VirtualFunctions { .. } => Problem::conflict("has-virtual-functions", message),
         Refusal::TooManyFunctions => Problem::denied("too-many-functions", message),
     }
@@ -194,11 +227,15 @@ fn not_there_yet(problem: Problem, path: &str, first: &Address) -> Problem {
 
 /// Returns the functions that the claim binds. Devices with admin access are not among them.
 fn journal_of(ctx: &Context, allocations: &[Allocation<'_>]) -> Journal {
-    let bound = allocations.iter().filter(|allocation| !allocation.device.admin_access);
+    let bound = allocations
+        .iter()
+        .filter(|allocation| !allocation.device.admin_access);
     let functions = bound.flat_map(|allocation| &allocation.group.functions);
     Journal {
         boot_id: ctx.boot_id.clone(),
-        functions: functions.map(|one| (one.address.clone(), one.driver.clone())).collect(),
+        functions: functions
+            .map(|one| (one.address.clone(), one.driver.clone()))
+            .collect(),
     }
 }
 
@@ -206,14 +243,20 @@ fn journal_of(ctx: &Context, allocations: &[Allocation<'_>]) -> Journal {
 fn resources(allocations: &[Allocation<'_>]) -> ContainerEdits {
     let mut resources: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for allocation in allocations {
-        let Some(resource) = &allocation.extended_resource else { continue };
-        let name = resource.to_ascii_uppercase().replace(|letter: char| !letter.is_ascii_alphanumeric(), "_");
+        let Some(resource) = &allocation.extended_resource else {
+            continue;
+        };
+        let name = resource
+            .to_ascii_uppercase()
+            .replace(|letter: char| !letter.is_ascii_alphanumeric(), "_");
         let addresses = resources.entry(format!("PCI_RESOURCE_{name}")).or_default();
         addresses.push(allocation.group.first().address.as_str());
     }
     resources
         .into_iter()
-        .fold(ContainerEdits::new(), |edits, (name, addresses)| edits.env(name, addresses.join(",")))
+        .fold(ContainerEdits::new(), |edits, (name, addresses)| {
+            edits.env(name, addresses.join(","))
+        })
 }
 
 /// Returns the kernel drivers of functions that claims have bound: a config that selects by kernel driver selects by these.
@@ -235,13 +278,22 @@ fn own_drivers(
 
 /// Discovery goes on without the claim: the devices of other claims do not depend on it.
 fn warn(host: &Host, problem: Problem) -> Result<(), Problem> {
-    host.log().warn("memo cannot be read", &[("reason", problem.message.as_str())]);
+    host.log().warn(
+        "memo cannot be read",
+        &[("reason", problem.message.as_str())],
+    );
     Ok(())
 }
 
 /// Returns what a claim has bound; nothing for a claim of another boot, which has reset all kernel drivers.
 fn functions_of_claim(ctx: &Context, record: &ClaimRecord) -> Result<OwnDrivers, Problem> {
-    let journals = [record.claim.progress::<Journal>()?, record.memo::<Journal>()?];
-    let of_this_boot = journals.into_iter().flatten().filter(|journal| journal.boot_id == ctx.boot_id);
+    let journals = [
+        record.claim.progress::<Journal>()?,
+        record.memo::<Journal>()?,
+    ];
+    let of_this_boot = journals
+        .into_iter()
+        .flatten()
+        .filter(|journal| journal.boot_id == ctx.boot_id);
     Ok(of_this_boot.flat_map(|journal| journal.functions).collect())
 }

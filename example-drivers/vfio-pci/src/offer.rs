@@ -29,7 +29,9 @@ pub(crate) enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::NotSelected(address) => write!(f, "the config does not select its function {address}"),
+            Refusal::NotSelected(address) => {
+                write!(f, "the config does not select its function {address}")
+            }
             Refusal::SeveralPools => f.write_str("the config has its functions in several pools"),
             Refusal::VirtualFunctions { function, count } => {
                 write!(f, "its function {function} has {count} virtual functions")
@@ -41,7 +43,11 @@ impl fmt::Display for Refusal {
 
 /// Returns the groups that the config offers, each with the index of its pool. Logs why other groups with selected functions are not
 /// offered.
-pub(crate) fn groups(host: &Host, config: &Config, own: &OwnDrivers) -> Result<Vec<(usize, Group)>, Problem> {
+pub(crate) fn groups(
+    host: &Host,
+    config: &Config,
+    own: &OwnDrivers,
+) -> Result<Vec<(usize, Group)>, Problem> {
     let mut offered = Vec::new();
     let mut seen = BTreeSet::new();
     for function in functions(host, own)? {
@@ -51,18 +57,27 @@ pub(crate) fn groups(host: &Host, config: &Config, own: &OwnDrivers) -> Result<V
         let address = function.address.as_str();
         let Some(number) = function.iommu_group else {
             let reason = "it is in no IOMMU group: enable the IOMMU of the node";
-            host.log().warn("function not offered", &[("function", address), ("reason", reason)]);
+            host.log().warn(
+                "function not offered",
+                &[("function", address), ("reason", reason)],
+            );
             continue;
         };
         if !seen.insert(number) {
             continue;
         }
-        let Some(group) = Group::of(host, &function, own)? else { continue };
+        let Some(group) = Group::of(host, &function, own)? else {
+            continue;
+        };
         match pool_of(config, &group) {
             Ok(pool) => offered.push((pool, group)),
             Err(refusal) => {
                 let (number, reason) = (number.to_string(), refusal.to_string());
-                let fields = [("group", number.as_str()), ("function", address), ("reason", &reason)];
+                let fields = [
+                    ("group", number.as_str()),
+                    ("function", address),
+                    ("reason", &reason),
+                ];
                 host.log().warn("IOMMU group not offered", &fields);
             }
         }
@@ -78,13 +93,18 @@ pub(crate) fn pool_of(config: &Config, group: &Group) -> Result<usize, Refusal> 
     let mut chosen = None;
     for function in &group.functions {
         let address = || function.address.clone();
-        let pool = config.pool_of(function).ok_or_else(|| Refusal::NotSelected(address()))?;
+        let pool = config
+            .pool_of(function)
+            .ok_or_else(|| Refusal::NotSelected(address()))?;
         if *chosen.get_or_insert(pool) != pool {
             return Err(Refusal::SeveralPools);
         }
         if function.virtual_functions > 0 {
             let count = function.virtual_functions;
-            return Err(Refusal::VirtualFunctions { function: address(), count });
+            return Err(Refusal::VirtualFunctions {
+                function: address(),
+                count,
+            });
         }
     }
     chosen.ok_or_else(|| Refusal::NotSelected(group.first().address.clone()))
@@ -100,10 +120,18 @@ pub(crate) fn publish(group: &Group) -> Device {
         .attribute("class", first.class.as_str())
         .attribute_opt("numaNode", first.numa_node)
         .attribute("iommuGroup", group.number)
-        .attribute("functions", i64::try_from(group.functions.len()).unwrap_or(i64::MAX));
+        .attribute(
+            "functions",
+            i64::try_from(group.functions.len()).unwrap_or(i64::MAX),
+        );
     let device = match first.numa_node {
         Some(node) => device.numa_node(node),
         None => device,
     };
-    group.addresses().into_iter().fold(device, |device, address| device.identity(format!("pci:{address}")))
+    group
+        .addresses()
+        .into_iter()
+        .fold(device, |device, address| {
+            device.identity(format!("pci:{address}"))
+        })
 }

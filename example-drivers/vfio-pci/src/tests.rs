@@ -1,5 +1,7 @@
 use nodedock_sdk::testing::{FakeHost, Grant, Harness};
-use nodedock_sdk::{AllocatedDevice, AttributeValue, Claim, Configuration, Context, Problem, ProblemKind};
+use nodedock_sdk::{
+    AllocatedDevice, AttributeValue, Claim, Configuration, Context, Problem, ProblemKind,
+};
 use serde_json::{Value, json};
 
 use crate::VfioPci;
@@ -15,18 +17,28 @@ fn directory(address: &str) -> String {
 
 fn bind(fake: &FakeHost, address: &str, driver: &str) {
     let link = format!("{}/driver", directory(address));
-    fake.dir(&format!("bus/pci/drivers/{driver}")).link(&link, &format!("../../../bus/pci/drivers/{driver}"));
+    fake.dir(&format!("bus/pci/drivers/{driver}"))
+        .link(&link, &format!("../../../bus/pci/drivers/{driver}"));
 }
 
 fn add_function(fake: &FakeHost, address: &str, ids: (&str, &str), class: &str, group: u32) {
     let directory = directory(address);
-    fake.link(&format!("bus/pci/devices/{address}"), &format!("../../../{directory}"))
-        .file(&format!("{directory}/vendor"), format!("{}\n", ids.0))
-        .file(&format!("{directory}/device"), format!("{}\n", ids.1))
-        .file(&format!("{directory}/class"), format!("{class}\n"))
-        .file(&format!("{directory}/numa_node"), "1\n")
-        .link(&format!("{directory}/iommu_group"), &format!("../../../kernel/iommu_groups/{group}"))
-        .link(&format!("kernel/iommu_groups/{group}/devices/{address}"), &format!("../../../../{directory}"));
+    fake.link(
+        &format!("bus/pci/devices/{address}"),
+        &format!("../../../{directory}"),
+    )
+    .file(&format!("{directory}/vendor"), format!("{}\n", ids.0))
+    .file(&format!("{directory}/device"), format!("{}\n", ids.1))
+    .file(&format!("{directory}/class"), format!("{class}\n"))
+    .file(&format!("{directory}/numa_node"), "1\n")
+    .link(
+        &format!("{directory}/iommu_group"),
+        &format!("../../../kernel/iommu_groups/{group}"),
+    )
+    .link(
+        &format!("kernel/iommu_groups/{group}/devices/{address}"),
+        &format!("../../../../{directory}"),
+    );
 }
 
 fn node() -> Harness<VfioPci> {
@@ -40,11 +52,9 @@ fn node() -> Harness<VfioPci> {
     bind(fake, GPU, "nouveau");
     bind(fake, AUDIO, "snd_hda_intel");
     bind(fake, NVME, "nvme");
-    fake.dir("bus/pci/drivers/vfio-pci").character_node("/dev/vfio/vfio", 10, 196).character_node(
-        "/dev/vfio/27",
-        240,
-        0,
-    );
+    fake.dir("bus/pci/drivers/vfio-pci")
+        .character_node("/dev/vfio/vfio", 10, 196)
+        .character_node("/dev/vfio/27", 240, 0);
     node.config(pools(&[json!({"vendor": "0x10DE"})]));
     node
 }
@@ -81,8 +91,14 @@ fn code(result: Result<impl Sized, Problem>) -> (ProblemKind, String) {
 }
 
 fn reasons(node: &Harness<VfioPci>) -> Vec<String> {
-    let reason = |fields: Vec<(String, String)>| fields.into_iter().find(|(key, _)| key == "reason");
-    node.fake().log_lines().into_iter().filter_map(|line| reason(line.fields)).map(|(_, why)| why).collect()
+    let reason =
+        |fields: Vec<(String, String)>| fields.into_iter().find(|(key, _)| key == "reason");
+    node.fake()
+        .log_lines()
+        .into_iter()
+        .filter_map(|line| reason(line.fields))
+        .map(|(_, why)| why)
+        .collect()
 }
 
 #[test]
@@ -92,7 +108,12 @@ fn the_shipped_files_fit_the_driver() {
     VfioPci::validate_config(&config.to_string()).unwrap();
     let node = node();
     node.grant(&grant).config(config);
-    assert!(node.discover().unwrap().device("gpu", "0000-3b-00-0").is_some());
+    assert!(
+        node.discover()
+            .unwrap()
+            .device("gpu", "0000-3b-00-0")
+            .is_some()
+    );
     node.prepare(&claim("a")).unwrap();
     node.unprepare("a").unwrap();
 }
@@ -101,7 +122,10 @@ fn the_shipped_files_fit_the_driver() {
 fn the_schema_is_json_and_refuses_unknown_keys() {
     let schema: Value = serde_json::from_str(&VfioPci::config_schema().unwrap()).unwrap();
     assert_eq!(schema["additionalProperties"], false);
-    assert_eq!(schema["properties"]["pools"]["items"]["additionalProperties"], false);
+    assert_eq!(
+        schema["properties"]["pools"]["items"]["additionalProperties"],
+        false
+    );
 }
 
 #[test]
@@ -112,8 +136,14 @@ fn a_group_is_one_device_with_the_identities_of_its_functions_without_bridges() 
     assert_eq!(gpu.identity, ["pci:0000:3b:00.0", "pci:0000:3b:00.1"]);
     assert_eq!(gpu.numa_nodes, [1]);
     for (name, value) in [
-        ("resource.kubernetes.io/pciBusID", AttributeValue::Text(GPU.into())),
-        ("resource.kubernetes.io/pcieRoot", AttributeValue::Text("pci0000:3a".into())),
+        (
+            "resource.kubernetes.io/pciBusID",
+            AttributeValue::Text(GPU.into()),
+        ),
+        (
+            "resource.kubernetes.io/pcieRoot",
+            AttributeValue::Text("pci0000:3a".into()),
+        ),
         ("vendor", AttributeValue::Text("0x10de".into())),
         ("device", AttributeValue::Text("0x1eb8".into())),
         ("class", AttributeValue::Text("0x030200".into())),
@@ -131,14 +161,21 @@ fn without_a_config_nothing_is_offered() {
 }
 
 #[test]
-fn a_group_with_a_disk_controller_that_the_config_does_not_select_is_not_offered_and_the_log_says_why_once() {
+fn a_group_with_a_disk_controller_that_the_config_does_not_select_is_not_offered_and_the_log_says_why_once()
+ {
     let node = node();
     let disk = "0000:3b:00.2";
     add_function(node.fake(), disk, ("0x144d", "0xa808"), "0x010802", 27);
     bind(node.fake(), disk, "nvme");
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
-    assert_eq!(reasons(&node), [format!("the config does not select its function {disk}")]);
-    assert_eq!(code(node.prepare(&claim("a"))), (ProblemKind::NotFound, "not-offered".into()));
+    assert_eq!(
+        reasons(&node),
+        [format!("the config does not select its function {disk}")]
+    );
+    assert_eq!(
+        code(node.prepare(&claim("a"))),
+        (ProblemKind::NotFound, "not-offered".into())
+    );
     assert_eq!(drivers(&node), own_drivers());
 }
 
@@ -151,15 +188,22 @@ fn a_group_in_two_pools_is_not_offered() {
     ]}));
     let inventory = node.discover().unwrap();
     assert!(inventory.pools.iter().all(|pool| pool.devices.is_empty()));
-    assert_eq!(reasons(&node), ["the config has its functions in several pools"]);
+    assert_eq!(
+        reasons(&node),
+        ["the config has its functions in several pools"]
+    );
 }
 
 #[test]
 fn a_physical_function_with_virtual_functions_is_neither_offered_nor_prepared() {
     let node = node();
-    node.fake().file(&format!("{}/sriov_numvfs", directory(GPU)), "4\n");
+    node.fake()
+        .file(&format!("{}/sriov_numvfs", directory(GPU)), "4\n");
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
-    assert_eq!(code(node.prepare(&claim("a"))), (ProblemKind::Conflict, "has-virtual-functions".into()));
+    assert_eq!(
+        code(node.prepare(&claim("a"))),
+        (ProblemKind::Conflict, "has-virtual-functions".into())
+    );
 }
 
 #[test]
@@ -167,13 +211,33 @@ fn a_prepare_binds_the_group_and_gives_its_nodes_and_addresses() {
     let node = node();
     let prepared = node.prepare(&claim("a")).unwrap();
     let edits = &prepared.devices[0].edits;
-    let paths: Vec<_> = edits.device_nodes.iter().map(|node| node.path.as_str()).collect();
+    let paths: Vec<_> = edits
+        .device_nodes
+        .iter()
+        .map(|node| node.path.as_str())
+        .collect();
     assert_eq!(paths, ["/dev/vfio/vfio", "/dev/vfio/27"]);
-    assert_eq!(edits.env, [("PCIDEVICE_0000_3B_00_0".to_owned(), format!("{GPU},{AUDIO}"))]);
-    assert_eq!(prepared.edits.env, [("PCI_RESOURCE_EXAMPLE_COM_A_GPU".to_owned(), GPU.to_owned())]);
+    assert_eq!(
+        edits.env,
+        [(
+            "PCIDEVICE_0000_3B_00_0".to_owned(),
+            format!("{GPU},{AUDIO}")
+        )]
+    );
+    assert_eq!(
+        prepared.edits.env,
+        [("PCI_RESOURCE_EXAMPLE_COM_A_GPU".to_owned(), GPU.to_owned())]
+    );
     assert_eq!(drivers(&node), vfio_drivers());
-    assert_eq!(node.fake().kernel_driver(BRIDGE).as_deref(), Some("pcieport"));
-    assert_eq!(node.prepare(&claim("a")), Ok(prepared), "a repeated prepare returns the same");
+    assert_eq!(
+        node.fake().kernel_driver(BRIDGE).as_deref(),
+        Some("pcieport")
+    );
+    assert_eq!(
+        node.prepare(&claim("a")),
+        Ok(prepared),
+        "a repeated prepare returns the same"
+    );
     node.unprepare("a").unwrap();
     assert_eq!(drivers(&node), own_drivers());
     node.unprepare("a").unwrap();
@@ -188,12 +252,19 @@ fn two_claims_bind_and_restore_their_own_groups() {
     bind(node.fake(), second, "nouveau");
     node.fake().character_node("/dev/vfio/31", 240, 1);
     node.prepare(&claim("a")).unwrap();
-    node.prepare(&Claim::new("default", "demo", "b").device("gpu", "gpu", "0000-5e-00-0")).unwrap();
+    node.prepare(&Claim::new("default", "demo", "b").device("gpu", "gpu", "0000-5e-00-0"))
+        .unwrap();
     node.unprepare("a").unwrap();
     assert_eq!(drivers(&node), own_drivers());
-    assert_eq!(node.fake().kernel_driver(second).as_deref(), Some("vfio-pci"));
+    assert_eq!(
+        node.fake().kernel_driver(second).as_deref(),
+        Some("vfio-pci")
+    );
     node.unprepare("b").unwrap();
-    assert_eq!(node.fake().kernel_driver(second).as_deref(), Some("nouveau"));
+    assert_eq!(
+        node.fake().kernel_driver(second).as_deref(),
+        Some("nouveau")
+    );
 }
 
 #[test]
@@ -202,16 +273,24 @@ fn the_devices_of_a_claim_are_listed_by_resource() {
     let second = "0000:5e:00.0";
     add_function(node.fake(), second, ("0x10de", "0x1eb8"), "0x030200", 31);
     node.fake().character_node("/dev/vfio/31", 240, 1);
-    let prepared = node.prepare(&claim("a").device("gpu", "gpu", "0000-5e-00-0")).unwrap();
+    let prepared = node
+        .prepare(&claim("a").device("gpu", "gpu", "0000-5e-00-0"))
+        .unwrap();
     let list = format!("{GPU},{second}");
-    assert_eq!(prepared.edits.env, [("PCI_RESOURCE_EXAMPLE_COM_A_GPU".to_owned(), list)]);
+    assert_eq!(
+        prepared.edits.env,
+        [("PCI_RESOURCE_EXAMPLE_COM_A_GPU".to_owned(), list)]
+    );
 }
 
 /// The functions are bound to `vfio-pci` while a claim uses them, and the config selects by the kernel drivers that they had.
 #[test]
 fn a_pool_that_selects_by_kernel_driver_keeps_its_prepared_devices() {
     let node = node();
-    node.config(pools(&[json!({"driver": "nouveau"}), json!({"driver": "snd_hda_intel"})]));
+    node.config(pools(&[
+        json!({"driver": "nouveau"}),
+        json!({"driver": "snd_hda_intel"}),
+    ]));
     let before = node.discover().unwrap();
     assert_eq!(before.pools[0].devices.len(), 1);
     let prepared = node.prepare(&claim("a")).unwrap();
@@ -222,10 +301,16 @@ fn a_pool_that_selects_by_kernel_driver_keeps_its_prepared_devices() {
 #[test]
 fn a_prepare_whose_node_is_not_there_yet_is_retried_soon_and_then_succeeds() {
     let node = node();
-    node.config(pools(&[json!({"driver": "nouveau"}), json!({"driver": "snd_hda_intel"})]));
+    node.config(pools(&[
+        json!({"driver": "nouveau"}),
+        json!({"driver": "snd_hda_intel"}),
+    ]));
     node.fake().remove("/dev/vfio/27");
     let problem = node.prepare(&claim("a")).unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "no-vfio-node"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Unavailable, "no-vfio-node")
+    );
     assert_eq!(problem.retry_after_ms, Some(250));
     node.fake().character_node("/dev/vfio/27", 240, 0);
     node.prepare(&claim("a")).unwrap();
@@ -260,20 +345,34 @@ fn a_variant_driver_is_bound_if_the_kernel_has_it() {
         {"name": "gpu", "select": [{"vendor": "0x10de"}], "bind": "nvgrace_gpu_vfio_pci"},
     ]});
     node.config(config);
-    assert_eq!(code(node.prepare(&claim("a"))), (ProblemKind::NotFound, "no-such-kernel-driver".into()));
+    assert_eq!(
+        code(node.prepare(&claim("a"))),
+        (ProblemKind::NotFound, "no-such-kernel-driver".into())
+    );
     node.fake().dir("bus/pci/drivers/nvgrace_gpu_vfio_pci");
     node.prepare(&claim("a")).unwrap();
-    assert_eq!(node.fake().kernel_driver(GPU).as_deref(), Some("nvgrace_gpu_vfio_pci"));
+    assert_eq!(
+        node.fake().kernel_driver(GPU).as_deref(),
+        Some("nvgrace_gpu_vfio_pci")
+    );
 }
 
 #[test]
 fn without_an_iommu_nothing_is_offered_and_the_log_says_why() {
     let node = node();
-    node.fake().remove(&format!("{}/iommu_group", directory(GPU)));
-    node.fake().remove(&format!("{}/iommu_group", directory(AUDIO)));
+    node.fake()
+        .remove(&format!("{}/iommu_group", directory(GPU)));
+    node.fake()
+        .remove(&format!("{}/iommu_group", directory(AUDIO)));
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
-    assert_eq!(reasons(&node), ["it is in no IOMMU group: enable the IOMMU of the node"; 2]);
-    assert_eq!(code(node.prepare(&claim("a"))), (ProblemKind::Unavailable, "no-iommu".into()));
+    assert_eq!(
+        reasons(&node),
+        ["it is in no IOMMU group: enable the IOMMU of the node"; 2]
+    );
+    assert_eq!(
+        code(node.prepare(&claim("a"))),
+        (ProblemKind::Unavailable, "no-iommu".into())
+    );
 }
 
 #[test]
@@ -286,25 +385,42 @@ fn a_function_that_vanishes_is_not_found_and_unprepared_with_success() {
             .remove(&format!("kernel/iommu_groups/27/devices/{address}"))
             .remove(&directory(address));
     }
-    assert_eq!(code(node.prepare(&claim("b"))), (ProblemKind::NotFound, "no-such-device".into()));
+    assert_eq!(
+        code(node.prepare(&claim("b"))),
+        (ProblemKind::NotFound, "no-such-device".into())
+    );
     node.unprepare("a").unwrap();
 }
 
 #[test]
 fn a_claim_for_what_is_not_offered_is_refused() {
     let node = node();
-    for (pool, device) in [("other", "0000-3b-00-0"), ("gpu", "0000-3b-00-1"), ("gpu", "gpu")] {
+    for (pool, device) in [
+        ("other", "0000-3b-00-0"),
+        ("gpu", "0000-3b-00-1"),
+        ("gpu", "gpu"),
+    ] {
         let claim = Claim::new("n", "c", "u").device("r", pool, device);
-        assert_eq!(code(node.prepare(&claim)), (ProblemKind::NotFound, "no-such-device".into()), "{device}");
+        assert_eq!(
+            code(node.prepare(&claim)),
+            (ProblemKind::NotFound, "no-such-device".into()),
+            "{device}"
+        );
     }
     let claim = Claim::new("n", "c", "u").device("r", "gpu", "0000-3c-00-0");
-    assert_eq!(code(node.prepare(&claim)), (ProblemKind::NotFound, "not-offered".into()));
+    assert_eq!(
+        code(node.prepare(&claim)),
+        (ProblemKind::NotFound, "not-offered".into())
+    );
 }
 
 #[test]
 fn admin_access_binds_and_restores_nothing() {
     let node = node();
-    assert_eq!(code(node.prepare(&admin_claim("admin"))), (ProblemKind::Unavailable, "not-bound".into()));
+    assert_eq!(
+        code(node.prepare(&admin_claim("admin"))),
+        (ProblemKind::Unavailable, "not-bound".into())
+    );
     assert_eq!(drivers(&node), own_drivers());
     node.prepare(&claim("a")).unwrap();
     let prepared = node.prepare(&admin_claim("admin")).unwrap();
@@ -321,29 +437,52 @@ fn after_a_reboot_the_kernel_drivers_of_the_old_boot_are_not_restored() {
     node.prepare(&claim("a")).unwrap();
     bind(node.fake(), GPU, "nvidia");
     bind(node.fake(), AUDIO, "snd_hda_intel");
-    node.context(Context { boot_id: "another".into(), ..Context::default() });
+    node.context(Context {
+        boot_id: "another".into(),
+        ..Context::default()
+    });
     node.unprepare("a").unwrap();
     assert_eq!(node.fake().kernel_driver(GPU).as_deref(), Some("nvidia"));
 }
 
 #[test]
 fn configs_that_cannot_work_are_refused_with_the_reason() {
-    let pool =
-        |select: Value, bind: &str| json!({"pools": [{"name": "p", "select": [select], "bind": bind}]});
+    let pool = |select: Value, bind: &str| json!({"pools": [{"name": "p", "select": [select], "bind": bind}]});
     let cases = [
         (json!({"pool": []}), "unknown field `pool`"),
         (json!({"pools": [{"name": "p"}]}), "missing field `select`"),
-        (json!({"pools": [{"name": "p", "select": []}]}), "select is empty"),
-        (json!({"pools": [{"name": "P", "select": [{}]}]}), "DNS subdomain"),
-        (json!({"pools": [{"name": "p", "select": [{}]}, {"name": "p", "select": [{}]}]}), "twice"),
-        (pool(json!({"vendor": "10de"}), "vfio-pci"), "not 0x and 4 hex digits"),
-        (pool(json!({"class": "0x030"}), "vfio-pci"), "not 0x and 2 or 4 or 6 hex digits"),
-        (pool(json!({}), "uio_pci_generic"), "neither vfio-pci nor a variant"),
+        (
+            json!({"pools": [{"name": "p", "select": []}]}),
+            "select is empty",
+        ),
+        (
+            json!({"pools": [{"name": "P", "select": [{}]}]}),
+            "DNS subdomain",
+        ),
+        (
+            json!({"pools": [{"name": "p", "select": [{}]}, {"name": "p", "select": [{}]}]}),
+            "twice",
+        ),
+        (
+            pool(json!({"vendor": "10de"}), "vfio-pci"),
+            "not 0x and 4 hex digits",
+        ),
+        (
+            pool(json!({"class": "0x030"}), "vfio-pci"),
+            "not 0x and 2 or 4 or 6 hex digits",
+        ),
+        (
+            pool(json!({}), "uio_pci_generic"),
+            "neither vfio-pci nor a variant",
+        ),
     ];
     for (config, reason) in cases {
         let problem = VfioPci::validate_config(&config.to_string()).unwrap_err();
         assert_eq!(problem.kind, ProblemKind::Invalid);
         assert!(problem.message.contains(reason), "{problem} lacks {reason}");
     }
-    assert_eq!(VfioPci::validate_parameters("{}").unwrap_err().code, "no-parameters");
+    assert_eq!(
+        VfioPci::validate_parameters("{}").unwrap_err().code,
+        "no-parameters"
+    );
 }

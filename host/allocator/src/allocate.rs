@@ -50,7 +50,11 @@ pub struct Bounds {
 impl Default for Bounds {
     /// Far more than a claim with an answer takes. A search without one ends within a fraction of a second.
     fn default() -> Self {
-        Self { steps: 1_000_000, selector_steps: 10_000_000, excluded: 1_024 }
+        Self {
+            steps: 1_000_000,
+            selector_steps: 10_000_000,
+            excluded: 1_024,
+        }
     }
 }
 
@@ -114,11 +118,20 @@ pub fn allocate(
     share_ids: &mut dyn FnMut() -> String,
 ) -> Result<AllocationResult, NotAllocated> {
     let requests = Requests::parse(claim, inventory, classes).map_err(NotAllocated::invalid)?;
+    let constraints = claim
+        .spec
+        .devices
+        .as_ref()
+        .and_then(|devices| devices.constraints.as_deref())
+        .unwrap_or_default();
     let constraints =
-        claim.spec.devices.as_ref().and_then(|devices| devices.constraints.as_deref()).unwrap_or_default();
-    let constraints = constraint::parse(constraints, &requests, inventory).map_err(NotAllocated::invalid)?;
+        constraint::parse(constraints, &requests, inventory).map_err(NotAllocated::invalid)?;
     let usage = in_use::Usage::of(in_use, inventory);
-    let mut checks = Checks { inventory, usage, selector_steps: bounds.selector_steps };
+    let mut checks = Checks {
+        inventory,
+        usage,
+        selector_steps: bounds.selector_steps,
+    };
     let (all, failed) = all_devices(&requests, &mut checks)?;
     let mut search = Search::new(&requests, checks, constraints, all, bounds);
     if let Some(stop) = failed {
@@ -126,8 +139,10 @@ pub fn allocate(
     }
     check_demand(&mut search, bounds)?;
     match search.request(0) {
-        Ok(Outcome::Found) => outcome::build(claim, &requests, inventory, &search.chosen, now, share_ids)
-            .map_err(NotAllocated::invalid),
+        Ok(Outcome::Found) => {
+            outcome::build(claim, &requests, inventory, &search.chosen, now, share_ids)
+                .map_err(NotAllocated::invalid)
+        }
         Ok(Outcome::NotFound | Outcome::TooMany) => Err(explain::exhausted(&mut search, bounds)),
         Err(stop) => Err(explain::stopped(&mut search, &stop, bounds)),
     }
@@ -151,9 +166,18 @@ fn all_devices(
         }
         match usable::all_devices(slot, checks) {
             Ok(devices) => lists.push(Some(devices)),
-            Err((_, usable::Status::SelectorSteps)) => return Ok((lists, Some(Stop::SelectorSteps))),
+            Err((_, usable::Status::SelectorSteps)) => {
+                return Ok((lists, Some(Stop::SelectorSteps)));
+            }
             Err((device, status)) => {
-                return Ok((lists, Some(Stop::Failed { slot: slot.number, device, status })));
+                return Ok((
+                    lists,
+                    Some(Stop::Failed {
+                        slot: slot.number,
+                        device,
+                        status,
+                    }),
+                ));
             }
         }
     }
@@ -163,7 +187,8 @@ fn all_devices(
 /// Fails if it can be seen without a search that there are not enough devices, or more than a result can have.
 fn check_demand(search: &mut Search<'_, '_>, bounds: &Bounds) -> Result<(), NotAllocated> {
     let requests = search.requests;
-    let fewest = requests.fewest_devices(|slot| slot.count.unwrap_or_else(|| search.all_of(slot).len()));
+    let fewest =
+        requests.fewest_devices(|slot| slot.count.unwrap_or_else(|| search.all_of(slot).len()));
     if fewest > DEVICES_MAX {
         return Err(explain::too_many(search, fewest, DEVICES_MAX, bounds));
     }

@@ -54,10 +54,17 @@ impl Selector {
     /// field or a function that does not exist or with other types than it takes, and if its result is no bool.
     pub fn compile(expression: &str) -> Result<Selector, SelectorError> {
         if expression.len() > EXPRESSION_LENGTH_MAX {
-            return Err(SelectorError::TooLong { length: expression.len() });
+            return Err(SelectorError::TooLong {
+                length: expression.len(),
+            });
         }
         let tree = parse::compile(expression)?;
-        Ok(Self { compiled: Arc::new(Compiled { expression: expression.to_owned(), tree }) })
+        Ok(Self {
+            compiled: Arc::new(Compiled {
+                expression: expression.to_owned(),
+                tree,
+            }),
+        })
     }
 
     /// Returns whether the selector chooses the device. `steps` is decreased by what the evaluation took.
@@ -66,7 +73,11 @@ impl Selector {
     ///
     /// Fails if the expression reads an attribute that the device does not have or that has another type, if a function refuses its values,
     /// if the device is malformed, and with [`EvaluationError::OutOfSteps`].
-    pub fn matches(&self, device: &DeviceFacts, steps: &mut Steps) -> Result<bool, EvaluationError> {
+    pub fn matches(
+        &self,
+        device: &DeviceFacts,
+        steps: &mut Steps,
+    ) -> Result<bool, EvaluationError> {
         evaluate::matches(&self.compiled.tree, device.value()?, steps)
     }
 
@@ -177,7 +188,9 @@ impl Steps {
     }
 
     fn take(&mut self, steps: usize) -> Result<(), EvaluationError> {
-        let left = u64::try_from(steps).ok().and_then(|steps| self.0.checked_sub(steps));
+        let left = u64::try_from(steps)
+            .ok()
+            .and_then(|steps| self.0.checked_sub(steps));
         self.0 = left.unwrap_or(0);
         left.map(|_| ()).ok_or(EvaluationError::OutOfSteps)
     }

@@ -19,16 +19,24 @@ const EVENT_FIELDS: [(&str, &str); 7] = [
 /// From the group of a request.
 pub(crate) fn to_storage(route: &Route, mut object: Value) -> Value {
     if route.group == EVENTS_GROUP {
-        EVENT_FIELDS.iter().for_each(|(core, new)| rename(&mut object, new, core));
+        EVENT_FIELDS
+            .iter()
+            .for_each(|(core, new)| rename(&mut object, new, core));
     }
-    stamp(&mut object, route.resource, &api_version(route.resource.group));
+    stamp(
+        &mut object,
+        route.resource,
+        &api_version(route.resource.group),
+    );
     object
 }
 
 /// To the group of a request.
 pub(crate) fn from_storage(route: &Route, mut object: Value) -> Value {
     if route.group == EVENTS_GROUP {
-        EVENT_FIELDS.iter().for_each(|(core, new)| rename(&mut object, core, new));
+        EVENT_FIELDS
+            .iter()
+            .for_each(|(core, new)| rename(&mut object, core, new));
         if let Some(event) = object.as_object_mut() {
             event.entry("deprecatedSource").or_insert_with(|| json!({}));
         }

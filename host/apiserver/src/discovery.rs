@@ -2,15 +2,27 @@
 
 use serde_json::{Value, json};
 
-use crate::resources::{DRA_GROUP, EVENTS_GROUP, RESOURCES, Resource, TAINT_RULES, VERSION, api_version};
+use crate::resources::{
+    DRA_GROUP, EVENTS_GROUP, RESOURCES, Resource, TAINT_RULES, VERSION, api_version,
+};
 use crate::reviews::REVIEWS;
 use crate::server::Options;
 
 /// The content type of aggregated discovery, by which clients know it.
-pub(crate) const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+pub(crate) const AGGREGATED: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// The version of Kubernetes that the server behaves as.
 const MINOR: &str = "36";
-const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const VERBS: [&str; 8] = [
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
 fn named_groups() -> Vec<&'static str> {
@@ -26,9 +38,9 @@ fn named_groups() -> Vec<&'static str> {
 fn served(options: &Options, group: &str) -> impl Iterator<Item = &'static Resource> {
     let taint_rules = options.taint_rules;
     let group = group.to_owned();
-    RESOURCES
-        .iter()
-        .filter(move |resource| resource.served_in(&group) && (taint_rules || resource.plural != TAINT_RULES))
+    RESOURCES.iter().filter(move |resource| {
+        resource.served_in(&group) && (taint_rules || resource.plural != TAINT_RULES)
+    })
 }
 
 /// The `APIGroup` of a group that is served in `versions`, preferred first; `None` without versions.
@@ -94,12 +106,17 @@ pub(crate) fn document(options: &Options, path: &[&str]) -> Option<Value> {
             "serverAddressByClientCIDRs": [],
         })),
         ["apis"] => {
-            let groups: Vec<Value> = named_groups().into_iter().filter_map(group_document).collect();
+            let groups: Vec<Value> = named_groups()
+                .into_iter()
+                .filter_map(group_document)
+                .collect();
             Some(json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups }))
         }
         ["api", VERSION] => Some(resources_of(options, "")),
         ["apis", group] if named_groups().contains(group) => group_document(group),
-        ["apis", group, VERSION] if named_groups().contains(group) => Some(resources_of(options, group)),
+        ["apis", group, VERSION] if named_groups().contains(group) => {
+            Some(resources_of(options, group))
+        }
         _ => None,
     }
 }
@@ -117,13 +134,24 @@ fn version() -> Value {
 
 /// Everything of `/api` or `/apis` in one document.
 pub(crate) fn aggregated(options: &Options, root: &str) -> Value {
-    let groups = if root == "api" { vec![""] } else { named_groups() };
-    let items: Vec<Value> = groups.into_iter().map(|group| aggregated_group(options, group)).collect();
+    let groups = if root == "api" {
+        vec![""]
+    } else {
+        named_groups()
+    };
+    let items: Vec<Value> = groups
+        .into_iter()
+        .map(|group| aggregated_group(options, group))
+        .collect();
     json!({ "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items })
 }
 
 fn aggregated_group(options: &Options, group: &str) -> Value {
-    let metadata = if group.is_empty() { json!({}) } else { json!({ "name": group }) };
+    let metadata = if group.is_empty() {
+        json!({})
+    } else {
+        json!({ "name": group })
+    };
     let kind = |kind: &str| json!({ "group": group, "version": VERSION, "kind": kind });
     let resource = |resource: &Resource| {
         let mut item = json!({

@@ -12,14 +12,23 @@ use crate::storage::ObjectKey;
 use crate::writes::end;
 
 fn references(object: &Value) -> &[Value] {
-    object["metadata"]["ownerReferences"].as_array().map(Vec::as_slice).unwrap_or_default()
+    object["metadata"]["ownerReferences"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default()
 }
 
 /// The objects that name `uid` as an owner.
 fn dependents(snapshot: &Snapshot, uid: &Value) -> Vec<(ObjectKey, Arc<Value>)> {
-    let is_dependent = |object: &Value| references(object).iter().any(|reference| reference["uid"] == *uid);
+    let is_dependent = |object: &Value| {
+        references(object)
+            .iter()
+            .any(|reference| reference["uid"] == *uid)
+    };
     let found = snapshot.all().filter(|(_, object)| is_dependent(object));
-    found.map(|(key, object)| (key.clone(), Arc::clone(object))).collect()
+    found
+        .map(|(key, object)| (key.clone(), Arc::clone(object)))
+        .collect()
 }
 
 fn uid_of(value: &Value) -> &str {
@@ -34,11 +43,20 @@ struct Owners<'a> {
 
 impl<'a> Owners<'a> {
     fn of(snapshot: &'a Snapshot) -> Self {
-        let mut owners = Self { objects: BTreeMap::new(), dependents: BTreeMap::new() };
+        let mut owners = Self {
+            objects: BTreeMap::new(),
+            dependents: BTreeMap::new(),
+        };
         for (key, object) in snapshot.all() {
-            owners.objects.insert((key.resource, uid_of(&object["metadata"])), key);
+            owners
+                .objects
+                .insert((key.resource, uid_of(&object["metadata"])), key);
             for reference in references(object) {
-                owners.dependents.entry(uid_of(reference)).or_default().push(key);
+                owners
+                    .dependents
+                    .entry(uid_of(reference))
+                    .or_default()
+                    .push(key);
             }
         }
         owners
@@ -47,7 +65,9 @@ impl<'a> Owners<'a> {
     /// Whether an owner is known to be gone. Of a kind that this server does not have, none is.
     fn is_gone(&self, snapshot: &Snapshot, reference: &Value) -> bool {
         let text = |key: &str| reference[key].as_str().unwrap_or_default();
-        let Some(resource) = resources::of_type(text("apiVersion"), text("kind")) else { return false };
+        let Some(resource) = resources::of_type(text("apiVersion"), text("kind")) else {
+            return false;
+        };
         let owner = self.objects.get(&(resource.plural, uid_of(reference)));
         owner.is_none_or(|owner| snapshot.at(owner).is_none())
     }
@@ -55,7 +75,10 @@ impl<'a> Owners<'a> {
     /// Whether an object has owners, and all of them are gone.
     fn is_garbage(&self, snapshot: &Snapshot, object: &Value) -> bool {
         let references = references(object);
-        !references.is_empty() && references.iter().all(|reference| self.is_gone(snapshot, reference))
+        !references.is_empty()
+            && references
+                .iter()
+                .all(|reference| self.is_gone(snapshot, reference))
     }
 }
 
@@ -63,9 +86,13 @@ impl<'a> Owners<'a> {
 pub(crate) fn orphan(draft: &mut Draft, owner: &Value) {
     let uid = &owner["metadata"]["uid"];
     for (key, dependent) in dependents(draft.snapshot(), uid) {
-        let Some(resource) = resources::resource(key.resource) else { continue };
+        let Some(resource) = resources::resource(key.resource) else {
+            continue;
+        };
         let mut freed = dependent.as_ref().clone();
-        let references = freed.pointer_mut("/metadata/ownerReferences").and_then(Value::as_array_mut);
+        let references = freed
+            .pointer_mut("/metadata/ownerReferences")
+            .and_then(Value::as_array_mut);
         if let Some(references) = references {
             references.retain(|reference| reference["uid"] != *uid);
         }
@@ -78,7 +105,9 @@ fn content<'a>(
     namespace: &str,
 ) -> impl Iterator<Item = (&'a ObjectKey, &'a Arc<Value>)> {
     let namespace = namespace.to_owned();
-    snapshot.all().filter(move |(key, _)| key.namespace == namespace)
+    snapshot
+        .all()
+        .filter(move |(key, _)| key.namespace == namespace)
 }
 
 /// Whether an object is a namespace with objects.
@@ -117,19 +146,34 @@ fn is_terminating(object: &Value) -> bool {
 }
 
 fn after_deletion(draft: &mut Draft, owners: &Owners<'_>, key: &ObjectKey, removed: &Value) {
-    for key in owners.dependents.get(uid_of(&removed["metadata"])).into_iter().flatten() {
+    for key in owners
+        .dependents
+        .get(uid_of(&removed["metadata"]))
+        .into_iter()
+        .flatten()
+    {
         // A dependent may have been deleted with another one.
-        let Some(dependent) = draft.snapshot().at(key).cloned() else { continue };
+        let Some(dependent) = draft.snapshot().at(key).cloned() else {
+            continue;
+        };
         if owners.is_garbage(draft.snapshot(), &dependent) {
             end(draft, key, &dependent, true);
         }
     }
     let namespaces: Option<&'static Resource> = resources::resource("namespaces");
-    let Some(namespaces) = namespaces.filter(|_| !key.namespace.is_empty()) else { return };
-    let found = draft.snapshot().object(namespaces, "", &key.namespace).cloned();
+    let Some(namespaces) = namespaces.filter(|_| !key.namespace.is_empty()) else {
+        return;
+    };
+    let found = draft
+        .snapshot()
+        .object(namespaces, "", &key.namespace)
+        .cloned();
     if let Some(namespace) = found.filter(|namespace| is_terminating(namespace)) {
-        let key =
-            ObjectKey { resource: namespaces.plural, namespace: String::new(), name: key.namespace.clone() };
+        let key = ObjectKey {
+            resource: namespaces.plural,
+            namespace: String::new(),
+            name: key.namespace.clone(),
+        };
         end(draft, &key, &namespace, true);
     }
 }

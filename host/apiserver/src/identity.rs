@@ -39,7 +39,9 @@ pub struct Identity {
 
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Identity").field("certificate_pem", &self.certificate_pem).finish_non_exhaustive()
+        f.debug_struct("Identity")
+            .field("certificate_pem", &self.certificate_pem)
+            .finish_non_exhaustive()
     }
 }
 
@@ -52,12 +54,19 @@ impl Identity {
     pub fn generate() -> Result<Self, IdentityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(NAMES.map(str::to_owned).to_vec())?;
-        params.distinguished_name.push(DnType::CommonName, KUBECONFIG_NAME);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, KUBECONFIG_NAME);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let certificate_pem = params.self_signed(&key)?.pem();
-        let token =
-            [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].map(|half| half.simple().to_string()).concat();
-        Ok(Self { certificate_pem, key_pem: key.serialize_pem(), token })
+        let token = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()]
+            .map(|half| half.simple().to_string())
+            .concat();
+        Ok(Self {
+            certificate_pem,
+            key_pem: key.serialize_pem(),
+            token,
+        })
     }
 
     pub(crate) fn server_config(&self) -> Result<ServerConfig, IdentityError> {
@@ -66,7 +75,8 @@ impl Identity {
         }
         let certificate = CertificateDer::from_pem_slice(self.certificate_pem.as_bytes());
         let certificate = certificate.map_err(IdentityError::Certificate)?;
-        let key = PrivateKeyDer::from_pem_slice(self.key_pem.as_bytes()).map_err(IdentityError::Key)?;
+        let key =
+            PrivateKeyDer::from_pem_slice(self.key_pem.as_bytes()).map_err(IdentityError::Key)?;
         let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()

@@ -48,7 +48,9 @@ impl PatchError {
     }
 
     fn too_deep() -> Self {
-        Self::BadRequest(format!("error decoding patch: exceeded max depth of {DEPTH_MAX}"))
+        Self::BadRequest(format!(
+            "error decoding patch: exceeded max depth of {DEPTH_MAX}"
+        ))
     }
 }
 
@@ -66,8 +68,10 @@ pub(crate) fn merge_patch(document: &Value, patch: &Value) -> Result<Value, Patc
 /// Fails if a patch that must be an object is another value, or too deep.
 fn check_patch(patch: &Value) -> Result<(), PatchError> {
     if !patch.is_object() {
-        let message =
-            format!("error decoding patch: json: cannot unmarshal {} into an object", kind_of(patch));
+        let message = format!(
+            "error decoding patch: json: cannot unmarshal {} into an object",
+            kind_of(patch)
+        );
         return Err(PatchError::BadRequest(message));
     }
     match is_deeper(patch, DEPTH_MAX) {
@@ -80,7 +84,9 @@ fn check_patch(patch: &Value) -> Result<(), PatchError> {
 pub(crate) fn is_deeper(value: &Value, levels: usize) -> bool {
     match value {
         Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
-        Value::Object(fields) => levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1)),
+        Value::Object(fields) => {
+            levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1))
+        }
         _ => false,
     }
 }

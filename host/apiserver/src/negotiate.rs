@@ -35,12 +35,18 @@ pub(crate) fn form(accept: &str) -> Result<Form, Refusal> {
     if accept.trim().is_empty() {
         return Ok(Form::Whole);
     }
-    accept.split(',').find_map(clause).ok_or_else(status::not_acceptable)
+    accept
+        .split(',')
+        .find_map(clause)
+        .ok_or_else(status::not_acceptable)
 }
 
 fn clause(clause: &str) -> Option<Form> {
     let mut parts = clause.split(';').map(str::trim);
-    if !matches!(parts.next()?.to_ascii_lowercase().as_str(), "application/json" | "application/*" | "*/*") {
+    if !matches!(
+        parts.next()?.to_ascii_lowercase().as_str(),
+        "application/json" | "application/*" | "*/*"
+    ) {
         return None;
     }
     let [mut kind, mut group, mut version] = [""; 3];
@@ -78,10 +84,19 @@ mod tests {
         for (accept, form) in [
             ("", Form::Whole),
             ("*/*", Form::Whole),
-            ("application/vnd.kubernetes.protobuf, application/json", Form::Whole),
+            (
+                "application/vnd.kubernetes.protobuf, application/json",
+                Form::Whole,
+            ),
             ("application/json;stream=watch", Form::Whole),
-            (&format!("{table},application/json"), Form::Table(MetaVersion::V1)),
-            ("application/json;as=Table;v=v9;g=meta.k8s.io,application/json", Form::Whole),
+            (
+                &format!("{table},application/json"),
+                Form::Table(MetaVersion::V1),
+            ),
+            (
+                "application/json;as=Table;v=v9;g=meta.k8s.io,application/json",
+                Form::Whole,
+            ),
             (
                 "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
                  application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1",
@@ -91,7 +106,11 @@ mod tests {
         ] {
             assert_eq!(super::form(accept).unwrap(), form, "{accept}");
         }
-        for accept in ["application/yaml", "application/vnd.kubernetes.protobuf", "text/html"] {
+        for accept in [
+            "application/yaml",
+            "application/vnd.kubernetes.protobuf",
+            "text/html",
+        ] {
             assert_eq!(super::form(accept).unwrap_err().code, 406, "{accept}");
         }
     }

@@ -39,14 +39,21 @@ static OPENAPI: LazyLock<OpenApi> = LazyLock::new(|| {
         let text = document(&kinds, generator.take_definitions(true)).to_string();
         // kubectl keeps a document on disk for as long as its hash is the same.
         let hash = Uuid::new_v5(&Uuid::NAMESPACE_URL, text.as_bytes()).simple();
-        index.insert(path.clone(), json!({ "serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}") }));
+        index.insert(
+            path.clone(),
+            json!({ "serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}") }),
+        );
         documents.insert(path, text);
     }
-    OpenApi { index: json!({ "paths": index }).to_string(), documents }
+    OpenApi {
+        index: json!({ "paths": index }).to_string(),
+        documents,
+    }
 });
 
 /// Content type of [`V2`], the only one that clients request.
-pub(crate) const V2_CONTENT_TYPE: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+pub(crate) const V2_CONTENT_TYPE: &str =
+    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 /// Body of `/openapi/v2`: a message of protobuf with the version of OpenAPI alone.
 pub(crate) const V2: &str = "\n\u{3}2.0";
 
@@ -85,7 +92,9 @@ impl Kind {
 }
 
 fn generator() -> SchemaGenerator {
-    SchemaSettings::openapi3().with(|settings| settings.meta_schema = None).into_generator()
+    SchemaSettings::openapi3()
+        .with(|settings| settings.meta_schema = None)
+        .into_generator()
 }
 
 /// Adds the schema of a kind, and those of the types in it, to a generator.
@@ -134,7 +143,9 @@ fn stored_kinds(generator: &mut SchemaGenerator) -> Vec<Kind> {
 fn document(kinds: &[Kind], mut schemas: Map<String, Value>) -> Value {
     let mut operations = Map::new();
     for kind in kinds {
-        let Some(schema) = schemas.get_mut(&kind.schema) else { continue };
+        let Some(schema) = schemas.get_mut(&kind.schema) else {
+            continue;
+        };
         schema["x-kubernetes-group-version-kind"] = json!([kind.gvk()]);
         // The generated types want it; the API does not.
         if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {

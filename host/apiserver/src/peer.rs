@@ -52,7 +52,12 @@ fn request(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     bytes.extend(NLM_F_REQUEST.to_ne_bytes());
     bytes.extend([0; 8]);
-    bytes.extend([if client.is_ipv4() { AF_INET } else { AF_INET6 }, IPPROTO_TCP, 0, 0]);
+    bytes.extend([
+        if client.is_ipv4() { AF_INET } else { AF_INET6 },
+        IPPROTO_TCP,
+        0,
+        0,
+    ]);
     // In any state, on any interface, without a cookie.
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(client.port().to_be_bytes());
@@ -71,10 +76,15 @@ fn request(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
 fn read(answer: &[u8]) -> io::Result<Peer> {
     let short = || io::Error::other("the kernel's answer about a connection is too short");
     let number = |at: usize| {
-        let bytes = answer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        let bytes = answer
+            .get(at..at + 4)
+            .and_then(|bytes| bytes.try_into().ok());
         bytes.map(u32::from_ne_bytes).ok_or_else(short)
     };
-    let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
+    let kind = answer
+        .get(4..6)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u16::from_ne_bytes);
     if kind == Some(NLMSG_ERROR) {
         let code = number(HEADER_BYTES)?.cast_signed();
         // No such connection here: the client's end is gone, or has other addresses, as behind a redirection.
@@ -104,7 +114,9 @@ mod tests {
                     continue;
                 }
             };
-            let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap())
+                .await
+                .unwrap();
             let (served, _) = listener.accept().await.unwrap();
             let user = match peer(&served) {
                 Ok(user) => user,
@@ -113,7 +125,8 @@ mod tests {
                     return;
                 }
             };
-            let own = std::fs::metadata("/proc/self").map(|own| std::os::unix::fs::MetadataExt::uid(&own));
+            let own = std::fs::metadata("/proc/self")
+                .map(|own| std::os::unix::fs::MetadataExt::uid(&own));
             assert_eq!(user, Peer::User(own.unwrap()));
             drop(client);
             assert_eq!(peer(&served).unwrap(), Peer::Closed);
@@ -123,7 +136,10 @@ mod tests {
     #[test]
     fn answers_of_another_form_are_errors() {
         for short in [&[][..], &[0; 16], &[0; 17]] {
-            assert!(read(short).is_err() || read(short).unwrap() == Peer::Closed, "{short:?}");
+            assert!(
+                read(short).is_err() || read(short).unwrap() == Peer::Closed,
+                "{short:?}"
+            );
         }
         let mut established = vec![0; USER_AT];
         established[STATE_AT] = TCP_ESTABLISHED;
@@ -134,6 +150,9 @@ mod tests {
         refused[4..6].copy_from_slice(&NLMSG_ERROR.to_ne_bytes());
         assert!(read(&refused).is_err(), "without its code");
         refused.extend((-1_i32).to_ne_bytes());
-        assert_eq!(read(&refused).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(
+            read(&refused).unwrap_err().kind(),
+            io::ErrorKind::PermissionDenied
+        );
     }
 }

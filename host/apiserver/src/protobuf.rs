@@ -40,7 +40,11 @@ fn message_of(version: &str, kind: &str) -> Option<&'static Message> {
     }
     let group = version.split_once('/').map_or("", |(group, _)| group);
     of_type(version, kind).filter(|_| api_version(group) == version)?;
-    let package = if group.is_empty() { "core" } else { group.split('.').next().unwrap_or_default() };
+    let package = if group.is_empty() {
+        "core"
+    } else {
+        group.split('.').next().unwrap_or_default()
+    };
     MESSAGES.get(format!("{package}.{kind}").as_str())
 }
 
@@ -76,7 +80,10 @@ fn add(object: &mut Map<String, Value>, field: &Field, wire: Wire<'_>) -> Option
             let [key, of_key] = pair(wire.bytes()?)?;
             let value = value(field.kind, of_key)?;
             of_name(object, Value::Object(Map::new()));
-            object.get_mut(field.name)?.as_object_mut()?.insert(key.text()?.to_owned(), value);
+            object
+                .get_mut(field.name)?
+                .as_object_mut()?
+                .insert(key.text()?.to_owned(), value);
         }
         Count::One | Count::OneUnlessZero => match value(field.kind, wire)? {
             Value::Null => {}
@@ -134,6 +141,9 @@ fn int_or_text(bytes: &[u8]) -> Option<Value> {
     let number = |field: u64| fields.get(&field).map_or(Some(0), |wire| wire.number());
     match number(1)? {
         0 => number(2).map(Value::from),
-        _ => fields.get(&3).map_or(Some(""), |wire| wire.text()).map(Value::from),
+        _ => fields
+            .get(&3)
+            .map_or(Some(""), |wire| wire.text())
+            .map(Value::from),
     }
 }

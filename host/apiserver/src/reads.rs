@@ -12,14 +12,18 @@ use crate::state::Snapshot;
 use crate::status::{self, Cause, Refusal};
 
 pub(crate) fn get(snapshot: &Snapshot, route: &Route) -> Result<Value, Refusal> {
-    snapshot.current(route).map(|found| from_storage(route, found.as_ref().clone()))
+    snapshot
+        .current(route)
+        .map(|found| from_storage(route, found.as_ref().clone()))
 }
 
 pub(crate) fn list_of(route: &Route, revision: u64, items: impl Iterator<Item = Value>) -> Value {
     // The items of a list have neither kind nor version.
     let item = |object| {
         let mut object = from_storage(route, object);
-        object.as_object_mut().map(|fields| ["kind", "apiVersion"].map(|field| fields.remove(field)));
+        object
+            .as_object_mut()
+            .map(|fields| ["kind", "apiVersion"].map(|field| fields.remove(field)));
         object
     };
     json!({
@@ -35,14 +39,27 @@ pub(crate) fn list(snapshot: &Snapshot, forgotten: u64, route: &Route) -> Result
     let selector = Selector::of(route)?;
     list_options(snapshot, route)?;
     let (revision, after) = page(forgotten, route)?.unwrap_or((snapshot.revision, None));
-    let limit = route.asked("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
-    let entries = snapshot.objects(route.resource).filter(|(_, object)| selector.matches(object));
+    let limit = route
+        .asked("limit")
+        .parse()
+        .ok()
+        .filter(|limit| *limit > 0)
+        .unwrap_or(usize::MAX);
+    let entries = snapshot
+        .objects(route.resource)
+        .filter(|(_, object)| selector.matches(object));
     let mut rest = entries.filter(|(key, _)| {
-        after.as_ref().is_none_or(|after| (&key.namespace, &key.name) > (&after.0, &after.1))
+        after
+            .as_ref()
+            .is_none_or(|after| (&key.namespace, &key.name) > (&after.0, &after.1))
     });
     let taken: Vec<_> = rest.by_ref().take(limit).collect();
     let remaining = rest.count();
-    let mut list = list_of(route, revision, taken.iter().map(|(_, object)| object.as_ref().clone()));
+    let mut list = list_of(
+        route,
+        revision,
+        taken.iter().map(|(_, object)| object.as_ref().clone()),
+    );
     if let Some((key, _)) = taken.last().filter(|_| remaining > 0) {
         let token = json!([revision, key.namespace, key.name]);
         list["metadata"]["continue"] = URL_SAFE_NO_PAD.encode(token.to_string()).into();
@@ -59,13 +76,18 @@ pub(crate) fn asked_version(route: &Route) -> Result<Option<u64>, Refusal> {
     match route.asked("resourceVersion") {
         "" | "0" => Ok(None),
         asked => asked.parse().map(Some).map_err(|_| {
-            status::bad_request(format!("resourceVersion: Invalid value: {asked:?}: must be a number"))
+            status::bad_request(format!(
+                "resourceVersion: Invalid value: {asked:?}: must be a number"
+            ))
         }),
     }
 }
 
 fn list_options(snapshot: &Snapshot, route: &Route) -> Result<(), Refusal> {
-    let (version, how) = (route.asked("resourceVersion"), route.asked("resourceVersionMatch"));
+    let (version, how) = (
+        route.asked("resourceVersion"),
+        route.asked("resourceVersionMatch"),
+    );
     let mut causes = Vec::new();
     let mut forbid = |field: &str, why: &str| causes.push(Cause::forbidden(field, why));
     if !how.is_empty() {
@@ -76,7 +98,10 @@ fn list_options(snapshot: &Snapshot, route: &Route) -> Result<(), Refusal> {
             );
         }
         if !route.asked("continue").is_empty() {
-            forbid("resourceVersionMatch", "resourceVersionMatch is forbidden when continue is provided");
+            forbid(
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden when continue is provided",
+            );
         }
         if how == "Exact" && version == "0" {
             forbid(
@@ -86,7 +111,10 @@ fn list_options(snapshot: &Snapshot, route: &Route) -> Result<(), Refusal> {
         }
     }
     if route.query.contains_key("sendInitialEvents") {
-        forbid("sendInitialEvents", "sendInitialEvents is forbidden for list");
+        forbid(
+            "sendInitialEvents",
+            "sendInitialEvents is forbidden for list",
+        );
     }
     if !matches!(how, "" | "Exact" | "NotOlderThan") {
         causes.push(unknown_match(how, "\"Exact\", \"NotOlderThan\", \"\""));
@@ -95,7 +123,9 @@ fn list_options(snapshot: &Snapshot, route: &Route) -> Result<(), Refusal> {
         return Err(status::invalid_options(&causes));
     }
     match asked_version(route)? {
-        Some(asked) if asked > snapshot.revision => Err(status::version_ahead(asked, snapshot.revision)),
+        Some(asked) if asked > snapshot.revision => {
+            Err(status::version_ahead(asked, snapshot.revision))
+        }
         Some(asked) if how == "Exact" && asked < snapshot.revision => Err(status::list_expired()),
         _ => Ok(()),
     }
@@ -103,7 +133,11 @@ fn list_options(snapshot: &Snapshot, route: &Route) -> Result<(), Refusal> {
 
 pub(crate) fn unknown_match(how: &str, supported: &str) -> Cause {
     let message = format!("Unsupported value: \"{how}\": supported values: {supported}");
-    Cause { reason: "FieldValueNotSupported", message, field: "resourceVersionMatch".to_owned() }
+    Cause {
+        reason: "FieldValueNotSupported",
+        message,
+        field: "resourceVersionMatch".to_owned(),
+    }
 }
 
 /// The last object of a page: its namespace and name.
@@ -117,7 +151,9 @@ fn page(forgotten: u64, route: &Route) -> Result<Option<(u64, Option<Last>)>, Re
     }
     let bytes = URL_SAFE_NO_PAD.decode(token).unwrap_or_default();
     let Ok((revision, namespace, name)) = serde_json::from_slice(&bytes) else {
-        return Err(status::bad_request("continue key is not valid: the provided token cannot be read"));
+        return Err(status::bad_request(
+            "continue key is not valid: the provided token cannot be read",
+        ));
     };
     if revision < forgotten {
         return Err(status::expired(revision, forgotten));

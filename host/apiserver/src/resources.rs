@@ -24,26 +24,66 @@ pub struct Resource {
 }
 
 const fn cluster(group: &'static str, plural: &'static str, kind: &'static str) -> Resource {
-    Resource { group, plural, kind, namespaced: false, status: false, generation: false, short_names: &[] }
+    Resource {
+        group,
+        plural,
+        kind,
+        namespaced: false,
+        status: false,
+        generation: false,
+        short_names: &[],
+    }
 }
 
 const fn namespaced(group: &'static str, plural: &'static str, kind: &'static str) -> Resource {
-    Resource { namespaced: true, ..cluster(group, plural, kind) }
+    Resource {
+        namespaced: true,
+        ..cluster(group, plural, kind)
+    }
 }
 
 pub(crate) const TAINT_RULES: &str = "devicetaintrules";
 
 /// In the order of discovery: by group and name.
 pub(crate) static RESOURCES: [Resource; 9] = [
-    Resource { short_names: &["ev"], ..namespaced("", "events", "Event") },
-    Resource { status: true, short_names: &["ns"], ..cluster("", "namespaces", "Namespace") },
-    Resource { status: true, short_names: &["no"], ..cluster("", "nodes", "Node") },
-    Resource { status: true, generation: true, short_names: &["po"], ..namespaced("", "pods", "Pod") },
-    Resource { generation: true, ..cluster(DRA_GROUP, "deviceclasses", "DeviceClass") },
-    Resource { status: true, generation: true, ..cluster(DRA_GROUP, TAINT_RULES, "DeviceTaintRule") },
-    Resource { status: true, ..namespaced(DRA_GROUP, "resourceclaims", "ResourceClaim") },
+    Resource {
+        short_names: &["ev"],
+        ..namespaced("", "events", "Event")
+    },
+    Resource {
+        status: true,
+        short_names: &["ns"],
+        ..cluster("", "namespaces", "Namespace")
+    },
+    Resource {
+        status: true,
+        short_names: &["no"],
+        ..cluster("", "nodes", "Node")
+    },
+    Resource {
+        status: true,
+        generation: true,
+        short_names: &["po"],
+        ..namespaced("", "pods", "Pod")
+    },
+    Resource {
+        generation: true,
+        ..cluster(DRA_GROUP, "deviceclasses", "DeviceClass")
+    },
+    Resource {
+        status: true,
+        generation: true,
+        ..cluster(DRA_GROUP, TAINT_RULES, "DeviceTaintRule")
+    },
+    Resource {
+        status: true,
+        ..namespaced(DRA_GROUP, "resourceclaims", "ResourceClaim")
+    },
     namespaced(DRA_GROUP, "resourceclaimtemplates", "ResourceClaimTemplate"),
-    Resource { generation: true, ..cluster(DRA_GROUP, "resourceslices", "ResourceSlice") },
+    Resource {
+        generation: true,
+        ..cluster(DRA_GROUP, "resourceslices", "ResourceSlice")
+    },
 ];
 
 /// Every resource, in the order of discovery; DeviceTaintRules are served as an option says.
@@ -53,17 +93,25 @@ pub fn resources() -> &'static [Resource] {
 
 /// By plural or kind.
 pub fn resource(name: &str) -> Option<&'static Resource> {
-    RESOURCES.iter().find(|resource| resource.plural == name || resource.kind == name)
+    RESOURCES
+        .iter()
+        .find(|resource| resource.plural == name || resource.kind == name)
 }
 
 /// By the `kind` and `apiVersion` of an object or a reference to one.
 pub(crate) fn of_type(api_version: &str, kind: &str) -> Option<&'static Resource> {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
-    RESOURCES.iter().find(|resource| resource.kind == kind && resource.served_in(group))
+    RESOURCES
+        .iter()
+        .find(|resource| resource.kind == kind && resource.served_in(group))
 }
 
 pub(crate) fn api_version(group: &str) -> String {
-    if group.is_empty() { VERSION.to_owned() } else { format!("{group}/{VERSION}") }
+    if group.is_empty() {
+        VERSION.to_owned()
+    } else {
+        format!("{group}/{VERSION}")
+    }
 }
 
 impl Resource {
@@ -73,6 +121,10 @@ impl Resource {
 
     /// As error messages name it: `resourceclaims.resource.k8s.io`.
     pub fn qualified(&self, group: &str) -> String {
-        if group.is_empty() { self.plural.to_owned() } else { format!("{}.{group}", self.plural) }
+        if group.is_empty() {
+            self.plural.to_owned()
+        } else {
+            format!("{}.{group}", self.plural)
+        }
     }
 }

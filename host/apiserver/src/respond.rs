@@ -39,13 +39,20 @@ const BODIES: [&str; 2] = [JSON, YAML];
 pub type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
 enum Answer {
-    Whole { code: u16, content_type: &'static str, text: String, headers: Vec<(HeaderName, HeaderValue)> },
+    Whole {
+        code: u16,
+        content_type: &'static str,
+        text: String,
+        headers: Vec<(HeaderName, HeaderValue)>,
+    },
     Watch(Box<Watching>),
 }
 
 impl From<Refusal> for Answer {
     fn from(refusal: Refusal) -> Self {
-        let retry_after = refusal.retry_after.map(|seconds| (RETRY_AFTER, HeaderValue::from(seconds)));
+        let retry_after = refusal
+            .retry_after
+            .map(|seconds| (RETRY_AFTER, HeaderValue::from(seconds)));
         let text = refusal.status.to_string();
         Self::Whole {
             code: refusal.code,
@@ -58,7 +65,12 @@ impl From<Refusal> for Answer {
 
 impl Answer {
     fn text(code: u16, content_type: &'static str, text: impl Into<String>) -> Self {
-        Self::Whole { code, content_type, text: text.into(), headers: Vec::new() }
+        Self::Whole {
+            code,
+            content_type,
+            text: text.into(),
+            headers: Vec::new(),
+        }
     }
 
     fn json(code: u16, body: &Value) -> Self {
@@ -67,17 +79,33 @@ impl Answer {
 
     fn into_response(self) -> Response<Body> {
         let (code, content_type, more, body) = match self {
-            Self::Whole { code, content_type, text, mut headers } => {
+            Self::Whole {
+                code,
+                content_type,
+                text,
+                mut headers,
+            } => {
                 headers.push((CONTENT_LENGTH, HeaderValue::from(text.len())));
-                (code, content_type, headers, Full::new(Bytes::from(text)).boxed_unsync())
+                (
+                    code,
+                    content_type,
+                    headers,
+                    Full::new(Bytes::from(text)).boxed_unsync(),
+                )
             }
             Self::Watch(watching) => {
                 let frames = watching.lines().map(|line| Ok(Frame::data(line)));
-                (200, JSON, Vec::new(), StreamBody::new(frames).boxed_unsync())
+                (
+                    200,
+                    JSON,
+                    Vec::new(),
+                    StreamBody::new(frames).boxed_unsync(),
+                )
             }
         };
         let mut response = Response::new(body);
-        *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        *response.status_mut() =
+            StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         for (name, value) in more {
@@ -95,7 +123,10 @@ impl Refusal {
 }
 
 fn header(headers: &HeaderMap, name: HeaderName) -> &str {
-    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    headers
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
 }
 
 impl Server {
@@ -113,16 +144,17 @@ impl Server {
     }
 
     async fn answer(&self, head: &http::request::Parts, body: &[u8]) -> Result<Answer, Refusal> {
-        let Some(route) = self.route(&head.method, &head.uri) else { return self.beside(head, body) };
+        let Some(route) = self.route(&head.method, &head.uri) else {
+            return self.beside(head, body);
+        };
         if route.verb.is_empty() {
             return Err(status::no_such_method());
         }
         let shape = Shape::of(&route, header(&head.headers, ACCEPT))?;
         let object = |object| Ok(Answer::json(200, &shape.of_object(&route, object)));
         match route.verb {
-            "watch" => {
-                Watching::open(&self.shared, route, shape).map(|watching| Answer::Watch(watching.into()))
-            }
+            "watch" => Watching::open(&self.shared, route, shape)
+                .map(|watching| Answer::Watch(watching.into())),
             "get" => object(reads::get(&self.snapshot(), &route)?),
             "list" => {
                 let (snapshot, forgotten) = {
@@ -134,8 +166,16 @@ impl Server {
             _ => {
                 let ((code, written), warnings) = self.written(&route, &head.headers, body).await?;
                 let text = shape.of_object(&route, written).to_string();
-                let headers = warnings.iter().filter_map(|warning| warning_header(warning)).collect();
-                Ok(Answer::Whole { code, content_type: JSON, text, headers })
+                let headers = warnings
+                    .iter()
+                    .filter_map(|warning| warning_header(warning))
+                    .collect();
+                Ok(Answer::Whole {
+                    code,
+                    content_type: JSON,
+                    text,
+                    headers,
+                })
             }
         }
     }
@@ -159,7 +199,9 @@ impl Server {
         };
         let dry_run = is_dry_run(route, &write.body)?;
         if route.verb == "deletecollection" {
-            let (items, warnings) = self.write(dry_run, |draft| writes::delete_all(draft, &write)).await?;
+            let (items, warnings) = self
+                .write(dry_run, |draft| writes::delete_all(draft, &write))
+                .await?;
             let list = reads::list_of(route, self.snapshot().revision(), items.into_iter());
             return Ok(((200, list), warnings));
         }
@@ -207,9 +249,15 @@ impl Server {
                     .is_ok_and(|form| form == Form::AggregatedDiscovery) =>
             {
                 let document = discovery::aggregated(options, root);
-                return Ok(Answer::text(200, discovery::AGGREGATED, document.to_string()));
+                return Ok(Answer::text(
+                    200,
+                    discovery::AGGREGATED,
+                    document.to_string(),
+                ));
             }
-            ["openapi", "v2"] => return Ok(Answer::text(200, openapi::V2_CONTENT_TYPE, openapi::V2)),
+            ["openapi", "v2"] => {
+                return Ok(Answer::text(200, openapi::V2_CONTENT_TYPE, openapi::V2));
+            }
             _ => {}
         }
         if let ["openapi", "v3", group @ ..] = path.as_slice() {
@@ -217,10 +265,14 @@ impl Server {
                 [] => Some(openapi::index()),
                 group => openapi::document_of(&group.join("/")),
             };
-            return document.map(|text| Answer::text(200, JSON, text)).ok_or_else(|| status::plain(404));
+            return document
+                .map(|text| Answer::text(200, JSON, text))
+                .ok_or_else(|| status::plain(404));
         }
         let document = discovery::document(options, &path);
-        document.map(|document| Answer::json(200, &document)).ok_or_else(|| status::plain(404))
+        document
+            .map(|document| Answer::json(200, &document))
+            .ok_or_else(|| status::plain(404))
     }
 }
 
@@ -231,14 +283,19 @@ where
     match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(status::too_large(BODY_BYTES_MAX)),
-        Ok(Err(error)) => Err(status::bad_request(format!("the body of the request breaks off: {error}"))),
+        Ok(Err(error)) => Err(status::bad_request(format!(
+            "the body of the request breaks off: {error}"
+        ))),
         Err(_) => Err(status::body_timeout()),
     }
 }
 
 fn parsed(body: &[u8]) -> Result<Value, Refusal> {
-    serde_json::from_slice(body)
-        .map_err(|error| status::bad_request(format!("couldn't get version/kind; json parse error: {error}")))
+    serde_json::from_slice(body).map_err(|error| {
+        status::bad_request(format!(
+            "couldn't get version/kind; json parse error: {error}"
+        ))
+    })
 }
 
 /// The body of a write as JSON, by its content type.
@@ -263,9 +320,14 @@ fn read(route: &Route, content_type: &str, body: &[u8]) -> Result<Value, Refusal
 
 /// Whether a write is to be checked and not done: by its address, or by the options in the body of a deletion.
 fn is_dry_run(route: &Route, body: &Value) -> Result<bool, Refusal> {
-    let in_body = body["dryRun"].as_array().filter(|_| route.verb.starts_with("delete"));
-    let mut asked =
-        in_body.into_iter().flatten().map(|value| value.as_str().unwrap_or_default()).collect::<Vec<_>>();
+    let in_body = body["dryRun"]
+        .as_array()
+        .filter(|_| route.verb.starts_with("delete"));
+    let mut asked = in_body
+        .into_iter()
+        .flatten()
+        .map(|value| value.as_str().unwrap_or_default())
+        .collect::<Vec<_>>();
     asked.extend(route.query.get("dryRun").map(String::as_str));
     match asked.iter().find(|asked| **asked != "All") {
         Some(other) => Err(status::bad_request(format!(
@@ -278,7 +340,9 @@ fn is_dry_run(route: &Route, body: &Value) -> Result<bool, Refusal> {
 /// As RFC 9111 has a warning about no more than this answer.
 fn warning_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
     let quoted = text.replace('\\', "\\\\").replace('"', "\\\"");
-    HeaderValue::from_str(&format!("299 - \"{quoted}\"")).ok().map(|value| (WARNING, value))
+    HeaderValue::from_str(&format!("299 - \"{quoted}\""))
+        .ok()
+        .map(|value| (WARNING, value))
 }
 
 /// The form of objects in an answer.
@@ -290,8 +354,12 @@ pub(crate) struct Shape {
 
 impl Shape {
     fn of(route: &Route, accept: &str) -> Result<Self, Refusal> {
-        let include = IncludeObject::parse(route.asked("includeObject")).map_err(status::bad_request)?;
-        Ok(Self { form: form(accept)?, include })
+        let include =
+            IncludeObject::parse(route.asked("includeObject")).map_err(status::bad_request)?;
+        Ok(Self {
+            form: form(accept)?,
+            include,
+        })
     }
 
     /// An object or a list, as it is served.
@@ -308,10 +376,19 @@ impl Shape {
             Some(items) => (items.as_slice(), object["metadata"].clone()),
             None => {
                 let version = &object["metadata"]["resourceVersion"];
-                (std::slice::from_ref(object), json!({ "resourceVersion": version }))
+                (
+                    std::slice::from_ref(object),
+                    json!({ "resourceVersion": version }),
+                )
             }
         };
-        let mut table = table(route.resource.kind, objects, &metadata, self.include, jiff::Timestamp::now());
+        let mut table = table(
+            route.resource.kind,
+            objects,
+            &metadata,
+            self.include,
+            jiff::Timestamp::now(),
+        );
         table["apiVersion"] = version.api_version().into();
         table
     }
@@ -321,8 +398,13 @@ impl Shape {
         match self.form {
             Form::Table(version) => {
                 let metadata = object["metadata"].clone();
-                let mut table =
-                    table(route.resource.kind, [], &metadata, self.include, jiff::Timestamp::now());
+                let mut table = table(
+                    route.resource.kind,
+                    [],
+                    &metadata,
+                    self.include,
+                    jiff::Timestamp::now(),
+                );
                 table["apiVersion"] = version.api_version().into();
                 table
             }

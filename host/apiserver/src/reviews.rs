@@ -14,7 +14,11 @@ pub(crate) struct Review {
 }
 
 pub(crate) static REVIEWS: [Review; 2] = [
-    Review { group: "authentication.k8s.io", plural: "selfsubjectreviews", kind: "SelfSubjectReview" },
+    Review {
+        group: "authentication.k8s.io",
+        plural: "selfsubjectreviews",
+        kind: "SelfSubjectReview",
+    },
     Review {
         group: "authorization.k8s.io",
         plural: "selfsubjectaccessreviews",
@@ -24,14 +28,20 @@ pub(crate) static REVIEWS: [Review; 2] = [
 
 /// The review that a path names.
 pub(crate) fn find(path: &[&str]) -> Option<&'static Review> {
-    let ["apis", group, "v1", plural] = path else { return None };
-    REVIEWS.iter().find(|review| review.group == *group && review.plural == *plural)
+    let ["apis", group, "v1", plural] = path else {
+        return None;
+    };
+    REVIEWS
+        .iter()
+        .find(|review| review.group == *group && review.plural == *plural)
 }
 
 /// The answer to a review that is created.
 pub(crate) fn answer(review: &Review, asked: &Value) -> Value {
     let status = match review.plural {
-        "selfsubjectreviews" => json!({ "userInfo": { "username": USER, "groups": ["system:masters"] } }),
+        "selfsubjectreviews" => {
+            json!({ "userInfo": { "username": USER, "groups": ["system:masters"] } })
+        }
         _ => json!({ "allowed": true }),
     };
     let mut answer = json!({

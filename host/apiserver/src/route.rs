@@ -49,11 +49,16 @@ fn is_true(query: &Query, key: &str) -> bool {
 
 /// The parts of a path. Names of objects need no percent-encoding.
 pub(crate) fn parts(uri: &Uri) -> Vec<&str> {
-    uri.path().split('/').filter(|part| !part.is_empty()).collect()
+    uri.path()
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .collect()
 }
 
 pub(crate) fn query(uri: &Uri) -> Query {
-    form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect()
+    form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes())
+        .into_owned()
+        .collect()
 }
 
 fn find(options: &Options, group: &str, plural: &str) -> Option<&'static Resource> {
@@ -63,7 +68,12 @@ fn find(options: &Options, group: &str, plural: &str) -> Option<&'static Resourc
 }
 
 /// `None` for what is no resource here, by any method.
-pub(crate) fn route(options: &Options, method: &Method, path: &[&str], query: Query) -> Option<Route> {
+pub(crate) fn route(
+    options: &Options,
+    method: &Method,
+    path: &[&str],
+    query: Query,
+) -> Option<Route> {
     let (group, rest) = match path {
         ["api", VERSION, rest @ ..] => ("", rest),
         ["apis", group, VERSION, rest @ ..] if !group.is_empty() => (*group, rest),
@@ -71,7 +81,9 @@ pub(crate) fn route(options: &Options, method: &Method, path: &[&str], query: Qu
     };
     let find = |plural: &str| find(options, group, plural);
     let (namespace, rest) = match rest {
-        ["namespaces", namespace, rest @ ..] if rest.first().is_some_and(|plural| find(plural).is_some()) => {
+        ["namespaces", namespace, rest @ ..]
+            if rest.first().is_some_and(|plural| find(plural).is_some()) =>
+        {
             (*namespace, rest)
         }
         _ => ("", rest),
@@ -101,6 +113,15 @@ pub(crate) fn route(options: &Options, method: &Method, path: &[&str], query: Qu
         (&Method::DELETE, true) if is_scoped => "deletecollection",
         _ => "",
     };
-    let [group, namespace, name, subresource] = [group, namespace, name, subresource].map(str::to_owned);
-    Some(Route { verb, group, resource, namespace, name, subresource, query })
+    let [group, namespace, name, subresource] =
+        [group, namespace, name, subresource].map(str::to_owned);
+    Some(Route {
+        verb,
+        group,
+        resource,
+        namespace,
+        name,
+        subresource,
+        query,
+    })
 }

@@ -66,7 +66,9 @@ impl Selector {
         let [labels, fields] = ["labelSelector", "fieldSelector"].map(|key| route.asked(key));
         for selector in [labels, fields] {
             if selector.len() > SELECTOR_BYTES_MAX {
-                return Err(bad_request(format!("a selector has at most {SELECTOR_BYTES_MAX} bytes")));
+                return Err(bad_request(format!(
+                    "a selector has at most {SELECTOR_BYTES_MAX} bytes"
+                )));
             }
         }
         let labels = labels::parse(labels).map_err(bad_request)?;
@@ -74,7 +76,11 @@ impl Selector {
             .filter(|term| !term.is_empty())
             .map(|term| field(route.resource, fields, term))
             .collect::<Result<_, _>>()?;
-        Ok(Self { namespace: route.namespace.clone(), labels, fields })
+        Ok(Self {
+            namespace: route.namespace.clone(),
+            labels,
+            fields,
+        })
     }
 
     /// Whether it is about everything in its namespace.
@@ -85,7 +91,10 @@ impl Selector {
     pub(crate) fn matches(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
         (self.namespace.is_empty() || object["metadata"]["namespace"] == *self.namespace)
-            && self.labels.iter().all(|requirement| requirement.matches(labels))
+            && self
+                .labels
+                .iter()
+                .all(|requirement| requirement.matches(labels))
             && self.fields.iter().all(|term| term.matches(object))
     }
 }
@@ -97,9 +106,11 @@ impl FieldTerm {
             Value::Bool(value) => value.to_string(),
             // The one field that is yes or no is not there for no; the source of an event is its component.
             Value::Null if self.path == ["spec", "unschedulable"] => "false".to_owned(),
-            Value::Object(source) => {
-                source.get("component").and_then(Value::as_str).unwrap_or_default().to_owned()
-            }
+            Value::Object(source) => source
+                .get("component")
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_owned(),
             other => other.as_str().unwrap_or_default().to_owned(),
         };
         (text == self.value) == self.is_wanted
@@ -117,17 +128,30 @@ fn terms(selector: &str) -> impl Iterator<Item = &str> {
 }
 
 fn field(resource: &Resource, selector: &str, term: &str) -> Result<FieldTerm, Refusal> {
-    let not_understood = || bad_request(format!("invalid selector: '{selector}'; can't understand '{term}'"));
+    let not_understood = || {
+        bad_request(format!(
+            "invalid selector: '{selector}'; can't understand '{term}'"
+        ))
+    };
     let (key, value) = term.split_once('=').ok_or_else(not_understood)?;
     let (key, is_wanted) = match key.strip_suffix('!') {
         Some(key) => (key, false),
         None => (key, true),
     };
-    let value = value.strip_prefix('=').filter(|_| is_wanted).unwrap_or(value);
-    let mut known = fields(resource).iter().chain(&["metadata.name", "metadata.namespace"]);
+    let value = value
+        .strip_prefix('=')
+        .filter(|_| is_wanted)
+        .unwrap_or(value);
+    let mut known = fields(resource)
+        .iter()
+        .chain(&["metadata.name", "metadata.namespace"]);
     let known = known.find(|known| **known == key);
     let known = known.ok_or_else(|| bad_request(format!("field label not supported: {key}")))?;
-    Ok(FieldTerm { path: known.split('.').collect(), is_wanted, value: unescaped(value)? })
+    Ok(FieldTerm {
+        path: known.split('.').collect(),
+        is_wanted,
+        value: unescaped(value)?,
+    })
 }
 
 fn unescaped(value: &str) -> Result<String, Refusal> {
@@ -139,13 +163,16 @@ fn unescaped(value: &str) -> Result<String, Refusal> {
                 Some(escaped @ ('\\' | ',' | '=')) => text.push(escaped),
                 other => {
                     let sequence: String = std::iter::once('\\').chain(other).collect();
-                    let message = format!("invalid field selector: invalid escape sequence: {sequence}");
+                    let message =
+                        format!("invalid field selector: invalid escape sequence: {sequence}");
                     return Err(bad_request(message));
                 }
             },
             ',' | '=' => {
-                let message =
-                    format!("invalid field selector: unescaped character in value: {}", u32::from(character));
+                let message = format!(
+                    "invalid field selector: unescaped character in value: {}",
+                    u32::from(character)
+                );
                 return Err(bad_request(message));
             }
             other => text.push(other),

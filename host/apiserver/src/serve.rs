@@ -54,7 +54,10 @@ pub enum ServeError {
 /// Serves until `stop` is cancelled, then closes every connection. Who can open the socket may do everything: its directory says who.
 pub async fn serve_unix(server: Server, listener: UnixListener, stop: CancellationToken) {
     let accept = || async { listener.accept().await.map(|(stream, _)| stream) };
-    serve(accept, CONNECTIONS_MAX, stop, move |stream| connection(stream, server.clone(), None)).await;
+    serve(accept, CONNECTIONS_MAX, stop, move |stream| {
+        connection(stream, server.clone(), None)
+    })
+    .await;
 }
 
 /// As [`serve_unix`] with TLS, for clients that have the token of `identity`. Clients without it cannot keep them out.
@@ -74,7 +77,10 @@ pub async fn serve_tls(
     }
     let acceptor = TlsAcceptor::from(Arc::new(identity.server_config()?));
     let token: Arc<str> = identity.token.as_str().into();
-    let (strangers, permits) = (Strangers::default(), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+    let (strangers, permits) = (
+        Strangers::default(),
+        Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+    );
     let accept = || async { listener.accept().await.map(|(stream, _)| stream) };
     let open = move |stream: TcpStream| {
         let (acceptor, server) = (acceptor.clone(), server.clone());
@@ -133,13 +139,21 @@ enum Client {
 impl Door {
     #[cfg(test)]
     pub(crate) fn new(token: &str) -> Self {
-        let client = Arc::new(Mutex::new(Client::Stranger(Strangers::default().enter(None))));
-        Self { token: token.into(), permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)), client }
+        let client = Arc::new(Mutex::new(Client::Stranger(
+            Strangers::default().enter(None),
+        )));
+        Self {
+            token: token.into(),
+            permits: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            client,
+        }
     }
 
     /// Resolves when the client has to leave: for another one, or since it has not sent the token in time.
     pub(crate) async fn closed(&self) {
-        let Some(ended) = self.ended() else { return std::future::pending().await };
+        let Some(ended) = self.ended() else {
+            return std::future::pending().await;
+        };
         tokio::select! {
             // Of a client that has sent the token meanwhile, this never resolves.
             () = ended => {}
@@ -174,7 +188,9 @@ impl Door {
         }
         let mut client = self.client();
         if let Client::Stranger(_) = &*client {
-            let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else { return Some(503) };
+            let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
+                return Some(503);
+            };
             *client = Client::Known { _permit: permit };
         }
         None
@@ -230,27 +246,38 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT);
     if door.is_some() {
-        http.max_headers(HEADERS_MAX).max_header_size(HEADERS_BYTES_MAX).max_buf_size(HEADERS_BYTES_MAX);
+        http.max_headers(HEADERS_MAX)
+            .max_header_size(HEADERS_BYTES_MAX)
+            .max_buf_size(HEADERS_BYTES_MAX);
     }
     let service = service_fn(move |request: Request<Incoming>| {
         let (server, door) = (server.clone(), door.clone());
         async move {
-            Ok::<Response<Body>, std::convert::Infallible>(admitted(&server, door.as_ref(), request).await)
+            Ok::<Response<Body>, std::convert::Infallible>(
+                admitted(&server, door.as_ref(), request).await,
+            )
         }
     });
     // An error here is a client that went away.
     let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
-async fn admitted(server: &Server, door: Option<&Door>, request: Request<Incoming>) -> Response<Body> {
+async fn admitted(
+    server: &Server,
+    door: Option<&Door>,
+    request: Request<Incoming>,
+) -> Response<Body> {
     match door.and_then(|door| door.refusal(&request)) {
         None => server.handle(request).await,
         Some(code) => {
             // A client that is not let in does not hold a connection.
             let mut refused = status::plain(code).into_response();
-            refused.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            refused
+                .headers_mut()
+                .insert(CONNECTION, HeaderValue::from_static("close"));
             refused
         }
     }
@@ -258,7 +285,11 @@ async fn admitted(server: &Server, door: Option<&Door>, request: Request<Incomin
 
 /// In a time that does not depend on how much of the token is right.
 fn has_token<B>(request: &Request<B>, token: &str) -> bool {
-    let given = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+    let given = request
+        .headers()
+        .get(AUTHORIZATION)
+        .map(HeaderValue::as_bytes)
+        .unwrap_or_default();
     let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
     given.ct_eq(token.as_bytes()).into()
 }

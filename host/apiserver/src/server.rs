@@ -34,7 +34,9 @@ impl<'a> ObjectWrite<'a> {
     /// The object as the request leaves it, or as it was before its deletion.
     pub fn object(self) -> &'a Value {
         match self {
-            Self::Created(object) | Self::Updated { new: object, .. } | Self::Deleted(object) => object,
+            Self::Created(object) | Self::Updated { new: object, .. } | Self::Deleted(object) => {
+                object
+            }
         }
     }
 }
@@ -55,7 +57,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { controllers: true, taint_rules: false, history_bytes_max: HISTORY_BYTES_MAX, check: None }
+        Self {
+            controllers: true,
+            taint_rules: false,
+            history_bytes_max: HISTORY_BYTES_MAX,
+            check: None,
+        }
     }
 }
 
@@ -72,8 +79,16 @@ impl std::fmt::Debug for Options {
 /// A server that cannot begin with what is stored.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("the stored object {number} (kind {kind:?}, apiVersion {api_version:?}, name {name:?}) {why}")]
-    Object { number: usize, kind: String, api_version: String, name: String, why: &'static str },
+    #[error(
+        "the stored object {number} (kind {kind:?}, apiVersion {api_version:?}, name {name:?}) {why}"
+    )]
+    Object {
+        number: usize,
+        kind: String,
+        api_version: String,
+        name: String,
+        why: &'static str,
+    },
     #[error("cannot store the namespace default")]
     Storage(#[from] StorageError),
 }
@@ -88,7 +103,9 @@ pub struct Server {
 
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("shared", &self.shared).finish_non_exhaustive()
+        f.debug_struct("Server")
+            .field("shared", &self.shared)
+            .finish_non_exhaustive()
     }
 }
 
@@ -98,21 +115,42 @@ fn load(loaded: Loaded) -> Result<Snapshot, OpenError> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (kind, api_version) = (text(&object["kind"]), text(&object["apiVersion"]));
         let name = text(&object["metadata"]["name"]);
-        let version = object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok());
-        let (resource, version): (_, u64) = match (resources::of_type(&api_version, &kind), version) {
+        let version = object["metadata"]["resourceVersion"]
+            .as_str()
+            .and_then(|version| version.parse().ok());
+        let (resource, version): (_, u64) = match (resources::of_type(&api_version, &kind), version)
+        {
             (None, _) => {
                 let why = "is of a kind that this server does not have";
-                return Err(OpenError::Object { number, kind, api_version, name, why });
+                return Err(OpenError::Object {
+                    number,
+                    kind,
+                    api_version,
+                    name,
+                    why,
+                });
             }
             (_, None) => {
                 let why = "has no resource version";
-                return Err(OpenError::Object { number, kind, api_version, name, why });
+                return Err(OpenError::Object {
+                    number,
+                    kind,
+                    api_version,
+                    name,
+                    why,
+                });
             }
             (Some(resource), Some(version)) => (resource, version),
         };
         if name.is_empty() {
             let why = "has no name";
-            return Err(OpenError::Object { number, kind, api_version, name, why });
+            return Err(OpenError::Object {
+                number,
+                kind,
+                api_version,
+                name,
+                why,
+            });
         }
         snapshot.revision = snapshot.revision.max(version);
         snapshot.load(key(resource, &object), Arc::new(object));
@@ -134,7 +172,10 @@ impl Server {
         loaded: Loaded,
     ) -> Result<Self, OpenError> {
         let controllers = options.controllers;
-        let server = Self { shared: Arc::new(Shared::new(options, storage, load(loaded)?)), check: None };
+        let server = Self {
+            shared: Arc::new(Shared::new(options, storage, load(loaded)?)),
+            check: None,
+        };
         if controllers {
             server.ensure_namespace("default").await?;
         }
@@ -144,11 +185,16 @@ impl Server {
     /// The same server for other clients, whose writes are checked by this instead of [`Options::check`].
     #[must_use]
     pub fn with_check(&self, check: Check) -> Self {
-        Self { shared: Arc::clone(&self.shared), check: Some(check) }
+        Self {
+            shared: Arc::clone(&self.shared),
+            check: Some(check),
+        }
     }
 
     async fn ensure_namespace(&self, name: &str) -> Result<(), StorageError> {
-        let Some(namespaces) = resources::resource("namespaces") else { return Ok(()) };
+        let Some(namespaces) = resources::resource("namespaces") else {
+            return Ok(());
+        };
         let turn = self.shared.turn().await;
         let mut draft = Draft::of(self.snapshot());
         if draft.next.object(namespaces, "", name).is_some() {
@@ -176,7 +222,12 @@ impl Server {
 
     /// What a request asks for; `None` for a path that is no resource.
     pub fn route(&self, method: &http::Method, uri: &http::Uri) -> Option<Route> {
-        route::route(&self.shared.options, method, &route::parts(uri), route::query(uri))
+        route::route(
+            &self.shared.options,
+            method,
+            &route::parts(uri),
+            route::query(uri),
+        )
     }
 
     /// A signal after each change, and when a watch opens or ends.
@@ -204,7 +255,10 @@ impl Server {
         decide: impl FnOnce(&mut Draft) -> Result<T, Refusal>,
     ) -> Result<(T, Vec<String>), Refusal> {
         let turn = self.shared.turn().await;
-        let mut draft = Draft { dry_run, ..Draft::of(self.snapshot()) };
+        let mut draft = Draft {
+            dry_run,
+            ..Draft::of(self.snapshot())
+        };
         let done = decide(&mut draft)?;
         let warnings = std::mem::take(&mut draft.warnings);
         if self.shared.options.controllers {
@@ -212,7 +266,10 @@ impl Server {
         }
         if !dry_run && !draft.changes.is_empty() {
             self.commit(turn, draft).await.map_err(|error| {
-                tracing::error!(error = &error as &dyn std::error::Error, "cannot store objects");
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot store objects"
+                );
                 crate::status::not_stored(&error)
             })?;
         }
@@ -233,7 +290,12 @@ impl Server {
             return done;
         }
         let joined = tokio::spawn(work).await;
-        joined.unwrap_or_else(|source| Err(StorageError { changes, source: source.into() }))
+        joined.unwrap_or_else(|source| {
+            Err(StorageError {
+                changes,
+                source: source.into(),
+            })
+        })
     }
 
     /// Changes objects without a request, a check, or the storage: for servers whose storage is [`crate::Memory`]. It waits on the thread
@@ -254,7 +316,8 @@ impl Server {
 
     /// Forgets the changes until now: a watch that would go on from one of them gets 410. Open watches go on.
     pub fn forget_history(&self) {
-        self.shared.change(|state| state.forgotten = state.now.revision);
+        self.shared
+            .change(|state| state.forgotten = state.now.revision);
     }
 
     /// Sends every watch that asked for bookmarks one, at once.

@@ -63,12 +63,20 @@ pub struct Snapshot {
 
 /// Before every key of a resource.
 fn first_of(plural: &'static str) -> ObjectKey {
-    ObjectKey { resource: plural, namespace: String::new(), name: String::new() }
+    ObjectKey {
+        resource: plural,
+        namespace: String::new(),
+        name: String::new(),
+    }
 }
 
 impl Snapshot {
     pub(crate) fn new(revision: u64) -> Self {
-        Self { objects: Objects::new_sync(), revision, bytes: 0 }
+        Self {
+            objects: Objects::new_sync(),
+            revision,
+            bytes: 0,
+        }
     }
 
     /// The newest resource version.
@@ -77,13 +85,25 @@ impl Snapshot {
     }
 
     /// By plural (`resourceslices`); `namespace` is empty for an object of the cluster.
-    pub fn object(&self, resource: &'static Resource, namespace: &str, name: &str) -> Option<&Arc<Value>> {
+    pub fn object(
+        &self,
+        resource: &'static Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Option<&Arc<Value>> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        self.objects.get(&ObjectKey { resource: resource.plural, namespace, name })
+        self.objects.get(&ObjectKey {
+            resource: resource.plural,
+            namespace,
+            name,
+        })
     }
 
     /// The objects of a resource in the order of namespace and name.
-    pub fn objects(&self, resource: &'static Resource) -> impl Iterator<Item = (&ObjectKey, &Arc<Value>)> {
+    pub fn objects(
+        &self,
+        resource: &'static Resource,
+    ) -> impl Iterator<Item = (&ObjectKey, &Arc<Value>)> {
         self.objects
             .range(first_of(resource.plural)..)
             .take_while(move |(key, _)| key.resource == resource.plural)
@@ -91,7 +111,10 @@ impl Snapshot {
 
     /// Whether a namespace has an object of a resource.
     pub(crate) fn has_any(&self, resource: &'static Resource, namespace: &str) -> bool {
-        let first = ObjectKey { namespace: namespace.to_owned(), ..first_of(resource.plural) };
+        let first = ObjectKey {
+            namespace: namespace.to_owned(),
+            ..first_of(resource.plural)
+        };
         let found = self.objects.range(first..).next();
         found.is_some_and(|(key, _)| key.resource == resource.plural && key.namespace == namespace)
     }
@@ -144,7 +167,12 @@ pub struct Draft {
 
 impl Draft {
     pub(crate) fn of(snapshot: Snapshot) -> Self {
-        Self { next: snapshot, changes: Vec::new(), warnings: Vec::new(), dry_run: false }
+        Self {
+            next: snapshot,
+            changes: Vec::new(),
+            warnings: Vec::new(),
+            dry_run: false,
+        }
     }
 
     /// The objects with the changes of this draft.
@@ -164,7 +192,10 @@ impl Draft {
     /// Removes an object, whatever finalizers it has. Gives its last state, with the resource version of the deletion.
     pub fn remove(&mut self, key: &ObjectKey) -> Option<Arc<Value>> {
         let before = self.next.take(key)?;
-        Some(self.log(key.clone(), before.as_ref().clone(), Some(before), true).0)
+        Some(
+            self.log(key.clone(), before.as_ref().clone(), Some(before), true)
+                .0,
+        )
     }
 
     /// Gives the object with its resource version, and its cost.
@@ -179,14 +210,24 @@ impl Draft {
         let revision = self.next.revision;
         match (self.dry_run, &before, object["metadata"].as_object_mut()) {
             (true, Some(before), Some(metadata)) => {
-                metadata.insert("resourceVersion".to_owned(), before["metadata"]["resourceVersion"].clone());
+                metadata.insert(
+                    "resourceVersion".to_owned(),
+                    before["metadata"]["resourceVersion"].clone(),
+                );
             }
             (true, None, Some(metadata)) => drop(metadata.remove("resourceVersion")),
             _ => object["metadata"]["resourceVersion"] = revision.to_string().into(),
         }
         let cost = cost(&object);
         let object = Arc::new(object);
-        self.changes.push(Entry { key, revision, object: Arc::clone(&object), before, is_deletion, cost });
+        self.changes.push(Entry {
+            key,
+            revision,
+            object: Arc::clone(&object),
+            before,
+            is_deletion,
+            cost,
+        });
         (object, cost)
     }
 
@@ -202,9 +243,22 @@ impl Draft {
 }
 
 pub(crate) fn key(resource: &'static Resource, object: &Value) -> ObjectKey {
-    let part = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
-    let namespace = if resource.namespaced { part("namespace") } else { String::new() };
-    ObjectKey { resource: resource.plural, namespace, name: part("name") }
+    let part = |name: &str| {
+        object["metadata"][name]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let namespace = if resource.namespaced {
+        part("namespace")
+    } else {
+        String::new()
+    };
+    ObjectKey {
+        resource: resource.plural,
+        namespace,
+        name: part("name"),
+    }
 }
 
 /// What is published to readers and watches.
@@ -241,8 +295,13 @@ pub(crate) struct News {
 impl State {
     /// What happened to the objects of a resource after the resource version `sent`.
     pub(crate) fn since(&self, sent: u64, plural: &str) -> News {
-        let first = self.history.partition_point(|change| change.revision <= sent);
-        let changes = self.history.range(first..).filter(|change| change.key.resource == plural);
+        let first = self
+            .history
+            .partition_point(|change| change.revision <= sent);
+        let changes = self
+            .history
+            .range(first..)
+            .filter(|change| change.key.resource == plural);
         News {
             changes: changes.cloned().collect(),
             revision: self.now.revision,
@@ -257,7 +316,9 @@ impl State {
         self.history_bytes += draft.changes.iter().map(|entry| entry.cost).sum::<usize>();
         self.history.extend(draft.changes.into_iter().map(Arc::new));
         while self.history_bytes > history_bytes_max {
-            let Some(entry) = self.history.pop_front() else { break };
+            let Some(entry) = self.history.pop_front() else {
+                break;
+            };
             self.history_bytes -= entry.cost;
             self.trimmed = entry.revision;
             self.forgotten = self.forgotten.max(entry.revision);
@@ -277,7 +338,9 @@ pub(crate) struct Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }
 
@@ -305,7 +368,9 @@ impl Shared {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -335,7 +400,9 @@ impl Shared {
     }
 
     pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn> {
-        let is_free = self.writing.send_if_modified(|is_writing| !std::mem::replace(is_writing, true));
+        let is_free = self
+            .writing
+            .send_if_modified(|is_writing| !std::mem::replace(is_writing, true));
         is_free.then(|| Turn(Arc::clone(self)))
     }
 }

@@ -25,22 +25,41 @@ impl Cause {
     /// `shown` is the value as the message shows it: a string in quotes, anything else as JSON.
     pub fn invalid(field: impl Into<String>, shown: impl std::fmt::Display, why: &str) -> Self {
         let message = format!("Invalid value: {shown}: {why}");
-        Self { reason: "FieldValueInvalid", message, field: field.into() }
+        Self {
+            reason: "FieldValueInvalid",
+            message,
+            field: field.into(),
+        }
     }
 
     pub fn required(field: impl Into<String>, why: &str) -> Self {
-        let message =
-            if why.is_empty() { "Required value".to_owned() } else { format!("Required value: {why}") };
-        Self { reason: "FieldValueRequired", message, field: field.into() }
+        let message = if why.is_empty() {
+            "Required value".to_owned()
+        } else {
+            format!("Required value: {why}")
+        };
+        Self {
+            reason: "FieldValueRequired",
+            message,
+            field: field.into(),
+        }
     }
 
     pub fn forbidden(field: impl Into<String>, why: &str) -> Self {
-        Self { reason: "FieldValueForbidden", message: format!("Forbidden: {why}"), field: field.into() }
+        Self {
+            reason: "FieldValueForbidden",
+            message: format!("Forbidden: {why}"),
+            field: field.into(),
+        }
     }
 
     pub fn duplicate(field: impl Into<String>, shown: impl std::fmt::Display) -> Self {
         let message = format!("Duplicate value: {shown}");
-        Self { reason: "FieldValueDuplicate", message, field: field.into() }
+        Self {
+            reason: "FieldValueDuplicate",
+            message,
+            field: field.into(),
+        }
     }
 
     fn json(&self) -> Value {
@@ -49,7 +68,11 @@ impl Cause {
 
     pub fn too_many(field: impl Into<String>, count: usize, most: usize) -> Self {
         let message = format!("Too many: {count}: must have at most {most} items");
-        Self { reason: "FieldValueTooMany", message, field: field.into() }
+        Self {
+            reason: "FieldValueTooMany",
+            message,
+            field: field.into(),
+        }
     }
 }
 
@@ -64,20 +87,36 @@ fn refusal(code: u16, reason: &str, message: impl Into<String>, details: Value) 
     if !details.is_null() {
         status["details"] = details;
     }
-    Refusal { code, status, retry_after: None }
+    Refusal {
+        code,
+        status,
+        retry_after: None,
+    }
 }
 
 /// The details of a refusal for an object; what is empty is left out.
 fn details(group: &str, name: &str, kind: &str) -> Value {
     let fields = [("name", name), ("group", group), ("kind", kind)];
     let given = fields.into_iter().filter(|(_, value)| !value.is_empty());
-    Value::Object(given.map(|(key, value)| (key.to_owned(), value.into())).collect::<Map<_, _>>())
+    Value::Object(
+        given
+            .map(|(key, value)| (key.to_owned(), value.into()))
+            .collect::<Map<_, _>>(),
+    )
 }
 
 /// A refusal that is about the object `name`, which the message names first.
 fn about(route: &Route, name: &str, code: u16, reason: &str, what: &str) -> Refusal {
-    let message = format!("{} \"{name}\" {what}", route.resource.qualified(&route.group));
-    refusal(code, reason, message, details(&route.group, name, route.resource.plural))
+    let message = format!(
+        "{} \"{name}\" {what}",
+        route.resource.qualified(&route.group)
+    );
+    refusal(
+        code,
+        reason,
+        message,
+        details(&route.group, name, route.resource.plural),
+    )
 }
 
 pub fn not_found(route: &Route) -> Refusal {
@@ -95,12 +134,21 @@ pub fn forbidden(route: &Route, resource: &str, user: &str) -> Refusal {
         namespace => format!("in the namespace \"{namespace}\""),
     };
     let subject = route.resource.qualified(&route.group);
-    let subject = if route.name.is_empty() { subject } else { format!("{subject} \"{}\"", route.name) };
+    let subject = if route.name.is_empty() {
+        subject
+    } else {
+        format!("{subject} \"{}\"", route.name)
+    };
     let message = format!(
         "{subject} is forbidden: User \"{user}\" cannot {} resource \"{resource}\" in API group \"{}\" {scope}",
         route.verb, route.group
     );
-    refusal(403, "Forbidden", message, details(&route.group, &route.name, route.resource.plural))
+    refusal(
+        403,
+        "Forbidden",
+        message,
+        details(&route.group, &route.name, route.resource.plural),
+    )
 }
 
 /// What cannot be created in a namespace that is being deleted.
@@ -132,8 +180,9 @@ pub fn modified(route: &Route) -> Refusal {
 
 /// `field` is `UID` or `ResourceVersion`.
 pub fn precondition(route: &Route, field: &str, asked: &str, found: &str) -> Refusal {
-    let why =
-        format!("Precondition failed: {field} in precondition: {asked}, {field} in object meta: {found}");
+    let why = format!(
+        "Precondition failed: {field} in precondition: {asked}, {field} in object meta: {found}"
+    );
     conflict(route, &why)
 }
 
@@ -147,21 +196,45 @@ pub fn precondition_of_delete(route: &Route, field: &str, asked: &str, found: &s
 fn conflict(route: &Route, why: &str) -> Refusal {
     let (subject, name) = (route.resource.qualified(&route.group), &route.name);
     let message = format!("Operation cannot be fulfilled on {subject} \"{name}\": {why}");
-    refusal(409, "Conflict", message, details(&route.group, name, route.resource.plural))
+    refusal(
+        409,
+        "Conflict",
+        message,
+        details(&route.group, name, route.resource.plural),
+    )
 }
 
 pub fn invalid(route: &Route, name: &str, causes: &[Cause]) -> Refusal {
     let kind = route.resource.kind;
     // An event is checked as one of the core group, in whichever group it came.
-    let group = if route.resource.plural == "events" { "" } else { &route.group };
-    let subject = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
-    let mut lines: Vec<String> =
-        causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+    let group = if route.resource.plural == "events" {
+        ""
+    } else {
+        &route.group
+    };
+    let subject = if group.is_empty() {
+        kind.to_owned()
+    } else {
+        format!("{kind}.{group}")
+    };
+    let mut lines: Vec<String> = causes
+        .iter()
+        .map(|cause| format!("{}: {}", cause.field, cause.message))
+        .collect();
     lines.dedup();
-    let lines = if lines.len() == 1 { lines[0].clone() } else { format!("[{}]", lines.join(", ")) };
+    let lines = if lines.len() == 1 {
+        lines[0].clone()
+    } else {
+        format!("[{}]", lines.join(", "))
+    };
     let mut details = details(group, name, kind);
     details["causes"] = causes.iter().map(Cause::json).collect();
-    refusal(422, "Invalid", format!("{subject} \"{name}\" is invalid: {lines}"), details)
+    refusal(
+        422,
+        "Invalid",
+        format!("{subject} \"{name}\" is invalid: {lines}"),
+        details,
+    )
 }
 
 pub fn bad_request(message: impl Into<String>) -> Refusal {
@@ -170,8 +243,7 @@ pub fn bad_request(message: impl Into<String>) -> Refusal {
 
 /// An apply without a field manager.
 pub fn no_field_manager() -> Refusal {
-    let message =
-        "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
+    let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
     refusal(422, "Invalid", message, json!({}))
 }
 
@@ -207,7 +279,12 @@ pub fn object_too_large() -> Refusal {
 
 /// An object for which a storage of Kubernetes has no space.
 pub fn no_space() -> Refusal {
-    refusal(500, "", "etcdserver: mvcc: database space exceeded", Value::Null)
+    refusal(
+        500,
+        "",
+        "etcdserver: mvcc: database space exceeded",
+        Value::Null,
+    )
 }
 
 /// A body that does not arrive in time.
@@ -220,42 +297,80 @@ pub fn body_timeout() -> Refusal {
 pub fn not_stored(error: &crate::StorageError) -> Refusal {
     let text = format!("{error}: {}", error.source);
     let details = json!({ "causes": [{ "message": text }] });
-    refusal(500, "InternalError", format!("Internal error occurred: {text}"), details)
+    refusal(
+        500,
+        "InternalError",
+        format!("Internal error occurred: {text}"),
+        details,
+    )
 }
 
 /// A namespace that an object cannot be created in, because it is not there.
 pub fn no_namespace(namespace: &str) -> Refusal {
     let message = format!("namespaces \"{namespace}\" not found");
-    refusal(404, "NotFound", message, details("", namespace, "namespaces"))
+    refusal(
+        404,
+        "NotFound",
+        message,
+        details("", namespace, "namespaces"),
+    )
 }
 
 /// A namespace that is always there.
 pub fn namespace_stays(route: &Route) -> Refusal {
-    about(route, &route.name, 403, "Forbidden", "is forbidden: this namespace may not be deleted")
+    about(
+        route,
+        &route.name,
+        403,
+        "Forbidden",
+        "is forbidden: this namespace may not be deleted",
+    )
 }
 
 /// Options of a list or watch that do not go together.
 pub fn invalid_options(causes: &[Cause]) -> Refusal {
-    let lines: Vec<String> =
-        causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
-    let lines = if lines.len() == 1 { lines.concat() } else { format!("[{}]", lines.join(", ")) };
+    let lines: Vec<String> = causes
+        .iter()
+        .map(|cause| format!("{}: {}", cause.field, cause.message))
+        .collect();
+    let lines = if lines.len() == 1 {
+        lines.concat()
+    } else {
+        format!("[{}]", lines.join(", "))
+    };
     let mut details = details("meta.k8s.io", "", "ListOptions");
     details["causes"] = causes.iter().map(Cause::json).collect();
-    refusal(422, "Invalid", format!("ListOptions.meta.k8s.io \"\" is invalid: {lines}"), details)
+    refusal(
+        422,
+        "Invalid",
+        format!("ListOptions.meta.k8s.io \"\" is invalid: {lines}"),
+        details,
+    )
 }
 
 /// A list of a resource version that is not reached yet.
 pub fn version_ahead(asked: u64, current: u64) -> Refusal {
     let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
-    let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
-    let mut answer = refusal(504, "Timeout", message, json!({ "causes": [cause], "retryAfterSeconds": 1 }));
+    let cause =
+        json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
+    let mut answer = refusal(
+        504,
+        "Timeout",
+        message,
+        json!({ "causes": [cause], "retryAfterSeconds": 1 }),
+    );
     answer.retry_after = Some(1);
     answer
 }
 
 /// A list of a resource version that there is no state of any more.
 pub fn list_expired() -> Refusal {
-    refusal(410, "Expired", "The resourceVersion for the provided list is too old.", Value::Null)
+    refusal(
+        410,
+        "Expired",
+        "The resourceVersion for the provided list is too old.",
+        Value::Null,
+    )
 }
 
 /// A patch that is malformed (400), cannot be applied (422) or is too large (413).
@@ -270,15 +385,21 @@ pub fn patch(code: u16, message: &str) -> Refusal {
 
 /// An apply that would change fields of other managers: each with the message about it.
 pub fn apply_conflict(message: String, causes: impl Iterator<Item = (String, String)>) -> Refusal {
-    let cause =
-        |(field, message)| json!({ "reason": "FieldManagerConflict", "message": message, "field": field });
-    refusal(409, "Conflict", message, json!({ "causes": causes.map(cause).collect::<Vec<_>>() }))
+    let cause = |(field, message)| json!({ "reason": "FieldManagerConflict", "message": message, "field": field });
+    refusal(
+        409,
+        "Conflict",
+        message,
+        json!({ "causes": causes.map(cause).collect::<Vec<_>>() }),
+    )
 }
 
 /// An update whose object is another one than its address names.
 pub fn other_name(object: &str, route: &Route) -> Refusal {
     let name = &route.name;
-    bad_request(format!("the name of the object ({object}) does not match the name on the URL ({name})"))
+    bad_request(format!(
+        "the name of the object ({object}) does not match the name on the URL ({name})"
+    ))
 }
 
 /// An object of another namespace than its address names.
@@ -291,14 +412,24 @@ pub fn other_namespace(object: &str, route: &Route) -> Refusal {
 
 pub fn too_many(seconds: u64) -> Refusal {
     let message = "too many requests, please try again later";
-    let mut answer = refusal(429, "TooManyRequests", message, json!({ "retryAfterSeconds": seconds }));
+    let mut answer = refusal(
+        429,
+        "TooManyRequests",
+        message,
+        json!({ "retryAfterSeconds": seconds }),
+    );
     answer.retry_after = Some(seconds);
     answer
 }
 
 /// A resource version that is not kept any more.
 pub fn expired(asked: u64, oldest: u64) -> Refusal {
-    refusal(410, "Expired", format!("too old resource version: {asked} ({oldest})"), Value::Null)
+    refusal(
+        410,
+        "Expired",
+        format!("too old resource version: {asked} ({oldest})"),
+        Value::Null,
+    )
 }
 
 /// A watch from a resource version that is not reached yet.
@@ -312,12 +443,24 @@ pub fn plain(code: u16) -> Refusal {
     let (reason, message) = match code {
         401 => return refusal(401, "Unauthorized", "Unauthorized", Value::Null),
         403 => ("Forbidden", "forbidden"),
-        404 => ("NotFound", "the server could not find the requested resource"),
+        404 => (
+            "NotFound",
+            "the server could not find the requested resource",
+        ),
         409 => ("Conflict", "the object has been modified"),
         413 => ("RequestEntityTooLarge", "Request entity too large"),
-        422 => ("Invalid", "the server rejected our request due to an error in our request"),
-        503 => ("ServiceUnavailable", "the server is currently unable to handle the request"),
-        _ => ("InternalError", "Internal error occurred: etcdserver: request timed out"),
+        422 => (
+            "Invalid",
+            "the server rejected our request due to an error in our request",
+        ),
+        503 => (
+            "ServiceUnavailable",
+            "the server is currently unable to handle the request",
+        ),
+        _ => (
+            "InternalError",
+            "Internal error occurred: etcdserver: request timed out",
+        ),
     };
     refusal(code, reason, message, json!({}))
 }

@@ -43,12 +43,25 @@ impl Strangers {
         let mut table = self.table();
         let number = table.next;
         table.next += 1;
-        table.open.insert(number, Entry { user, end: end.clone() });
-        if let Some(entry) = table.crowding(user).and_then(|number| table.open.remove(&number)) {
+        table.open.insert(
+            number,
+            Entry {
+                user,
+                end: end.clone(),
+            },
+        );
+        if let Some(entry) = table
+            .crowding(user)
+            .and_then(|number| table.open.remove(&number))
+        {
             entry.end.cancel();
         }
         drop(table);
-        Stranger { number, end, strangers: self.clone() }
+        Stranger {
+            number,
+            end,
+            strangers: self.clone(),
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -60,16 +73,28 @@ impl Table {
     /// The connection that has to end, after one of this user was added.
     fn crowding(&self, user: Option<u32>) -> Option<u64> {
         let mut counts = BTreeMap::<_, usize>::new();
-        self.open.values().for_each(|entry| *counts.entry(entry.user).or_default() += 1);
-        let has_too_many = counts.get(&user).is_some_and(|count| *count > STRANGERS_PER_USER_MAX);
+        self.open
+            .values()
+            .for_each(|entry| *counts.entry(entry.user).or_default() += 1);
+        let has_too_many = counts
+            .get(&user)
+            .is_some_and(|count| *count > STRANGERS_PER_USER_MAX);
         if !has_too_many && self.open.len() <= STRANGERS_MAX {
             return None;
         }
         // Of several users with as many, the one with the oldest connection: one user may have many numbers.
         let most = counts.values().copied().max()?;
-        let ends =
-            |entry: &Entry| if has_too_many { entry.user == user } else { counts[&entry.user] == most };
-        self.open.iter().find(|(_, entry)| ends(entry)).map(|(number, _)| *number)
+        let ends = |entry: &Entry| {
+            if has_too_many {
+                entry.user == user
+            } else {
+                counts[&entry.user] == most
+            }
+        };
+        self.open
+            .iter()
+            .find(|(_, entry)| ends(entry))
+            .map(|(number, _)| *number)
     }
 }
 
@@ -91,16 +116,25 @@ mod tests {
     use super::*;
 
     fn alive(strangers: &[Stranger]) -> usize {
-        strangers.iter().filter(|stranger| !stranger.end.is_cancelled()).count()
+        strangers
+            .iter()
+            .filter(|stranger| !stranger.end.is_cancelled())
+            .count()
     }
 
     #[test]
     fn a_user_with_too_many_loses_its_oldest_and_no_other_user_any() {
         let strangers = Strangers::default();
-        let others: Vec<_> = [Some(0), Some(7), None].map(|user| strangers.enter(user)).into();
+        let others: Vec<_> = [Some(0), Some(7), None]
+            .map(|user| strangers.enter(user))
+            .into();
         let flood: Vec<_> = (0..1000).map(|_| strangers.enter(Some(1000))).collect();
         assert_eq!((alive(&others), alive(&flood)), (3, STRANGERS_PER_USER_MAX));
-        assert_eq!(alive(&flood[1000 - STRANGERS_PER_USER_MAX..]), STRANGERS_PER_USER_MAX, "the newest");
+        assert_eq!(
+            alive(&flood[1000 - STRANGERS_PER_USER_MAX..]),
+            STRANGERS_PER_USER_MAX,
+            "the newest"
+        );
         let late = strangers.enter(Some(0));
         assert_eq!((alive(&others), alive(&flood)), (3, STRANGERS_PER_USER_MAX));
         drop((others, late, flood));
@@ -111,8 +145,9 @@ mod tests {
     fn many_users_together_end_connections_of_the_one_with_the_most() {
         let strangers = Strangers::default();
         let quiet = strangers.enter(Some(0));
-        let floods: Vec<_> =
-            (0..100 * STRANGERS_MAX).map(|n| strangers.enter(Some(1000 + (n % 50) as u32))).collect();
+        let floods: Vec<_> = (0..100 * STRANGERS_MAX)
+            .map(|n| strangers.enter(Some(1000 + (n % 50) as u32)))
+            .collect();
         assert_eq!(alive(&floods), STRANGERS_MAX - 1);
         assert!(!quiet.end.is_cancelled());
     }
@@ -121,7 +156,9 @@ mod tests {
     #[test]
     fn one_user_with_many_numbers_keeps_no_new_client_out() {
         let strangers = Strangers::default();
-        let flood: Vec<_> = (0..STRANGERS_MAX).map(|n| strangers.enter(Some(100_000 + n as u32))).collect();
+        let flood: Vec<_> = (0..STRANGERS_MAX)
+            .map(|n| strangers.enter(Some(100_000 + n as u32)))
+            .collect();
         let client = strangers.enter(Some(1_234_567_890));
         assert!(!client.end.is_cancelled());
         assert_eq!(alive(&flood), STRANGERS_MAX - 1);

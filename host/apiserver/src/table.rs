@@ -80,7 +80,9 @@ fn included(object: &Value, include: IncludeObject) -> Value {
 
 /// A pod that has ended, which kubectl does not show with some options.
 fn completed(kind: &str, object: &Value) -> Option<Value> {
-    let reason = object["status"]["phase"].as_str().filter(|_| kind == "Pod")?;
+    let reason = object["status"]["phase"]
+        .as_str()
+        .filter(|_| kind == "Pod")?;
     let message = match reason {
         "Succeeded" => "The pod has completed successfully.",
         "Failed" => "The pod failed.",

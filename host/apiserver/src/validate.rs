@@ -60,7 +60,10 @@ pub(crate) fn object(
 /// What a write of another object than the one that is there is refused with, as an apply is.
 pub(crate) fn immutable_uid(uid: &Value) -> Vec<Cause> {
     // A server checks it twice.
-    vec![Cause::invalid("metadata.uid", uid, IMMUTABLE), Cause::invalid("metadata.uid", uid, IMMUTABLE)]
+    vec![
+        Cause::invalid("metadata.uid", uid, IMMUTABLE),
+        Cause::invalid("metadata.uid", uid, IMMUTABLE),
+    ]
 }
 
 fn claim(causes: &mut Causes, new: &Value, old: Option<&Value>, compiled: &Compiled) {
@@ -93,13 +96,24 @@ fn template(causes: &mut Causes, spec: &Value, old: Option<&Value>, compiled: &C
 fn class(causes: &mut Causes, spec: &Value, old: Option<&Value>, compiled: &Compiled) {
     claim::selectors(causes, "spec", spec, compiled);
     let is_new = old.is_none_or(|old| !same(&old["config"], &spec["config"]));
-    each(causes, "spec", spec, "config", claim::CONFIGS, |causes, at, config| {
-        claim::configuration(causes, at, config, is_new);
-    });
+    each(
+        causes,
+        "spec",
+        spec,
+        "config",
+        claim::CONFIGS,
+        |causes, at, config| {
+            claim::configuration(causes, at, config, is_new);
+        },
+    );
     let name = text(spec, "extendedResourceName");
     if !spec["extendedResourceName"].is_null() && !is_extended_resource(name) {
         let field = "spec.extendedResourceName";
-        causes.push(invalid(field, name, "must be a valid extended resource name"));
+        causes.push(invalid(
+            field,
+            name,
+            "must be a valid extended resource name",
+        ));
     }
 }
 

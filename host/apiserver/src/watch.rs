@@ -53,11 +53,17 @@ impl Watching {
         let selector = Selector::of(&route)?;
         watch_options(&route)?;
         let from = asked_version(&route)?;
-        let seconds = route.asked("timeoutSeconds").parse().ok().filter(|seconds| *seconds > 0);
+        let seconds = route
+            .asked("timeoutSeconds")
+            .parse()
+            .ok()
+            .filter(|seconds| *seconds > 0);
         let now = Instant::now();
         let mut watching = shared.change(|state| {
             state.last_watch += 1;
-            state.watches.insert(state.last_watch, route.resource.plural);
+            state
+                .watches
+                .insert(state.last_watch, route.resource.plural);
             Self {
                 shared: Arc::clone(shared),
                 ticks,
@@ -87,12 +93,20 @@ impl Watching {
             (state.now.clone(), state.forgotten)
         };
         // `false` is a watch as without the parameter; but from no version, it sends no objects either.
-        let initial = self.route.query.get("sendInitialEvents").map(String::as_str);
+        let initial = self
+            .route
+            .query
+            .get("sendInitialEvents")
+            .map(String::as_str);
         let streams_list = matches!(initial, Some("true" | "1"));
         match from {
             // Of a server that had other objects: its client lists again, where it would wait for versions that it knows already.
-            Some(from) if from > now.revision => self.fail(&status::expired_ahead(from, now.revision)),
-            Some(from) if from < forgotten && !streams_list => self.fail(&status::expired(from, forgotten)),
+            Some(from) if from > now.revision => {
+                self.fail(&status::expired_ahead(from, now.revision))
+            }
+            Some(from) if from < forgotten && !streams_list => {
+                self.fail(&status::expired(from, forgotten))
+            }
             Some(from) if !streams_list => {
                 self.sent = from;
                 self.revision = from;
@@ -124,11 +138,16 @@ impl Watching {
     }
 
     fn line(&mut self, kind: &str, object: &Value) {
-        self.lines.push_back(Bytes::from(format!("{}\n", json!({ "type": kind, "object": object }))));
+        self.lines.push_back(Bytes::from(format!(
+            "{}\n",
+            json!({ "type": kind, "object": object })
+        )));
     }
 
     fn report(&mut self, kind: &str, object: Value) {
-        let object = self.shape.of_object(&self.route, from_storage(&self.route, object));
+        let object = self
+            .shape
+            .of_object(&self.route, from_storage(&self.route, object));
         self.line(kind, &object);
     }
 
@@ -141,7 +160,9 @@ impl Watching {
             object["metadata"]["annotations"] = annotations;
         }
         let empty = match self.route.resource.plural {
-            "resourceclaims" => json!({ "spec": { "devices": { "requests": null } }, "status": {} }),
+            "resourceclaims" => {
+                json!({ "spec": { "devices": { "requests": null } }, "status": {} })
+            }
             _ => json!({}),
         };
         if let (Some(object), Value::Object(empty)) = (object.as_object_mut(), empty) {
@@ -153,8 +174,14 @@ impl Watching {
 
     /// A change, as this watch sees it through its selector.
     fn change(&mut self, change: &Entry) {
-        let before = change.before.as_deref().filter(|before| self.selector.matches(before));
-        match (before, !change.is_deletion && self.selector.matches(&change.object)) {
+        let before = change
+            .before
+            .as_deref()
+            .filter(|before| self.selector.matches(before));
+        match (
+            before,
+            !change.is_deletion && self.selector.matches(&change.object),
+        ) {
             (None, true) => self.report("ADDED", change.object.as_ref().clone()),
             (Some(_), true) => self.report("MODIFIED", change.object.as_ref().clone()),
             (Some(before), false) => {
@@ -200,7 +227,10 @@ impl Watching {
                 return None;
             }
             self.ticks.mark_unchanged();
-            let news = self.shared.lock().since(self.sent, self.route.resource.plural);
+            let news = self
+                .shared
+                .lock()
+                .since(self.sent, self.route.resource.plural);
             self.look(news);
             if self.over || !self.lines.is_empty() {
                 continue;
@@ -234,14 +264,19 @@ fn watch_options(route: &Route) -> Result<(), Refusal> {
     }
     if !how.is_empty() {
         if !streams {
-            let why = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            let why =
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
             causes.push(Cause::forbidden(FIELD, why));
         }
         if how != "NotOlderThan" {
             causes.push(unknown_match(how, "\"NotOlderThan\""));
         }
     }
-    if causes.is_empty() { Ok(()) } else { Err(status::invalid_options(&causes)) }
+    if causes.is_empty() {
+        Ok(())
+    } else {
+        Err(status::invalid_options(&causes))
+    }
 }
 
 impl Drop for Watching {

@@ -55,12 +55,21 @@ pub(crate) type Written = (u16, Value);
 
 impl Write<'_> {
     fn media_type(&self) -> &str {
-        self.content_type.split(';').next().unwrap_or_default().trim()
+        self.content_type
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim()
     }
 
     fn manager(&self) -> String {
         match self.route.asked("fieldManager") {
-            "" => self.user_agent.split('/').next().unwrap_or("unknown").to_owned(),
+            "" => self
+                .user_agent
+                .split('/')
+                .next()
+                .unwrap_or("unknown")
+                .to_owned(),
             manager => manager.to_owned(),
         }
     }
@@ -81,7 +90,9 @@ impl Write<'_> {
         }
         for (field, expected) in [("kind", kind), ("apiVersion", &api_version)] {
             if let Some(found) = body[field].as_str().filter(|found| *found != expected) {
-                return Err(status::bad_request(format!("the data is of {field} {found}, not {expected}")));
+                return Err(status::bad_request(format!(
+                    "the data is of {field} {found}, not {expected}"
+                )));
             }
         }
         let mut object = to_storage(route, body);
@@ -104,7 +115,9 @@ impl Write<'_> {
             how @ ("" | "Warn" | "Strict") => {
                 let unknown = openapi::unknown_fields(kind, object);
                 if how == "Strict" && !unknown.is_empty() {
-                    return Err(status::bad_request(openapi::strict_error(kind, VERSION, &unknown)));
+                    return Err(status::bad_request(openapi::strict_error(
+                        kind, VERSION, &unknown,
+                    )));
                 }
                 draft.warnings.extend(unknown);
             }
@@ -120,7 +133,12 @@ impl Write<'_> {
 
     /// Takes the expressions that [`published_rules`] needs compiled.
     pub(crate) fn take_to_compile(&self) -> BTreeSet<String> {
-        std::mem::take(&mut *self.to_compile.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(
+            &mut *self
+                .to_compile
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
     }
 
     /// Refuses an object that no storage of a cluster takes.
@@ -147,7 +165,10 @@ fn create_object(
     metadata::check_namespace(route, &object)?;
     let managed = object["metadata"]["managedFields"].take();
     object["metadata"] = metadata::of_new(route, &object["metadata"], draft.snapshot())?;
-    let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let name = object["metadata"]["name"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     can_hold_new(write, draft.snapshot(), &name)?;
     if draft.snapshot().at(&key(route.resource, &object)).is_some() {
         return Err(status::exists(route, &name));
@@ -203,7 +224,10 @@ fn published_rules(
         Ok(expressions) => {
             let missing = write.compiled.missing(&expressions);
             if !missing.is_empty() {
-                *write.to_compile.lock().unwrap_or_else(PoisonError::into_inner) = missing;
+                *write
+                    .to_compile
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = missing;
                 return Err(status::too_many(1));
             }
         }
@@ -216,13 +240,18 @@ fn published_rules(
 /// Refuses a write after which the objects take more than [`STORED_BYTES_MAX`], and more than the `bytes` before it.
 fn has_space(draft: &Draft, bytes: usize) -> Result<(), Refusal> {
     let now = draft.snapshot().bytes;
-    if now > STORED_BYTES_MAX && now > bytes { Err(status::no_space()) } else { Ok(()) }
+    if now > STORED_BYTES_MAX && now > bytes {
+        Err(status::no_space())
+    } else {
+        Ok(())
+    }
 }
 
 /// Whether the namespace of a new object takes one.
 fn can_hold_new(write: &Write<'_>, snapshot: &Snapshot, name: &str) -> Result<(), Refusal> {
     let route = write.route;
-    let Some(namespaces) = resources::resource("namespaces").filter(|_| route.resource.namespaced) else {
+    let Some(namespaces) = resources::resource("namespaces").filter(|_| route.resource.namespaced)
+    else {
         return Ok(());
     };
     match snapshot.object(namespaces, "", &route.namespace) {
@@ -248,7 +277,11 @@ pub(crate) fn update(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Re
 
 fn at(route: &Route) -> ObjectKey {
     let (namespace, name) = (route.namespace.clone(), route.name.clone());
-    ObjectKey { resource: route.resource.plural, namespace, name }
+    ObjectKey {
+        resource: route.resource.plural,
+        namespace,
+        name,
+    }
 }
 
 /// Puts `new` in the place of `old`, as far as the request may.
@@ -271,7 +304,11 @@ fn replace(
     let mut causes = published_rules(draft.snapshot(), write, &new, Some(old))?;
     if let Some(check) = write.check {
         let more = check(route, ObjectWrite::Updated { new: &new, old });
-        causes.extend(more.into_iter().filter(|more| !causes_name(&causes, &more.field)).collect::<Vec<_>>());
+        causes.extend(
+            more.into_iter()
+                .filter(|more| !causes_name(&causes, &more.field))
+                .collect::<Vec<_>>(),
+        );
     }
     if !causes.is_empty() {
         return Err(status::invalid(route, &route.name, &causes));
@@ -311,18 +348,24 @@ fn causes_name(causes: &[Cause], field: &str) -> bool {
 }
 
 fn has_finalizers(object: &Value) -> bool {
-    object["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
+    object["metadata"]["finalizers"]
+        .as_array()
+        .is_some_and(|list| !list.is_empty())
 }
 
 pub(crate) fn delete(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Refusal> {
     let route = write.route;
     let old = draft.snapshot().current(route)?;
     metadata::preconditions_of_delete(route, &write.body["preconditions"], &old["metadata"])?;
-    if write.options.controllers && route.resource.plural == "namespaces" && route.name == "default" {
+    if write.options.controllers && route.resource.plural == "namespaces" && route.name == "default"
+    {
         return Err(status::namespace_stays(route));
     }
     can_be_deleted(write, &old)?;
-    let policy = match (&write.body["propagationPolicy"], &write.body["orphanDependents"]) {
+    let policy = match (
+        &write.body["propagationPolicy"],
+        &write.body["orphanDependents"],
+    ) {
         (Value::String(policy), _) => policy,
         // What clients sent before there were policies.
         (_, Value::Bool(true)) => "Orphan",
@@ -344,7 +387,9 @@ pub(crate) fn delete(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Re
 
 /// What the check has against a deletion.
 fn can_be_deleted(write: &Write<'_>, object: &Value) -> Result<(), Refusal> {
-    let causes = write.check.map(|check| check(write.route, ObjectWrite::Deleted(object)));
+    let causes = write
+        .check
+        .map(|check| check(write.route, ObjectWrite::Deleted(object)));
     match causes.filter(|causes| !causes.is_empty()) {
         Some(causes) => {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
@@ -356,9 +401,16 @@ fn can_be_deleted(write: &Write<'_>, object: &Value) -> Result<(), Refusal> {
 
 /// Removes an object, or marks it if it has finalizers or is a namespace with objects. A pod goes at once, as one does that is deleted by
 /// force. Gives the answer to its deletion.
-pub(crate) fn end(draft: &mut Draft, key: &ObjectKey, old: &Arc<Value>, controllers: bool) -> Value {
+pub(crate) fn end(
+    draft: &mut Draft,
+    key: &ObjectKey,
+    old: &Arc<Value>,
+    controllers: bool,
+) -> Value {
     let mut marked = old.as_ref().clone();
-    let Some(resource) = resources::resource(key.resource) else { return marked };
+    let Some(resource) = resources::resource(key.resource) else {
+        return marked;
+    };
     let holds = has_finalizers(old) || (controllers && garbage::has_content(draft.snapshot(), key));
     let metadata = &mut marked["metadata"];
     if metadata["deletionTimestamp"].is_null() {
@@ -391,11 +443,16 @@ pub(crate) fn delete_all(draft: &mut Draft, write: &Write<'_>) -> Result<Vec<Val
         .filter(|(key, _)| !(write.options.controllers && is_default_namespace(key)))
         .map(|(key, object)| (key.clone(), Arc::clone(object)))
         .collect();
-    found.iter().try_for_each(|(_, object)| can_be_deleted(write, object))?;
+    found
+        .iter()
+        .try_for_each(|(_, object)| can_be_deleted(write, object))?;
     for (key, object) in &found {
         end(draft, key, object, write.options.controllers);
     }
-    Ok(found.into_iter().map(|(_, object)| object.as_ref().clone()).collect())
+    Ok(found
+        .into_iter()
+        .map(|(_, object)| object.as_ref().clone())
+        .collect())
 }
 
 fn is_default_namespace(key: &ObjectKey) -> bool {

@@ -18,16 +18,23 @@ pub(crate) fn parsed(body: &[u8]) -> Result<Value, Refusal> {
 /// On a thread whose stack is large enough for the parser.
 fn parsed_apart(body: &[u8]) -> Result<Value, Refusal> {
     let parsed = std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("yaml".to_owned()).stack_size(STACK_SIZE);
-        let parsing = thread.spawn_scoped(scope, || parse(body)).map_err(|error| error.to_string())?;
+        let thread = std::thread::Builder::new()
+            .name("yaml".to_owned())
+            .stack_size(STACK_SIZE);
+        let parsing = thread
+            .spawn_scoped(scope, || parse(body))
+            .map_err(|error| error.to_string())?;
         // A panic of the parser ends as an error of the thread.
-        parsing.join().unwrap_or_else(|_| Err("the parser failed".to_owned()))
+        parsing
+            .join()
+            .unwrap_or_else(|_| Err("the parser failed".to_owned()))
     });
     parsed.map_err(|why| status::bad_request(format!("error converting YAML to JSON: {why}")))
 }
 
 fn parse(body: &[u8]) -> Result<Value, String> {
     let budget = serde_saphyr::budget! { max_depth: DEPTH_MAX, max_aliases: 0 };
-    let options = serde_saphyr::options! { budget: budget, with_snippet: false, legacy_octal_numbers: true };
+    let options =
+        serde_saphyr::options! { budget: budget, with_snippet: false, legacy_octal_numbers: true };
     serde_saphyr::from_slice_with_options(body, options).map_err(|error| error.to_string())
 }

@@ -18,7 +18,11 @@ pub struct Backoff {
 
 impl Backoff {
     pub fn new(min: Duration, max: Duration) -> Self {
-        Self { min, max, next: min }
+        Self {
+            min,
+            max,
+            next: min,
+        }
     }
 
     pub fn delay(&mut self) -> Duration {
@@ -41,7 +45,12 @@ mod tests {
     fn delays_double_up_to_the_longest_and_restart_after_a_success() {
         let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(120));
         let delays: Vec<_> = (0..10).map(|_| backoff.delay().as_millis()).collect();
-        assert_eq!(delays, [500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 120_000, 120_000]);
+        assert_eq!(
+            delays,
+            [
+                500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 120_000, 120_000
+            ]
+        );
         backoff.reset();
         assert_eq!(backoff.delay().as_millis(), 500);
     }
@@ -52,7 +61,10 @@ mod tests {
         assert_eq!(spread(delay, 0), delay);
         assert_eq!(spread(delay, 512), Duration::from_millis(3500));
         for chance in [1, 7, 1023, u64::MAX] {
-            assert!((Duration::from_secs(3)..delay).contains(&spread(delay, chance)), "{chance}");
+            assert!(
+                (Duration::from_secs(3)..delay).contains(&spread(delay, chance)),
+                "{chance}"
+            );
         }
     }
 }

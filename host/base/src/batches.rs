@@ -80,8 +80,16 @@ impl<S: Serve> Clone for Batches<S> {
 
 impl<S: Serve> Batches<S> {
     pub fn new(server: S, weight_max: usize) -> Self {
-        let queue = Mutex::new(Queue { waiting: VecDeque::new(), is_led: false });
-        Self(Arc::new(Shared { server, weight_max, queue, slots: Semaphore::new(QUEUE) }))
+        let queue = Mutex::new(Queue {
+            waiting: VecDeque::new(),
+            is_led: false,
+        });
+        Self(Arc::new(Shared {
+            server,
+            weight_max,
+            queue,
+            slots: Semaphore::new(QUEUE),
+        }))
     }
 
     pub fn server(&self) -> &S {
@@ -116,7 +124,10 @@ impl<S: Serve> Batches<S> {
             queue.waiting.push_back((request, turn));
             return Entered::Waiting(Waiting(waiting));
         }
-        Entered::First(Leader { shared: self.0.clone(), own: Some(request) })
+        Entered::First(Leader {
+            shared: self.0.clone(),
+            own: Some(request),
+        })
     }
 }
 
@@ -203,7 +214,10 @@ impl<S: Serve> Drop for Next<S> {
         };
         if let Some((request, turn)) = next {
             // A caller that is gone drops its leader, which carries the requests out.
-            drop(turn.send(Turn::Lead(Leader { shared, own: Some(request) })));
+            drop(turn.send(Turn::Lead(Leader {
+                shared,
+                own: Some(request),
+            })));
         }
     }
 }
@@ -218,7 +232,9 @@ fn in_place<T>(step: impl FnOnce() -> T) -> T {
             IS_TAKEN.store(false, Ordering::Release);
         }
     }
-    let Ok(runtime) = Handle::try_current() else { return step() };
+    let Ok(runtime) = Handle::try_current() else {
+        return step();
+    };
     if runtime.runtime_flavor() != RuntimeFlavor::MultiThread {
         return step();
     }
@@ -265,7 +281,10 @@ mod tests {
         }
 
         fn wants_upkeep(&self) -> bool {
-            self.batches.lock().last().is_some_and(|last| last[0].is_multiple_of(100))
+            self.batches
+                .lock()
+                .last()
+                .is_some_and(|last| last[0].is_multiple_of(100))
         }
 
         fn upkeep(&self) {
@@ -285,13 +304,21 @@ mod tests {
         let batches = Batches::new(Sums::default(), 3);
         assert_eq!(batches.request(1).await, Some(2));
         let first = leader(&batches, 2);
-        let mut waiting: Vec<_> = (3..8).map(|number| Box::pin(batches.request(number))).collect();
+        let mut waiting: Vec<_> = (3..8)
+            .map(|number| Box::pin(batches.request(number)))
+            .collect();
         for request in &mut waiting {
             assert!(futures::poll!(request).is_pending());
         }
         assert_eq!(first.lead(), Some(4));
-        assert_eq!(futures::future::join_all(waiting).await, [6, 8, 10, 12, 14].map(Some));
-        assert_eq!(*batches.server().batches.lock(), [vec![1], vec![2, 3, 4], vec![5, 6, 7]]);
+        assert_eq!(
+            futures::future::join_all(waiting).await,
+            [6, 8, 10, 12, 14].map(Some)
+        );
+        assert_eq!(
+            *batches.server().batches.lock(),
+            [vec![1], vec![2, 3, 4], vec![5, 6, 7]]
+        );
     }
 
     #[tokio::test]
@@ -301,7 +328,9 @@ mod tests {
         let mut last = Box::pin(batches.request(3));
         {
             let mut gone = Box::pin(batches.request(2));
-            assert!(futures::poll!(&mut gone).is_pending() && futures::poll!(&mut last).is_pending());
+            assert!(
+                futures::poll!(&mut gone).is_pending() && futures::poll!(&mut last).is_pending()
+            );
         }
         drop(first);
         assert_eq!(last.await, Some(6));
@@ -322,7 +351,9 @@ mod tests {
         let batches = Batches::new(Sums::default(), 2);
         let first = leader(&batches, usize::MAX);
         let (mut with_it, mut after) = (Box::pin(batches.request(1)), Box::pin(batches.request(2)));
-        assert!(futures::poll!(&mut with_it).is_pending() && futures::poll!(&mut after).is_pending());
+        assert!(
+            futures::poll!(&mut with_it).is_pending() && futures::poll!(&mut after).is_pending()
+        );
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| first.lead()));
         assert!(panic.is_err());
         assert_eq!((with_it.await, after.await), (None, Some(4)));

@@ -62,7 +62,9 @@ pub fn entries(directory: &OwnedFd, max: usize, until: Instant) -> rustix::io::R
     let mut entries = repeat(until, || {
         system_call()?;
         let entries = Dir::read_from(directory)?.filter_map(named);
-        entries.take(max + 1).collect::<rustix::io::Result<Vec<_>>>()
+        entries
+            .take(max + 1)
+            .collect::<rustix::io::Result<Vec<_>>>()
     })?;
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(entries)
@@ -73,11 +75,22 @@ fn named(entry: rustix::io::Result<rustix::fs::DirEntry>) -> Option<rustix::io::
         Ok(entry) => entry,
         Err(errno) => return Some(Err(errno)),
     };
-    let name = entry.file_name().to_str().ok().filter(|name| !matches!(*name, "." | ".."))?.to_owned();
-    Some(Ok(Entry { name, kind: entry.file_type() }))
+    let name = entry
+        .file_name()
+        .to_str()
+        .ok()
+        .filter(|name| !matches!(*name, "." | ".."))?
+        .to_owned();
+    Some(Ok(Entry {
+        name,
+        kind: entry.file_type(),
+    }))
 }
 
-fn repeat<T>(until: Instant, mut work: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+fn repeat<T>(
+    until: Instant,
+    mut work: impl FnMut() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
     let mut attempts = 0;
     loop {
         match work() {

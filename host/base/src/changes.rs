@@ -22,7 +22,12 @@ impl Changes {
         if self.0.receiver_count() == 0 {
             return;
         }
-        let changed = Changed { kind, name: name.to_string(), state: state.to_owned(), at_ms: now_ms() };
+        let changed = Changed {
+            kind,
+            name: name.to_string(),
+            state: state.to_owned(),
+            at_ms: now_ms(),
+        };
         // A channel without listeners is no error.
         let _ = self.0.send(changed);
     }

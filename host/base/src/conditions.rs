@@ -28,7 +28,10 @@ pub struct Conditions {
 
 impl Conditions {
     pub fn new(changes: Changes) -> Self {
-        Self { current: Arc::default(), changes }
+        Self {
+            current: Arc::default(),
+            changes,
+        }
     }
 
     /// Sets a condition. An existing one keeps its time and gets the new message; only a new one is logged.
@@ -41,14 +44,27 @@ impl Conditions {
         }
         let code = problem.code.clone();
         tracing::warn!(subject, code, %problem, "the node has a problem");
-        current.insert(key, Condition { subject: subject.to_owned(), problem, since_ms: now_ms() });
+        current.insert(
+            key,
+            Condition {
+                subject: subject.to_owned(),
+                problem,
+                since_ms: now_ms(),
+            },
+        );
         drop(current);
         self.changes.tell(ChangedKind::Node, subject, &code);
     }
 
     /// Clears a condition. Clearing an unknown one is no error.
     pub fn clear(&self, code: ProblemCode, subject: &str) {
-        let Some(condition) = self.current.lock().remove(&(code.into(), subject.to_owned())) else { return };
+        let Some(condition) = self
+            .current
+            .lock()
+            .remove(&(code.into(), subject.to_owned()))
+        else {
+            return;
+        };
         tracing::info!(subject, %code, problem = %condition.problem, "the node's problem is over");
         self.changes.tell(ChangedKind::Node, subject, "over");
     }
@@ -64,7 +80,9 @@ impl Conditions {
     /// Clears the conditions of a code whose subject is not in `subjects`, for a caller that finds all of them at once.
     pub fn retain(&self, code: ProblemCode, subjects: impl Fn(&str) -> bool) {
         let current = self.current.lock();
-        let over = current.keys().filter(|(of, subject)| *of == code && !subjects(subject));
+        let over = current
+            .keys()
+            .filter(|(of, subject)| *of == code && !subjects(subject));
         let over: Vec<_> = over.map(|(_, subject)| subject.clone()).collect();
         drop(current);
         over.iter().for_each(|subject| self.clear(code, subject));
@@ -99,8 +117,9 @@ mod tests {
         conditions.clear(ProblemCode::CheckpointDiskFull, "/var");
         conditions.clear(ProblemCode::CheckpointDiskFull, "/var");
         assert_eq!(conditions.list(), []);
-        let states: Vec<_> =
-            std::iter::from_fn(|| listener.try_recv().ok()).map(|change| change.state).collect();
+        let states: Vec<_> = std::iter::from_fn(|| listener.try_recv().ok())
+            .map(|change| change.state)
+            .collect();
         assert_eq!(states, ["checkpoint-disk-full", "over"]);
     }
 
@@ -111,10 +130,17 @@ mod tests {
         conditions.set("b", full("no space"));
         conditions.set("a", Problem::internal("other", "something else"));
         conditions.retain(ProblemCode::CheckpointDiskFull, |subject| subject == "b");
-        let left: Vec<_> = conditions.list().into_iter().map(|c| (c.problem.code, c.subject)).collect();
+        let left: Vec<_> = conditions
+            .list()
+            .into_iter()
+            .map(|c| (c.problem.code, c.subject))
+            .collect();
         assert_eq!(
             left,
-            [("checkpoint-disk-full".to_owned(), "b".to_owned()), ("other".to_owned(), "a".to_owned())]
+            [
+                ("checkpoint-disk-full".to_owned(), "b".to_owned()),
+                ("other".to_owned(), "a".to_owned())
+            ]
         );
     }
 }

@@ -40,8 +40,17 @@ pub type Sockets = BTreeMap<String, SocketId>;
 pub async fn follow(directory: PathBuf, tasks: Tasks, seen: watch::Sender<Arc<Sockets>>) {
     // Reports go through `seen` only.
     let (events, _sender) = mpsc::channel::<()>(1);
-    watched::follow(PluginDirectory { directory, seen, missing: false, complained: false }, tasks, events)
-        .await;
+    watched::follow(
+        PluginDirectory {
+            directory,
+            seen,
+            missing: false,
+            complained: false,
+        },
+        tasks,
+        events,
+    )
+    .await;
 }
 
 /// Returns the current socket at a path, without following links; `None` if there is none, or if that is unknown.
@@ -52,8 +61,13 @@ pub fn socket_id(path: &Path) -> Option<SocketId> {
 
 fn look(path: &Path) -> io::Result<Option<SocketId>> {
     let found = file::symlink_metadata(path)?.filter(|found| found.file_type().is_socket());
-    let id =
-        |found: Metadata| Ok(SocketId { device: found.dev(), inode: found.ino(), made: found.modified()? });
+    let id = |found: Metadata| {
+        Ok(SocketId {
+            device: found.dev(),
+            inode: found.ino(),
+            made: found.modified()?,
+        })
+    };
     found.map(id).transpose()
 }
 
@@ -69,7 +83,9 @@ impl PluginDirectory {
         let mut found = Sockets::new();
         for entry in std::fs::read_dir(&self.directory)?.take(limit::REGISTRY_ENTRIES_MAX) {
             let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
             found.extend(look(&entry.path())?.map(|id| (name, id)));
         }
         // Other entries do not matter.
@@ -88,7 +104,9 @@ impl Directory for PluginDirectory {
 
     fn look(&mut self) -> Vec<()> {
         let listed = self.list();
-        self.missing = listed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        self.missing = listed
+            .as_ref()
+            .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
         let found = match listed {
             Err(error) if !self.missing => {
                 if !std::mem::replace(&mut self.complained, true) {
@@ -142,7 +160,9 @@ mod tests {
         std::os::unix::fs::symlink(KUBELET_SOCKET, directory.join("link.sock")).unwrap();
         std::fs::remove_file(&path).unwrap();
         let _two = UnixListener::bind(&path).unwrap();
-        seen.wait_for(|sockets| sockets.get(KUBELET_SOCKET).is_some_and(|id| *id != first)).await.unwrap();
+        seen.wait_for(|sockets| sockets.get(KUBELET_SOCKET).is_some_and(|id| *id != first))
+            .await
+            .unwrap();
         assert_eq!(seen.borrow().len(), 1, "a link is no socket");
         std::fs::remove_dir_all(&directory).unwrap();
         seen.wait_for(|sockets| sockets.is_empty()).await.unwrap();

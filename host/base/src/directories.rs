@@ -42,7 +42,11 @@ mod tests {
         make(&path, 0o777).unwrap();
         assert_eq!(mode(&path), 0o700, "it was there");
         make(&directory.path().join("open"), 0o777).unwrap();
-        assert_eq!(mode(&directory.path().join("open")), 0o777, "not less the umask");
+        assert_eq!(
+            mode(&directory.path().join("open")),
+            0o777,
+            "not less the umask"
+        );
         std::fs::write(directory.path().join("file"), "").unwrap();
         for bad in ["file", "file/below"] {
             assert!(make(&directory.path().join(bad), 0o700).is_err(), "{bad}");

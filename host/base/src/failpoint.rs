@@ -102,14 +102,18 @@ mod armed {
     use super::Point;
 
     /// Guard that keeps the points armed.
-    pub struct Armed(#[expect(dead_code, reason = "disarms when dropped")] fail::FailScenario<'static>);
+    pub struct Armed(
+        #[expect(dead_code, reason = "disarms when dropped")] fail::FailScenario<'static>,
+    );
 
     /// Arms the points that the variable `FAILPOINTS` names. In the syntax of the crate `fail`, `POINT=2*off->return` crashes at the
     /// third pass.
     pub fn arm() -> Armed {
         let armed = Armed(fail::FailScenario::setup());
-        let points: Vec<_> =
-            fail::list().into_iter().map(|(point, action)| format!("{point}={action}")).collect();
+        let points: Vec<_> = fail::list()
+            .into_iter()
+            .map(|(point, action)| format!("{point}={action}"))
+            .collect();
         tracing::info!(?points, "{}", super::HAS_FAIL_POINTS);
         armed
     }

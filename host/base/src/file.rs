@@ -13,7 +13,11 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary)?;
     file.write_all(content)?;
     file.sync_all()?;
     std::fs::rename(&temporary, path)?;
@@ -32,9 +36,12 @@ pub fn symlink_metadata(path: &Path) -> io::Result<Option<Metadata>> {
 
 /// As `metadata`; `None` also for a link in a circle, and where this process may not look.
 pub fn reachable(path: &Path) -> io::Result<Option<Metadata>> {
-    let is_loop = |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    let is_loop =
+        |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
     match metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied || is_loop(&error) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied || is_loop(&error) => {
+            Ok(None)
+        }
         found => found,
     }
 }
@@ -49,9 +56,9 @@ fn found(found: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
         Ok(found) => Ok(Some(found)),
         // No file has a name that is too long.
         Err(error) => match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => {
-                Ok(None)
-            }
+            io::ErrorKind::NotFound
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::InvalidFilename => Ok(None),
             _ => Err(error),
         },
     }
@@ -59,7 +66,9 @@ fn found(found: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
 
 /// The directory that a file is in: of a name alone the current one.
 pub fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|parent| *parent != Path::new(""))
+        .unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]
@@ -82,7 +91,10 @@ mod tests {
         }
         assert!(symlink_metadata(&path("dangling")).unwrap().is_some());
         let (failed, unreachable) = (metadata(&path("loop")), reachable(&path("loop")));
-        assert!(failed.is_err() && is_file(&path("loop")).is_err(), "{failed:?}");
+        assert!(
+            failed.is_err() && is_file(&path("loop")).is_err(),
+            "{failed:?}"
+        );
         assert!(unreachable.unwrap().is_none());
     }
 
@@ -101,11 +113,20 @@ mod tests {
         symlink(path("theirs"), path("state.json.new")).unwrap();
         for content in ["one", "two"] {
             replace(&path("state.json"), content.as_bytes()).unwrap();
-            assert_eq!(std::fs::read_to_string(path("state.json")).unwrap(), content);
+            assert_eq!(
+                std::fs::read_to_string(path("state.json")).unwrap(),
+                content
+            );
         }
         assert_eq!(std::fs::read_to_string(path("theirs")).unwrap(), "theirs");
-        let mode = std::fs::metadata(path("state.json")).unwrap().permissions().mode();
-        assert_eq!((mode & 0o777, path("state.json.new").exists()), (0o600, false));
+        let mode = std::fs::metadata(path("state.json"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(
+            (mode & 0o777, path("state.json.new").exists()),
+            (0o600, false)
+        );
         assert!(replace(&path("nowhere/state.json"), b"").is_err());
     }
 }

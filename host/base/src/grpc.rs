@@ -38,10 +38,19 @@ pub fn problem(problem: &Problem) -> v1::Problem {
 
 /// Names the call in every log line of it, and says who called.
 pub fn begin<T>(method: &'static str, request: &Request<T>) -> Arc<str> {
-    let given = request.metadata().get("x-request-id").and_then(|id| id.to_str().ok());
-    let fits = |id: &&str| !id.is_empty() && id.len() <= 64 && id.bytes().all(|b| b.is_ascii_graphic());
-    let request_id: Arc<str> = given.filter(fits).map_or_else(crate::request::new_id, Into::into);
-    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+    let given = request
+        .metadata()
+        .get("x-request-id")
+        .and_then(|id| id.to_str().ok());
+    let fits =
+        |id: &&str| !id.is_empty() && id.len() <= 64 && id.bytes().all(|b| b.is_ascii_graphic());
+    let request_id: Arc<str> = given
+        .filter(fits)
+        .map_or_else(crate::request::new_id, Into::into);
+    let peer = request
+        .extensions()
+        .get::<UdsConnectInfo>()
+        .and_then(|info| info.peer_cred);
     let (uid, pid) = (peer.map(|p| p.uid()), peer.and_then(|p| p.pid()));
     tracing::debug!(method, request = %request_id, peer_uid = uid, peer_pid = pid, "call");
     request_id
@@ -54,11 +63,15 @@ mod tests {
     #[test]
     fn a_status_carries_the_whole_problem() {
         use nodedock_proto::{node::v1, prost::Message};
-        let status =
-            status(&Problem::conflict("device-held", "claim a holds it").with("holder", "default/a"));
+        let status = status(
+            &Problem::conflict("device-held", "claim a holds it").with("holder", "default/a"),
+        );
         assert_eq!(status.code(), Code::FailedPrecondition);
         let problem = v1::Problem::decode(status.details()).unwrap();
-        assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("conflict", "device-held"));
+        assert_eq!(
+            (problem.kind.as_str(), problem.code.as_str()),
+            ("conflict", "device-held")
+        );
         assert_eq!(problem.details["holder"], "default/a");
     }
 }

@@ -79,8 +79,15 @@ impl Default for Listeners {
 
 impl Listeners {
     fn new(store: FdStore, start: String) -> Self {
-        let state = State { start, kept: BTreeMap::new(), given: false };
-        Self(Arc::new(Inner { store, state: Mutex::new(state) }))
+        let state = State {
+            start,
+            kept: BTreeMap::new(),
+            given: false,
+        };
+        Self(Arc::new(Inner {
+            store,
+            state: Mutex::new(state),
+        }))
     }
 
     /// With a name of the process start, for tests.
@@ -100,7 +107,14 @@ impl Listeners {
             return Ok((listeners, Some(restarts)));
         }
         let has_store = std::env::var_os(SYSTEMD_STORE).is_some();
-        let listeners = Self::new(if has_store { FdStore::Systemd } else { FdStore::None }, random_start());
+        let listeners = Self::new(
+            if has_store {
+                FdStore::Systemd
+            } else {
+                FdStore::None
+            },
+            random_start(),
+        );
         if has_store {
             // SAFETY: systemd passed these descriptors to this process alone, and nothing else here takes them.
             let owned = |(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) });
@@ -112,7 +126,10 @@ impl Listeners {
     /// Tells the parent that this process serves: if it ends from now on, that is a crash, and it is started again.
     pub fn ready(&self) {
         if let FdStore::Parent(socket) = &self.0.store {
-            report(descriptors::send(socket.as_fd(), b"ready\n", &[]).map(drop), "ready");
+            report(
+                descriptors::send(socket.as_fd(), b"ready\n", &[]).map(drop),
+                "ready",
+            );
         }
     }
 
@@ -128,7 +145,12 @@ impl Listeners {
 
     /// Whether a socket is kept, and its file is the same.
     pub fn has(&self, path: &Path) -> bool {
-        self.0.state.lock().kept.get(path).is_some_and(|kept| socket_id(path) == Some(kept.id))
+        self.0
+            .state
+            .lock()
+            .kept
+            .get(path)
+            .is_some_and(|kept| socket_id(path) == Some(kept.id))
     }
 
     /// Listens on a path, as `socket::bind` does, or goes on listening.
@@ -138,22 +160,35 @@ impl Listeners {
 
     /// Listens on a path, as `socket::bind_by` does, or goes on listening.
     pub async fn open_by(&self, path: &Path, temporary: &Path) -> Result<Opened, BindError> {
-        let failed = |source| BindError::Io { path: path.to_owned(), source };
+        let failed = |source| BindError::Io {
+            path: path.to_owned(),
+            source,
+        };
         if let Some(opened) = self.adopted(path).map_err(failed)? {
             return Ok(opened);
         }
         let listener = bind_by(path, temporary).await?;
         let id = socket_id(path).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         let name = name(&self.start(), path, id);
-        let kept = Kept { listener: listener.as_fd().try_clone_to_owned().map_err(failed)?, id, name };
+        let kept = Kept {
+            listener: listener.as_fd().try_clone_to_owned().map_err(failed)?,
+            id,
+            name,
+        };
         self.0.store.keep(&kept.name, kept.listener.as_fd());
         self.0.state.lock().kept.insert(path.to_owned(), kept);
-        Ok(Opened { listener, id, adopted: false })
+        Ok(Opened {
+            listener,
+            id,
+            adopted: false,
+        })
     }
 
     fn adopted(&self, path: &Path) -> io::Result<Option<Opened>> {
         let mut state = self.0.state.lock();
-        let Some(kept) = state.kept.get(path) else { return Ok(None) };
+        let Some(kept) = state.kept.get(path) else {
+            return Ok(None);
+        };
         if socket_id(path) != Some(kept.id) {
             self.0.store.drop(&kept.name);
             state.kept.remove(path);
@@ -163,7 +198,11 @@ impl Listeners {
         listener.set_nonblocking(true)?;
         let id = kept.id;
         own_sockets::add(path);
-        Ok(Some(Opened { listener: UnixListener::from_std(listener)?, id, adopted: true }))
+        Ok(Some(Opened {
+            listener: UnixListener::from_std(listener)?,
+            id,
+            adopted: true,
+        }))
     }
 
     /// Removes a socket, unless another instance has it, or its file is another's.
@@ -187,7 +226,10 @@ impl Listeners {
     pub fn give(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         let mut state = self.0.state.lock();
         state.given = true;
-        let given = state.kept.values().map(|kept| Ok((kept.name.clone(), kept.listener.try_clone()?)));
+        let given = state
+            .kept
+            .values()
+            .map(|kept| Ok((kept.name.clone(), kept.listener.try_clone()?)));
         given.collect()
     }
 
@@ -204,13 +246,21 @@ impl Listeners {
                 tracing::warn!(name = text, "a listener with an unknown name is dropped");
                 continue;
             };
-            let Some(id) = socket_id(&path).filter(|id| (id.inode, nanoseconds(*id)) == same) else {
+            let Some(id) = socket_id(&path).filter(|id| (id.inode, nanoseconds(*id)) == same)
+            else {
                 self.0.store.drop(&text);
                 continue;
             };
             state.start = start;
             self.0.store.keep(&text, listener.as_fd());
-            state.kept.insert(path, Kept { listener, id, name: text });
+            state.kept.insert(
+                path,
+                Kept {
+                    listener,
+                    id,
+                    name: text,
+                },
+            );
         }
     }
 }
@@ -227,9 +277,12 @@ impl FdStore {
     fn keep(&self, name: &str, listener: BorrowedFd<'_>) {
         let kept = match self {
             Self::None => Ok(()),
-            Self::Parent(socket) => {
-                descriptors::send(socket.as_fd(), format!("keep {name}\n").as_bytes(), &[listener]).map(drop)
-            }
+            Self::Parent(socket) => descriptors::send(
+                socket.as_fd(),
+                format!("keep {name}\n").as_bytes(),
+                &[listener],
+            )
+            .map(drop),
             Self::Systemd => {
                 let state = [NotifyState::FdStore, NotifyState::FdName(name)];
                 sd_notify::notify_with_fds(&state, &[listener])
@@ -242,9 +295,12 @@ impl FdStore {
         let dropped = match self {
             Self::None => Ok(()),
             Self::Parent(socket) => {
-                descriptors::send(socket.as_fd(), format!("drop {name}\n").as_bytes(), &[]).map(drop)
+                descriptors::send(socket.as_fd(), format!("drop {name}\n").as_bytes(), &[])
+                    .map(drop)
             }
-            Self::Systemd => sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]),
+            Self::Systemd => {
+                sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)])
+            }
         };
         report(dropped, name);
     }
@@ -266,13 +322,24 @@ fn from_parent(socket: &StdStream) -> io::Result<(Vec<(String, OwnedFd)>, Restar
     loop {
         while let Some(line) = received.line()? {
             if let Some(name) = line.strip_prefix("keep ") {
-                given
-                    .extend(received.descriptors(1)?.into_iter().map(|listener| (name.to_owned(), listener)));
+                given.extend(
+                    received
+                        .descriptors(1)?
+                        .into_iter()
+                        .map(|listener| (name.to_owned(), listener)),
+                );
             } else if let Some(restarts) = line.strip_prefix("start ") {
                 let (count, last) = restarts.split_once(' ').unwrap_or((restarts, ""));
-                let count =
-                    count.parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-                return Ok((given, Restarts { count, last: last.to_owned() }));
+                let count = count
+                    .parse()
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                return Ok((
+                    given,
+                    Restarts {
+                        count,
+                        last: last.to_owned(),
+                    },
+                ));
             }
         }
         if received.read(socket.as_fd())? == 0 {
@@ -284,24 +351,38 @@ fn from_parent(socket: &StdStream) -> io::Result<(Vec<(String, OwnedFd)>, Restar
 /// The name of a kept listener: the process start that made it, and inode, time in nanoseconds and path of its file. systemd allows 255
 /// characters.
 fn name(start: &str, path: &Path, id: SocketId) -> String {
-    format!("{start} {} {} {}", id.inode, nanoseconds(id), path.display())
+    format!(
+        "{start} {} {} {}",
+        id.inode,
+        nanoseconds(id),
+        path.display()
+    )
 }
 
 fn nanoseconds(id: SocketId) -> u128 {
-    id.made.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()
+    id.made
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_nanos()
 }
 
 /// Whether a text can be the name of a process start.
 pub fn is_start(text: &str) -> bool {
-    (1..=START_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    (1..=START_BYTES_MAX).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 /// Parses the name of a listener: its process start, path, inode and time.
 fn parse(name: &str) -> Option<(String, PathBuf, (u64, u128))> {
     let mut parts = name.splitn(4, ' ');
-    let (start, inode, made) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    let (start, inode, made) = (
+        parts.next()?,
+        parts.next()?.parse().ok()?,
+        parts.next()?.parse().ok()?,
+    );
     let path = parts.next()?;
-    (is_start(start) && path.starts_with('/')).then(|| (start.to_owned(), path.into(), (inode, made)))
+    (is_start(start) && path.starts_with('/'))
+        .then(|| (start.to_owned(), path.into(), (inode, made)))
 }
 
 fn random_start() -> String {
@@ -318,7 +399,11 @@ mod tests {
     fn with_parent(start: &str) -> (Listeners, StdStream, Received) {
         let (near, far) = StdStream::pair().unwrap();
         far.set_nonblocking(true).unwrap();
-        (Listeners::new(FdStore::Parent(near), start.to_owned()), far, Received::default())
+        (
+            Listeners::new(FdStore::Parent(near), start.to_owned()),
+            far,
+            Received::default(),
+        )
     }
 
     /// The lines that a parent has received, and the listeners.
@@ -326,7 +411,9 @@ mod tests {
         while received.read(socket.as_fd()).is_ok_and(|read| read > 0) {}
         let lines = std::iter::from_fn(|| received.line().unwrap()).collect::<Vec<_>>();
         let with_listener = |line: String| {
-            let listener = line.starts_with("keep ").then(|| received.descriptors(1).unwrap().remove(0));
+            let listener = line
+                .starts_with("keep ")
+                .then(|| received.descriptors(1).unwrap().remove(0));
             (line, listener)
         };
         lines.into_iter().map(with_listener).collect()
@@ -343,7 +430,10 @@ mod tests {
         listeners.ready();
         let mut kept = sent(&parent, &mut received);
         assert_eq!(kept.pop().unwrap().0, "ready");
-        assert!(kept[0].0.starts_with("keep one ") && kept[0].0.ends_with("/a.sock"), "{kept:?}");
+        assert!(
+            kept[0].0.starts_with("keep one ") && kept[0].0.ends_with("/a.sock"),
+            "{kept:?}"
+        );
         drop(listeners);
         // Clients wait while no process is there.
         let client = StdStream::connect(&paths[0]).unwrap();
@@ -359,15 +449,26 @@ mod tests {
         }
         (&far).write_all(b"start 3 signal: 9 (SIGKILL)\n").unwrap();
         let (given, restarts) = from_parent(&near).unwrap();
-        assert_eq!(restarts, Restarts { count: 3, last: "signal: 9 (SIGKILL)".to_owned() });
+        assert_eq!(
+            restarts,
+            Restarts {
+                count: 3,
+                last: "signal: 9 (SIGKILL)".to_owned()
+            }
+        );
         let (next, parent, mut received) = with_parent("two");
         // The second was removed meanwhile.
         std::fs::remove_file(&paths[1]).unwrap();
         next.adopt(given);
         assert_eq!(next.start(), "one");
-        let lines: Vec<_> = sent(&parent, &mut received).into_iter().map(|(line, _)| line).collect();
+        let lines: Vec<_> = sent(&parent, &mut received)
+            .into_iter()
+            .map(|(line, _)| line)
+            .collect();
         assert!(
-            lines.len() == 2 && lines[0] == kept[0].0 && lines[1] == kept[1].0.replace("keep", "drop"),
+            lines.len() == 2
+                && lines[0] == kept[0].0
+                && lines[1] == kept[1].0.replace("keep", "drop"),
             "{lines:?}"
         );
         let opened = next.open(&paths[0]).await.unwrap();
@@ -383,7 +484,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_given_to_another_instance_is_not_removed_and_another_socket_in_its_place_is_not_adopted()
-    {
+     {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sock");
         let listeners = Listeners::of_start("one");
@@ -392,14 +493,20 @@ mod tests {
         listeners.remove(&path, id);
         assert!(path.exists());
         listeners.take_back();
-        assert!(listeners.open(&path).await.unwrap().adopted, "this instance serves again");
+        assert!(
+            listeners.open(&path).await.unwrap().adopted,
+            "this instance serves again"
+        );
         listeners.remove(&path, id);
         assert!(!path.exists());
 
         let _another = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let next = Listeners::of_start("two");
         next.adopt(given);
-        next.adopt(vec![("no name".to_owned(), std::fs::File::open("/dev/null").unwrap().into())]);
+        next.adopt(vec![(
+            "no name".to_owned(),
+            std::fs::File::open("/dev/null").unwrap().into(),
+        )]);
         assert!(matches!(next.open(&path).await, Err(BindError::InUse(_))));
         next.remove(&path, id);
         assert!(path.exists());
@@ -417,7 +524,11 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_were_written_and_others_are_not() {
-        let id = SocketId { device: 1, inode: 42, made: UNIX_EPOCH + std::time::Duration::from_nanos(7) };
+        let id = SocketId {
+            device: 1,
+            inode: 42,
+            made: UNIX_EPOCH + std::time::Duration::from_nanos(7),
+        };
         let path = Path::new("/var/lib/a b.sock");
         assert_eq!(
             parse(&name("6f1c2d7e", path, id)).unwrap(),

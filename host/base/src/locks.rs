@@ -35,7 +35,11 @@ impl<K: Clone + Ord + Hash> Locks<K> {
         for key in keys {
             let entry = self.0.lock().entry(key.clone()).or_default().clone();
             // A cancelled waiter also removes the entry of a key without owner.
-            let mut next = LockGuard { locks: self.clone(), key, guard: None };
+            let mut next = LockGuard {
+                locks: self.clone(),
+                key,
+                guard: None,
+            };
             next.guard = Some(entry.lock_owned().await);
             held.push(next);
         }
@@ -50,8 +54,17 @@ impl<K: Clone + Ord + Hash> Locks<K> {
     /// Returns the guard of a key, unless the key is locked.
     pub fn try_take(&self, key: &K) -> Option<LockGuard<K>> {
         let mut entries = self.0.lock();
-        let guard = entries.entry(key.clone()).or_default().clone().try_lock_owned().ok()?;
-        Some(LockGuard { locks: self.clone(), key: key.clone(), guard: Some(guard) })
+        let guard = entries
+            .entry(key.clone())
+            .or_default()
+            .clone()
+            .try_lock_owned()
+            .ok()?;
+        Some(LockGuard {
+            locks: self.clone(),
+            key: key.clone(),
+            guard: Some(guard),
+        })
     }
 }
 
@@ -60,7 +73,10 @@ impl<K: Eq + Hash> Drop for LockGuard<K> {
         let mut entries = self.locks.0.lock();
         self.guard = None;
         // Only the map has a reference, so there is no owner and no waiter.
-        if entries.get(&self.key).is_some_and(|entry| Arc::strong_count(entry) == 1) {
+        if entries
+            .get(&self.key)
+            .is_some_and(|entry| Arc::strong_count(entry) == 1)
+        {
             entries.remove(&self.key);
         }
     }

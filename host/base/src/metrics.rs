@@ -16,14 +16,16 @@ pub type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histo
 /// one before.
 pub fn claim_seconds() -> Histogram {
     Histogram::new([
-        0.1, 0.1534, 0.2354, 0.3611, 0.5539, 0.8498, 1.304, 2.0, 3.068, 4.707, 7.221, 11.08, 17.0, 26.07,
-        40.0,
+        0.1, 0.1534, 0.2354, 0.3611, 0.5539, 0.8498, 1.304, 2.0, 3.068, 4.707, 7.221, 11.08, 17.0,
+        26.07, 40.0,
     ])
 }
 
 /// Returns a histogram with the bounds of Prometheus' own libraries, which a kubelet takes for allocations.
 pub fn call_seconds() -> Histogram {
-    Histogram::new([0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0])
+    Histogram::new([
+        0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    ])
 }
 
 /// Values of a label that others choose, such as names of resources. Those beyond the bound are counted together, under an empty value.
@@ -35,7 +37,10 @@ pub struct BoundedNames {
 
 impl BoundedNames {
     pub fn at_most(max: usize) -> Self {
-        Self { known: Mutex::default(), max }
+        Self {
+            known: Mutex::default(),
+            max,
+        }
     }
 
     /// Returns the value for a name, and whether it is the first time that it is returned.

@@ -24,7 +24,8 @@ pub(crate) fn add(path: &Path) {
 pub fn contains(device: u64, inode: u64) -> bool {
     let is_same = |path: &PathBuf| {
         // no error: what cannot be looked at there is not this socket, which was just found
-        path.symlink_metadata().is_ok_and(|found| found.dev() == device && found.ino() == inode)
+        path.symlink_metadata()
+            .is_ok_and(|found| found.dev() == device && found.ino() == inode)
     };
     PATHS.lock().iter().any(is_same)
 }
@@ -46,7 +47,11 @@ impl OtherSocket {
         let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let file = file.map_err(io::Error::from)?;
         let found = rustix::fs::fstat(&file).map_err(io::Error::from)?;
-        if contains(found.st_dev, found.st_ino) { Err(FindError::Own) } else { Ok(Self(file)) }
+        if contains(found.st_dev, found.st_ino) {
+            Err(FindError::Own)
+        } else {
+            Ok(Self(file))
+        }
     }
 
     pub(crate) async fn connect(&self) -> io::Result<UnixStream> {

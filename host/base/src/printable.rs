@@ -42,7 +42,10 @@ mod tests {
 
     #[test]
     fn what_is_not_fit_for_a_line_becomes_a_space_and_what_is_too_much_is_left_out() {
-        assert_eq!(printable("a\r\nb\u{1b}[31m\0\u{202e}\u{200b}c", 64), "a  b [31m   c");
+        assert_eq!(
+            printable("a\r\nb\u{1b}[31m\0\u{202e}\u{200b}c", 64),
+            "a  b [31m   c"
+        );
         assert_eq!(printable("ééé", 5), "éé");
         let mut line = "x=".to_owned();
         push(&mut line, "1234", 4);

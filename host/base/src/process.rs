@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit,
+};
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
@@ -34,7 +36,9 @@ pub enum ProcessError {
 }
 
 fn boot_id() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+        .trim()
+        .to_owned())
 }
 
 fn own_namespace() -> io::Result<u64> {
@@ -57,8 +61,12 @@ fn start_of(pid: i32) -> io::Result<Option<u64>> {
     if fields.clone().next() == Some("Z") {
         return Ok(None);
     }
-    let start = fields.nth(START_AFTER_NAME).and_then(|start| start.parse().ok());
-    start.map(Some).ok_or_else(|| io::Error::other("its stat has no start"))
+    let start = fields
+        .nth(START_AFTER_NAME)
+        .and_then(|start| start.parse().ok());
+    start
+        .map(Some)
+        .ok_or_else(|| io::Error::other("its stat has no start"))
 }
 
 /// Raises the number of files that this process may have open to the most that it may set. The soft limit is usually 1024, for programs that
@@ -69,7 +77,13 @@ fn start_of(pid: i32) -> io::Result<Option<u64>> {
 /// The kernel refuses it.
 pub fn raise_open_files_max() -> io::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
+    Ok(setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    )?)
 }
 
 impl Process {
@@ -80,8 +94,14 @@ impl Process {
     /// `/proc` is not there.
     pub fn this() -> io::Result<Self> {
         let pid = getpid().as_raw_nonzero().get();
-        let start = start_of(pid)?.ok_or_else(|| io::Error::other("/proc does not have this process"))?;
-        Ok(Self { pid, start, boot_id: boot_id()?, pid_namespace: own_namespace()? })
+        let start =
+            start_of(pid)?.ok_or_else(|| io::Error::other("/proc does not have this process"))?;
+        Ok(Self {
+            pid,
+            start,
+            boot_id: boot_id()?,
+            pid_namespace: own_namespace()?,
+        })
     }
 
     /// Resolves when the process has ended.
@@ -90,14 +110,19 @@ impl Process {
     ///
     /// Its end cannot be seen from here.
     pub async fn ended(&self) -> Result<(), ProcessError> {
-        let failed = |source| ProcessError::Io { pid: self.pid, source };
+        let failed = |source| ProcessError::Io {
+            pid: self.pid,
+            source,
+        };
         if self.boot_id != boot_id().map_err(failed)? {
             return Ok(());
         }
         if self.pid_namespace != own_namespace().map_err(failed)? {
             return Err(ProcessError::OtherNamespace(self.pid));
         }
-        let Some(pid) = Pid::from_raw(self.pid) else { return Ok(()) };
+        let Some(pid) = Pid::from_raw(self.pid) else {
+            return Ok(());
+        };
         // The number may be that of another program's thread by now, for which there is no descriptor.
         if start_of(self.pid).map_err(failed)? != Some(self.start) {
             return Ok(());
@@ -112,7 +137,8 @@ impl Process {
             return Ok(());
         }
         // SAFETY: an `OwnedFd` is open, and the same one, until it is dropped, which the `AsyncFd` does.
-        let descriptor = unsafe { AsyncFd::register(descriptor) }.map_err(|error| failed(error.into()))?;
+        let descriptor =
+            unsafe { AsyncFd::register(descriptor) }.map_err(|error| failed(error.into()))?;
         // It becomes readable once, and is not read.
         descriptor.readable().await.map_err(failed)?.retain_ready();
         Ok(())
@@ -131,28 +157,61 @@ mod tests {
     fn this_process_may_have_as_many_open_files_as_it_may_set() {
         let before = getrlimit(Resource::Nofile);
         let fewer = before.current.map_or(256, |now| now.min(256));
-        setrlimit(Resource::Nofile, Rlimit { current: Some(fewer), ..before }).unwrap();
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(fewer),
+                ..before
+            },
+        )
+        .unwrap();
         raise_open_files_max().unwrap();
-        assert_eq!(getrlimit(Resource::Nofile), Rlimit { current: before.maximum, ..before });
+        assert_eq!(
+            getrlimit(Resource::Nofile),
+            Rlimit {
+                current: before.maximum,
+                ..before
+            }
+        );
     }
 
     #[tokio::test]
     async fn the_end_of_a_process_is_noticed_and_another_with_its_number_is_not_taken_for_it() {
-        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut child = Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let this = Process::this().unwrap();
-        let process = Process { pid, start: start_of(pid).unwrap().unwrap(), ..this.clone() };
+        let process = Process {
+            pid,
+            start: start_of(pid).unwrap().unwrap(),
+            ..this.clone()
+        };
         let text = serde_json::to_string(&process).unwrap();
         assert_eq!(serde_json::from_str::<Process>(&text).unwrap(), process);
         assert!(process.ended().now_or_never().is_none(), "it runs");
         let (earlier, rebooted) = (
-            Process { start: process.start - 1, ..process.clone() },
-            Process { boot_id: "other".into(), ..process.clone() },
+            Process {
+                start: process.start - 1,
+                ..process.clone()
+            },
+            Process {
+                boot_id: "other".into(),
+                ..process.clone()
+            },
         );
         assert!(earlier.ended().now_or_never().unwrap().is_ok());
         assert!(rebooted.ended().now_or_never().unwrap().is_ok());
-        let elsewhere = Process { pid_namespace: 1, ..process.clone() };
-        assert!(matches!(elsewhere.ended().await, Err(ProcessError::OtherNamespace(_))));
+        let elsewhere = Process {
+            pid_namespace: 1,
+            ..process.clone()
+        };
+        assert!(matches!(
+            elsewhere.ended().await,
+            Err(ProcessError::OtherNamespace(_))
+        ));
         drop(child.stdin.take());
         process.ended().await.unwrap();
         child.wait().unwrap();

@@ -16,7 +16,12 @@ impl TokenBucket {
     /// The rate is above 0, and the burst at least 1.
     pub fn full(per_second: impl Into<f64>, burst: u32, now: Instant) -> Self {
         let burst = f64::from(burst);
-        Self { per_second: per_second.into(), burst, tokens: burst, filled_at: now }
+        Self {
+            per_second: per_second.into(),
+            burst,
+            tokens: burst,
+            filled_at: now,
+        }
     }
 
     /// Takes a token if more than `reserve` are left; otherwise returns the delay after which there is one.
@@ -51,7 +56,9 @@ mod tests {
     use super::*;
 
     fn taken(bucket: &mut TokenBucket, now: Instant, reserve: u32) -> usize {
-        (0..100).filter(|_| bucket.take(now, reserve).is_ok()).count()
+        (0..100)
+            .filter(|_| bucket.take(now, reserve).is_ok())
+            .count()
     }
 
     #[test]
@@ -61,8 +68,13 @@ mod tests {
         let mut bucket = TokenBucket::full(100, 10, start);
         let counts = [0, 9, 51, 3_600_000].map(|ms| taken(&mut bucket, after(ms), 0));
         assert_eq!(counts, [10, 0, 5, 10], "it holds no more than a burst");
-        assert_eq!(bucket.take(after(3_600_000), 0), Err(Duration::from_millis(10)));
-        let steady = (0..1000).filter(|ms| bucket.take(after(7_200_000 + ms), 0).is_ok()).count();
+        assert_eq!(
+            bucket.take(after(3_600_000), 0),
+            Err(Duration::from_millis(10))
+        );
+        let steady = (0..1000)
+            .filter(|ms| bucket.take(after(7_200_000 + ms), 0).is_ok())
+            .count();
         assert!((108..=110).contains(&steady), "{steady} in a second");
     }
 
@@ -71,7 +83,13 @@ mod tests {
         let start = Instant::now();
         let later = start + Duration::from_secs(1);
         let mut bucket = TokenBucket::full(10, 20, later);
-        assert_eq!((taken(&mut bucket, later, 5), taken(&mut bucket, later, 0)), (15, 5));
-        assert_eq!((taken(&mut bucket, start, 0), taken(&mut bucket, later, 0)), (0, 0));
+        assert_eq!(
+            (taken(&mut bucket, later, 5), taken(&mut bucket, later, 0)),
+            (15, 5)
+        );
+        assert_eq!(
+            (taken(&mut bucket, start, 0), taken(&mut bucket, later, 0)),
+            (0, 0)
+        );
     }
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 /// Distinguishes this run of the daemon from others in the logs of drivers.
-static RUN: LazyLock<String> = LazyLock::new(|| uuid::Uuid::new_v4().simple().to_string()[..8].to_owned());
+static RUN: LazyLock<String> =
+    LazyLock::new(|| uuid::Uuid::new_v4().simple().to_string()[..8].to_owned());
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Returns a request id: unique in this run, and almost unique beyond it by eight random digits. Needs no system call.

@@ -39,10 +39,16 @@ pub async fn bind(path: &Path) -> Result<UnixListener, BindError> {
 pub async fn bind_by(path: &Path, temporary: &Path) -> Result<UnixListener, BindError> {
     let length = temporary.as_os_str().len().max(path.as_os_str().len());
     if length > SOCKET_PATH_BYTES_MAX {
-        return Err(BindError::TooLong { path: path.display().to_string(), length: path.as_os_str().len() });
+        return Err(BindError::TooLong {
+            path: path.display().to_string(),
+            length: path.as_os_str().len(),
+        });
     }
     refuse_occupied(path).await?;
-    let io = |source| BindError::Io { path: path.to_owned(), source };
+    let io = |source| BindError::Io {
+        path: path.to_owned(),
+        source,
+    };
     match std::fs::remove_file(temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
         _ => {}
@@ -58,11 +64,17 @@ pub async fn bind_by(path: &Path, temporary: &Path) -> Result<UnixListener, Bind
 pub fn remove(path: &Path) -> Result<(), BindError> {
     use std::os::unix::fs::FileTypeExt;
     let found = crate::file::symlink_metadata(path);
-    let removed = found.and_then(|found| match found.is_some_and(|found| found.file_type().is_socket()) {
-        true => std::fs::remove_file(path),
-        false => Ok(()),
-    });
-    removed.map_err(|source| BindError::Io { path: path.to_owned(), source })
+    let removed =
+        found.and_then(
+            |found| match found.is_some_and(|found| found.file_type().is_socket()) {
+                true => std::fs::remove_file(path),
+                false => Ok(()),
+            },
+        );
+    removed.map_err(|source| BindError::Io {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Fails if a process listens on `path`, or if the file is not a socket.
@@ -70,9 +82,15 @@ pub async fn refuse_occupied(path: &Path) -> Result<(), BindError> {
     use std::os::unix::fs::FileTypeExt;
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(BindError::Io { path: path.to_owned(), source }),
+        Err(source) => Err(BindError::Io {
+            path: path.to_owned(),
+            source,
+        }),
         Ok(found) if !found.file_type().is_socket() => Err(BindError::NotASocket(path.to_owned())),
-        Ok(_) => match UnixStream::connect(path).await.map_err(|error| error.kind()) {
+        Ok(_) => match UnixStream::connect(path)
+            .await
+            .map_err(|error| error.kind())
+        {
             Err(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Ok(()),
             // A process whose backlog is full owns the socket as well.
             _ => Err(BindError::InUse(path.to_owned())),
@@ -88,14 +106,20 @@ pub enum ConnectError {
     #[error("{} is a socket of this daemon, and not of a plugin", socket.display())]
     Own { socket: PathBuf },
     #[error("begin HTTP/2 on {}", socket.display())]
-    Http2 { socket: PathBuf, source: tonic::transport::Error },
+    Http2 {
+        socket: PathBuf,
+        source: tonic::transport::Error,
+    },
 }
 
 /// Connects to the gRPC server on a socket, once: a channel whose connection has ended does not connect again, and its calls fail at
 /// once. The caller sets a deadline.
 pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
     let stream = UnixStream::connect(socket).await;
-    let stream = stream.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
+    let stream = stream.map_err(|source| ConnectError::Connect {
+        socket: socket.to_owned(),
+        source,
+    })?;
     channel(socket, stream, ()).await
 }
 
@@ -111,15 +135,23 @@ where
 pub async fn connect_to_user(socket: &Path) -> Result<(Channel, u32), ConnectError> {
     let stream = open_plugin(socket).await?;
     let peer = stream.peer_cred();
-    let peer = peer.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
+    let peer = peer.map_err(|source| ConnectError::Connect {
+        socket: socket.to_owned(),
+        source,
+    })?;
     Ok((channel(socket, stream, ()).await?, peer.uid()))
 }
 
 async fn open_plugin(socket: &Path) -> Result<UnixStream, ConnectError> {
-    let failed = |source| ConnectError::Connect { socket: socket.to_owned(), source };
+    let failed = |source| ConnectError::Connect {
+        socket: socket.to_owned(),
+        source,
+    };
     let other = OtherSocket::find(socket).map_err(|error| match error {
         FindError::Io(source) => failed(source),
-        FindError::Own => ConnectError::Own { socket: socket.to_owned() },
+        FindError::Own => ConnectError::Own {
+            socket: socket.to_owned(),
+        },
     })?;
     other.connect().await.map_err(failed)
 }
@@ -133,13 +165,20 @@ where
     };
     let mut stream = Some(TokioIo::new(InspectReader::new(stream, owner)));
     let connector = tower::service_fn(move |_: Uri| {
-        std::future::ready(stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
+        std::future::ready(
+            stream
+                .take()
+                .ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)),
+        )
     });
     // The authority is `localhost`, as from a kubelet.
-    let endpoint =
-        Endpoint::from_static("http://localhost").http2_max_header_list_size(PLUGIN_HEADERS_BYTES_MAX);
+    let endpoint = Endpoint::from_static("http://localhost")
+        .http2_max_header_list_size(PLUGIN_HEADERS_BYTES_MAX);
     let connected = endpoint.connect_with_connector(connector).await;
-    connected.map_err(|source| ConnectError::Http2 { socket: socket.to_owned(), source })
+    connected.map_err(|source| ConnectError::Http2 {
+        socket: socket.to_owned(),
+        source,
+    })
 }
 
 #[cfg(test)]
@@ -151,7 +190,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sock");
         let living = bind(&path).await.unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         assert!(matches!(bind(&path).await, Err(BindError::InUse(_))));
         drop(living);
         bind(&path).await.unwrap();
@@ -165,9 +207,17 @@ mod tests {
         let (link, other_name) = (dir.path().join("link.sock"), dir.path().join("other.sock"));
         std::os::unix::fs::symlink(&own, &link).unwrap();
         std::fs::hard_link(&own, &other_name).unwrap();
-        for path in [&own, &link, &other_name, &dir.path().join("../").join(dir.path()).join("link.sock")] {
+        for path in [
+            &own,
+            &link,
+            &other_name,
+            &dir.path().join("../").join(dir.path()).join("link.sock"),
+        ] {
             let refused = connect_plugin(path, ()).await.unwrap_err();
-            assert!(matches!(refused, ConnectError::Own { .. }), "{path:?}: {refused:?}");
+            assert!(
+                matches!(refused, ConnectError::Own { .. }),
+                "{path:?}: {refused:?}"
+            );
         }
         assert!(matches!(
             connect_plugin(&dir.path().join("none"), ()).await,
@@ -178,7 +228,10 @@ mod tests {
         std::fs::remove_file(&own).unwrap();
         let _plugin = UnixListener::bind(&own).unwrap();
         let refused = connect_plugin(&own, ()).await;
-        assert!(matches!(refused, Err(ConnectError::Own { .. })), "the path is the daemon's: {refused:?}");
+        assert!(
+            matches!(refused, Err(ConnectError::Own { .. })),
+            "the path is the daemon's: {refused:?}"
+        );
         let plugin = dir.path().join("plugin.sock");
         let listener = UnixListener::bind(&plugin).unwrap();
         let (connected, accepted) = tokio::join!(connect_plugin(&plugin, ()), listener.accept());

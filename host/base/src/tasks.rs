@@ -26,16 +26,24 @@ impl Tasks {
 
     /// Returns tasks that stop with these, and can be stopped earlier.
     pub fn child(&self) -> Self {
-        Self { tracker: TaskTracker::new(), stop: self.stop.child_token() }
+        Self {
+            tracker: TaskTracker::new(),
+            stop: self.stop.child_token(),
+        }
     }
 
     /// Starts a named task. It must end when `stopped` resolves.
     pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn(work.instrument(tracing::info_span!("task", task = name)));
+        self.tracker
+            .spawn(work.instrument(tracing::info_span!("task", task = name)));
     }
 
     /// Starts a named task that is dropped when the tasks must stop.
-    pub fn spawn_until_stopped(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn_until_stopped(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
         let stopped = self.stopped();
         self.spawn(name, async move {
             tokio::select! {
@@ -53,9 +61,16 @@ impl Tasks {
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let span = tracing::info_span!("task", task = name);
-        let work = AssertUnwindSafe(work).catch_unwind().instrument(span).boxed();
+        let work = AssertUnwindSafe(work)
+            .catch_unwind()
+            .instrument(span)
+            .boxed();
         let token = self.tracker.token();
-        let mut rest = Rest { work: Some(work), tracker: self.tracker.clone(), _token: token };
+        let mut rest = Rest {
+            work: Some(work),
+            tracker: self.tracker.clone(),
+            _token: token,
+        };
         // no error: the task panicked or was aborted, which its owner reports
         std::future::poll_fn(|cx| rest.poll(cx)).await.ok()
     }
@@ -83,7 +98,9 @@ impl Tasks {
     pub async fn drain(&self, deadline: Duration) -> bool {
         self.stop.cancel();
         self.tracker.close();
-        tokio::time::timeout(deadline, self.tracker.wait()).await.is_ok()
+        tokio::time::timeout(deadline, self.tracker.wait())
+            .await
+            .is_ok()
     }
 }
 
@@ -97,7 +114,9 @@ struct Rest<T: Send + 'static> {
 
 impl<T: Send + 'static> Rest<T> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<std::thread::Result<T>> {
-        let Some(work) = &mut self.work else { return Poll::Pending };
+        let Some(work) = &mut self.work else {
+            return Poll::Pending;
+        };
         let outcome = std::task::ready!(work.poll_unpin(cx));
         self.work = None;
         Poll::Ready(outcome)
@@ -109,7 +128,8 @@ impl<T: Send + 'static> Drop for Rest<T> {
         let Some(work) = self.work.take() else { return };
         // Without a runtime the process is ending.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            self.tracker.spawn_on(async move { drop(work.await) }, &runtime);
+            self.tracker
+                .spawn_on(async move { drop(work.await) }, &runtime);
         }
     }
 }
@@ -127,7 +147,11 @@ mod tests {
             may_go.await.unwrap();
             done.send(()).unwrap();
         });
-        assert!(tokio::time::timeout(Duration::from_secs(1), work).await.is_err());
+        assert!(
+            tokio::time::timeout(Duration::from_secs(1), work)
+                .await
+                .is_err()
+        );
         assert!(!tasks.drain(Duration::from_secs(1)).await);
         go.send(()).unwrap();
         is_done.await.unwrap();
@@ -138,7 +162,12 @@ mod tests {
     async fn work_gives_its_outcome_and_a_panic_gives_none() {
         let tasks = Tasks::new();
         assert_eq!(tasks.complete("good", async { 7 }).await, Some(7));
-        assert_eq!(tasks.complete::<i32>("bad", async { panic!("story") }).await, None);
+        assert_eq!(
+            tasks
+                .complete::<i32>("bad", async { panic!("story") })
+                .await,
+            None
+        );
     }
 
     #[tokio::test(start_paused = true)]

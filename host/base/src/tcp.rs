@@ -26,18 +26,30 @@ pub struct ListenAddress {
 
 impl ListenAddress {
     pub async fn bind(address: SocketAddr, key: &'static str) -> Self {
-        Self { address, key, bound: TcpListener::bind(address).await }
+        Self {
+            address,
+            key,
+            bound: TcpListener::bind(address).await,
+        }
     }
 
     /// The address that clients know: with the port that the system chose, if it did.
     pub fn address(&self) -> SocketAddr {
-        let bound = self.bound.as_ref().ok().and_then(|listener| listener.local_addr().ok());
+        let bound = self
+            .bound
+            .as_ref()
+            .ok()
+            .and_then(|listener| listener.local_addr().ok());
         bound.unwrap_or(self.address)
     }
 
     /// Returns the listener, when it is there. Safe to drop.
     pub async fn listener(self, conditions: &Conditions) -> TcpListener {
-        let Self { address, key, mut bound } = self;
+        let Self {
+            address,
+            key,
+            mut bound,
+        } = self;
         let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
         loop {
             match bound {
@@ -46,9 +58,13 @@ impl ListenAddress {
                     return listener;
                 }
                 Err(error) => {
-                    let message =
-                        format!("cannot listen on {address} ({key} of the config), trying again: {error}");
-                    conditions.set(key, Problem::unavailable(ProblemCode::ListenFailed, message));
+                    let message = format!(
+                        "cannot listen on {address} ({key} of the config), trying again: {error}"
+                    );
+                    conditions.set(
+                        key,
+                        Problem::unavailable(ProblemCode::ListenFailed, message),
+                    );
                 }
             }
             tokio::time::sleep(backoff.delay()).await;
@@ -78,7 +94,10 @@ mod tests {
             (condition.problem.code.as_str(), condition.subject.as_str()),
             ("listen-failed", "admin.listen")
         );
-        assert!(condition.problem.message.contains(&address.to_string()), "{condition:?}");
+        assert!(
+            condition.problem.message.contains(&address.to_string()),
+            "{condition:?}"
+        );
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(!listener.is_finished());
         drop(occupied);

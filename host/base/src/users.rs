@@ -13,7 +13,8 @@ pub fn name(uid: u32) -> Option<String> {
 fn name_in(passwd: &Path, uid: u32) -> Option<String> {
     // no error: the number is shown instead of the name
     let text = std::fs::read_to_string(passwd).ok()?;
-    let of_uid = |line: &&str| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(uid);
+    let of_uid =
+        |line: &&str| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(uid);
     let name = text.lines().find(of_uid)?.split(':').next()?;
     Some(name.to_owned()).filter(|name| !name.is_empty())
 }
@@ -53,8 +54,14 @@ mod tests {
         let groups = directory.path().join("group");
         std::fs::write(&groups, "root:x:0:\nbad:x:\npodman:x:991:op,podman\nlast").unwrap();
         let number = |name| group_in(&groups, name).unwrap();
-        assert_eq!((number("root"), number("podman"), number("bad")), (Some(0), Some(991), None));
-        assert_eq!((number("op"), number("last"), number("")), (None, None, None));
+        assert_eq!(
+            (number("root"), number("podman"), number("bad")),
+            (Some(0), Some(991), None)
+        );
+        assert_eq!(
+            (number("op"), number("last"), number("")),
+            (None, None, None)
+        );
         assert!(group_in(&directory.path().join("none"), "root").is_err());
     }
 }

@@ -66,7 +66,9 @@ pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::
             }
         }
         let relist = Instant::now() + watches.period();
-        let wake = directory.next_look().map_or(relist, |look| look.min(relist));
+        let wake = directory
+            .next_look()
+            .map_or(relist, |look| look.min(relist));
         tokio::select! {
             // Safe to drop: the next start lists the directory.
             () = &mut stopped => return,
@@ -127,9 +129,19 @@ impl Watches {
         raw: mpsc::Sender<notify::Event>,
     ) -> Self {
         let directories: BTreeSet<PathBuf> = directories.collect();
-        let watched = |directory| Watched { directory, inode: None, complained: false };
+        let watched = |directory| Watched {
+            directory,
+            inode: None,
+            complained: false,
+        };
         let directories = directories.into_iter().map(watched).collect();
-        Self { directories, depth, raw, watcher: None, lost: Arc::default() }
+        Self {
+            directories,
+            depth,
+            raw,
+            watcher: None,
+            lost: Arc::default(),
+        }
     }
 
     /// Watches what is not watched or was replaced. Returns whether earlier events may be lost.
@@ -138,7 +150,9 @@ impl Watches {
         for index in 0..self.directories.len() {
             let watched = &self.directories[index];
             // no error: a directory that cannot be looked at is watched again, and listed meanwhile
-            let inode = std::fs::metadata(&watched.directory).ok().map(|found| (found.dev(), found.ino()));
+            let inode = std::fs::metadata(&watched.directory)
+                .ok()
+                .map(|found| (found.dev(), found.ino()));
             if watched.inode.is_some() && watched.inode == inode {
                 continue;
             }
@@ -177,17 +191,30 @@ impl Watches {
     }
 
     fn period(&self) -> Duration {
-        let all_watched = self.directories.iter().all(|watched| watched.inode.is_some());
-        if all_watched { limit::RELIST_PERIOD } else { POLL_PERIOD }
+        let all_watched = self
+            .directories
+            .iter()
+            .all(|watched| watched.inode.is_some());
+        if all_watched {
+            limit::RELIST_PERIOD
+        } else {
+            POLL_PERIOD
+        }
     }
 }
 
-fn watcher(raw: mpsc::Sender<notify::Event>, lost: Arc<AtomicBool>) -> notify::Result<RecommendedWatcher> {
+fn watcher(
+    raw: mpsc::Sender<notify::Event>,
+    lost: Arc<AtomicBool>,
+) -> notify::Result<RecommendedWatcher> {
     let handle = move |event: notify::Result<notify::Event>| {
         // What an error hides is found by a list, which an event without a path triggers.
         let event = event.unwrap_or_else(|error| {
             if !lost.swap(true, Ordering::Relaxed) {
-                tracing::warn!(error = chain(&error), "the watch of a directory has failed, listing it");
+                tracing::warn!(
+                    error = chain(&error),
+                    "the watch of a directory has failed, listing it"
+                );
             }
             notify::Event::default()
         });
@@ -202,7 +229,8 @@ fn watcher(raw: mpsc::Sender<notify::Event>, lost: Arc<AtomicBool>) -> notify::R
 /// Listing a directory opens it, which is an event too: without this filter each list would trigger the next.
 fn is_change_event(event: &notify::Event) -> bool {
     let closed_after_writing = AccessKind::Close(AccessMode::Write);
-    event.need_rescan() || !matches!(event.kind, EventKind::Access(kind) if kind != closed_after_writing)
+    event.need_rescan()
+        || !matches!(event.kind, EventKind::Access(kind) if kind != closed_after_writing)
 }
 
 #[cfg(test)]
@@ -227,7 +255,10 @@ mod tests {
             std::fs::write(one.join("a"), "x").unwrap();
         }
         std::fs::remove_dir_all(&one).unwrap();
-        assert!(watches.renew() && watches.renew(), "without a watch everything may be missed");
+        assert!(
+            watches.renew() && watches.renew(),
+            "without a watch everything may be missed"
+        );
         assert_eq!(watches.period(), POLL_PERIOD);
         // The other is watched as before, and the new one as well.
         std::fs::create_dir(&one).unwrap();
@@ -243,8 +274,12 @@ mod tests {
     #[test]
     fn listing_a_directory_is_no_change() {
         let is_change = |kind| is_change_event(&notify::Event::new(kind));
-        assert!(!is_change(EventKind::Access(AccessKind::Open(AccessMode::Any))));
-        assert!(is_change(EventKind::Access(AccessKind::Close(AccessMode::Write))));
+        assert!(!is_change(EventKind::Access(AccessKind::Open(
+            AccessMode::Any
+        ))));
+        assert!(is_change(EventKind::Access(AccessKind::Close(
+            AccessMode::Write
+        ))));
         assert!(is_change(EventKind::Create(notify::event::CreateKind::Any)));
         let overflow = notify::Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
         assert!(is_change_event(&overflow));

@@ -141,9 +141,17 @@ impl Adapters {
         for (resource, adapted) in &mut adapted {
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
-        let state = Mutex::new(State { adapted, generations: 0 });
+        let state = Mutex::new(State {
+            adapted,
+            generations: 0,
+        });
         let (writing, changes) = Default::default();
-        let adapters = Self(Arc::new(Shared { parts, state, writing, changes }));
+        let adapters = Self(Arc::new(Shared {
+            parts,
+            state,
+            writing,
+            changes,
+        }));
         adapters.write_at_start(&record);
         for resource in adapters.resources() {
             adapters.register(&resource);
@@ -153,7 +161,12 @@ impl Adapters {
 
     /// What is enabled is not returned: a process after this one knows that slices may have been written. `before`: what the file has.
     fn write_at_start(&self, before: &Record) {
-        for adapted in self.state().adapted.values_mut().filter(|adapted| adapted.is_enabled()) {
+        for adapted in self
+            .state()
+            .adapted
+            .values_mut()
+            .filter(|adapted| adapted.is_enabled())
+        {
             adapted.record.is_returned = false;
         }
         let records = self.records();
@@ -162,8 +175,10 @@ impl Adapters {
         }
         if let Err(error) = record::write(&self.0.parts.file, &records) {
             let subject = self.0.parts.file.display().to_string();
-            let problem =
-                Problem::unavailable(ProblemCode::AdapterNotStored, format!("write {subject}: {error}"));
+            let problem = Problem::unavailable(
+                ProblemCode::AdapterNotStored,
+                format!("write {subject}: {error}"),
+            );
             self.0.parts.conditions.set(&subject, problem);
         }
     }
@@ -202,20 +217,33 @@ impl Adapters {
     /// The plugin of a resource, while it is connected.
     pub fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
         let state = self.state();
-        state.adapted.get(resource)?.plugin.as_ref().map(|(_, plugin)| plugin.clone())
+        state
+            .adapted
+            .get(resource)?
+            .plugin
+            .as_ref()
+            .map(|(_, plugin)| plugin.clone())
     }
 
     /// A plugin registered. It replaces the one before. Returns the number of its registration; `None`: the resource has no adapter.
-    pub fn arrived(&self, resource: &ExtendedResource, plugin: Arc<dyn DeviceDriver>) -> Option<u64> {
+    pub fn arrived(
+        &self,
+        resource: &ExtendedResource,
+        plugin: Arc<dyn DeviceDriver>,
+    ) -> Option<u64> {
         let mut state = self.state();
         state.generations += 1;
         let generation = state.generations;
         let adapted = state.adapted.get_mut(resource)?;
         adapted.plugin = Some((generation, plugin));
         // The devices of the list before are not healthy until there is another one.
-        let since = adapted.left.as_ref().map_or_else(Instant::now, |(since, _)| *since);
-        let why =
-            format!("the device plugin of {resource} has registered, and has not listed its devices yet");
+        let since = adapted
+            .left
+            .as_ref()
+            .map_or_else(Instant::now, |(since, _)| *since);
+        let why = format!(
+            "the device plugin of {resource} has registered, and has not listed its devices yet"
+        );
         adapted.set_left(Some((since, why)));
         drop(state);
         self.changed();
@@ -233,7 +261,10 @@ impl Adapters {
             adapted.listed = Some(devices);
             adapted.set_left(None);
             // Before others see the state: a withdrawal sets it in the same way.
-            self.0.parts.conditions.clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
+            self.0
+                .parts
+                .conditions
+                .clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
         });
     }
 
@@ -242,17 +273,31 @@ impl Adapters {
         self.of_plugin(resource, generation, |adapted| {
             adapted.plugin = None;
             // A plugin that comes and goes without a list does not begin again.
-            let since = adapted.left.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+            let since = adapted
+                .left
+                .as_ref()
+                .map_or_else(Instant::now, |(since, _)| *since);
             adapted.set_left(Some((since, why.message.clone())));
         });
     }
 
     /// Changes what is known by a registration, unless it was replaced.
-    fn of_plugin(&self, resource: &ExtendedResource, generation: u64, change: impl FnOnce(&mut Adapted)) {
+    fn of_plugin(
+        &self,
+        resource: &ExtendedResource,
+        generation: u64,
+        change: impl FnOnce(&mut Adapted),
+    ) {
         let mut state = self.state();
-        let current =
-            |adapted: &&mut Adapted| adapted.plugin.as_ref().is_some_and(|(known, _)| *known == generation);
-        let Some(adapted) = state.adapted.get_mut(resource).filter(current) else { return };
+        let current = |adapted: &&mut Adapted| {
+            adapted
+                .plugin
+                .as_ref()
+                .is_some_and(|(known, _)| *known == generation)
+        };
+        let Some(adapted) = state.adapted.get_mut(resource).filter(current) else {
+            return;
+        };
         change(adapted);
         drop(state);
         self.changed();
@@ -264,7 +309,9 @@ impl Adapters {
         let mut is_changed = false;
         for (resource, adapted) in &mut state.adapted {
             let before = adapted.taken.len();
-            adapted.taken.retain(|id| taken.get(resource).is_some_and(|ids| ids.contains(id)));
+            adapted
+                .taken
+                .retain(|id| taken.get(resource).is_some_and(|ids| ids.contains(id)));
             if adapted.taken.len() != before {
                 (adapted.is_dirty, is_changed) = (true, true);
             }
@@ -281,7 +328,8 @@ impl Adapters {
         let of = |adapted: &Adapted| {
             let resource = adapted.adapter.resource.clone();
             let held = adapted.held_identities().into_iter();
-            held.map(|(identity, id)| (identity, (resource.clone(), id))).collect::<Vec<_>>()
+            held.map(|(identity, id)| (identity, (resource.clone(), id)))
+                .collect::<Vec<_>>()
         };
         state.adapted.values().flat_map(of).collect()
     }
@@ -291,41 +339,66 @@ impl Adapters {
     pub fn unread_identities(&self) -> BTreeMap<String, (ExtendedResource, DriverName)> {
         let state = self.state();
         let of = |adapted: &Adapted| {
-            let Adapter { resource, driver, .. } = adapted.adapter.clone();
-            let unread = adapted.unread_identities(self.0.parts.has_kubelet).into_iter();
-            unread.map(|identity| (identity, (resource.clone(), driver.clone()))).collect::<Vec<_>>()
+            let Adapter {
+                resource, driver, ..
+            } = adapted.adapter.clone();
+            let unread = adapted
+                .unread_identities(self.0.parts.has_kubelet)
+                .into_iter();
+            unread
+                .map(|identity| (identity, (resource.clone(), driver.clone())))
+                .collect::<Vec<_>>()
         };
         state.adapted.values().flat_map(of).collect()
     }
 
     /// Whether pods of the node API have devices by a plugin's IDs.
     pub fn has_taken(&self) -> bool {
-        self.state().adapted.values().any(|adapted| !adapted.taken.is_empty())
+        self.state()
+            .adapted
+            .values()
+            .any(|adapted| !adapted.taken.is_empty())
     }
 
     /// Resources of which pods of a kubelet may have devices by the plugin's IDs, with those that are known to have some.
     pub fn awaited(&self) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
         let state = self.state();
-        let is_awaited =
-            |(_, adapted): &(_, &Adapted)| !adapted.record.is_taken_over || !adapted.record.held.is_empty();
+        let is_awaited = |(_, adapted): &(_, &Adapted)| {
+            !adapted.record.is_taken_over || !adapted.record.held.is_empty()
+        };
         let awaited = state.adapted.iter().filter(is_awaited);
-        awaited.map(|(resource, adapted)| (resource.clone(), adapted.record.held.clone())).collect()
+        awaited
+            .map(|(resource, adapted)| (resource.clone(), adapted.record.held.clone()))
+            .collect()
     }
 
     /// Devices, by the plugin's IDs, that pods of a kubelet have, by resource and with the name of the driver.
     pub fn held_at_kubelet(&self) -> Vec<(ExtendedResource, DriverName, BTreeSet<String>)> {
         let state = self.state();
-        let held = state.adapted.values().filter(|adapted| !adapted.record.held.is_empty());
+        let held = state
+            .adapted
+            .values()
+            .filter(|adapted| !adapted.record.held.is_empty());
         let of = |adapted: &Adapted| {
-            let Adapter { resource, driver, .. } = &adapted.adapter;
-            (resource.clone(), driver.clone(), adapted.record.held.clone())
+            let Adapter {
+                resource, driver, ..
+            } = &adapted.adapter;
+            (
+                resource.clone(),
+                driver.clone(),
+                adapted.record.held.clone(),
+            )
         };
         held.map(of).collect()
     }
 
     /// Takes the devices, by the plugin's IDs, that pods of a kubelet have. Once they are known they become only fewer: a kubelet
     /// is offered none of them any more.
-    pub async fn set_held(&self, resource: &ExtendedResource, ids: &BTreeSet<String>) -> Result<(), Problem> {
+    pub async fn set_held(
+        &self,
+        resource: &ExtendedResource,
+        ids: &BTreeSet<String>,
+    ) -> Result<(), Problem> {
         self.change_record(resource, |record| {
             match record.is_taken_over {
                 true => record.held.retain(|id| ids.contains(id)),
@@ -341,15 +414,19 @@ impl Adapters {
     pub async fn set_returned(&self, drivers: &BTreeSet<DriverName>) -> Result<(), Problem> {
         let returned: Vec<_> = {
             let state = self.state();
-            let is_returned =
-                |adapted: &&Adapted| !adapted.is_enabled() && drivers.contains(&adapted.adapter.driver);
+            let is_returned = |adapted: &&Adapted| {
+                !adapted.is_enabled() && drivers.contains(&adapted.adapter.driver)
+            };
             let returned = state.adapted.values().filter(is_returned);
-            returned.map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed)).collect()
+            returned
+                .map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed))
+                .collect()
         };
         for (resource, is_removed) in returned {
             // One that has a file may have been enabled meanwhile.
-            let change =
-                |record: &mut AdapterRecord| record.is_returned = is_removed || record.enabled != Some(true);
+            let change = |record: &mut AdapterRecord| {
+                record.is_returned = is_removed || record.enabled != Some(true)
+            };
             self.change_record(&resource, change).await?;
         }
         Ok(())
@@ -380,7 +457,10 @@ impl Adapters {
         })
         .await?;
         tracing::info!(driver, %resource, enabled, "adapter switched by an operator");
-        let view = self.list().into_iter().find(|view| view.resource == resource);
+        let view = self
+            .list()
+            .into_iter()
+            .find(|view| view.resource == resource);
         view.ok_or_else(unknown)
     }
 
@@ -392,7 +472,9 @@ impl Adapters {
     ) -> Result<(), Problem> {
         let _writing = self.0.writing.lock().await;
         let mut records = self.records();
-        let Some(record) = records.adapters.get_mut(resource) else { return Ok(()) };
+        let Some(record) = records.adapters.get_mut(resource) else {
+            return Ok(());
+        };
         let before = record.clone();
         change(record);
         let changed = record.clone();
@@ -402,13 +484,18 @@ impl Adapters {
         failpoint::pass(Point::AdapterDecided);
         let path = self.0.parts.file.clone();
         let written = tokio::task::spawn_blocking(move || record::write(&path, &records)).await;
-        written.unwrap_or_else(|error| Err(error.into())).map_err(|error| {
-            let message = format!("write {}: {error}", self.0.parts.file.display());
-            Problem::unavailable(ProblemCode::AdapterNotStored, message)
-        })?;
+        written
+            .unwrap_or_else(|error| Err(error.into()))
+            .map_err(|error| {
+                let message = format!("write {}: {error}", self.0.parts.file.display());
+                Problem::unavailable(ProblemCode::AdapterNotStored, message)
+            })?;
         let subject = self.0.parts.file.display().to_string();
         failpoint::pass(Point::AdapterRecorded);
-        self.0.parts.conditions.clear(ProblemCode::AdapterNotStored, &subject);
+        self.0
+            .parts
+            .conditions
+            .clear(ProblemCode::AdapterNotStored, &subject);
         if let Some(adapted) = self.state().adapted.get_mut(resource) {
             (adapted.record, adapted.is_dirty) = (changed, true);
         }
@@ -418,20 +505,30 @@ impl Adapters {
 
     fn records(&self) -> Record {
         let state = self.state();
-        let of =
-            |(resource, adapted): (&ExtendedResource, &Adapted)| (resource.clone(), adapted.record.clone());
+        let of = |(resource, adapted): (&ExtendedResource, &Adapted)| {
+            (resource.clone(), adapted.record.clone())
+        };
         Record::of(state.adapted.iter().map(of).collect())
     }
 
     /// Pools that the kubelet's device manager is to offer, whatever is decided for the node.
     pub fn disabled(&self) -> BTreeSet<(DriverName, PoolName)> {
         let state = self.state();
-        let disabled = state.adapted.values().filter(|adapted| !adapted.is_enabled());
-        disabled.map(|adapted| (adapted.adapter.driver.clone(), adapted.adapter.pool.clone())).collect()
+        let disabled = state
+            .adapted
+            .values()
+            .filter(|adapted| !adapted.is_enabled());
+        disabled
+            .map(|adapted| (adapted.adapter.driver.clone(), adapted.adapter.pool.clone()))
+            .collect()
     }
 
     pub fn list(&self) -> Vec<AdapterView> {
-        self.state().adapted.values().map(|adapted| adapted.view(self.0.parts.has_kubelet)).collect()
+        self.state()
+            .adapted
+            .values()
+            .map(|adapted| adapted.view(self.0.parts.has_kubelet))
+            .collect()
     }
 
     async fn run(&self, resource: &ExtendedResource) {
@@ -456,24 +553,36 @@ impl Adapters {
     /// When the devices of a plugin that is gone are withdrawn.
     fn expiry(&self, resource: &ExtendedResource) -> Option<Instant> {
         let state = self.state();
-        let adapted = state.adapted.get(resource).filter(|adapted| !adapted.is_expired)?;
+        let adapted = state
+            .adapted
+            .get(resource)
+            .filter(|adapted| !adapted.is_expired)?;
         Some(adapted.left.as_ref()?.0 + self.0.parts.grace)
     }
 
     /// Withdraws the devices of a plugin that has been gone for long, or has not listed any since it registered.
     fn expire(&self, resource: &ExtendedResource) {
         let mut state = self.state();
-        let Some(adapted) = state.adapted.get_mut(resource).filter(|adapted| !adapted.is_expired) else {
-            return;
-        };
-        let Some((_, why)) =
-            adapted.left.as_ref().filter(|(since, _)| Instant::now() >= *since + self.0.parts.grace)
+        let Some(adapted) = state
+            .adapted
+            .get_mut(resource)
+            .filter(|adapted| !adapted.is_expired)
         else {
             return;
         };
-        let message =
-            format!("the driver {} of {} has no devices: {why}", adapted.adapter.driver, adapted.source);
-        (adapted.listed, adapted.is_dirty, adapted.is_expired) = (Some(BTreeMap::new()), true, true);
+        let Some((_, why)) = adapted
+            .left
+            .as_ref()
+            .filter(|(since, _)| Instant::now() >= *since + self.0.parts.grace)
+        else {
+            return;
+        };
+        let message = format!(
+            "the driver {} of {} has no devices: {why}",
+            adapted.adapter.driver, adapted.source
+        );
+        (adapted.listed, adapted.is_dirty, adapted.is_expired) =
+            (Some(BTreeMap::new()), true, true);
         let problem = Problem::unavailable(ProblemCode::AdapterWithoutPlugin, message);
         self.0.parts.conditions.set(resource.as_str(), problem);
     }
@@ -482,7 +591,9 @@ impl Adapters {
     fn register(&self, resource: &ExtendedResource) {
         let driver = {
             let mut state = self.state();
-            let Some(adapted) = state.adapted.get_mut(resource) else { return };
+            let Some(adapted) = state.adapted.get_mut(resource) else {
+                return;
+            };
             let owner = self.0.parts.registry.owner_of(&adapted.adapter.driver);
             if owner.is_some_and(|owner| owner != NameSource::adapter(resource)) {
                 // The driver is not in the registry any more.
@@ -498,11 +609,22 @@ impl Adapters {
         self.serve(resource, driver);
     }
 
-    fn driver(&self, adapted: &Adapted, inventory: Option<watch::Receiver<Arc<Published>>>) -> Driver {
-        let Adapter { resource, driver, .. } = &adapted.adapter;
-        let identity = DriverIdentity::of_device_plugin(driver.clone(), resource, source_of(resource));
+    fn driver(
+        &self,
+        adapted: &Adapted,
+        inventory: Option<watch::Receiver<Arc<Published>>>,
+    ) -> Driver {
+        let Adapter {
+            resource, driver, ..
+        } = &adapted.adapter;
+        let identity =
+            DriverIdentity::of_device_plugin(driver.clone(), resource, source_of(resource));
         let claims = AdapterDriver::new(self.clone(), resource.clone(), adapted.calling.clone());
-        Driver { identity: Arc::new(identity), claims: Some(Arc::new(claims)), inventory }
+        Driver {
+            identity: Arc::new(identity),
+            claims: Some(Arc::new(claims)),
+            inventory,
+        }
     }
 
     fn serve(&self, resource: &ExtendedResource, driver: Driver) {
@@ -511,7 +633,9 @@ impl Adapters {
         let summary = driver.identity.summary.clone();
         registry.set_source(&source, Some(NameSource::adapter(resource)));
         registry.set_described(&source, &name);
-        let held = registry.hold_name(&source, &name).map_err(|why| why.to_string());
+        let held = registry
+            .hold_name(&source, &name)
+            .map_err(|why| why.to_string());
         let served = held.and_then(|()| {
             registry
                 .serve(&source, driver)
@@ -520,12 +644,23 @@ impl Adapters {
         let refused = served.err().map(|why| {
             format!("the adapter of {resource} does not serve under the driver name {name}: {why}")
         });
-        let problem = refused.clone().map(|why| Problem::conflict(ProblemCode::AdapterConflict, why));
+        let problem = refused
+            .clone()
+            .map(|why| Problem::conflict(ProblemCode::AdapterConflict, why));
         conditions.update(ProblemCode::AdapterConflict, resource.as_str(), problem);
         registry.update(DriverKind::Adapter, &source, |view| {
-            let state = if refused.is_none() { DriverState::Serving } else { DriverState::Failed };
+            let state = if refused.is_none() {
+                DriverState::Serving
+            } else {
+                DriverState::Failed
+            };
             if view.state != state {
-                view.note(state.as_str(), refused.as_deref().unwrap_or_default(), 0, None);
+                view.note(
+                    state.as_str(),
+                    refused.as_deref().unwrap_or_default(),
+                    0,
+                    None,
+                );
             }
             (view.name, view.state, view.summary) = (Some(name), state, summary);
             view.reason = refused.clone().unwrap_or_default();
@@ -539,11 +674,20 @@ impl Adapters {
     async fn bind_name(&self, resource: &ExtendedResource) -> bool {
         let name = {
             let state = self.state();
-            let adapted = state.adapted.get(resource).filter(|adapted| adapted.refused.is_none());
+            let adapted = state
+                .adapted
+                .get(resource)
+                .filter(|adapted| adapted.refused.is_none());
             let Some(adapted) = adapted else { return true };
             adapted.adapter.driver.clone()
         };
-        match self.0.parts.registry.bind_name(&source_of(resource), &name).await {
+        match self
+            .0
+            .parts
+            .registry
+            .bind_name(&source_of(resource), &name)
+            .await
+        {
             Err(BindError::NotStored(problem)) => {
                 tracing::warn!(%resource, driver = %name, %problem, "the name of an adapter's driver is not stored yet");
                 false
@@ -560,8 +704,13 @@ impl Adapters {
         }
         let (made, looks) = {
             let mut state = self.state();
-            let Some(adapted) = state.adapted.get_mut(resource) else { return true };
-            if adapted.refused.is_some() || !adapted.is_ready(self.0.parts.has_kubelet) || !adapted.is_dirty {
+            let Some(adapted) = state.adapted.get_mut(resource) else {
+                return true;
+            };
+            if adapted.refused.is_some()
+                || !adapted.is_ready(self.0.parts.has_kubelet)
+                || !adapted.is_dirty
+            {
                 return true;
             }
             adapted.is_dirty = false;
@@ -579,20 +728,32 @@ impl Adapters {
                 return false;
             }
         };
-        let devices = published.inventory.pools.values().map(|pool| pool.devices.len()).sum();
+        let devices = published
+            .inventory
+            .pools
+            .values()
+            .map(|pool| pool.devices.len())
+            .sum();
         let published = Arc::new(published);
         let (name, driver) = {
             let mut state = self.state();
-            let Some(adapted) = state.adapted.get_mut(resource) else { return true };
+            let Some(adapted) = state.adapted.get_mut(resource) else {
+                return true;
+            };
             let is_known = adapted.published.is_some();
-            let sender = adapted.published.get_or_insert_with(|| watch::Sender::new(published.clone()));
+            let sender = adapted
+                .published
+                .get_or_insert_with(|| watch::Sender::new(published.clone()));
             let receiver = sender.subscribe();
             sender.send_if_modified(|known| {
                 let differs = *known != published;
                 *known = published;
                 differs
             });
-            (adapted.adapter.driver.clone(), (!is_known).then(|| self.driver(adapted, Some(receiver))))
+            (
+                adapted.adapter.driver.clone(),
+                (!is_known).then(|| self.driver(adapted, Some(receiver))),
+            )
         };
         if let Some(driver) = driver {
             self.serve(resource, driver);
@@ -600,7 +761,9 @@ impl Adapters {
         self.0
             .parts
             .registry
-            .update(DriverKind::Adapter, &source_of(resource), |view| view.devices = devices);
+            .update(DriverKind::Adapter, &source_of(resource), |view| {
+                view.devices = devices
+            });
         self.0.parts.registry.tell_devices(&name);
         true
     }

@@ -23,6 +23,10 @@ pub(crate) use directory::tag;
 pub use directory::{CdiDir, CdiError, OurFile};
 pub use identity::{Identity, IdentityDevice};
 pub use rebuild::{RebuildError, Rebuilt, rebuild};
-pub use render::{RenderError, SpecFile, cdi_devices, check, file_name, file_of, render, render_driver};
-pub use spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, Version};
+pub use render::{
+    RenderError, SpecFile, cdi_devices, check, file_name, file_of, render, render_driver,
+};
+pub use spec::{
+    ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, Version,
+};
 pub use validate::{EditsError, SpecError, validate};

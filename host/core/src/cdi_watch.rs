@@ -40,12 +40,18 @@ struct SpecDirectory {
 
 impl SpecDirectory {
     fn new(directory: PathBuf) -> Self {
-        Self { directory, touched: BTreeSet::new(), unsure: false, looked: Instant::now() }
+        Self {
+            directory,
+            touched: BTreeSet::new(),
+            unsure: false,
+            looked: Instant::now(),
+        }
     }
 
     fn touch(&mut self, path: &Path) {
         let name = path.file_name().and_then(|name| name.to_str());
-        self.touched.extend(name.filter(|name| is_spec(name)).map(str::to_owned));
+        self.touched
+            .extend(name.filter(|name| is_spec(name)).map(str::to_owned));
     }
 }
 
@@ -64,7 +70,10 @@ impl Directory for SpecDirectory {
     fn note(&mut self, event: &notify::Event) {
         let of_itself = event.paths.contains(&self.directory);
         // The directory's own times change with each entry.
-        let moved = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
+        let moved = matches!(
+            event.kind,
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
+        );
         self.unsure |= event.need_rescan() || (of_itself && moved);
         for path in &event.paths {
             if *path != self.directory {
@@ -84,7 +93,11 @@ impl Directory for SpecDirectory {
         if std::mem::take(&mut self.unsure) {
             return vec![SpecEvent::Unsure];
         }
-        if touched.is_empty() { Vec::new() } else { vec![SpecEvent::Touched(touched)] }
+        if touched.is_empty() {
+            Vec::new()
+        } else {
+            vec![SpecEvent::Touched(touched)]
+        }
     }
 
     /// The watch does not report that the directory was replaced.
@@ -108,8 +121,15 @@ mod tests {
             let (directory, tasks) = (tempfile::tempdir().unwrap(), Tasks::new());
             std::fs::create_dir(directory.path().join("cdi")).unwrap();
             let (sender, events) = mpsc::channel(16);
-            tasks.spawn("specs", watch(directory.path().join("cdi"), tasks.clone(), sender));
-            Self { directory, tasks, events }
+            tasks.spawn(
+                "specs",
+                watch(directory.path().join("cdi"), tasks.clone(), sender),
+            );
+            Self {
+                directory,
+                tasks,
+                events,
+            }
         }
 
         fn path(&self) -> PathBuf {
@@ -130,7 +150,12 @@ mod tests {
                 }
             }
             let of_runtimes = ["a.yaml", "b.json", "c.yaml"];
-            assert!(names_seen.iter().all(|name| of_runtimes.contains(&name.as_str())), "{names_seen:?}");
+            assert!(
+                names_seen
+                    .iter()
+                    .all(|name| of_runtimes.contains(&name.as_str())),
+                "{names_seen:?}"
+            );
         }
     }
 
@@ -160,7 +185,8 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         while watching.next().await != SpecEvent::Unsure {}
         std::fs::write(path.join("a.yaml"), "x").unwrap();
-        while !matches!(watching.next().await, SpecEvent::Touched(names) if names.contains("a.yaml")) {
+        while !matches!(watching.next().await, SpecEvent::Touched(names) if names.contains("a.yaml"))
+        {
             std::fs::write(path.join("a.yaml"), "x").unwrap();
         }
     }

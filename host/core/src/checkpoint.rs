@@ -116,36 +116,58 @@ pub fn open_or_recover<E: From<OpenError> + From<CommitError>>(
 ) -> Result<Opened, E> {
     let (mut database, mut dump, set_aside) = file::open(path, &UPGRADES)?;
     failpoint::pass(Point::CheckpointOpened);
-    let (mut changes, mark) = (Vec::new(), (!dump.meta.is_recovered).then_some(META_RECOVERED));
+    let (mut changes, mark) = (
+        Vec::new(),
+        (!dump.meta.is_recovered).then_some(META_RECOVERED),
+    );
     if mark.is_some() && dump.is_empty() {
         let claims = recover()?;
-        changes.extend(claims.iter().map(|claim| Change::PutClaim(Arc::new(claim.clone()))));
+        changes.extend(
+            claims
+                .iter()
+                .map(|claim| Change::PutClaim(Arc::new(claim.clone()))),
+        );
         dump.claims.extend(claims);
     }
     changes.extend(adopted::adopt(&mut dump));
     changes.extend(settle(&mut dump)?);
     if mark.is_some() || !changes.is_empty() {
         // What the next start finds again.
-        let is_again = changes.iter().all(|change| matches!(change, Change::PutNode(_)));
+        let is_again = changes
+            .iter()
+            .all(|change| matches!(change, Change::PutNode(_)));
         match database.commit(&encoded(changes)?, mark) {
             // A disk that takes no writes is reported by the first commit.
             Err(error) if is_again => {
-                tracing::warn!(error = chain(&error), "the checkpoint has no mark and name of this start");
+                tracing::warn!(
+                    error = chain(&error),
+                    "the checkpoint has no mark and name of this start"
+                );
             }
             done => done.map_err(|error| CommitError::Store(Arc::new(error)))?,
         }
     }
-    Ok(Opened { checkpoint: Checkpoint::new(database), dump, set_aside })
+    Ok(Opened {
+        checkpoint: Checkpoint::new(database),
+        dump,
+        set_aside,
+    })
 }
 
 fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
     let (database, dump, set_aside) = file::open(path, upgrades)?;
-    Ok(Opened { checkpoint: Checkpoint::new(database), dump, set_aside })
+    Ok(Opened {
+        checkpoint: Checkpoint::new(database),
+        dump,
+        set_aside,
+    })
 }
 
 impl Checkpoint {
     fn new(database: Database) -> Self {
-        Self { writer: Batches::new(Writer::new(database), CHECKPOINT_BATCH_MAX) }
+        Self {
+            writer: Batches::new(Writer::new(database), CHECKPOINT_BATCH_MAX),
+        }
     }
 
     /// Makes the changes durable, all of them or none. Dropping the future does not undo them.
@@ -173,7 +195,9 @@ impl Checkpoint {
             if writes.is_empty() {
                 not_entered = not_entered.take().or(Some(Ok(())));
             }
-            not_entered.is_none().then_some((lock, Work::Commit(writes)))
+            not_entered
+                .is_none()
+                .then_some((lock, Work::Commit(writes)))
         };
         let outcome = self.writer.request_in_order(request).await;
         outcome.or(not_entered).unwrap_or(Err(CommitError::Closed))
@@ -204,7 +228,11 @@ impl Checkpoint {
     }
 
     async fn enter(&self, work: Work) -> Result<(), CommitError> {
-        self.writer.enter(work).outcome().await.unwrap_or(Err(CommitError::Closed))
+        self.writer
+            .enter(work)
+            .outcome()
+            .await
+            .unwrap_or(Err(CommitError::Closed))
     }
 }
 

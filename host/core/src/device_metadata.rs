@@ -20,8 +20,9 @@ pub use directory::MetadataDir;
 
 use crate::cdi::{self, FileAccess};
 use nodedock_model::{
-    AttributeValue, ClaimRecord, DeviceAccess, DriverName, Edits, Inventory, Mount, NetworkData, PoolName,
-    PoolNames, PreparedClaim, PreparedDevice, Problem, ProblemCode, QualifiedName, Uid, is_dns_label, limit,
+    AttributeValue, ClaimRecord, DeviceAccess, DriverName, Edits, Inventory, Mount, NetworkData,
+    PoolName, PoolNames, PreparedClaim, PreparedDevice, Problem, ProblemCode, QualifiedName, Uid,
+    is_dns_label, limit,
 };
 
 /// Where containers find the files (KEP-5304).
@@ -31,7 +32,10 @@ pub(crate) const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 const SUFFIX: &str = "-metadata.json";
 const KIND: &str = "DeviceMetadata";
 /// The same content in each version, the newest first: a reader uses the first that it knows.
-const VERSIONS: [&str; 2] = ["metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1"];
+const VERSIONS: [&str; 2] = [
+    "metadata.resource.k8s.io/v1beta1",
+    "metadata.resource.k8s.io/v1alpha1",
+];
 /// Attributes of a device (`metadata.resource.k8s.io/v1beta1`).
 const ATTRIBUTES_MAX: usize = limit::ATTRIBUTES_MAX;
 
@@ -71,13 +75,20 @@ pub enum MetadataError {
     #[error(
         "device {device} of driver {driver} has {count} attributes, with those that the driver added to claim {claim}, and {ATTRIBUTES_MAX} are the most"
     )]
-    Attributes { claim: String, driver: DriverName, device: String, count: usize },
+    Attributes {
+        claim: String,
+        driver: DriverName,
+        device: String,
+        count: usize,
+    },
 }
 
 impl From<MetadataError> for Problem {
     fn from(error: MetadataError) -> Self {
         let code = match error {
-            MetadataError::PodClaimName { .. } | MetadataError::Request { .. } => ProblemCode::MetadataPath,
+            MetadataError::PodClaimName { .. } | MetadataError::Request { .. } => {
+                ProblemCode::MetadataPath
+            }
             MetadataError::Attributes { .. } => ProblemCode::MetadataAttributes,
         };
         Problem::invalid(code, error.to_string())
@@ -110,15 +121,29 @@ pub fn add(
     inventory: Option<&Inventory>,
     settings: &MetadataSettings,
 ) -> Result<(), MetadataError> {
-    let statuses = prepared.devices.iter_mut().map(|device| device.status.as_mut());
+    let statuses = prepared
+        .devices
+        .iter_mut()
+        .map(|device| device.status.as_mut());
     let added: Vec<_> = statuses
-        .map(|status| status.map(|status| mem::take(&mut status.attributes)).unwrap_or_default())
+        .map(|status| {
+            status
+                .map(|status| mem::take(&mut status.attributes))
+                .unwrap_or_default()
+        })
         .collect();
-    if !settings.is_enabled || prepared.devices.iter().all(|device| device.access.edits().is_none()) {
+    if !settings.is_enabled
+        || prepared
+            .devices
+            .iter()
+            .all(|device| device.access.edits().is_none())
+    {
         return Ok(());
     }
     let in_container = container_directory(record)?;
-    let on_node = settings.directory.join(directory_name(driver, &record.id.uid));
+    let on_node = settings
+        .directory
+        .join(directory_name(driver, &record.id.uid));
     for (device, added) in prepared.devices.iter_mut().zip(&added) {
         if device.access.edits().is_some() {
             let published = inventory.and_then(|known| known.device(&device.pool, &device.device));
@@ -131,19 +156,30 @@ pub fn add(
             return Err(MetadataError::Request { claim, request });
         }
         // A container that uses the request has all of its devices, and needs the file once.
-        let mut of_request = prepared.devices.iter_mut().filter(|device| serves(device, request));
+        let mut of_request = prepared
+            .devices
+            .iter_mut()
+            .filter(|device| serves(device, request));
         if let Some(edits) = of_request.find_map(|device| edits_mut(&mut device.access)) {
-            edits.mounts.push(mount(&on_node, &in_container, request, driver));
+            edits
+                .mounts
+                .push(mount(&on_node, &in_container, request, driver));
         }
     }
-    let before = record.drivers.get(driver).and_then(|part| part.prepared.as_ref());
+    let before = record
+        .drivers
+        .get(driver)
+        .and_then(|part| part.prepared.as_ref());
     prepared.metadata_generation = before.map_or(0, |before| before.metadata_generation) + 1;
     Ok(())
 }
 
 /// Returns the files of a claim, of the drivers that have prepared it.
 pub fn render(record: &ClaimRecord, settings: &MetadataSettings) -> Vec<MetadataFile> {
-    let parts = record.drivers.iter().filter_map(|(driver, part)| Some((driver, part.current()?)));
+    let parts = record
+        .drivers
+        .iter()
+        .filter_map(|(driver, part)| Some((driver, part.current()?)));
     let files = parts.flat_map(|(driver, prepared)| {
         let requests = requests(record, driver).into_iter();
         requests.filter_map(move |request| file(record, driver, prepared, request, settings))
@@ -159,14 +195,21 @@ fn file(
     request: &str,
     settings: &MetadataSettings,
 ) -> Option<MetadataFile> {
-    let of_request = prepared.devices.iter().filter(|device| serves(device, request));
-    let devices: Vec<_> =
-        of_request.filter_map(|device| Device::of(driver, device, &settings.pools)).collect();
+    let of_request = prepared
+        .devices
+        .iter()
+        .filter(|device| serves(device, request));
+    let devices: Vec<_> = of_request
+        .filter_map(|device| Device::of(driver, device, &settings.pools))
+        .collect();
     if devices.is_empty() {
         return None;
     }
     // With its subrequest, as in the allocation.
-    let mut allocated = record.allocation.of_driver(driver).filter(|device| device.base_request() == request);
+    let mut allocated = record
+        .allocation
+        .of_driver(driver)
+        .filter(|device| device.base_request() == request);
     let name = allocated.next().map_or(request, |device| &device.request);
     let mut bytes = Vec::new();
     for api_version in VERSIONS {
@@ -180,12 +223,19 @@ fn file(
                 generation: prepared.metadata_generation,
             },
             pod_claim_name: record.annotations.get(POD_CLAIM_NAME).map(String::as_str),
-            requests: [Request { name, devices: &devices }],
+            requests: [Request {
+                name,
+                devices: &devices,
+            }],
         };
         serde_json::to_writer(&mut bytes, &object).expect("a value with text keys is JSON");
         bytes.push(b'\n');
     }
-    Some(MetadataFile { directory: directory_name(driver, &record.id.uid), name: file_name(request), bytes })
+    Some(MetadataFile {
+        directory: directory_name(driver, &record.id.uid),
+        name: file_name(request),
+        bytes,
+    })
 }
 
 fn file_name(request: &str) -> String {
@@ -218,7 +268,9 @@ fn edits_mut(access: &mut DeviceAccess) -> Option<&mut Edits> {
 fn container_directory(record: &ClaimRecord) -> Result<PathBuf, MetadataError> {
     let directory = Path::new(CONTAINER_DIR);
     match record.annotations.get(POD_CLAIM_NAME) {
-        None => Ok(directory.join("resourceclaims").join(record.id.name.as_str())),
+        None => Ok(directory
+            .join("resourceclaims")
+            .join(record.id.name.as_str())),
         Some(name) if is_dns_label(name) => Ok(directory.join("resourceclaimtemplates").join(name)),
         Some(name) => {
             let (claim, value) = (record.id.to_string(), name.clone());
@@ -251,9 +303,17 @@ fn attributes_of(
     if all.len() > ATTRIBUTES_MAX {
         let (claim, driver) = (record.id.to_string(), driver.clone());
         let device = format!("{}/{}", device.pool, device.device);
-        return Err(MetadataError::Attributes { claim, driver, device, count: all.len() });
+        return Err(MetadataError::Attributes {
+            claim,
+            driver,
+            device,
+            count: all.len(),
+        });
     }
-    let all: BTreeMap<_, _> = all.into_iter().map(|(name, value)| (name, Attribute::from(value))).collect();
+    let all: BTreeMap<_, _> = all
+        .into_iter()
+        .map(|(name, value)| (name, Attribute::from(value)))
+        .collect();
     Ok(serde_json::to_string(&all).expect("a value with text keys is JSON"))
 }
 
@@ -303,7 +363,11 @@ impl<'a> Device<'a> {
             pool: pools.shown(&device.pool),
             name: device.device.as_str(),
             attributes: serde_json::from_str(device.attributes.as_deref()?).ok()?,
-            network_data: device.status.as_ref().and_then(|status| status.network.as_ref()).map(Network::of),
+            network_data: device
+                .status
+                .as_ref()
+                .and_then(|status| status.network.as_ref())
+                .map(Network::of),
         })
     }
 }
@@ -322,8 +386,16 @@ struct Network<'a> {
 
 impl<'a> Network<'a> {
     fn of(network: &'a NetworkData) -> Self {
-        let NetworkData { interface_name, ips, hardware_address } = network;
-        Self { interface_name, ips, hardware_address }
+        let NetworkData {
+            interface_name,
+            ips,
+            hardware_address,
+        } = network;
+        Self {
+            interface_name,
+            ips,
+            hardware_address,
+        }
     }
 }
 

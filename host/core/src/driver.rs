@@ -43,7 +43,14 @@ impl DriverIdentity {
     pub fn of_device_plugin(name: DriverName, resource: &ExtendedResource, source: String) -> Self {
         let summary = format!("the device plugin of {resource}");
         let (version, digest) = Default::default();
-        Self { name, kind: DriverKind::Adapter, version, digest, source, summary }
+        Self {
+            name,
+            kind: DriverKind::Adapter,
+            version,
+            digest,
+            source,
+            summary,
+        }
     }
 }
 
@@ -154,7 +161,11 @@ pub trait ClaimDriver: Send + Sync {
 pub trait StoredDrivers: Send + Sync {
     /// Returns the driver of a name from the file with a digest, within the current grant of the name. Loading may take as long as a
     /// compilation, and continues when the future is dropped.
-    async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem>;
+    async fn driver(
+        &self,
+        name: &DriverName,
+        digest: &str,
+    ) -> Result<Arc<dyn ClaimDriver>, Problem>;
 
     /// Records an identity whose file serves from now on: the file is stored while a reference to the identity exists.
     fn serves_as(&self, identity: &Arc<DriverIdentity>);
@@ -187,7 +198,11 @@ pub trait DeviceDriver: Send + Sync {
     async fn list_and_watch(&self, call: &Call) -> Result<DeviceLists, Problem>;
 
     /// Allocates the devices for one container.
-    async fn allocate(&self, call: &Call, device_ids: &[String]) -> Result<ContainerAllocation, Problem>;
+    async fn allocate(
+        &self,
+        call: &Call,
+        device_ids: &[String],
+    ) -> Result<ContainerAllocation, Problem>;
 
     /// Returns the plugin's preferred `size` devices of `available`, including `must_include`. The result is advice: the caller ignores
     /// devices that are not available.
@@ -242,17 +257,29 @@ pub fn settle<'a, T>(
 }
 
 /// Returns the same problem for every claim of a failed call.
-pub fn all_failed<'a, T>(asked: impl IntoIterator<Item = &'a Uid>, problem: &Problem) -> Outcomes<T> {
-    asked.into_iter().map(|uid| (uid.clone(), Err(problem.clone()))).collect()
+pub fn all_failed<'a, T>(
+    asked: impl IntoIterator<Item = &'a Uid>,
+    problem: &Problem,
+) -> Outcomes<T> {
+    asked
+        .into_iter()
+        .map(|uid| (uid.clone(), Err(problem.clone())))
+        .collect()
 }
 
 fn twice(uid: &str) -> Problem {
-    Problem::internal(ProblemCode::ClaimAnsweredTwice, format!("the driver answered twice for claim {uid}"))
+    Problem::internal(
+        ProblemCode::ClaimAnsweredTwice,
+        format!("the driver answered twice for claim {uid}"),
+    )
 }
 
 /// The problem of a claim for which a driver gave no outcome.
 pub fn skipped(uid: &Uid) -> Problem {
-    Problem::internal(ProblemCode::ClaimSkipped, format!("the driver gave no outcome for claim {uid}"))
+    Problem::internal(
+        ProblemCode::ClaimSkipped,
+        format!("the driver gave no outcome for claim {uid}"),
+    )
 }
 
 #[cfg(test)]
@@ -276,7 +303,10 @@ mod tests {
         assert_eq!(outcomes.len(), 3);
         assert_eq!(outcomes["a"], Ok(1));
         assert_eq!(outcomes["b"].as_ref().unwrap_err().code, "claim-skipped");
-        assert_eq!(outcomes["c"].as_ref().unwrap_err().code, "claim-answered-twice");
+        assert_eq!(
+            outcomes["c"].as_ref().unwrap_err().code,
+            "claim-answered-twice"
+        );
         assert_eq!(strangers, ["z"]);
     }
 }

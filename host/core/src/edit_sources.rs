@@ -56,7 +56,10 @@ impl Mounts {
         let mount = |line: &str| {
             let mut fields = line.split(' ').skip(2);
             let (file_system, root, at) = (fields.next()?, fields.next()?, fields.next()?);
-            let place = Place { file_system: file_system.to_owned(), path: unescaped(root).into() };
+            let place = Place {
+                file_system: file_system.to_owned(),
+                path: unescaped(root).into(),
+            };
             Some((PathBuf::from(unescaped(at)), place))
         };
         text.lines().map(mount).collect::<Option<_>>().map(Self)
@@ -67,7 +70,10 @@ impl Mounts {
         let above = self.0.iter().filter(|(at, _)| path.starts_with(at));
         let (at, root) = above.max_by_key(|(at, _)| at.components().count())?;
         let below = path.strip_prefix(at).ok()?;
-        Some(Place { file_system: root.file_system.clone(), path: root.path.join(below) })
+        Some(Place {
+            file_system: root.file_system.clone(),
+            path: root.path.join(below),
+        })
     }
 
     fn is_mount(&self, path: &Path) -> bool {
@@ -77,27 +83,51 @@ impl Mounts {
 
 /// Spaces and the like are octal numbers there.
 fn unescaped(text: &str) -> String {
-    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.iter().fold(text.to_owned(), |text, (escape, character)| text.replace(escape, character))
+    let escapes = [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ];
+    escapes
+        .iter()
+        .fold(text.to_owned(), |text, (escape, character)| {
+            text.replace(escape, character)
+        })
 }
 
 impl<'a> EditSources<'a> {
     pub fn of(hardware: &'a Hardware) -> Self {
-        Self { root: hardware.root(), own: hardware.own_directories() }
+        Self {
+            root: hardware.root(),
+            own: hardware.own_directories(),
+        }
     }
 
     /// Checks every source of a prepared claim again.
     pub fn check_claim(&self, prepared: &PreparedClaim) -> Result<(), Problem> {
-        let of_devices = prepared.devices.iter().filter_map(|device| device.access.edits());
-        of_devices.chain([&prepared.edits]).try_for_each(|edits| self.check_edits(edits))
+        let of_devices = prepared
+            .devices
+            .iter()
+            .filter_map(|device| device.access.edits());
+        of_devices
+            .chain([&prepared.edits])
+            .try_for_each(|edits| self.check_edits(edits))
     }
 
     fn check_edits(&self, edits: &Edits) -> Result<(), Problem> {
         // Those of the host itself are in its own directory; no driver puts anything there.
-        let of_driver =
-            edits.mounts.iter().filter(|mount| !Path::new(&mount.container_path).starts_with(CONTAINER_DIR));
-        of_driver.map(|mount| &mount.host_path).try_for_each(|path| self.check_mount(path))?;
-        edits.hooks.iter().try_for_each(|hook| self.check_way(&hook.path))
+        let of_driver = edits
+            .mounts
+            .iter()
+            .filter(|mount| !Path::new(&mount.container_path).starts_with(CONTAINER_DIR));
+        of_driver
+            .map(|mount| &mount.host_path)
+            .try_for_each(|path| self.check_mount(path))?;
+        edits
+            .hooks
+            .iter()
+            .try_for_each(|hook| self.check_way(&hook.path))
     }
 
     /// Checks the source of a mount: an absolute, plain path without links.
@@ -110,7 +140,9 @@ impl<'a> EditSources<'a> {
         };
         for known in WELL_KNOWN {
             let at = self.place(known);
-            let Some(known_place) = found_place(&mounts, &at)? else { continue };
+            let Some(known_place) = found_place(&mounts, &at)? else {
+                continue;
+            };
             // Below it by its own path, the path was judged as such.
             if source.is_at_or_below(&known_place) && !real.starts_with(&at) {
                 return refused(format!("it is another way to {known}"));
@@ -120,7 +152,9 @@ impl<'a> EditSources<'a> {
             }
         }
         for own in self.own {
-            let Some(own) = found_place(&mounts, own)? else { continue };
+            let Some(own) = found_place(&mounts, own)? else {
+                continue;
+            };
             if source.is_at_or_below(&own) || own.is_at_or_below(&source) {
                 return refused("the daemon's own directories are never mounted".to_owned());
             }
@@ -131,15 +165,24 @@ impl<'a> EditSources<'a> {
     /// Checks that no user but root can exchange what is at this path: each directory on the way is root's, and no other user may write it.
     pub fn check_way(&self, path: &str) -> Result<(), Problem> {
         let place = self.place(path);
-        let below = place.strip_prefix(self.root).expect("it is joined to the root");
+        let below = place
+            .strip_prefix(self.root)
+            .expect("it is joined to the root");
         let mut step = self.root.to_owned();
-        let mut names = below.components().filter(|part| matches!(part, Component::Normal(_))).peekable();
+        let mut names = below
+            .components()
+            .filter(|part| matches!(part, Component::Normal(_)))
+            .peekable();
         loop {
-            let found = std::fs::symlink_metadata(&step).map_err(|error| unreadable(path, &error))?;
+            let found =
+                std::fs::symlink_metadata(&step).map_err(|error| unreadable(path, &error))?;
             let Some(name) = names.next() else { break };
             // A link of the root itself belongs to who chose the root.
             if found.is_symlink() && step != self.root {
-                return Err(denied(path, &format!("a link is at {}, where none was", step.display())));
+                return Err(denied(
+                    path,
+                    &format!("a link is at {}, where none was", step.display()),
+                ));
             }
             let is_owned = found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw();
             let (at, mode) = (step.display(), found.mode() & 0o7777);
@@ -178,7 +221,12 @@ fn found_place(mounts: &Mounts, path: &Path) -> Result<Option<Place>, Problem> {
     }
     match path.canonicalize() {
         Ok(real) => Ok(mounts.place(&real)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
             Ok(None)
         }
         Err(error) => Err(unreadable(&path.display().to_string(), &error)),
@@ -215,11 +263,22 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().to_owned();
         fs::set_permissions(&root, PermissionsExt::from_mode(0o755)).unwrap();
-        for path in ["opt/acme/lib", "etc/acme", "srv/dock/var/lib/nodedock/drivers", "var/lib/kubelet"] {
+        for path in [
+            "opt/acme/lib",
+            "etc/acme",
+            "srv/dock/var/lib/nodedock/drivers",
+            "var/lib/kubelet",
+        ] {
             fs::create_dir_all(root.join(path)).unwrap();
         }
-        let own = vec![root.join("srv/dock/var/lib/nodedock"), root.join("srv/dock/none")];
-        Scene { _directory: directory, hardware: Hardware::in_directory(&root).with_own_directories(own) }
+        let own = vec![
+            root.join("srv/dock/var/lib/nodedock"),
+            root.join("srv/dock/none"),
+        ];
+        Scene {
+            _directory: directory,
+            hardware: Hardware::in_directory(&root).with_own_directories(own),
+        }
     }
 
     impl Scene {
@@ -228,7 +287,10 @@ mod tests {
         }
 
         fn code(&self, path: &str) -> Option<String> {
-            EditSources::of(&self.hardware).check_mount(path).err().map(|problem| problem.code)
+            EditSources::of(&self.hardware)
+                .check_mount(path)
+                .err()
+                .map(|problem| problem.code)
         }
     }
 
@@ -238,20 +300,38 @@ mod tests {
         fs::write(scene.root().join("opt/acme/lib/a.so"), "").unwrap();
         assert_eq!(scene.code("/opt/acme/lib"), None);
         assert_eq!(scene.code("/opt/acme/lib/a.so"), None);
-        assert_eq!(scene.code("/opt/acme/none").as_deref(), Some("no-such-path"));
+        assert_eq!(
+            scene.code("/opt/acme/none").as_deref(),
+            Some("no-such-path")
+        );
     }
 
     #[test]
     fn a_directory_on_the_way_that_others_may_write_is_refused() {
         let scene = scene();
         for mode in [0o775, 0o757, 0o1777] {
-            fs::set_permissions(scene.root().join("opt/acme"), PermissionsExt::from_mode(mode)).unwrap();
-            assert_eq!(scene.code("/opt/acme/lib").as_deref(), Some("edit-source-unsafe"), "{mode:o}");
+            fs::set_permissions(
+                scene.root().join("opt/acme"),
+                PermissionsExt::from_mode(mode),
+            )
+            .unwrap();
+            assert_eq!(
+                scene.code("/opt/acme/lib").as_deref(),
+                Some("edit-source-unsafe"),
+                "{mode:o}"
+            );
         }
-        fs::set_permissions(scene.root().join("opt/acme"), PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(
+            scene.root().join("opt/acme"),
+            PermissionsExt::from_mode(0o755),
+        )
+        .unwrap();
         assert_eq!(scene.code("/opt/acme/lib"), None);
         if chown(scene.root().join("opt/acme"), Some(1234), None).is_ok() {
-            assert_eq!(scene.code("/opt/acme/lib").as_deref(), Some("edit-source-unsafe"));
+            assert_eq!(
+                scene.code("/opt/acme/lib").as_deref(),
+                Some("edit-source-unsafe")
+            );
         }
     }
 
@@ -261,16 +341,28 @@ mod tests {
         fs::rename(scene.root().join("opt/acme"), scene.root().join("opt/old")).unwrap();
         symlink("../etc", scene.root().join("opt/acme")).unwrap();
         for path in ["/opt/acme", "/opt/acme/acme"] {
-            assert_eq!(scene.code(path).as_deref(), Some("edit-source-unsafe"), "{path}");
+            assert_eq!(
+                scene.code(path).as_deref(),
+                Some("edit-source-unsafe"),
+                "{path}"
+            );
         }
     }
 
     #[test]
     fn the_daemons_directories_are_not_mounted_from_above_or_below() {
         let scene = scene();
-        for path in ["/srv", "/srv/dock", "/srv/dock/var/lib/nodedock", "/srv/dock/var/lib/nodedock/drivers"]
-        {
-            assert_eq!(scene.code(path).as_deref(), Some("edit-source-unsafe"), "{path}");
+        for path in [
+            "/srv",
+            "/srv/dock",
+            "/srv/dock/var/lib/nodedock",
+            "/srv/dock/var/lib/nodedock/drivers",
+        ] {
+            assert_eq!(
+                scene.code(path).as_deref(),
+                Some("edit-source-unsafe"),
+                "{path}"
+            );
         }
     }
 
@@ -296,7 +388,13 @@ mod tests {
                 return;
             }
             let codes = [scene.code("/opt/alias"), scene.code(below)];
-            assert!(std::process::Command::new("umount").arg(&alias).status().unwrap().success());
+            assert!(
+                std::process::Command::new("umount")
+                    .arg(&alias)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
             for code in codes {
                 assert_eq!(code.as_deref(), Some("edit-source-unsafe"), "{target}");
             }
@@ -308,17 +406,33 @@ mod tests {
     #[test]
     fn a_directory_above_the_origin_of_a_bind_mount_is_refused() {
         let scene = scene();
-        let (origin, at) =
-            (scene.root().join("srv/deploy/state/nodedock"), scene.root().join("srv/dock/var/lib/nodedock"));
+        let (origin, at) = (
+            scene.root().join("srv/deploy/state/nodedock"),
+            scene.root().join("srv/dock/var/lib/nodedock"),
+        );
         fs::create_dir_all(&origin).unwrap();
-        let mounted = std::process::Command::new("mount").arg("--bind").arg(&origin).arg(&at).status();
+        let mounted = std::process::Command::new("mount")
+            .arg("--bind")
+            .arg(&origin)
+            .arg(&at)
+            .status();
         if !mounted.is_ok_and(|status| status.success()) {
             eprintln!("skipped: bind mounts need rights");
             return;
         }
-        let codes =
-            ["/srv/deploy", "/srv/deploy/state", "/srv/deploy/state/nodedock"].map(|path| scene.code(path));
-        assert!(std::process::Command::new("umount").arg(&at).status().unwrap().success());
+        let codes = [
+            "/srv/deploy",
+            "/srv/deploy/state",
+            "/srv/deploy/state/nodedock",
+        ]
+        .map(|path| scene.code(path));
+        assert!(
+            std::process::Command::new("umount")
+                .arg(&at)
+                .status()
+                .unwrap()
+                .success()
+        );
         for code in codes {
             assert_eq!(code.as_deref(), Some("edit-source-unsafe"));
         }
@@ -328,10 +442,17 @@ mod tests {
     fn a_place_is_found_below_the_last_mount() {
         let text = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 /@home /home rw - btrfs /dev/sda2 rw\n31 22 8:1 /etc/a\\040b /opt/x rw - ext4 /dev/sda1 rw\n";
         let mounts = Mounts::parse(text).unwrap();
-        assert!(Mounts::parse("22 1 8:1\n").is_none(), "what is not understood is no list of mounts");
+        assert!(
+            Mounts::parse("22 1 8:1\n").is_none(),
+            "what is not understood is no list of mounts"
+        );
         let place = |path: &str| {
             mounts.place(Path::new(path)).map(|place| {
-                format!("{} {}", place.file_system, place.path.components().collect::<PathBuf>().display())
+                format!(
+                    "{} {}",
+                    place.file_system,
+                    place.path.components().collect::<PathBuf>().display()
+                )
             })
         };
         assert_eq!(place("/opt/y").as_deref(), Some("8:1 /opt/y"));

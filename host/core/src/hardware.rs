@@ -36,17 +36,29 @@ pub struct NodeNumbers {
 impl Hardware {
     /// The node that runs this.
     pub fn of_node() -> Self {
-        Self { root: "/".into(), is_simulated: false, own: Vec::new() }
+        Self {
+            root: "/".into(),
+            is_simulated: false,
+            own: Vec::new(),
+        }
     }
 
     /// A directory of a test, with real special files.
     pub fn in_directory(root: &Path) -> Self {
-        Self { root: root.to_owned(), is_simulated: false, own: Vec::new() }
+        Self {
+            root: root.to_owned(),
+            is_simulated: false,
+            own: Vec::new(),
+        }
     }
 
     /// A recorded machine: writes have the effects that they have in a kernel, and regular files below `dev` stand for device nodes.
     pub fn simulated(root: &Path) -> Self {
-        Self { root: root.to_owned(), is_simulated: true, own: Vec::new() }
+        Self {
+            root: root.to_owned(),
+            is_simulated: true,
+            own: Vec::new(),
+        }
     }
 
     /// The same with the directories of the daemon itself, of which no container gets anything.
@@ -98,14 +110,23 @@ impl Hardware {
         let until = Instant::now() + RESOLVE_WALL;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let found = beneath::open(&root, path, flags, resolve, until)?;
-        let place = |fd: &dyn AsRawFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let place =
+            |fd: &dyn AsRawFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         let (root, found) = (place(&root)?, place(&found)?);
-        let outside =
-            || io::Error::other(format!("it is {}, outside of {}", found.display(), root.display()));
+        let outside = || {
+            io::Error::other(format!(
+                "it is {}, outside of {}",
+                found.display(),
+                root.display()
+            ))
+        };
         let below = found.strip_prefix(&root).map_err(|_| outside())?;
         let path = Path::new("/").join(below).into_os_string().into_string();
         path.map_err(|path| {
-            io::Error::new(ErrorKind::InvalidData, format!("{} is not UTF-8", path.display()))
+            io::Error::new(
+                ErrorKind::InvalidData,
+                format!("{} is not UTF-8", path.display()),
+            )
         })
     }
 
@@ -130,7 +151,8 @@ pub(crate) fn leads_nowhere(error: &io::Error) -> bool {
         // No file has a name that is too long.
         ErrorKind::InvalidFilename,
     ];
-    kinds.contains(&error.kind()) || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())
+    kinds.contains(&error.kind())
+        || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())
 }
 
 impl NodeNumbers {
@@ -141,8 +163,13 @@ impl NodeNumbers {
             (kind.is_block_device(), NodeKind::Block),
             (kind.is_fifo(), NodeKind::Fifo),
         ];
-        let kind = kinds.into_iter().find_map(|(is, kind)| is.then_some(kind))?;
-        let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+        let kind = kinds
+            .into_iter()
+            .find_map(|(is, kind)| is.then_some(kind))?;
+        let (major, minor) = (
+            rustix::fs::major(found.rdev()),
+            rustix::fs::minor(found.rdev()),
+        );
         Some(Self { kind, major, minor })
     }
 
@@ -155,7 +182,11 @@ impl NodeNumbers {
             _ => return None,
         };
         let (major, minor) = numbers.split_once(':')?;
-        Some(Self { kind, major: major.parse().ok()?, minor: minor.parse().ok()? })
+        Some(Self {
+            kind,
+            major: major.parse().ok()?,
+            minor: minor.parse().ok()?,
+        })
     }
 }
 
@@ -178,16 +209,28 @@ mod tests {
     #[test]
     fn a_file_stands_for_a_node_on_a_recorded_machine_only() {
         let dir = tempfile::tempdir().unwrap();
-        let card = NodeNumbers { kind: NodeKind::Character, major: 226, minor: 1 };
+        let card = NodeNumbers {
+            kind: NodeKind::Character,
+            major: 226,
+            minor: 1,
+        };
         std::fs::create_dir_all(dir.path().join("dev/dri")).unwrap();
         std::fs::write(dir.path().join("dev/dri/card1"), card.to_string()).unwrap();
         std::fs::write(dir.path().join("dev/text"), "character x:y\n").unwrap();
         let recorded = Hardware::simulated(dir.path());
         assert_eq!(recorded.node("/dev/dri/card1").unwrap(), Some(card));
         assert_eq!(recorded.node("/dev/text").unwrap(), None);
-        assert_eq!(Hardware::in_directory(dir.path()).node("/dev/dri/card1").unwrap(), None);
+        assert_eq!(
+            Hardware::in_directory(dir.path())
+                .node("/dev/dri/card1")
+                .unwrap(),
+            None
+        );
         assert!(recorded.node("/dev/dri/card2").is_err());
         let null = Hardware::of_node().node("/dev/null").unwrap().unwrap();
-        assert_eq!((null.kind, null.major, null.minor), (NodeKind::Character, 1, 3));
+        assert_eq!(
+            (null.kind, null.major, null.minor),
+            (NodeKind::Character, 1, 3)
+        );
     }
 }

@@ -33,8 +33,16 @@ pub struct NodeKeys {
 }
 
 /// Sets the keys of every device of an inventory. Fails if the node could not be read.
-pub fn add(hardware: &Hardware, sysfs: &SysfsRoot, inventory: &mut Inventory) -> Result<(), Problem> {
-    for device in inventory.pools.values_mut().flat_map(|pool| pool.devices.values_mut()) {
+pub fn add(
+    hardware: &Hardware,
+    sysfs: &SysfsRoot,
+    inventory: &mut Inventory,
+) -> Result<(), Problem> {
+    for device in inventory
+        .pools
+        .values_mut()
+        .flat_map(|pool| pool.devices.values_mut())
+    {
         let mut keys = Vec::new();
         for identity in &device.identity {
             keys.extend(of_identity(hardware, sysfs, identity)?);
@@ -47,12 +55,20 @@ pub fn add(hardware: &Hardware, sysfs: &SysfsRoot, inventory: &mut Inventory) ->
 }
 
 /// The keys that an identity string stands for; none for a string of another form, or of hardware that is not there.
-fn of_identity(hardware: &Hardware, sysfs: &SysfsRoot, identity: &str) -> Result<Vec<String>, Problem> {
+fn of_identity(
+    hardware: &Hardware,
+    sysfs: &SysfsRoot,
+    identity: &str,
+) -> Result<Vec<String>, Problem> {
     if let Some(address) = identity.strip_prefix(PCI) {
         directory(sysfs, "bus/pci/devices", address)
     } else if let Some(device) = identity.strip_prefix(USB) {
         // A function of a USB device has several ports, which its driver tells apart by name.
-        if device.contains(':') { Ok(Vec::new()) } else { directory(sysfs, "bus/usb/devices", device) }
+        if device.contains(':') {
+            Ok(Vec::new())
+        } else {
+            directory(sysfs, "bus/usb/devices", device)
+        }
     } else if let Some(path) = identity.strip_prefix(NODE) {
         match look(hardware, path)? {
             Some(numbers) => Ok(of_node(sysfs, path, numbers)?.keys),
@@ -70,17 +86,26 @@ fn look(hardware: &Hardware, path: &str) -> Result<Option<NodeNumbers>, Problem>
     }
     match hardware.resolve(path).and_then(|path| hardware.node(&path)) {
         Err(error) if leads_nowhere(&error) => Ok(None),
-        found => {
-            found.map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}")))
-        }
+        found => found.map_err(|error| {
+            Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}"))
+        }),
     }
 }
 
 fn directory(sysfs: &SysfsRoot, of: &str, name: &str) -> Result<Vec<String>, Problem> {
     // Others are no names of the kernel.
-    let is_name = !matches!(name, "" | "." | "..") && !name.contains('/') && !name.contains(is_unprintable);
-    let found = if is_name { sysfs.find(&format!("{of}/{name}"))? } else { None };
-    Ok(found.filter(|path| path.starts_with("devices/")).map(key).into_iter().collect())
+    let is_name =
+        !matches!(name, "" | "." | "..") && !name.contains('/') && !name.contains(is_unprintable);
+    let found = if is_name {
+        sysfs.find(&format!("{of}/{name}"))?
+    } else {
+        None
+    };
+    Ok(found
+        .filter(|path| path.starts_with("devices/"))
+        .map(key)
+        .into_iter()
+        .collect())
 }
 
 /// The key of a directory relative to `/sys`.
@@ -98,7 +123,9 @@ pub fn of_edit(
         (Some(kind), Some(major), Some(minor)) => Some(NodeNumbers { kind, major, minor }),
         _ => look(hardware, node.node_path())?,
     };
-    numbers.map(|numbers| of_node(sysfs, node.node_path(), numbers)).transpose()
+    numbers
+        .map(|numbers| of_node(sysfs, node.node_path(), numbers))
+        .transpose()
 }
 
 /// The keys of a network interface that a container gets.
@@ -122,8 +149,15 @@ fn of_node(sysfs: &SysfsRoot, path: &str, numbers: NodeNumbers) -> Result<NodeKe
         (None, Some(own)) => vec![own.clone()],
         (None, None) => Vec::new(),
     };
-    let has_hardware = directories.iter().any(|directory| !directory.starts_with(VIRTUAL));
-    keys.extend(directories.into_iter().chain(own.filter(|own| own.starts_with("devices/"))).map(key));
+    let has_hardware = directories
+        .iter()
+        .any(|directory| !directory.starts_with(VIRTUAL));
+    keys.extend(
+        directories
+            .into_iter()
+            .chain(own.filter(|own| own.starts_with("devices/")))
+            .map(key),
+    );
     keys.dedup();
     Ok(NodeKeys { keys, has_hardware })
 }
@@ -139,8 +173,14 @@ fn vfio_group<'a>(path: &'a str, directory: Option<&'a str>) -> Option<&'a str> 
 /// Where the links of a directory lead to; none if there is no such directory.
 fn links(sysfs: &SysfsRoot, directory: &str) -> Result<Vec<String>, Problem> {
     let names = present(sysfs.read_dir_for(directory, Reader::Host))?.unwrap_or_default();
-    let found = names.iter().map(|name| sysfs.find(&format!("{directory}/{name}")));
-    Ok(found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    let found = names
+        .iter()
+        .map(|name| sysfs.find(&format!("{directory}/{name}")));
+    Ok(found
+        .collect::<Result<Vec<_>, _>>()?
+        .into_iter()
+        .flatten()
+        .collect())
 }
 
 #[cfg(test)]
@@ -160,7 +200,13 @@ mod tests {
     fn link(root: &Path, path: &str, target: &str) {
         let path = root.join("sys").join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let up = "../".repeat(path.strip_prefix(root.join("sys")).unwrap().components().count() - 1);
+        let up = "../".repeat(
+            path.strip_prefix(root.join("sys"))
+                .unwrap()
+                .components()
+                .count()
+                - 1,
+        );
         symlink(format!("{up}{target}"), path).unwrap();
     }
 
@@ -174,7 +220,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         directory(root, &format!("{FUNCTION}/drm/card0"));
-        directory(root, "devices/pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0/ttyUSB0/tty/ttyUSB0");
+        directory(
+            root,
+            "devices/pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0/ttyUSB0/tty/ttyUSB0",
+        );
         directory(root, "devices/virtual/misc/fuse");
         directory(root, "devices/virtual/vfio/6");
         directory(root, "devices/virtual/block/dm-0");
@@ -182,13 +231,19 @@ mod tests {
         for (from, to) in [
             ("bus/pci/devices/0000:3b:00.0", FUNCTION),
             ("kernel/iommu_groups/6/devices/0000:3b:00.0", FUNCTION),
-            ("bus/usb/devices/1-2", "devices/pci0000:00/0000:00:14.0/usb1/1-2"),
+            (
+                "bus/usb/devices/1-2",
+                "devices/pci0000:00/0000:00:14.0/usb1/1-2",
+            ),
             ("class/net/eth0", "devices/virtual/misc/fuse"),
             ("dev/char/226:0", &format!("{FUNCTION}/drm/card0")),
             ("dev/char/10:229", "devices/virtual/misc/fuse"),
             ("dev/char/240:6", "devices/virtual/vfio/6"),
             ("dev/block/253:0", "devices/virtual/block/dm-0"),
-            ("devices/virtual/block/dm-0/slaves/sda1", "devices/pci0000:00/0000:00:17.0/ata1/block/sda/sda1"),
+            (
+                "devices/virtual/block/dm-0/slaves/sda1",
+                "devices/pci0000:00/0000:00:17.0/ata1/block/sda/sda1",
+            ),
         ] {
             link(root, from, to);
         }
@@ -216,8 +271,14 @@ mod tests {
         let of = |identity: &str| of_identity(&hardware, &sysfs, identity).unwrap();
         let gpu = format!("/sys/{FUNCTION}");
         assert_eq!(of("pci:0000:3b:00.0"), [gpu.as_str()]);
-        assert_eq!(of("usb:1-2"), ["/sys/devices/pci0000:00/0000:00:14.0/usb1/1-2"]);
-        assert_eq!(of("dev:/dev/dri/card0"), ["node:character:226:0", &format!("{gpu}/drm/card0")]);
+        assert_eq!(
+            of("usb:1-2"),
+            ["/sys/devices/pci0000:00/0000:00:14.0/usb1/1-2"]
+        );
+        assert_eq!(
+            of("dev:/dev/dri/card0"),
+            ["node:character:226:0", &format!("{gpu}/drm/card0")]
+        );
         assert_eq!(of("dev:/dev/nvidia0"), ["node:character:195:0"]);
         assert_eq!(
             of("dev:/dev/dri/by-path/pci-card"),
@@ -254,19 +315,34 @@ mod tests {
         let strings = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(
             of("/dev/dri/card0"),
-            (strings(&["node:character:226:0", &format!("{gpu}/drm/card0")]), true)
+            (
+                strings(&["node:character:226:0", &format!("{gpu}/drm/card0")]),
+                true
+            )
         );
         assert_eq!(
             of("/dev/fuse"),
-            (strings(&["node:character:10:229", "/sys/devices/virtual/misc/fuse"]), false)
+            (
+                strings(&["node:character:10:229", "/sys/devices/virtual/misc/fuse"]),
+                false
+            )
         );
-        assert_eq!(of("/dev/nvidia0"), (strings(&["node:character:195:0"]), false));
+        assert_eq!(
+            of("/dev/nvidia0"),
+            (strings(&["node:character:195:0"]), false)
+        );
         assert_eq!(
             of("/dev/vfio/6"),
-            (strings(&["node:character:240:6", &gpu, "/sys/devices/virtual/vfio/6"]), true)
+            (
+                strings(&["node:character:240:6", &gpu, "/sys/devices/virtual/vfio/6"]),
+                true
+            )
         );
         let (keys, has_hardware) = of("/dev/mapper/data");
-        assert!(has_hardware && keys.iter().any(|key| key.ends_with("/sda/sda1")), "{keys:?}");
+        assert!(
+            has_hardware && keys.iter().any(|key| key.ends_with("/sda/sda1")),
+            "{keys:?}"
+        );
         let plain = DeviceNode::at("/dev/text");
         assert_eq!(of_edit(&hardware, &sysfs, &plain).unwrap(), None);
     }
@@ -275,8 +351,16 @@ mod tests {
     fn a_group_is_known_by_its_path_where_the_kernel_has_no_class_of_it() {
         assert_eq!(vfio_group("/dev/vfio/6", None), Some("6"));
         assert_eq!(vfio_group("/dev/vfio/noiommu-12", None), Some("12"));
-        assert_eq!(vfio_group("/dev/other", Some("devices/virtual/vfio/7")), Some("7"));
-        for none in ["/dev/vfio/vfio", "/dev/vfio/", "/dev/vfio/devices/vfio0", "/dev/fuse"] {
+        assert_eq!(
+            vfio_group("/dev/other", Some("devices/virtual/vfio/7")),
+            Some("7")
+        );
+        for none in [
+            "/dev/vfio/vfio",
+            "/dev/vfio/",
+            "/dev/vfio/devices/vfio0",
+            "/dev/fuse",
+        ] {
             assert_eq!(vfio_group(none, None), None, "{none}");
         }
     }

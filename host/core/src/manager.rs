@@ -49,8 +49,8 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Claim, ClaimReference, DriverName, ExtendedResource, ObjectName, ObjectRef, PodRequest, Problem,
-    ProblemCode, Uid,
+    Claim, ClaimReference, DriverName, ExtendedResource, ObjectName, ObjectRef, PodRequest,
+    Problem, ProblemCode, Uid,
 };
 
 pub use answer::ContainerAnswer;
@@ -176,14 +176,34 @@ impl PodOutcome {
             end: Err(interrupted()),
         };
         let claims = request.claims.into_iter().map(claim).collect();
-        Self { pod: request.pod, claims, resources, containers: Vec::new() }
+        Self {
+            pod: request.pod,
+            claims,
+            resources,
+            containers: Vec::new(),
+        }
     }
 }
 
 impl Manager {
     pub fn new(parts: ManagerParts) -> Arc<Self> {
-        let ManagerParts { claims, checkpoint, values, cdi, registry, adapters, .. } = parts;
-        let ManagerParts { source, settings, changes, conditions, tasks, .. } = parts;
+        let ManagerParts {
+            claims,
+            checkpoint,
+            values,
+            cdi,
+            registry,
+            adapters,
+            ..
+        } = parts;
+        let ManagerParts {
+            source,
+            settings,
+            changes,
+            conditions,
+            tasks,
+            ..
+        } = parts;
         let devices = {
             let claims = claims.lock();
             DeviceState::new(pool_claims::resources(claims.pods().map(|pod| &**pod)))
@@ -234,13 +254,27 @@ impl Manager {
 
     /// Starts the tasks that need no request. `files` reports changes in the directory of CDI files.
     pub fn start(self: &Arc<Self>, files: mpsc::Receiver<SpecEvent>) {
-        self.spawn("cdi-files", |manager| async move { manager.keep_files(files).await });
-        self.spawn("resume-unprepare", |manager| async move { manager.resume_unprepares().await });
-        self.spawn("driver-changes", |manager| async move { manager.follow_drivers().await });
-        self.spawn("device-pools", |manager| async move { manager.follow_pools().await });
-        self.spawn("device-grace", |manager| async move { manager.end_grace().await });
-        self.spawn("device-owners", |manager| async move { manager.keep_owners().await });
-        self.spawn("device-changes", |manager| async move { manager.report_changes().await });
+        self.spawn("cdi-files", |manager| async move {
+            manager.keep_files(files).await
+        });
+        self.spawn("resume-unprepare", |manager| async move {
+            manager.resume_unprepares().await
+        });
+        self.spawn("driver-changes", |manager| async move {
+            manager.follow_drivers().await
+        });
+        self.spawn("device-pools", |manager| async move {
+            manager.follow_pools().await
+        });
+        self.spawn("device-grace", |manager| async move {
+            manager.end_grace().await
+        });
+        self.spawn("device-owners", |manager| async move {
+            manager.keep_owners().await
+        });
+        self.spawn("device-changes", |manager| async move {
+            manager.report_changes().await
+        });
     }
 
     fn spawn<F>(self: &Arc<Self>, name: &'static str, task: impl FnOnce(Arc<Self>) -> F)
@@ -260,12 +294,18 @@ impl Manager {
         T: Send + 'static,
         F: Future<Output = Result<T, Problem>> + Send + 'static,
     {
-        self.tasks.complete(name, request(self.clone())).await.unwrap_or_else(|| Err(interrupted()))
+        self.tasks
+            .complete(name, request(self.clone()))
+            .await
+            .unwrap_or_else(|| Err(interrupted()))
     }
 
     /// A driver call of a request, with the usual deadline.
     fn driver_call(&self, request_id: Arc<str>) -> Call {
-        Call { request_id, deadline: self.settings.call_deadline }
+        Call {
+            request_id,
+            deadline: self.settings.call_deadline,
+        }
     }
 
     /// Allocates a pod's devices and prepares its claims. Not cancelled when the future is dropped.
@@ -276,9 +316,13 @@ impl Manager {
         request_id: Arc<str>,
     ) -> PodOutcome {
         let requested = request.clone();
-        let work = |manager: Arc<Self>| async move { Ok(manager.prepare(request, inline, request_id).await) };
+        let work = |manager: Arc<Self>| async move {
+            Ok(manager.prepare(request, inline, request_id).await)
+        };
         // no error: the outcome says that the work was interrupted
-        self.complete("pod", work).await.unwrap_or_else(|_| PodOutcome::interrupted(requested))
+        self.complete("pod", work)
+            .await
+            .unwrap_or_else(|_| PodOutcome::interrupted(requested))
     }
 
     /// Unprepares the claims of pods and frees their devices: one outcome for each pod that holds something. Not cancelled when the
@@ -288,7 +332,10 @@ impl Manager {
         selector: PodSelector,
         request_id: Arc<str>,
     ) -> Result<Vec<PodOutcome>, Problem> {
-        self.complete("pod", |manager| async move { Ok(manager.unprepare(selector, request_id).await) }).await
+        self.complete("pod", |manager| async move {
+            Ok(manager.unprepare(selector, request_id).await)
+        })
+        .await
     }
 
     /// Calls the plugins that want to be called before a container starts, and returns what the runtime needs. To be called before each
@@ -299,7 +346,9 @@ impl Manager {
         container: String,
         request_id: Arc<str>,
     ) -> Result<ContainerAnswer, Problem> {
-        let work = |manager: Arc<Self>| async move { manager.start_one(&pod, &container, request_id).await };
+        let work = |manager: Arc<Self>| async move {
+            manager.start_one(&pod, &container, request_id).await
+        };
         self.complete("pod", work).await
     }
 
@@ -311,8 +360,10 @@ impl Manager {
     /// Every pod that holds something, by namespace and name.
     pub fn pods(&self) -> Vec<PodView> {
         let table = self.table();
-        let mut pods: Vec<_> =
-            table.pods().filter_map(|record| PodView::new(&table, record.pod.uid.as_str())).collect();
+        let mut pods: Vec<_> = table
+            .pods()
+            .filter_map(|record| PodView::new(&table, record.pod.uid.as_str()))
+            .collect();
         pods.sort_by(|a, b| a.pod.cmp(&b.pod));
         pods
     }
@@ -320,16 +371,22 @@ impl Manager {
     /// Pods of a name that hold something: several, if one replaced another.
     pub fn pods_named(&self, namespace: ObjectName, name: ObjectName) -> Vec<PodView> {
         let uids = self.select(&PodSelector::Name(namespace, name));
-        uids.iter().filter_map(|uid| self.pod(uid.as_str())).collect()
+        uids.iter()
+            .filter_map(|uid| self.pod(uid.as_str()))
+            .collect()
     }
 
     /// Pods that hold something, those of a kubelet among them: a claim names the pods for which it is reserved.
     pub fn pods_count(&self) -> usize {
         let table = self.table();
         let holds = table.claims().filter_map(|claim| claim.kubelet.as_ref());
-        let of_kubelet = holds.flat_map(|hold| &hold.consumers).filter(|consumer| consumer.is_pod());
+        let of_kubelet = holds
+            .flat_map(|hold| &hold.consumers)
+            .filter(|consumer| consumer.is_pod());
         let uids = table.pods().map(|pod| &pod.pod.uid);
-        uids.chain(of_kubelet.map(|pod| &pod.uid)).collect::<BTreeSet<_>>().len()
+        uids.chain(of_kubelet.map(|pod| &pod.uid))
+            .collect::<BTreeSet<_>>()
+            .len()
     }
 
     /// Whether an unprepare of a pod may have something to do.
@@ -338,7 +395,12 @@ impl Manager {
         table.pod(pod).is_some() || !table.claims_of_pod(pod).is_empty()
     }
 
-    async fn prepare(&self, request: PodRequest, inline: Vec<Claim>, request_id: Arc<str>) -> PodOutcome {
+    async fn prepare(
+        &self,
+        request: PodRequest,
+        inline: Vec<Claim>,
+        request_id: Arc<str>,
+    ) -> PodOutcome {
         // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
         let _pod = self.pod_locks.take([request.pod.uid.clone()]).await;
         let _reservations = self.reservations(&request.pod.uid);
@@ -347,38 +409,69 @@ impl Manager {
         let claims = loop {
             let pool_claims = PoolClaims::new(&request.pod, &mut choices);
             let (whole, inline) = (pool_claims.request(&request), pool_claims.inline(&inline));
-            let mut claims = self.prepare_claims(&whole, &inline, request_id.clone()).await;
+            let mut claims = self
+                .prepare_claims(&whole, &inline, request_id.clone())
+                .await;
             let refused = claims.split_off(request.claims.len()).into_iter();
-            let refused: BTreeMap<_, _> = refused.filter_map(|o| Some((o.uid?, o.end.err()?))).collect();
+            let refused: BTreeMap<_, _> = refused
+                .filter_map(|o| Some((o.uid?, o.end.err()?)))
+                .collect();
             let mut held = refused.clone();
             held.retain(|_, problem| is_in_use(problem));
             if tries < CHOICES_MAX && !held.is_empty() && !self.tasks.is_stopping() {
                 tries += 1;
                 for claim in held.keys() {
-                    self.choose_again(&request.pod, claim, &request_id, &mut choices).await;
+                    self.choose_again(&request.pod, claim, &request_id, &mut choices)
+                        .await;
                 }
                 continue;
             }
-            refused.into_iter().for_each(|(claim, p)| pool_claims::set(&claim, &Err(p), &mut choices));
+            refused
+                .into_iter()
+                .for_each(|(claim, p)| pool_claims::set(&claim, &Err(p), &mut choices));
             break claims;
         };
         let resources = Self::outcomes(&request, &choices);
         let containers = self.containers(&request, &claims, &resources);
-        PodOutcome { pod: request.pod.clone(), claims, resources, containers }
+        PodOutcome {
+            pod: request.pod.clone(),
+            claims,
+            resources,
+            containers,
+        }
     }
 
     /// Chooses other devices for a pool claim whose devices another claim took first.
-    async fn choose_again(&self, pod: &ObjectRef, claim: &Uid, request_id: &Arc<str>, choices: &mut Choices) {
-        let chosen = choices.values().filter_map(|choice| choice.as_ref().ok()?.as_ref());
-        let Some(entry) = chosen.into_iter().find(|entry| entry.claim.id.uid == *claim).cloned() else {
+    async fn choose_again(
+        &self,
+        pod: &ObjectRef,
+        claim: &Uid,
+        request_id: &Arc<str>,
+        choices: &mut Choices,
+    ) {
+        let chosen = choices
+            .values()
+            .filter_map(|choice| choice.as_ref().ok()?.as_ref());
+        let Some(entry) = chosen
+            .into_iter()
+            .find(|entry| entry.claim.id.uid == *claim)
+            .cloned()
+        else {
             return;
         };
         let by = UnprepareRequest::Pod(&pod.uid);
-        let others = match self.unprepare_one_claim(claim, by, request_id.clone()).await {
+        let others = match self
+            .unprepare_one_claim(claim, by, request_id.clone())
+            .await
+        {
             Ok(()) => self.choose_others(pod, &entry).await,
             Err(problem) => Err(problem),
         };
-        let Entry { container, resource, .. } = &entry;
+        let Entry {
+            container,
+            resource,
+            ..
+        } = &entry;
         tracing::info!(%pod, container, %resource, request = %request_id, found = others.is_ok(), "another claim took the devices first");
         pool_claims::set(claim, &others, choices);
     }
@@ -390,18 +483,24 @@ impl Manager {
         claims: &[ClaimOutcome],
         resources: &[ResourceOutcome],
     ) -> Vec<ContainerAnswer> {
-        if claims.iter().any(|claim| claim.end.is_err()) || resources.iter().any(|r| r.end.is_err()) {
+        if claims.iter().any(|claim| claim.end.is_err()) || resources.iter().any(|r| r.end.is_err())
+        {
             return Vec::new();
         }
         let (pod, table) = (&request.pod, self.table());
         let containers = match table.pod(pod.uid.as_str()) {
             Some(record) => answer::of_record(record, |uid| table.claim(uid).cloned()),
             // A pod without claims has no record.
-            None => {
-                request.containers.iter().map(|container| ContainerAnswer::named(&container.name)).collect()
-            }
+            None => request
+                .containers
+                .iter()
+                .map(|container| ContainerAnswer::named(&container.name))
+                .collect(),
         };
-        for container in containers.iter().filter(|container| !container.conflicts.is_empty()) {
+        for container in containers
+            .iter()
+            .filter(|container| !container.conflicts.is_empty())
+        {
             let (container, conflicts) = (&container.name, &container.conflicts);
             tracing::warn!(%pod, container, ?conflicts, "device plugins contradict each other; the first counts");
         }
@@ -419,7 +518,9 @@ impl Manager {
             }
         }
         // Also the refused claims of pods that hold nothing.
-        self.prepare_retries.lock().forget(|pod, _| pod.is_some_and(|pod| selector.is(pod)));
+        self.prepare_retries
+            .lock()
+            .forget(|pod, _| pod.is_some_and(|pod| selector.is(pod)));
         outcomes
     }
 
@@ -429,21 +530,35 @@ impl Manager {
             PodSelector::Name(namespace, name) => (namespace, name),
         };
         let pods = self.table().pods_named(namespace, name);
-        pods.into_iter().map(|pod| pod.uid).collect::<BTreeSet<_>>().into_iter().collect()
+        pods.into_iter()
+            .map(|pod| pod.uid)
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
     }
 
     /// What a pod holds; a pod whose own record was lost is known by its claims.
     fn view_of_holder(&self, uid: &Uid) -> Option<PodView> {
-        self.pod(uid.as_str()).or_else(|| self.table().pod_ref(uid).map(PodView::without_record))
+        self.pod(uid.as_str())
+            .or_else(|| self.table().pod_ref(uid).map(PodView::without_record))
     }
 
     async fn unprepare_one(&self, view: PodView, call: &Call) -> PodOutcome {
         let started = Instant::now();
         let claims = self.unprepare_claims_of(&view.pod, call).await;
-        self.claim_metrics.observe(UNPREPARE, started, claims.iter().any(|claim| claim.end.is_err()));
+        self.claim_metrics.observe(
+            UNPREPARE,
+            started,
+            claims.iter().any(|claim| claim.end.is_err()),
+        );
         self.report_resources(view.resources.iter().map(|of| of.resource.clone()));
         let (claims, resources) = view.unprepared(claims);
-        PodOutcome { pod: view.pod, claims, resources, containers: Vec::new() }
+        PodOutcome {
+            pod: view.pod,
+            claims,
+            resources,
+            containers: Vec::new(),
+        }
     }
 
     async fn start_one(
@@ -454,7 +569,10 @@ impl Manager {
     ) -> Result<ContainerAnswer, Problem> {
         let _pod = self.pod_locks.take([pod.clone()]).await;
         let view = self.pod(pod.as_str()).ok_or_else(|| {
-            Problem::not_found(ProblemCode::NoSuchPod, format!("the pod with UID {pod} holds nothing here"))
+            Problem::not_found(
+                ProblemCode::NoSuchPod,
+                format!("the pod with UID {pod} holds nothing here"),
+            )
         })?;
         let answer = view.startable(container, &self.settings.node.boot_id)?;
         self.check_files_of(pod.as_str()).await?;

@@ -16,9 +16,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use nodedock_model::{
-    AllocatedDevice, Allocation, BindingConditions, Claim, ClaimReference, Consumer, ContainerClaim,
-    ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer,
-    PodRequest, PoolName, Uid,
+    AllocatedDevice, Allocation, BindingConditions, Claim, ClaimReference, Consumer,
+    ContainerClaim, ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef,
+    OpaqueConfig, PodContainer, PodRequest, PoolName, Uid,
 };
 
 /// A claims file or a command's input file.
@@ -37,23 +37,41 @@ pub struct Objects {
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     #[error("read {path}")]
-    Io { path: PathBuf, source: std::io::Error },
+    Io {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("{0} is larger than {max} bytes", max = MANIFEST_BYTES_MAX)]
     TooLarge(PathBuf),
     #[error("{0} is not YAML or JSON")]
     Syntax(String, #[source] Box<serde_saphyr::Error>),
     #[error("document {document}: {what}")]
-    Shape { document: usize, what: String, source: Option<serde_json::Error> },
+    Shape {
+        document: usize,
+        what: String,
+        source: Option<serde_json::Error>,
+    },
     #[error("document {document}: {what}: {field}")]
-    Name { document: usize, what: String, field: &'static str, source: NameError },
+    Name {
+        document: usize,
+        what: String,
+        field: &'static str,
+        source: NameError,
+    },
     #[error(
         "{pod}: claim {claim:?} is made from a template, and the pod's status does not say yet which claim it became"
     )]
     NotCreatedYet { pod: String, claim: String },
     #[error("{pod}: claim {claim:?} has neither resourceClaimName nor resourceClaimTemplateName")]
     NoClaimName { pod: String, claim: String },
-    #[error("{pod}: container {container:?} uses claim {claim:?}, which spec.resourceClaims does not have")]
-    UnknownClaim { pod: String, container: String, claim: String },
+    #[error(
+        "{pod}: container {container:?} uses claim {claim:?}, which spec.resourceClaims does not have"
+    )]
+    UnknownClaim {
+        pod: String,
+        container: String,
+        claim: String,
+    },
 }
 
 pub fn read(path: &Path) -> Result<Objects, ManifestError> {
@@ -63,14 +81,22 @@ pub fn read(path: &Path) -> Result<Objects, ManifestError> {
 /// Reads the documents of a file as they are.
 pub fn documents(path: &Path) -> Result<Vec<Value>, ManifestError> {
     let documents = split(&text_of(path)?, &path.display().to_string())?;
-    Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
+    Ok(documents
+        .into_iter()
+        .filter(|document| !document.is_null())
+        .collect())
 }
 
 fn text_of(path: &Path) -> Result<String, ManifestError> {
-    let io = |source| ManifestError::Io { path: path.to_owned(), source };
+    let io = |source| ManifestError::Io {
+        path: path.to_owned(),
+        source,
+    };
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(io)?;
-    file.take(MANIFEST_BYTES_MAX + 1).read_to_string(&mut text).map_err(io)?;
+    file.take(MANIFEST_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .map_err(io)?;
     if text.len() as u64 > MANIFEST_BYTES_MAX {
         return Err(ManifestError::TooLarge(path.to_owned()));
     }
@@ -101,27 +127,49 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
     if document.is_null() {
         return Ok(());
     }
-    let wrong = |what: String| Err(ManifestError::Shape { document: index, what, source: None });
-    let text = |key: &str| document.get(key).and_then(Value::as_str).unwrap_or_default();
+    let wrong = |what: String| {
+        Err(ManifestError::Shape {
+            document: index,
+            what,
+            source: None,
+        })
+    };
+    let text = |key: &str| {
+        document
+            .get(key)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    };
     match (text("apiVersion"), text("kind")) {
         ("", _) | (_, "") => {
             wrong("apiVersion and kind are wanted, as in every Kubernetes object".to_owned())
         }
         ("resource.k8s.io/v1", "ResourceClaim") => {
-            objects.claims.push(claim(&typed(document, index, "ResourceClaim")?, index)?);
+            objects
+                .claims
+                .push(claim(&typed(document, index, "ResourceClaim")?, index)?);
             Ok(())
         }
         ("v1", "Pod") => {
-            objects.pods.push(pod(&typed(document, index, "Pod")?, index)?);
+            objects
+                .pods
+                .push(pod(&typed(document, index, "Pod")?, index)?);
             Ok(())
         }
-        (version, "ResourceClaim") => {
-            wrong(format!("ResourceClaim of {version} is not read here; resource.k8s.io/v1 is"))
-        }
+        (version, "ResourceClaim") => wrong(format!(
+            "ResourceClaim of {version} is not read here; resource.k8s.io/v1 is"
+        )),
         (version, kind) if kind.ends_with("List") => {
-            let items = document.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
+            let items = document
+                .get("items")
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default();
             let of_list = |item| of_list(item, version, kind.trim_end_matches("List"));
-            items.into_iter().map(of_list).try_for_each(|item| take(item, index, objects))
+            items
+                .into_iter()
+                .map(of_list)
+                .try_for_each(|item| take(item, index, objects))
         }
         _ => Ok(()),
     }
@@ -136,7 +184,11 @@ fn of_list(mut item: Value, version: &str, kind: &str) -> Value {
     item
 }
 
-fn typed<T: DeserializeOwned>(document: Value, index: usize, kind: &str) -> Result<T, ManifestError> {
+fn typed<T: DeserializeOwned>(
+    document: Value,
+    index: usize,
+    kind: &str,
+) -> Result<T, ManifestError> {
     serde_json::from_value(document).map_err(|error| ManifestError::Shape {
         document: index,
         what: format!("not a valid {kind}"),
@@ -150,33 +202,69 @@ struct Context {
 }
 
 impl Context {
-    fn name<T>(&self, field: &'static str, parsed: Result<T, NameError>) -> Result<T, ManifestError> {
-        let at =
-            |source| ManifestError::Name { document: self.document, what: self.what.clone(), field, source };
+    fn name<T>(
+        &self,
+        field: &'static str,
+        parsed: Result<T, NameError>,
+    ) -> Result<T, ManifestError> {
+        let at = |source| ManifestError::Name {
+            document: self.document,
+            what: self.what.clone(),
+            field,
+            source,
+        };
         parsed.map_err(at)
     }
 
     fn shape(&self, what: &str) -> ManifestError {
-        ManifestError::Shape { document: self.document, what: format!("{}: {what}", self.what), source: None }
+        ManifestError::Shape {
+            document: self.document,
+            what: format!("{}: {what}", self.what),
+            source: None,
+        }
     }
 }
 
 fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, ManifestError> {
     let meta = &object.metadata;
-    let what = format!("ResourceClaim {}", meta.name.as_deref().unwrap_or("without a name"));
+    let what = format!(
+        "ResourceClaim {}",
+        meta.name.as_deref().unwrap_or("without a name")
+    );
     let context = Context { document, what };
     let id = object_ref(meta, &context)?;
     let status = object.status.clone().unwrap_or_default();
     let consumers = status.reserved_for.unwrap_or_default();
-    let reserved_for = consumers.iter().map(|found| consumer(found, &context)).collect::<Result<_, _>>()?;
-    let allocation = status.allocation.as_ref().map(|found| allocation(found, &context)).transpose()?;
+    let reserved_for = consumers
+        .iter()
+        .map(|found| consumer(found, &context))
+        .collect::<Result<_, _>>()?;
+    let allocation = status
+        .allocation
+        .as_ref()
+        .map(|found| allocation(found, &context))
+        .transpose()?;
     let owners = meta.owner_references.iter().flatten();
-    let owner = owners.into_iter().find(|owner| owner.controller == Some(true) && owner.kind == "Pod");
+    let owner = owners
+        .into_iter()
+        .find(|owner| owner.controller == Some(true) && owner.kind == "Pod");
     let owner_pod = owner
         .map(|owner| context.name("metadata.ownerReferences[].uid", Uid::new(&owner.uid)))
         .transpose()?;
-    let annotations = meta.annotations.clone().unwrap_or_default().into_iter().collect();
-    Ok(Claim { id, allocation, reserved_for, annotations, owner_pod, resource: None })
+    let annotations = meta
+        .annotations
+        .clone()
+        .unwrap_or_default()
+        .into_iter()
+        .collect();
+    Ok(Claim {
+        id,
+        allocation,
+        reserved_for,
+        annotations,
+        owner_pod,
+        resource: None,
+    })
 }
 
 fn object_ref(meta: &ObjectMeta, context: &Context) -> Result<ObjectRef, ManifestError> {
@@ -203,12 +291,17 @@ fn consumer(
     })
 }
 
-fn allocation(found: &resource::AllocationResult, context: &Context) -> Result<Allocation, ManifestError> {
+fn allocation(
+    found: &resource::AllocationResult,
+    context: &Context,
+) -> Result<Allocation, ManifestError> {
     let devices = found.devices.clone().unwrap_or_default();
     let results = devices.results.iter().flatten();
     let configs = devices.config.iter().flatten();
     Ok(Allocation {
-        devices: results.map(|result| allocated(result, context)).collect::<Result<_, _>>()?,
+        devices: results
+            .map(|result| allocated(result, context))
+            .collect::<Result<_, _>>()?,
         configs: configs
             .filter_map(|config| opaque(config, context).transpose())
             .collect::<Result<_, _>>()?,
@@ -223,20 +316,36 @@ fn allocated(
     let consumed = result.consumed_capacity.clone().unwrap_or_default();
     let binding = BindingConditions {
         conditions: result.binding_conditions.clone().unwrap_or_default(),
-        failures: result.binding_failure_conditions.clone().unwrap_or_default(),
+        failures: result
+            .binding_failure_conditions
+            .clone()
+            .unwrap_or_default(),
     };
     binding.check().map_err(|error| {
-        context.shape(&format!("status.allocation.devices.results[] of device {}: {error}", result.device))
+        context.shape(&format!(
+            "status.allocation.devices.results[] of device {}: {error}",
+            result.device
+        ))
     })?;
     Ok(AllocatedDevice {
         request: result.request.clone(),
-        driver: context
-            .name("status.allocation.devices.results[].driver", DriverName::new(&result.driver))?,
-        pool: context.name("status.allocation.devices.results[].pool", PoolName::new(&result.pool))?,
-        device: context
-            .name("status.allocation.devices.results[].device", DeviceName::new(&result.device))?,
+        driver: context.name(
+            "status.allocation.devices.results[].driver",
+            DriverName::new(&result.driver),
+        )?,
+        pool: context.name(
+            "status.allocation.devices.results[].pool",
+            PoolName::new(&result.pool),
+        )?,
+        device: context.name(
+            "status.allocation.devices.results[].device",
+            DeviceName::new(&result.device),
+        )?,
         share_id: result.share_id.clone(),
-        consumed: consumed.into_iter().map(|(name, quantity)| (name, quantity.0)).collect(),
+        consumed: consumed
+            .into_iter()
+            .map(|(name, quantity)| (name, quantity.0))
+            .collect(),
         admin_access: result.admin_access.unwrap_or(false),
         binding,
     })
@@ -247,22 +356,36 @@ fn opaque(
     config: &resource::DeviceAllocationConfiguration,
     context: &Context,
 ) -> Result<Option<OpaqueConfig>, ManifestError> {
-    let Some(opaque) = &config.opaque else { return Ok(None) };
-    let unknown =
-        |_| context.shape(&format!("config source {:?} is neither FromClass nor FromClaim", config.source));
+    let Some(opaque) = &config.opaque else {
+        return Ok(None);
+    };
+    let unknown = |_| {
+        context.shape(&format!(
+            "config source {:?} is neither FromClass nor FromClaim",
+            config.source
+        ))
+    };
     Ok(Some(OpaqueConfig {
         source: config.source.parse().map_err(unknown)?,
         requests: config.requests.clone().unwrap_or_default(),
-        driver: context
-            .name("status.allocation.devices.config[].opaque.driver", DriverName::new(&opaque.driver))?,
+        driver: context.name(
+            "status.allocation.devices.config[].opaque.driver",
+            DriverName::new(&opaque.driver),
+        )?,
         parameters: opaque.parameters.0.to_string(),
     }))
 }
 
 /// The node's name in the selector that the scheduler writes for devices of one node.
 fn single_node(selector: &k8s_openapi::api::core::v1::NodeSelector) -> Option<String> {
-    let [term] = selector.node_selector_terms.as_slice() else { return None };
-    let field = term.match_fields.as_ref()?.iter().find(|field| field.key == "metadata.name")?;
+    let [term] = selector.node_selector_terms.as_slice() else {
+        return None;
+    };
+    let field = term
+        .match_fields
+        .as_ref()?
+        .iter()
+        .find(|field| field.key == "metadata.name")?;
     match (field.operator.as_str(), field.values.as_deref()) {
         ("In", Some([name])) => Some(name.clone()),
         _ => None,
@@ -272,19 +395,37 @@ fn single_node(selector: &k8s_openapi::api::core::v1::NodeSelector) -> Option<St
 fn pod(object: &Pod, document: usize) -> Result<PodRequest, ManifestError> {
     let meta = &object.metadata;
     let name = meta.name.as_deref().unwrap_or_default();
-    let context = Context { document, what: format!("Pod {name}") };
+    let context = Context {
+        document,
+        what: format!("Pod {name}"),
+    };
     let pod = object_ref(meta, &context)?;
     let claims = references(object, &context)?;
     let spec = object.spec.clone().unwrap_or_default();
-    let pod_group = spec.scheduling_group.and_then(|group| group.pod_group_name).map(ObjectName::new);
-    let pod_group =
-        pod_group.map(|name| context.name("spec.schedulingGroup.podGroupName", name)).transpose()?;
-    let init = spec.init_containers.unwrap_or_default().into_iter().map(|c| (init_kind(&c), c));
+    let pod_group = spec
+        .scheduling_group
+        .and_then(|group| group.pod_group_name)
+        .map(ObjectName::new);
+    let pod_group = pod_group
+        .map(|name| context.name("spec.schedulingGroup.podGroupName", name))
+        .transpose()?;
+    let init = spec
+        .init_containers
+        .unwrap_or_default()
+        .into_iter()
+        .map(|c| (init_kind(&c), c));
     let app = spec.containers.into_iter().map(|c| (ContainerKind::App, c));
-    let containers: Vec<_> =
-        init.chain(app).map(|(kind, c)| container(kind, c, &context)).collect::<Result<_, _>>()?;
+    let containers: Vec<_> = init
+        .chain(app)
+        .map(|(kind, c)| container(kind, c, &context))
+        .collect::<Result<_, _>>()?;
     check_containers(object, &containers, &context)?;
-    let mut request = PodRequest { pod, pod_group, claims, containers };
+    let mut request = PodRequest {
+        pod,
+        pod_group,
+        claims,
+        containers,
+    };
     add_extended_resources(object, &mut request, &context)?;
     Ok(request)
 }
@@ -296,34 +437,57 @@ fn add_extended_resources(
     request: &mut PodRequest,
     context: &Context,
 ) -> Result<(), ManifestError> {
-    let status = object.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    let status = object
+        .status
+        .as_ref()
+        .and_then(|status| status.extended_resource_claim_status.as_ref());
     let Some(status) = status else { return Ok(()) };
     let claim_name = ObjectName::new(&status.resource_claim_name);
     request.claims.push(ClaimReference {
         pod_claim_name: EXTENDED_RESOURCES.to_owned(),
-        claim_name: context.name("status.extendedResourceClaimStatus.resourceClaimName", claim_name)?,
+        claim_name: context.name(
+            "status.extendedResourceClaimStatus.resourceClaimName",
+            claim_name,
+        )?,
         claim_uid: None,
     });
     for mapping in &status.request_mappings {
-        let containers =
-            request.containers.iter_mut().filter(|container| container.name == mapping.container_name);
+        let containers = request
+            .containers
+            .iter_mut()
+            .filter(|container| container.name == mapping.container_name);
         containers.for_each(|container| {
             // The claim holds them: they must not be allocated again.
-            container.resources.retain(|resource, _| resource.as_str() != mapping.resource_name);
+            container
+                .resources
+                .retain(|resource, _| resource.as_str() != mapping.resource_name);
             let request = Some(mapping.request_name.clone());
-            container.claims.push(ContainerClaim { pod_claim_name: EXTENDED_RESOURCES.to_owned(), request });
+            container.claims.push(ContainerClaim {
+                pod_claim_name: EXTENDED_RESOURCES.to_owned(),
+                request,
+            });
         });
     }
     Ok(())
 }
 
 fn references(object: &Pod, context: &Context) -> Result<Vec<ClaimReference>, ManifestError> {
-    let statuses = object.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
-    let created: BTreeMap<_, _> =
-        statuses.map(|status| (status.name.as_str(), status.resource_claim_name.as_deref())).collect();
+    let statuses = object
+        .status
+        .iter()
+        .flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let created: BTreeMap<_, _> = statuses
+        .map(|status| (status.name.as_str(), status.resource_claim_name.as_deref()))
+        .collect();
     let mut references = Vec::new();
-    for entry in object.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten()) {
-        let Some(claim_name) = claim_name(entry, &created, context)? else { continue };
+    for entry in object
+        .spec
+        .iter()
+        .flat_map(|spec| spec.resource_claims.iter().flatten())
+    {
+        let Some(claim_name) = claim_name(entry, &created, context)? else {
+            continue;
+        };
         references.push(ClaimReference {
             pod_claim_name: entry.name.clone(),
             claim_name: context.name("spec.resourceClaims[]", ObjectName::new(claim_name))?,
@@ -340,11 +504,15 @@ fn claim_name<'a>(
     context: &Context,
 ) -> Result<Option<&'a str>, ManifestError> {
     let (pod, claim) = (context.what.clone(), entry.name.clone());
-    match (&entry.resource_claim_name, &entry.resource_claim_template_name) {
+    match (
+        &entry.resource_claim_name,
+        &entry.resource_claim_template_name,
+    ) {
         (Some(name), _) => Ok(Some(name)),
-        (None, Some(_)) => {
-            created.get(entry.name.as_str()).copied().ok_or(ManifestError::NotCreatedYet { pod, claim })
-        }
+        (None, Some(_)) => created
+            .get(entry.name.as_str())
+            .copied()
+            .ok_or(ManifestError::NotCreatedYet { pod, claim }),
         (None, None) => Err(ManifestError::NoClaimName { pod, claim }),
     }
 }
@@ -365,10 +533,19 @@ fn container(
     let resources = container.resources.unwrap_or_default();
     let claims = resources.claims.iter().flatten();
     let claims = claims
-        .map(|claim| ContainerClaim { pod_claim_name: claim.name.clone(), request: claim.request.clone() })
+        .map(|claim| ContainerClaim {
+            pod_claim_name: claim.name.clone(),
+            request: claim.request.clone(),
+        })
         .collect();
     let resources = limits::extended(&container.name, &resources, context)?;
-    Ok(PodContainer { name: container.name, claims, kind, resources, numa_affinity: Vec::new() })
+    Ok(PodContainer {
+        name: container.name,
+        claims,
+        kind,
+        resources,
+        numa_affinity: Vec::new(),
+    })
 }
 
 fn check_containers(
@@ -376,7 +553,10 @@ fn check_containers(
     containers: &[PodContainer],
     context: &Context,
 ) -> Result<(), ManifestError> {
-    let entries = object.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+    let entries = object
+        .spec
+        .iter()
+        .flat_map(|spec| spec.resource_claims.iter().flatten());
     let known: Vec<_> = entries.map(|entry| entry.name.as_str()).collect();
     for container in containers {
         let unknown = |claim: &&ContainerClaim| !known.contains(&claim.pod_claim_name.as_str());

@@ -6,7 +6,9 @@ use super::*;
 use nodedock_model::ConfigSource;
 
 fn fixture(name: &str) -> Objects {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/kubernetes-1.36").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/kubernetes-1.36")
+        .join(name);
     read(&path).unwrap()
 }
 
@@ -24,8 +26,20 @@ fn only_pod(name: &str) -> PodRequest {
 
 /// Request, driver, pool and device of each result.
 fn devices(claim: &Claim) -> Vec<[&str; 4]> {
-    let devices = claim.allocation.iter().flat_map(|allocation| &allocation.devices);
-    devices.map(|d| [d.request.as_str(), d.driver.as_str(), d.pool.as_str(), d.device.as_str()]).collect()
+    let devices = claim
+        .allocation
+        .iter()
+        .flat_map(|allocation| &allocation.devices);
+    devices
+        .map(|d| {
+            [
+                d.request.as_str(),
+                d.driver.as_str(),
+                d.pool.as_str(),
+                d.device.as_str(),
+            ]
+        })
+        .collect()
 }
 
 /// The error with its causes, as a person sees it.
@@ -44,13 +58,25 @@ fn assert_says(error: &str, parts: &[&str]) {
 fn an_allocated_claim_has_its_device_config_node_and_consumers() {
     let claim = only_claim("claim-one-gpu.json");
     assert_eq!(claim.id.to_string(), "default/one-gpu");
-    assert_eq!(claim.id.uid.as_str(), "68a5aecc-0b16-411c-ac56-2f23834fb15c");
-    assert_eq!(devices(&claim), [["gpu", "gpu.example.com", "node-1", "gpu-0"]]);
+    assert_eq!(
+        claim.id.uid.as_str(),
+        "68a5aecc-0b16-411c-ac56-2f23834fb15c"
+    );
+    assert_eq!(
+        devices(&claim),
+        [["gpu", "gpu.example.com", "node-1", "gpu-0"]]
+    );
     assert_eq!((claim.reserved_for.len(), &claim.owner_pod), (2, &None));
-    assert!(claim.reserved_for.iter().all(|consumer| consumer.is_pod()), "{:?}", claim.reserved_for);
+    assert!(
+        claim.reserved_for.iter().all(|consumer| consumer.is_pod()),
+        "{:?}",
+        claim.reserved_for
+    );
     let allocation = claim.allocation.unwrap();
     assert_eq!(allocation.node_name.as_deref(), Some("node-1"));
-    let [config] = allocation.configs.as_slice() else { panic!("one config") };
+    let [config] = allocation.configs.as_slice() else {
+        panic!("one config")
+    };
     assert_eq!(
         (config.source, config.requests.as_slice()),
         (ConfigSource::Claim, ["gpu".to_owned()].as_slice())
@@ -62,14 +88,20 @@ fn an_allocated_claim_has_its_device_config_node_and_consumers() {
 #[test]
 fn a_claim_of_several_drivers_has_the_devices_of_each() {
     let claim = only_claim("claim-gpu-and-nic.json");
-    let wanted = [["gpu", "gpu.example.com", "node-1", "gpu-1"], ["nic", "nic.example.com", "nics", "nic-0"]];
+    let wanted = [
+        ["gpu", "gpu.example.com", "node-1", "gpu-1"],
+        ["nic", "nic.example.com", "nics", "nic-0"],
+    ];
     assert_eq!(devices(&claim), wanted);
 }
 
 #[test]
 fn a_first_available_request_keeps_its_subrequest() {
     let claim = only_claim("claim-first-available.json");
-    assert_eq!(devices(&claim), [["gpu/normal", "gpu.example.com", "node-1", "gpu-2"]]);
+    assert_eq!(
+        devices(&claim),
+        [["gpu/normal", "gpu.example.com", "node-1", "gpu-2"]]
+    );
     assert_eq!(claim.allocation.unwrap().devices[0].base_request(), "gpu");
 }
 
@@ -77,8 +109,14 @@ fn a_first_available_request_keeps_its_subrequest() {
 fn a_share_has_its_id_and_what_it_consumes() {
     let claim = only_claim("claim-share-a.json");
     let device = claim.allocation.unwrap().devices.remove(0);
-    assert_eq!(device.share_id.as_deref(), Some("bb8e3567-9e9f-44d5-be77-47e2bca0a4eb"));
-    assert_eq!(device.consumed, BTreeMap::from([("memory".to_owned(), "20Gi".to_owned())]));
+    assert_eq!(
+        device.share_id.as_deref(),
+        Some("bb8e3567-9e9f-44d5-be77-47e2bca0a4eb")
+    );
+    assert_eq!(
+        device.consumed,
+        BTreeMap::from([("memory".to_owned(), "20Gi".to_owned())])
+    );
     assert!(!device.admin_access);
 }
 
@@ -96,11 +134,17 @@ fn admin_access_is_of_every_device_of_its_request() {
 fn a_typed_list_says_what_its_items_are() {
     let objects = fixture("claim-list.json");
     assert_eq!(objects.claims.len(), 7);
-    let made =
-        objects.claims.iter().find(|claim| claim.id.name.as_str() == "pod-template-nic-zzgwv").unwrap();
+    let made = objects
+        .claims
+        .iter()
+        .find(|claim| claim.id.name.as_str() == "pod-template-nic-zzgwv")
+        .unwrap();
     let owner = made.owner_pod.as_ref().map(Uid::as_str);
     assert_eq!(owner, Some("1626e799-e728-44ab-baea-ccc876d5ae84"));
-    assert_eq!(made.annotations["resource.kubernetes.io/pod-claim-name"], "nic");
+    assert_eq!(
+        made.annotations["resource.kubernetes.io/pod-claim-name"],
+        "nic"
+    );
 }
 
 #[test]
@@ -113,10 +157,17 @@ fn a_pod_refers_to_claims_by_name() {
         claim_uid: None,
     };
     assert_eq!(pod.claims, [reference("both", "gpu-and-nic")]);
-    let claim = ContainerClaim { pod_claim_name: "both".to_owned(), request: Some("gpu".to_owned()) };
+    let claim = ContainerClaim {
+        pod_claim_name: "both".to_owned(),
+        request: Some("gpu".to_owned()),
+    };
     assert_eq!(
         pod.containers,
-        [PodContainer { name: "main".to_owned(), claims: vec![claim], ..PodContainer::default() }]
+        [PodContainer {
+            name: "main".to_owned(),
+            claims: vec![claim],
+            ..PodContainer::default()
+        }]
     );
     let all = &only_pod("pod-one-gpu.json").containers[0].claims[0];
     assert_eq!(all.request, None);
@@ -133,7 +184,10 @@ fn a_pod_finds_the_claim_of_its_template_in_its_status() {
 #[test]
 fn a_pod_finds_the_claim_of_its_extended_resources_in_its_status() {
     let pod = only_pod("pod-extended.json");
-    assert_eq!(pod.claims[0].claim_name.as_str(), "pod-extended-extended-resources-kr6q7");
+    assert_eq!(
+        pod.claims[0].claim_name.as_str(),
+        "pod-extended-extended-resources-kr6q7"
+    );
     let claim = &pod.containers[0].claims[0];
     assert_eq!(claim.pod_claim_name, pod.claims[0].pod_claim_name);
     assert_eq!(claim.request.as_deref(), Some("container-0-request-0"));
@@ -143,10 +197,16 @@ fn a_pod_finds_the_claim_of_its_extended_resources_in_its_status() {
 fn a_pod_has_the_name_of_its_group() {
     let with = |group: &str| POD.replace("spec:", &format!("spec:\n  schedulingGroup: {group}"));
     let group_of = |text: &str| parse(text, "pod.yaml").unwrap().pods.remove(0).pod_group;
-    assert_eq!(group_of(&with("{podGroupName: train}")), Some(ObjectName::new("train").unwrap()));
+    assert_eq!(
+        group_of(&with("{podGroupName: train}")),
+        Some(ObjectName::new("train").unwrap())
+    );
     assert_eq!((group_of(&with("{}")), group_of(POD)), (None, None));
     let error = error_of(&with("{podGroupName: Train}"));
-    assert_says(&error, &["Pod one", "spec.schedulingGroup.podGroupName", "Train"]);
+    assert_says(
+        &error,
+        &["Pod one", "spec.schedulingGroup.podGroupName", "Train"],
+    );
 }
 
 const POD: &str = "
@@ -174,7 +234,11 @@ fn a_file_may_have_several_documents_lists_and_objects_of_other_kinds() {
     assert_eq!((objects.pods.len(), objects.claims.len()), (1, 1));
     assert_eq!(objects.pods[0].pod.namespace.as_str(), "default");
     assert_eq!(
-        objects.pods[0].containers.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(),
+        objects.pods[0]
+            .containers
+            .iter()
+            .map(|c| c.name.as_str())
+            .collect::<Vec<_>>(),
         ["first", "main"]
     );
     assert_eq!(objects.claims[0].allocation, None);
@@ -185,7 +249,10 @@ fn a_claim_that_its_template_did_not_need_is_left_out() {
     let text = POD.replace("resourceClaimName: one", "resourceClaimTemplateName: one");
     let with_status = format!("{text}status: {{resourceClaimStatuses: [{{name: gpu}}]}}\n");
     assert_eq!(parse(&with_status, "pod.yaml").unwrap().pods[0].claims, []);
-    assert_says(&error_of(&text), &["Pod one", "\"gpu\"", "template", "does not say yet"]);
+    assert_says(
+        &error_of(&text),
+        &["Pod one", "\"gpu\"", "template", "does not say yet"],
+    );
 }
 
 #[test]
@@ -196,22 +263,50 @@ fn an_error_names_document_object_and_field() {
         format!("{CLAIM}{}\n", status.replace("device: X", device))
     };
     let cases: [(String, &[&str]); 10] = [
-        (CLAIM.replace(", uid: c-1", ""), &["document 1", "ResourceClaim one", "metadata.uid is missing"]),
-        (POD.replace(", uid: p-1", ""), &["document 1", "Pod one", "metadata.uid is missing"]),
+        (
+            CLAIM.replace(", uid: c-1", ""),
+            &["document 1", "ResourceClaim one", "metadata.uid is missing"],
+        ),
+        (
+            POD.replace(", uid: p-1", ""),
+            &["document 1", "Pod one", "metadata.uid is missing"],
+        ),
         (
             second(POD.replace("name: one, uid", "name: One, uid")),
             &["document 2", "Pod One", "metadata.name"],
         ),
-        (second(CLAIM.replace("c-1", "../c")), &["document 2", "ResourceClaim one", "metadata.uid", "../c"]),
-        (with_device("device: GPU_0"), &["ResourceClaim one", "results[].device", "GPU_0"]),
+        (
+            second(CLAIM.replace("c-1", "../c")),
+            &["document 2", "ResourceClaim one", "metadata.uid", "../c"],
+        ),
+        (
+            with_device("device: GPU_0"),
+            &["ResourceClaim one", "results[].device", "GPU_0"],
+        ),
         (
             CLAIM.replace("/v1", "/v1beta1"),
-            &["document 1", "resource.k8s.io/v1beta1", "resource.k8s.io/v1 is"],
+            &[
+                "document 1",
+                "resource.k8s.io/v1beta1",
+                "resource.k8s.io/v1 is",
+            ],
         ),
-        (second("kind: Pod\n".to_owned()), &["document 2", "apiVersion"]),
-        (POD.replace("resourceClaimName: one", "x: y"), &["Pod one", "\"gpu\"", "neither resourceClaimName"]),
-        (POD.replace("claims: [{name: gpu}]", "claims: [{name: nic}]"), &["Pod one", "\"first\"", "\"nic\""]),
-        (POD.replace("spec:", "spec: [") + "]", &["pods.yaml", "line"]),
+        (
+            second("kind: Pod\n".to_owned()),
+            &["document 2", "apiVersion"],
+        ),
+        (
+            POD.replace("resourceClaimName: one", "x: y"),
+            &["Pod one", "\"gpu\"", "neither resourceClaimName"],
+        ),
+        (
+            POD.replace("claims: [{name: gpu}]", "claims: [{name: nic}]"),
+            &["Pod one", "\"first\"", "\"nic\""],
+        ),
+        (
+            POD.replace("spec:", "spec: [") + "]",
+            &["pods.yaml", "line"],
+        ),
     ];
     for (text, parts) in cases {
         assert_says(&error_of(&text), parts);
@@ -220,7 +315,9 @@ fn an_error_names_document_object_and_field() {
 
 #[test]
 fn a_config_of_an_unknown_source_is_refused_and_one_that_is_not_opaque_is_left_out() {
-    let with = |config: &str| format!("{CLAIM}status: {{allocation: {{devices: {{config: [{config}]}}}}}}\n");
+    let with = |config: &str| {
+        format!("{CLAIM}status: {{allocation: {{devices: {{config: [{config}]}}}}}}\n")
+    };
     let opaque = "opaque: {driver: gpu.example.com, parameters: {a: 1}}";
     let found = parse(&with("{source: FromClass}"), "claim.yaml").unwrap();
     assert_eq!(found.claims[0].allocation.as_ref().unwrap().configs, []);
@@ -228,25 +325,54 @@ fn a_config_of_an_unknown_source_is_refused_and_one_that_is_not_opaque_is_left_o
         &error_of(&with(&format!("{{source: Other, {opaque}}}"))),
         &["ResourceClaim one", "\"Other\""],
     );
-    let found = parse(&with(&format!("{{source: FromClass, {opaque}}}")), "claim.yaml").unwrap();
+    let found = parse(
+        &with(&format!("{{source: FromClass, {opaque}}}")),
+        "claim.yaml",
+    )
+    .unwrap();
     let config = &found.claims[0].allocation.as_ref().unwrap().configs[0];
-    assert_eq!((config.source, config.parameters.as_str()), (ConfigSource::DeviceClass, "{\"a\":1}"));
+    assert_eq!(
+        (config.source, config.parameters.as_str()),
+        (ConfigSource::DeviceClass, "{\"a\":1}")
+    );
 }
 
 #[test]
 fn only_a_selector_of_one_node_names_a_node() {
     let with = |terms: &str| {
-        let text =
-            format!("{CLAIM}status: {{allocation: {{nodeSelector: {{nodeSelectorTerms: [{terms}]}}}}}}\n");
-        parse(&text, "claim.yaml").unwrap().claims.remove(0).allocation.unwrap().node_name
+        let text = format!(
+            "{CLAIM}status: {{allocation: {{nodeSelector: {{nodeSelectorTerms: [{terms}]}}}}}}\n"
+        );
+        parse(&text, "claim.yaml")
+            .unwrap()
+            .claims
+            .remove(0)
+            .allocation
+            .unwrap()
+            .node_name
     };
     let field = |operator: &str, values: &str| {
-        format!("{{matchFields: [{{key: metadata.name, operator: {operator}, values: [{values}]}}]}}")
+        format!(
+            "{{matchFields: [{{key: metadata.name, operator: {operator}, values: [{values}]}}]}}"
+        )
     };
     assert_eq!(with(&field("In", "node-1")).as_deref(), Some("node-1"));
-    let others = [field("In", "node-1, node-2"), field("NotIn", "node-1"), "{}".to_owned()];
-    others.iter().for_each(|terms| assert_eq!(with(terms), None, "{terms}"));
-    assert_eq!(with(&format!("{}, {}", field("In", "node-1"), field("In", "node-2"))), None);
+    let others = [
+        field("In", "node-1, node-2"),
+        field("NotIn", "node-1"),
+        "{}".to_owned(),
+    ];
+    others
+        .iter()
+        .for_each(|terms| assert_eq!(with(terms), None, "{terms}"));
+    assert_eq!(
+        with(&format!(
+            "{}, {}",
+            field("In", "node-1"),
+            field("In", "node-2")
+        )),
+        None
+    );
 }
 
 #[test]
@@ -282,8 +408,15 @@ fn extended_resources_are_read_from_the_limits_of_every_kind_of_container() {
     );
     let pod = parse(&text, "pod.yaml").unwrap().pods.remove(0);
     let read = |container: &PodContainer| {
-        let resources = container.resources.iter().map(|(name, count)| format!("{name}={count}"));
-        (container.name.clone(), container.kind.as_str(), resources.collect::<Vec<_>>().join(","))
+        let resources = container
+            .resources
+            .iter()
+            .map(|(name, count)| format!("{name}={count}"));
+        (
+            container.name.clone(),
+            container.kind.as_str(),
+            resources.collect::<Vec<_>>().join(","),
+        )
     };
     let expected = [
         ("init", "init", "example.com/gpu=2"),
@@ -291,26 +424,44 @@ fn extended_resources_are_read_from_the_limits_of_every_kind_of_container() {
         ("main", "app", "a.dev/nic=1000,example.com/gpu=2"),
         ("plain", "app", ""),
     ];
-    let expected = expected.map(|(name, kind, resources)| (name.to_owned(), kind, resources.to_owned()));
-    assert_eq!(pod.containers.iter().map(read).collect::<Vec<_>>(), expected);
+    let expected =
+        expected.map(|(name, kind, resources)| (name.to_owned(), kind, resources.to_owned()));
+    assert_eq!(
+        pod.containers.iter().map(read).collect::<Vec<_>>(),
+        expected
+    );
 }
 
 #[test]
 fn bad_extended_resources_name_the_pod_the_container_and_the_resource() {
     let cases: [(&str, &[&str]); 7] = [
-        ("limits: {example.com/gpu: 1500m}", &["limits.example.com/gpu", "\"1500m\"", "whole number"]),
+        (
+            "limits: {example.com/gpu: 1500m}",
+            &["limits.example.com/gpu", "\"1500m\"", "whole number"],
+        ),
         ("limits: {example.com/gpu: -1}", &["\"-1\"", "negative"]),
-        ("limits: {example.com/gpu: many}", &["\"many\"", "no quantity"]),
+        (
+            "limits: {example.com/gpu: many}",
+            &["\"many\"", "no quantity"],
+        ),
         ("limits: {example.com/gpu: 1E}", &["\"1E\"", "more devices"]),
-        ("limits: {Example.com/gpu: 1}", &["resources.limits", "Example.com/gpu"]),
-        ("requests: {example.com/gpu: 1}", &["requests.example.com/gpu", "no limit"]),
+        (
+            "limits: {Example.com/gpu: 1}",
+            &["resources.limits", "Example.com/gpu"],
+        ),
+        (
+            "requests: {example.com/gpu: 1}",
+            &["requests.example.com/gpu", "no limit"],
+        ),
         (
             "limits: {example.com/gpu: 2}, requests: {example.com/gpu: 1}",
             &["requests.example.com/gpu is 1", "limit 2", "the same"],
         ),
     ];
     for (resources, parts) in cases {
-        let text = pod_with(&format!("containers: [{{name: main, resources: {{{resources}}}}}]"));
+        let text = pod_with(&format!(
+            "containers: [{{name: main, resources: {{{resources}}}}}]"
+        ));
         let error = error_of(&text);
         assert_says(&error, &["document 1", "Pod p", "container \"main\""]);
         assert_says(&error, parts);
@@ -326,8 +477,22 @@ fn a_resource_that_a_claim_brings_is_not_wanted_of_a_device_plugin() {
           status: {extendedResourceClaimStatus: {resourceClaimName: c, requestMappings: [
             {containerName: main, requestName: r, resourceName: example.com/gpu}]}}}";
     let pod = parse(text, "pod.yaml").unwrap().pods.remove(0);
-    let wanted =
-        |at: usize| pod.containers[at].resources.keys().map(|name| name.as_str()).collect::<Vec<_>>();
-    assert_eq!((wanted(0), wanted(1)), (vec!["a.dev/nic"], vec!["example.com/gpu"]));
-    assert_eq!((pod.containers[0].claims.len(), pod.containers[1].claims.len()), (1, 0));
+    let wanted = |at: usize| {
+        pod.containers[at]
+            .resources
+            .keys()
+            .map(|name| name.as_str())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (wanted(0), wanted(1)),
+        (vec!["a.dev/nic"], vec!["example.com/gpu"])
+    );
+    assert_eq!(
+        (
+            pod.containers[0].claims.len(),
+            pod.containers[1].claims.len()
+        ),
+        (1, 0)
+    );
 }

@@ -9,7 +9,8 @@ use async_trait::async_trait;
 use crate::manager::claims::source::{ClaimDirectory, ClaimSource};
 use crate::registry::Registry;
 use nodedock_model::{
-    AllocatedDevice, Claim, ClaimRecord, DriverKind, DriverName, ObjectName, PoolName, PoolNames, Problem,
+    AllocatedDevice, Claim, ClaimRecord, DriverKind, DriverName, ObjectName, PoolName, PoolNames,
+    Problem,
 };
 
 /// The pools of this node's drivers.
@@ -33,15 +34,27 @@ impl NodePools {
 
     /// Returns the name of a driver's pool outside of the daemon.
     pub fn published(&self, driver: &DriverName, pool: &PoolName) -> PoolName {
-        if self.is_native(driver) { pool.clone() } else { self.names.shown(pool) }
+        if self.is_native(driver) {
+            pool.clone()
+        } else {
+            self.names.shown(pool)
+        }
     }
 
     /// Returns the same of a pool that a claim has devices of. After a restart the record says which drivers publish themselves until they are
     /// back.
-    pub fn published_in(&self, claim: &ClaimRecord, driver: &DriverName, pool: &PoolName) -> PoolName {
+    pub fn published_in(
+        &self,
+        claim: &ClaimRecord,
+        driver: &DriverName,
+        pool: &PoolName,
+    ) -> PoolName {
         let by = claim.drivers.get(driver).and_then(|part| part.by.as_ref());
         let recorded = || by.map(|by| by.kind == DriverKind::Grpc && !by.lists);
-        let is_native = self.registry.serving_publishes_itself(driver).or_else(recorded);
+        let is_native = self
+            .registry
+            .serving_publishes_itself(driver)
+            .or_else(recorded);
         if is_native.unwrap_or_else(|| self.is_native(driver)) {
             pool.clone()
         } else {
@@ -51,8 +64,13 @@ impl NodePools {
 
     /// Returns a driver's devices of a claim, as `NODE/POOL/DEVICE`.
     pub fn devices_of(&self, claim: &ClaimRecord, driver: &DriverName) -> Vec<String> {
-        let device =
-            |of: &AllocatedDevice| format!("{}/{}", self.published_in(claim, driver, &of.pool), of.device);
+        let device = |of: &AllocatedDevice| {
+            format!(
+                "{}/{}",
+                self.published_in(claim, driver, &of.pool),
+                of.device
+            )
+        };
         claim.allocation.of_driver(driver).map(device).collect()
     }
 
@@ -67,11 +85,16 @@ impl NodePools {
 
     /// Returns a claim from outside with the drivers' own names of pools. A pool may be named with this node or without.
     pub fn localized(&self, mut claim: Claim) -> Claim {
-        for device in claim.allocation.iter_mut().flat_map(|allocation| &mut allocation.devices) {
+        for device in claim
+            .allocation
+            .iter_mut()
+            .flat_map(|allocation| &mut allocation.devices)
+        {
             // A name of which nothing is left is no driver's, and stays as it came.
-            if let (false, Ok(local)) =
-                (self.is_native(&device.driver), PoolName::new(self.names.local(device.pool.as_str())))
-            {
+            if let (false, Ok(local)) = (
+                self.is_native(&device.driver),
+                PoolName::new(self.names.local(device.pool.as_str())),
+            ) {
                 device.pool = local;
             }
         }
@@ -87,7 +110,11 @@ pub struct LocalizedClaims {
 
 #[async_trait]
 impl ClaimSource for LocalizedClaims {
-    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+    async fn claim(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+    ) -> Result<Option<Claim>, Problem> {
         let found = self.source.claim(namespace, name).await?;
         Ok(found.map(|claim| self.pools.localized(claim)))
     }
@@ -102,12 +129,20 @@ mod tests {
 
     fn pools() -> NodePools {
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
-        for (kind, source, driver) in
-            [(DriverKind::Wasm, "gpu.wasm", "gpu.dev"), (DriverKind::Grpc, "nic.sock", "nic.dev")]
-        {
-            registry.update(kind, source, |view| view.name = Some(DriverName::new(driver).unwrap()));
+        for (kind, source, driver) in [
+            (DriverKind::Wasm, "gpu.wasm", "gpu.dev"),
+            (DriverKind::Grpc, "nic.sock", "nic.dev"),
+        ] {
+            registry.update(kind, source, |view| {
+                view.name = Some(DriverName::new(driver).unwrap())
+            });
         }
-        NodePools { names: PoolNames { node: ObjectName::new("node-1").unwrap() }, registry }
+        NodePools {
+            names: PoolNames {
+                node: ObjectName::new("node-1").unwrap(),
+            },
+            registry,
+        }
     }
 
     fn localized(pools: &NodePools, driver: &str, pool: &str) -> String {
@@ -123,13 +158,19 @@ mod tests {
         };
         let claim = Claim {
             id: ObjectRef::new("default", "c", "u").unwrap(),
-            allocation: Some(Allocation { devices: vec![device], configs: Vec::new(), node_name: None }),
+            allocation: Some(Allocation {
+                devices: vec![device],
+                configs: Vec::new(),
+                node_name: None,
+            }),
             reserved_for: Vec::new(),
             annotations: Default::default(),
             owner_pod: None,
             resource: None,
         };
-        pools.localized(claim).allocation.unwrap().devices[0].pool.to_string()
+        pools.localized(claim).allocation.unwrap().devices[0]
+            .pool
+            .to_string()
     }
 
     #[test]
@@ -152,14 +193,23 @@ mod tests {
     fn a_record_says_whose_pools_are_published_until_the_driver_is_back() {
         let (pools, absent) = (pools(), DriverName::new("absent.dev").unwrap());
         let pool = PoolName::new("nics").unwrap();
-        let mut record =
-            ClaimRecord::new(ObjectRef::new("default", "c", "u").unwrap(), ClaimState::Prepared, "boot");
+        let mut record = ClaimRecord::new(
+            ObjectRef::new("default", "c", "u").unwrap(),
+            ClaimState::Prepared,
+            "boot",
+        );
         let mut named = |by: Option<PreparedBy>| {
             record.drivers.entry(absent.clone()).or_default().by = by;
             pools.published_in(&record, &absent, &pool).to_string()
         };
-        let by =
-            |kind, lists| Some(PreparedBy { kind, version: String::new(), digest: String::new(), lists });
+        let by = |kind, lists| {
+            Some(PreparedBy {
+                kind,
+                version: String::new(),
+                digest: String::new(),
+                lists,
+            })
+        };
         assert_eq!(named(by(DriverKind::Grpc, false)), "nics");
         assert_eq!(named(by(DriverKind::Grpc, true)), "node-1/nics");
         assert_eq!(named(by(DriverKind::Wasm, false)), "node-1/nics");
@@ -169,7 +219,10 @@ mod tests {
     #[test]
     fn a_published_device_is_read_back() {
         let pools = pools();
-        let (gpu, nic) = (DriverName::new("gpu.dev").unwrap(), DriverName::new("nic.dev").unwrap());
+        let (gpu, nic) = (
+            DriverName::new("gpu.dev").unwrap(),
+            DriverName::new("nic.dev").unwrap(),
+        );
         for (driver, own, published) in [
             (&gpu, "gpus/gpu-0", "node-1/gpus/gpu-0"),
             (&gpu, "rack/gpus/gpu-0", "node-1/rack/gpus/gpu-0"),

@@ -30,8 +30,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::worded;
 use nodedock_model::{
-    ChangedKind, CounterSet, Device, DeviceName, DriverKind, DriverName, HealthReport, PathPatterns,
-    PoolName, Problem, ProblemCode, Transition, limit,
+    ChangedKind, CounterSet, Device, DeviceName, DriverKind, DriverName, HealthReport,
+    PathPatterns, PoolName, Problem, ProblemCode, Transition, limit,
 };
 
 worded! {
@@ -58,7 +58,10 @@ worded! {
 impl DriverState {
     /// Returns whether the state is transient: the driver is about to serve or to fail.
     pub fn is_under_way(self) -> bool {
-        matches!(self, Self::Seen | Self::Verified | Self::Compiled | Self::Described)
+        matches!(
+            self,
+            Self::Seen | Self::Verified | Self::Compiled | Self::Described
+        )
     }
 }
 
@@ -118,7 +121,11 @@ pub struct NativeView {
 
 impl DriverView {
     fn new(kind: DriverKind, source: &str) -> Self {
-        Self { kind, source: source.to_owned(), ..Self::default() }
+        Self {
+            kind,
+            source: source.to_owned(),
+            ..Self::default()
+        }
     }
 
     pub fn note(&mut self, what: &str, cause: &str, duration_us: u64, problem: Option<Problem>) {
@@ -126,7 +133,14 @@ impl DriverView {
             self.timeline.pop_front();
         }
         let (what, cause) = (what.to_owned(), cause.to_owned());
-        let transition = Transition { at_ms: now_ms(), what, cause, duration_us, problem, again: None };
+        let transition = Transition {
+            at_ms: now_ms(),
+            what,
+            cause,
+            duration_us,
+            problem,
+            again: None,
+        };
         self.timeline.push_back(transition);
     }
 }
@@ -151,7 +165,11 @@ pub type Reloaded = Result<(), Problem>;
 
 impl ReloadRequest {
     /// Passes it to its worker as an order. With a full queue the operator gets an error to retry.
-    pub fn hand_to<T>(self, worker: &mpsc::Sender<T>, order: impl FnOnce(oneshot::Sender<Reloaded>) -> T) {
+    pub fn hand_to<T>(
+        self,
+        worker: &mpsc::Sender<T>,
+        order: impl FnOnce(oneshot::Sender<Reloaded>) -> T,
+    ) {
         if let Some(place) = spare_place(worker) {
             place.send(order(self.done));
         } else if !worker.is_closed() {
@@ -210,7 +228,10 @@ struct Reloads {
 impl Reloads {
     fn new() -> Self {
         let (sender, inbox) = mpsc::channel(RELOADS_WAITING_MAX);
-        Self { sender, inbox: Mutex::new(Some(inbox)) }
+        Self {
+            sender,
+            inbox: Mutex::new(Some(inbox)),
+        }
     }
 }
 
@@ -226,13 +247,19 @@ struct State {
 impl State {
     /// A source that is being loaded, and may be of any name.
     fn nameless(&self) -> Option<&DriverView> {
-        self.sources.values().find(|view| view.name.is_none() && view.state.is_under_way())
+        self.sources
+            .values()
+            .find(|view| view.name.is_none() && view.state.is_under_way())
     }
 }
 
 impl Registry {
     /// Creates a registry that sets conditions of the node, and finds previous versions of drivers in `stored`.
-    pub fn new(changes: Changes, conditions: Conditions, stored: Option<Arc<dyn StoredDrivers>>) -> Self {
+    pub fn new(
+        changes: Changes,
+        conditions: Conditions,
+        stored: Option<Arc<dyn StoredDrivers>>,
+    ) -> Self {
         Self(Arc::new(Drivers {
             state: RwLock::default(),
             changes,
@@ -258,7 +285,10 @@ impl Registry {
         if let Some(instances) = state.serving.get(name) {
             return Ok(instances.picked().driver.clone());
         }
-        let known = state.sources.values().find(|view| view.name.as_ref() == Some(name));
+        let known = state
+            .sources
+            .values()
+            .find(|view| view.name.as_ref() == Some(name));
         let Some(view) = known else {
             let why = match state.nameless() {
                 Some(view) => format!(" yet: {} is being loaded", view.source),
@@ -273,7 +303,11 @@ impl Registry {
             "" => String::new(),
             reason => format!(": {reason}"),
         };
-        let message = format!("driver {name} ({}) is {}{why}", view.source, view.state.as_str());
+        let message = format!(
+            "driver {name} ({}) is {}{why}",
+            view.source,
+            view.state.as_str()
+        );
         Err(Problem::unavailable(ProblemCode::DriverNotServing, message))
     }
 
@@ -294,15 +328,39 @@ impl Registry {
 
     /// Returns a device from its driver's last inventory.
     pub fn device(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Device> {
-        let inventory = self.0.state.read().serving.get(driver)?.picked().driver.inventory.clone()?;
+        let inventory = self
+            .0
+            .state
+            .read()
+            .serving
+            .get(driver)?
+            .picked()
+            .driver
+            .inventory
+            .clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
         inventory.borrow().inventory.device(&pool, &device).cloned()
     }
 
     /// Returns the control nodes of a pool, if its driver names any.
     pub fn control_nodes(&self, driver: &DriverName, pool: &PoolName) -> Option<PathPatterns> {
-        let inventory = self.0.state.read().serving.get(driver)?.picked().driver.inventory.clone()?;
-        inventory.borrow().inventory.pools.get(pool)?.control_nodes.clone()
+        let inventory = self
+            .0
+            .state
+            .read()
+            .serving
+            .get(driver)?
+            .picked()
+            .driver
+            .inventory
+            .clone()?;
+        inventory
+            .borrow()
+            .inventory
+            .pools
+            .get(pool)?
+            .control_nodes
+            .clone()
     }
 
     /// Returns a device with the counter sets of its pool that it consumes from.
@@ -312,40 +370,82 @@ impl Registry {
         pool: &str,
         device: &str,
     ) -> Option<(Device, Vec<CounterSet>)> {
-        let inventory = self.0.state.read().serving.get(driver)?.picked().driver.inventory.clone()?;
+        let inventory = self
+            .0
+            .state
+            .read()
+            .serving
+            .get(driver)?
+            .picked()
+            .driver
+            .inventory
+            .clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
         let published = inventory.borrow();
         let pool = published.inventory.pools.get(&pool)?;
         let device = pool.devices.get(&device)?.clone();
-        let is_consumed =
-            |set: &&CounterSet| device.consumes.iter().any(|consumed| consumed.name == set.name);
-        let sets = pool.shared_counters.iter().filter(is_consumed).cloned().collect();
+        let is_consumed = |set: &&CounterSet| {
+            device
+                .consumes
+                .iter()
+                .any(|consumed| consumed.name == set.name)
+        };
+        let sets = pool
+            .shared_counters
+            .iter()
+            .filter(is_consumed)
+            .cloned()
+            .collect();
         Some((device, sets))
     }
 
     pub fn all_serving(&self) -> Vec<Driver> {
-        self.0.state.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
+        self.0
+            .state
+            .read()
+            .serving
+            .values()
+            .map(|instances| instances.picked().driver.clone())
+            .collect()
     }
 
     /// Returns the last inventory and health of each driver that reports one.
     pub fn published(&self) -> Vec<(DriverName, Arc<Published>)> {
-        let published =
-            |driver: Driver| Some((driver.identity.name.clone(), driver.inventory?.borrow().clone()));
-        self.all_serving().into_iter().filter_map(published).collect()
+        let published = |driver: Driver| {
+            Some((
+                driver.identity.name.clone(),
+                driver.inventory?.borrow().clone(),
+            ))
+        };
+        self.all_serving()
+            .into_iter()
+            .filter_map(published)
+            .collect()
     }
 
     /// Returns the drivers that serve, without native plugins that are not connected.
     pub fn connected(&self) -> BTreeSet<DriverName> {
         let state = self.0.state.read();
-        let connected = state.serving.iter().filter(|(_, instances)| instances.picked().is_connected());
+        let connected = state
+            .serving
+            .iter()
+            .filter(|(_, instances)| instances.picked().is_connected());
         connected.map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the kind of a driver; `None` if it has no source.
     pub fn kind(&self, name: &DriverName) -> Option<DriverKind> {
         let state = self.0.state.read();
-        let serving = state.serving.get(name).map(|instances| instances.picked().driver.identity.kind);
-        let known = || state.sources.values().find(|view| view.name.as_ref() == Some(name));
+        let serving = state
+            .serving
+            .get(name)
+            .map(|instances| instances.picked().driver.identity.kind);
+        let known = || {
+            state
+                .sources
+                .values()
+                .find(|view| view.name.as_ref() == Some(name))
+        };
         serving.or_else(|| known().map(|view| view.kind))
     }
 
@@ -369,11 +469,17 @@ impl Registry {
     /// Returns the names of drivers with a source.
     pub fn names(&self) -> DriverNames {
         let state = self.0.state.read();
-        let serving =
-            state.serving.iter().filter(|(_, instances)| instances.picked().driver.claims.is_some());
+        let serving = state
+            .serving
+            .iter()
+            .filter(|(_, instances)| instances.picked().driver.claims.is_some());
         DriverNames {
             serving: serving.map(|(name, _)| name.clone()).collect(),
-            known: state.sources.values().filter_map(|view| view.name.clone()).collect(),
+            known: state
+                .sources
+                .values()
+                .filter_map(|view| view.name.clone())
+                .collect(),
         }
     }
 
@@ -389,7 +495,12 @@ impl Registry {
     }
 
     /// Waits until a driver serves. False: `may_come` says that it will not, or it is `until`.
-    pub async fn serves_by(&self, driver: &DriverName, until: Instant, may_come: impl Fn() -> bool) -> bool {
+    pub async fn serves_by(
+        &self,
+        driver: &DriverName,
+        until: Instant,
+        may_come: impl Fn() -> bool,
+    ) -> bool {
         let mut changes = self.serving_changes();
         while self.serving(driver).is_err() {
             if !may_come() || Instant::now() >= until {
@@ -426,7 +537,10 @@ impl Registry {
     pub fn list(&self) -> Vec<DriverView> {
         let state = self.0.state.read();
         let mut natives = state.natives();
-        let view = |view: &DriverView| DriverView { native: natives.remove(&view.source), ..view.clone() };
+        let view = |view: &DriverView| DriverView {
+            native: natives.remove(&view.source),
+            ..view.clone()
+        };
         state.sources.values().map(view).collect()
     }
 
@@ -438,9 +552,18 @@ impl Registry {
             return Err(Problem::invalid(ProblemCode::DriverNative, message));
         }
         let (done, finished) = oneshot::channel();
-        let reloads = self.reloads(self.view(&source).map_or(DriverKind::Wasm, |view| view.kind));
-        let request = ReloadRequest { source: source.clone(), done };
-        reloads.sender.try_send(request).map_err(|_| too_many_reloads())?;
+        let reloads = self.reloads(
+            self.view(&source)
+                .map_or(DriverKind::Wasm, |view| view.kind),
+        );
+        let request = ReloadRequest {
+            source: source.clone(),
+            done,
+        };
+        reloads
+            .sender
+            .try_send(request)
+            .map_err(|_| too_many_reloads())?;
         // Dropped: the source was removed meanwhile; the lookup below reports that.
         finished.await.unwrap_or(Ok(()))?;
         self.view(&source)
@@ -448,14 +571,23 @@ impl Registry {
 
     fn view(&self, source: &str) -> Result<DriverView, Problem> {
         let gone = || Problem::not_found(ProblemCode::DriverUnknown, format!("{source} is gone"));
-        self.0.state.read().sources.get(source).cloned().ok_or_else(gone)
+        self.0
+            .state
+            .read()
+            .sources
+            .get(source)
+            .cloned()
+            .ok_or_else(gone)
     }
 
     /// Waits until the task that executes requests for drivers of a kind has received one. Returns false if the task has ended.
     pub async fn answers(&self, kind: DriverKind) -> bool {
         let (done, taken) = oneshot::channel();
         // No source has this name, so the task drops the request as soon as it receives it.
-        let request = ReloadRequest { source: String::new(), done };
+        let request = ReloadRequest {
+            source: String::new(),
+            done,
+        };
         let sender = &self.reloads(kind).sender;
         if sender.send(request).await.is_err() {
             return false;
@@ -470,9 +602,22 @@ impl Registry {
         if state.sources.contains_key(name) {
             return Ok(name.to_owned());
         }
-        let of_name = |view: &&DriverView| view.name.as_ref().is_some_and(|known| known.as_str() == name);
-        let serving = state.serving.get(name).map(|instances| instances.picked().source.clone());
-        let found = serving.or_else(|| state.sources.values().find(of_name).map(|view| view.source.clone()));
+        let of_name = |view: &&DriverView| {
+            view.name
+                .as_ref()
+                .is_some_and(|known| known.as_str() == name)
+        };
+        let serving = state
+            .serving
+            .get(name)
+            .map(|instances| instances.picked().source.clone());
+        let found = serving.or_else(|| {
+            state
+                .sources
+                .values()
+                .find(of_name)
+                .map(|view| view.source.clone())
+        });
         found.ok_or_else(|| {
             let message = format!("there is no driver or driver file {name:?}");
             Problem::not_found(ProblemCode::DriverUnknown, message)
@@ -494,10 +639,19 @@ impl Registry {
     /// Changes the state of a source, and adds a new one.
     pub fn update(&self, kind: DriverKind, source: &str, change: impl FnOnce(&mut DriverView)) {
         let mut state = self.0.state.write();
-        let view = state.sources.entry(source.to_owned()).or_insert_with(|| DriverView::new(kind, source));
+        let view = state
+            .sources
+            .entry(source.to_owned())
+            .or_insert_with(|| DriverView::new(kind, source));
         let before = (view.state, view.reason.clone(), view.trust.clone());
         change(view);
-        let (now, name) = (view.state, view.name.as_ref().map_or(source, DriverName::as_str).to_owned());
+        let (now, name) = (
+            view.state,
+            view.name
+                .as_ref()
+                .map_or(source, DriverName::as_str)
+                .to_owned(),
+        );
         let changed = before != (now, view.reason.clone(), view.trust.clone());
         drop(state);
         if changed {
@@ -512,7 +666,11 @@ impl Registry {
         let left = {
             let mut state = self.0.state.write();
             state.evict_others(source, &name);
-            if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
+            if let Some(other) = state
+                .serving
+                .get(&name)
+                .and_then(|known| known.other_than(source))
+            {
                 return Err(other.to_owned());
             }
             // A file with another name before releases its old name.

@@ -38,7 +38,10 @@ pub struct PluginId {
 
 impl PluginId {
     pub(crate) fn new(resource: ExtendedResource, generation: u64) -> Self {
-        Self { resource, generation }
+        Self {
+            resource,
+            generation,
+        }
     }
 
     pub fn resource(&self) -> &ExtendedResource {
@@ -77,11 +80,20 @@ pub(crate) struct Offer {
 
 impl Offer {
     fn new(source: ResourceSource, devices: Listed) -> Self {
-        Self { source, plugin: None, devices, has_listed: true, left: None, unasked_until: None }
+        Self {
+            source,
+            plugin: None,
+            devices,
+            has_listed: true,
+            left: None,
+            unasked_until: None,
+        }
     }
 
     fn is_generation(&self, wanted: u64) -> bool {
-        self.plugin.as_ref().is_some_and(|(generation, _)| *generation == wanted)
+        self.plugin
+            .as_ref()
+            .is_some_and(|(generation, _)| *generation == wanted)
     }
 
     /// The driver of claims for its devices.
@@ -108,8 +120,16 @@ impl Offer {
     fn leave(&mut self, now: Instant) {
         self.left = Some(now);
         if self.devices.values().any(|device| device.healthy) {
-            let unhealthy = |device: &PluginDevice| PluginDevice { healthy: false, ..device.clone() };
-            self.devices = Arc::new(self.devices.iter().map(|(id, d)| (id.clone(), unhealthy(d))).collect());
+            let unhealthy = |device: &PluginDevice| PluginDevice {
+                healthy: false,
+                ..device.clone()
+            };
+            self.devices = Arc::new(
+                self.devices
+                    .iter()
+                    .map(|(id, d)| (id.clone(), unhealthy(d)))
+                    .collect(),
+            );
         }
     }
 }
@@ -145,9 +165,18 @@ const RESOURCES_MAX: usize = 4 * limit::PLUGIN_RESOURCES_MAX;
 impl Resources {
     /// Resources that are known from the checkpoint alone.
     pub(crate) fn remembered(names: BTreeSet<ExtendedResource>, now: Instant) -> Self {
-        let offer = Offer { left: Some(now), ..Offer::new(ResourceSource::Remembered, Listed::default()) };
-        let offers = names.into_iter().map(|name| (name, vec![offer.clone()])).collect();
-        Self { offers, ..Self::default() }
+        let offer = Offer {
+            left: Some(now),
+            ..Offer::new(ResourceSource::Remembered, Listed::default())
+        };
+        let offers = names
+            .into_iter()
+            .map(|name| (name, vec![offer.clone()]))
+            .collect();
+        Self {
+            offers,
+            ..Self::default()
+        }
     }
 
     /// The source that has the name.
@@ -156,7 +185,9 @@ impl Resources {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&ExtendedResource, &Offer)> {
-        self.offers.iter().filter_map(|(name, offers)| Some((name, offers.first()?)))
+        self.offers
+            .iter()
+            .filter_map(|(name, offers)| Some((name, offers.first()?)))
     }
 
     pub(crate) fn removed(&self) -> impl Iterator<Item = &ExtendedResource> {
@@ -174,25 +205,44 @@ impl Resources {
         let generation = self.generations;
         let (source, plugin) = (ResourceSource::Plugin(path), Some((generation, driver)));
         let is_plugin = |offer: &&mut Offer| offer.plugin.is_some();
-        match self.offers.get_mut(resource).and_then(|offers| offers.iter_mut().find(is_plugin)) {
+        match self
+            .offers
+            .get_mut(resource)
+            .and_then(|offers| offers.iter_mut().find(is_plugin))
+        {
             Some(offer) => {
                 (offer.source, offer.plugin, offer.left) = (source, plugin, None);
                 offer.unasked_until = None;
             }
             None => {
                 let offer = Offer::new(source, Listed::default());
-                self.add(resource, Offer { plugin, has_listed: false, ..offer });
+                self.add(
+                    resource,
+                    Offer {
+                        plugin,
+                        has_listed: false,
+                        ..offer
+                    },
+                );
             }
         }
-        PluginId { resource: resource.clone(), generation }
+        PluginId {
+            resource: resource.clone(),
+            generation,
+        }
     }
 
     fn add(&mut self, resource: &ExtendedResource, offer: Offer) {
         self.removed.remove(resource);
         let source = self.owner(resource, &offer.source);
-        let is_owner = self.owners.get(resource).is_none_or(|owner| source.as_ref() == Some(owner));
+        let is_owner = self
+            .owners
+            .get(resource)
+            .is_none_or(|owner| source.as_ref() == Some(owner));
         let offers = self.offers.entry(resource.clone()).or_default();
-        let is_remembered = offers.first().is_some_and(|first| first.source == ResourceSource::Remembered);
+        let is_remembered = offers
+            .first()
+            .is_some_and(|first| first.source == ResourceSource::Remembered);
         match is_remembered && is_owner {
             true => offers[0] = offer,
             // The source that had the name before the start may come yet.
@@ -207,9 +257,13 @@ impl Resources {
         now: Instant,
     ) {
         for (name, owner) in owners {
-            let offer =
-                || Offer { left: Some(now), ..Offer::new(ResourceSource::Remembered, Listed::default()) };
-            self.offers.entry(name.clone()).or_insert_with(|| vec![offer()]);
+            let offer = || Offer {
+                left: Some(now),
+                ..Offer::new(ResourceSource::Remembered, Listed::default())
+            };
+            self.offers
+                .entry(name.clone())
+                .or_insert_with(|| vec![offer()]);
             self.owners.insert(name, owner);
         }
     }
@@ -221,13 +275,19 @@ impl Resources {
 
     /// A source as the checkpoint has it. Device plugins come with other sockets after a restart, and an adapter is its plugin.
     fn owner(&self, resource: &ExtendedResource, source: &ResourceSource) -> Option<NameSource> {
-        let plugin = || NameSource { kind: SourceKind::Plugin, name: String::new() };
+        let plugin = || NameSource {
+            kind: SourceKind::Plugin,
+            name: String::new(),
+        };
         match source {
             ResourceSource::Plugin(_) => Some(plugin()),
-            ResourceSource::Pools(driver) if self.adapters.get(resource) == Some(driver) => Some(plugin()),
-            ResourceSource::Pools(driver) => {
-                Some(NameSource { kind: SourceKind::Pools, name: driver.to_string() })
+            ResourceSource::Pools(driver) if self.adapters.get(resource) == Some(driver) => {
+                Some(plugin())
             }
+            ResourceSource::Pools(driver) => Some(NameSource {
+                kind: SourceKind::Pools,
+                name: driver.to_string(),
+            }),
             ResourceSource::Remembered => None,
         }
     }
@@ -237,8 +297,14 @@ impl Resources {
         let of = |(name, offer): (&ExtendedResource, &Offer)| {
             Some((name.clone(), Some(self.owner(name, &offer.source)?)))
         };
-        let new = self.iter().filter_map(of).filter(|(name, owner)| self.owners.get(name) != owner.as_ref());
-        let gone = self.owners.keys().filter(|name| !self.offers.contains_key(*name));
+        let new = self
+            .iter()
+            .filter_map(of)
+            .filter(|(name, owner)| self.owners.get(name) != owner.as_ref());
+        let gone = self
+            .owners
+            .keys()
+            .filter(|name| !self.offers.contains_key(*name));
         new.chain(gone.map(|name| (name.clone(), None))).collect()
     }
 
@@ -255,12 +321,19 @@ impl Resources {
     /// Sets a plugin's list. Returns whether anything changed; `None`: the registration was replaced.
     pub(crate) fn list(&mut self, id: &PluginId, devices: Listed) -> Option<bool> {
         let offers = self.offers.get_mut(&id.resource)?;
-        let offer = offers.iter_mut().find(|offer| offer.is_generation(id.generation))?;
+        let offer = offers
+            .iter_mut()
+            .find(|offer| offer.is_generation(id.generation))?;
         Some(offer.replace(devices))
     }
 
     /// Notes until when a plugin is not called for a preference, unless its registration was replaced.
-    pub(crate) fn leave_unasked(&mut self, resource: &ExtendedResource, generation: u64, until: Instant) {
+    pub(crate) fn leave_unasked(
+        &mut self,
+        resource: &ExtendedResource,
+        generation: u64,
+        until: Instant,
+    ) {
         let offers = self.offers.get_mut(resource).into_iter().flatten();
         for offer in offers.filter(|offer| offer.is_generation(generation)) {
             offer.unasked_until = Some(until);
@@ -269,20 +342,31 @@ impl Resources {
 
     /// Marks a plugin as gone. False: it was gone before, or its registration was replaced.
     pub(crate) fn leave(&mut self, id: &PluginId, now: Instant) -> bool {
-        let Some(offers) = self.offers.get_mut(&id.resource) else { return false };
-        let Some(at) = offers.iter().position(|offer| offer.is_generation(id.generation)) else {
+        let Some(offers) = self.offers.get_mut(&id.resource) else {
+            return false;
+        };
+        let Some(at) = offers
+            .iter()
+            .position(|offer| offer.is_generation(id.generation))
+        else {
             return false;
         };
         leave_at(offers, at, now)
     }
 
     /// Sets all pools that have a resource's name. Returns the resources that changed.
-    pub(crate) fn set_pools(&mut self, mut pools: PoolOffers, now: Instant) -> BTreeSet<ExtendedResource> {
+    pub(crate) fn set_pools(
+        &mut self,
+        mut pools: PoolOffers,
+        now: Instant,
+    ) -> BTreeSet<ExtendedResource> {
         let mut changed = BTreeSet::new();
         for (resource, offers) in &mut self.offers {
             // From the end: those that wait leave the list.
             for at in (0..offers.len()).rev() {
-                let ResourceSource::Pools(driver) = offers[at].source.clone() else { continue };
+                let ResourceSource::Pools(driver) = offers[at].source.clone() else {
+                    continue;
+                };
                 let differs = match pools.remove(&(resource.clone(), driver)) {
                     Some(devices) => offers[at].replace(devices),
                     None => leave_at(offers, at, now),
@@ -297,7 +381,10 @@ impl Resources {
                 }
                 continue;
             }
-            self.add(&resource, Offer::new(ResourceSource::Pools(driver), devices));
+            self.add(
+                &resource,
+                Offer::new(ResourceSource::Pools(driver), devices),
+            );
             changed.insert(resource);
         }
         changed
@@ -325,12 +412,19 @@ impl Resources {
 
     /// When `expire` has something to do.
     pub(crate) fn next_expiry(&self, grace: Duration) -> Option<Instant> {
-        let left = self.offers.values().flatten().filter_map(|offer| offer.left);
+        let left = self
+            .offers
+            .values()
+            .flatten()
+            .filter_map(|offer| offer.left);
         left.min().map(|left| left + grace)
     }
 
     fn owner_of(&self, resource: &ExtendedResource, first: &Offer) -> String {
-        let before = self.owners.get(resource).filter(|_| first.source == ResourceSource::Remembered);
+        let before = self
+            .owners
+            .get(resource)
+            .filter(|_| first.source == ResourceSource::Remembered);
         before.map_or_else(|| first.source.to_string(), NameSource::to_string)
     }
 
@@ -338,7 +432,9 @@ impl Resources {
     pub(crate) fn contenders(&self) -> Vec<Contender> {
         let mut found = Vec::new();
         for (resource, offers) in &self.offers {
-            let Some((first, rest)) = offers.split_first() else { continue };
+            let Some((first, rest)) = offers.split_first() else {
+                continue;
+            };
             found.extend(rest.iter().map(|offer| Contender {
                 resource: resource.clone(),
                 waits: offer.source.to_string(),
@@ -371,12 +467,17 @@ mod tests {
 
     fn pools(drivers: &[&str]) -> PoolOffers {
         let listed = |short: &str| Listed::new(devices([device(&format!("{short}/0"), &[])]));
-        drivers.iter().map(|short| ((resource("gpu"), driver(short)), listed(short))).collect()
+        drivers
+            .iter()
+            .map(|short| ((resource("gpu"), driver(short)), listed(short)))
+            .collect()
     }
 
     /// The source of `example.com/gpu`, and whether it is there.
     fn source(resources: &Resources) -> Option<(ResourceSource, bool)> {
-        resources.source(&resource("gpu")).map(|offer| (offer.source.clone(), offer.is_active()))
+        resources
+            .source(&resource("gpu"))
+            .map(|offer| (offer.source.clone(), offer.is_active()))
     }
 
     #[test]
@@ -390,13 +491,17 @@ mod tests {
         let contenders = resources.contenders();
         assert_eq!(contenders.len(), 1);
         assert!(
-            contenders[0].waits.ends_with("a.example.com") && contenders[0].keeps.ends_with("b.example.com")
+            contenders[0].waits.ends_with("a.example.com")
+                && contenders[0].keeps.ends_with("b.example.com")
         );
 
         resources.set_pools(pools(&["a"]), start);
         assert_eq!(source(&resources), Some((of("b"), false)));
         resources.set_pools(pools(&["a", "b"]), start + GRACE / 2);
-        assert_eq!((source(&resources), resources.next_expiry(GRACE)), (Some((of("b"), true)), None));
+        assert_eq!(
+            (source(&resources), resources.next_expiry(GRACE)),
+            (Some((of("b"), true)), None)
+        );
 
         resources.set_pools(pools(&["a"]), start);
         assert_eq!(resources.next_expiry(GRACE), Some(start + GRACE));
@@ -416,20 +521,31 @@ mod tests {
         let (mut resources, mut now) = (Resources::default(), Instant::now());
         let named = |round: usize| -> PoolOffers {
             let names = (0..RESOURCES_MAX).map(|n| resource(&format!("r{round}-{n}")));
-            names.map(|name| ((name, driver("a")), Listed::default())).collect()
+            names
+                .map(|name| ((name, driver("a")), Listed::default()))
+                .collect()
         };
         assert_eq!(resources.set_pools(named(0), now).len(), RESOURCES_MAX);
         let mut more = named(0);
         more.extend(pools(&["b"]));
-        assert!(resources.set_pools(more, now).is_empty(), "one more is not offered");
-        assert_eq!((resources.iter().count(), source(&resources)), (RESOURCES_MAX, None));
+        assert!(
+            resources.set_pools(more, now).is_empty(),
+            "one more is not offered"
+        );
+        assert_eq!(
+            (resources.iter().count(), source(&resources)),
+            (RESOURCES_MAX, None)
+        );
         for round in 1..3 {
             resources.set_pools(PoolOffers::new(), now);
             now += GRACE;
             resources.expire(now, GRACE);
             resources.set_pools(named(round), now);
         }
-        assert_eq!((resources.iter().count(), resources.removed().count()), (RESOURCES_MAX, RESOURCES_MAX));
+        assert_eq!(
+            (resources.iter().count(), resources.removed().count()),
+            (RESOURCES_MAX, RESOURCES_MAX)
+        );
     }
 
     /// After a restart the driver that was loaded first had the name.
@@ -446,23 +562,38 @@ mod tests {
 
         let start = || {
             let mut resources = Resources::default();
-            let known = owners.iter().filter_map(|(name, owner)| Some((name.clone(), owner.clone()?)));
+            let known = owners
+                .iter()
+                .filter_map(|(name, owner)| Some((name.clone(), owner.clone()?)));
             resources.remember_owners(known, now);
             resources
         };
         let mut resources = start();
         resources.set_pools(pools(&["a"]), now);
-        assert_eq!(source(&resources), Some((ResourceSource::Remembered, false)));
-        let keeps: Vec<_> = resources.contenders().into_iter().map(|contender| contender.keeps).collect();
+        assert_eq!(
+            source(&resources),
+            Some((ResourceSource::Remembered, false))
+        );
+        let keeps: Vec<_> = resources
+            .contenders()
+            .into_iter()
+            .map(|contender| contender.keeps)
+            .collect();
         assert_eq!(keeps, ["the pools of the driver b.example.com"]);
         assert!(resources.new_owners().is_empty());
         resources.set_pools(pools(&["a", "b"]), now);
-        assert_eq!(source(&resources), Some((ResourceSource::Pools(driver("b")), true)));
+        assert_eq!(
+            source(&resources),
+            Some((ResourceSource::Pools(driver("b")), true))
+        );
 
         let mut gone = start();
         gone.set_pools(pools(&["a"]), now);
         gone.expire(now + GRACE, GRACE);
-        assert_eq!(source(&gone), Some((ResourceSource::Pools(driver("a")), true)));
+        assert_eq!(
+            source(&gone),
+            Some((ResourceSource::Pools(driver("a")), true))
+        );
         assert_eq!(gone.new_owners().len(), 1);
         gone.set_pools(pools(&[]), now);
         gone.expire(now + GRACE, GRACE);
@@ -473,11 +604,17 @@ mod tests {
     fn an_adapter_has_the_resource_of_its_plugin() {
         let now = Instant::now();
         let mut resources = Resources::default();
-        let plugin = NameSource { kind: SourceKind::Plugin, name: String::new() };
+        let plugin = NameSource {
+            kind: SourceKind::Plugin,
+            name: String::new(),
+        };
         resources.remember_owners([(resource("gpu"), plugin)], now);
         resources.set_adapters([(resource("gpu"), driver("b"))].into());
         resources.set_pools(pools(&["a", "b"]), now);
-        assert_eq!(source(&resources), Some((ResourceSource::Pools(driver("b")), true)));
+        assert_eq!(
+            source(&resources),
+            Some((ResourceSource::Pools(driver("b")), true))
+        );
         assert!(resources.new_owners().is_empty());
     }
 
@@ -485,9 +622,15 @@ mod tests {
     fn a_source_replaces_what_only_the_checkpoint_knows() {
         let now = Instant::now();
         let mut resources = Resources::remembered(BTreeSet::from([resource("gpu")]), now);
-        assert_eq!(source(&resources), Some((ResourceSource::Remembered, false)));
+        assert_eq!(
+            source(&resources),
+            Some((ResourceSource::Remembered, false))
+        );
         resources.set_pools(pools(&["a"]), now);
-        assert_eq!(source(&resources), Some((ResourceSource::Pools(driver("a")), true)));
+        assert_eq!(
+            source(&resources),
+            Some((ResourceSource::Pools(driver("a")), true))
+        );
         assert!(resources.contenders().is_empty());
     }
 }

@@ -30,9 +30,17 @@ pub enum NumaNodeForm {
 
 /// Adds what is missing: to devices that are one PCI function everything, and to others the attribute of the NUMA nodes that they name.
 /// Fails if the node could not be read.
-pub fn add(sysfs: &SysfsRoot, form: NumaNodeForm, inventory: &mut Inventory) -> Result<(), Problem> {
+pub fn add(
+    sysfs: &SysfsRoot,
+    form: NumaNodeForm,
+    inventory: &mut Inventory,
+) -> Result<(), Problem> {
     let mut near = BTreeMap::new();
-    for device in inventory.pools.values_mut().flat_map(|pool| pool.devices.values_mut()) {
+    for device in inventory
+        .pools
+        .values_mut()
+        .flat_map(|pool| pool.devices.values_mut())
+    {
         if let Some(address) = only_function(device) {
             add_text(device, ADDRESS, || Ok(Some(address.as_str().to_owned())))?;
             add_text(device, ROOT, || root(sysfs, &address))?;
@@ -62,9 +70,14 @@ pub fn add(sysfs: &SysfsRoot, form: NumaNodeForm, inventory: &mut Inventory) -> 
 
 /// The function that a device is, if it is one. The attributes have no form for domains of more than four digits, as of Intel VMD.
 fn only_function(device: &Device) -> Option<PciAddress> {
-    let mut functions = device.identity.iter().filter_map(|identity| identity.strip_prefix(IDENTITY));
+    let mut functions = device
+        .identity
+        .iter()
+        .filter_map(|identity| identity.strip_prefix(IDENTITY));
     let only = functions.next().filter(|_| functions.next().is_none())?;
-    only.parse().ok().filter(|_| only.len() == "0000:00:00.0".len())
+    only.parse()
+        .ok()
+        .filter(|_| only.len() == "0000:00:00.0".len())
 }
 
 fn add_text(
@@ -99,8 +112,12 @@ fn directory(address: &PciAddress) -> String {
 /// The first directory of the function's path below `/sys/devices`.
 fn root(sysfs: &SysfsRoot, address: &PciAddress) -> Result<Option<String>, Problem> {
     let path = sysfs.find(&directory(address))?.unwrap_or_default();
-    let below = path.strip_prefix("devices/").filter(|below| below.ends_with(address.as_str()));
-    let root = below.and_then(|below| below.split('/').next()).filter(|root| root.starts_with("pci"));
+    let below = path
+        .strip_prefix("devices/")
+        .filter(|below| below.ends_with(address.as_str()));
+    let root = below
+        .and_then(|below| below.split('/').next())
+        .filter(|root| root.starts_with("pci"));
     Ok(root.map(str::to_owned))
 }
 
@@ -112,10 +129,17 @@ fn numa_node(sysfs: &SysfsRoot, address: &PciAddress) -> Result<Option<u32>, Pro
 /// A node, and the nodes at the least distance from it that are not known to be of another socket.
 fn with_nearest(sysfs: &SysfsRoot, node: u32) -> Result<Vec<i64>, Problem> {
     let mut nodes = vec![i64::from(node)];
-    let distances = sysfs.fact(&format!("devices/system/node/node{node}/distance"))?.unwrap_or_default();
-    let distances: Option<Vec<u32>> =
-        distances.split_whitespace().take(NUMA_NODES_MAX).map(|distance| distance.parse().ok()).collect();
-    let distances = distances.filter(|all| (node as usize) < all.len()).unwrap_or_default();
+    let distances = sysfs
+        .fact(&format!("devices/system/node/node{node}/distance"))?
+        .unwrap_or_default();
+    let distances: Option<Vec<u32>> = distances
+        .split_whitespace()
+        .take(NUMA_NODES_MAX)
+        .map(|distance| distance.parse().ok())
+        .collect();
+    let distances = distances
+        .filter(|all| (node as usize) < all.len())
+        .unwrap_or_default();
     let others = || (0..).zip(&distances).filter(|(other, _)| *other != node);
     let least = others().map(|(_, distance)| distance).min();
     let here = socket(sysfs, node)?;
@@ -129,11 +153,14 @@ fn with_nearest(sysfs: &SysfsRoot, node: u32) -> Result<Vec<i64>, Problem> {
 
 /// The socket of a node's first CPU.
 fn socket(sysfs: &SysfsRoot, node: u32) -> Result<Option<u32>, Problem> {
-    let cpus = sysfs.fact(&format!("devices/system/node/node{node}/cpulist"))?.unwrap_or_default();
+    let cpus = sysfs
+        .fact(&format!("devices/system/node/node{node}/cpulist"))?
+        .unwrap_or_default();
     match cpus.split([',', '-']).next().map(str::parse::<u32>) {
-        Some(Ok(first)) => {
-            number(sysfs, &format!("devices/system/cpu/cpu{first}/topology/physical_package_id"))
-        }
+        Some(Ok(first)) => number(
+            sysfs,
+            &format!("devices/system/cpu/cpu{first}/topology/physical_package_id"),
+        ),
         // It has no CPUs.
         _ => Ok(None),
     }
@@ -175,32 +202,63 @@ mod tests {
             (3, "6", "20 20 12 10 20"),
             (4, "", "12 12 20 20 10"),
         ] {
-            write(dir.path(), &format!("devices/system/node/node{node}/cpulist"), cpus);
-            write(dir.path(), &format!("devices/system/node/node{node}/distance"), distance);
+            write(
+                dir.path(),
+                &format!("devices/system/node/node{node}/cpulist"),
+                cpus,
+            );
+            write(
+                dir.path(),
+                &format!("devices/system/node/node{node}/distance"),
+                distance,
+            );
         }
         for (cpu, socket) in [(0, "0"), (2, "0"), (4, "1"), (6, "1")] {
-            write(dir.path(), &format!("devices/system/cpu/cpu{cpu}/topology/physical_package_id"), socket);
+            write(
+                dir.path(),
+                &format!("devices/system/cpu/cpu{cpu}/topology/physical_package_id"),
+                socket,
+            );
         }
         let sysfs = SysfsRoot::open_simulated(dir.path()).unwrap();
         (dir, sysfs)
     }
 
     fn device(identity: &[&str]) -> Device {
-        Device { identity: identity.iter().map(ToString::to_string).collect(), ..Device::default() }
+        Device {
+            identity: identity.iter().map(ToString::to_string).collect(),
+            ..Device::default()
+        }
     }
 
     fn added(device: Device, form: NumaNodeForm) -> Device {
         let (_dir, sysfs) = machine();
         let (pool, name) = (PoolName::new("p").unwrap(), DeviceName::new("d").unwrap());
         let devices = BTreeMap::from([(name.clone(), device)]);
-        let pools = BTreeMap::from([(pool.clone(), Pool { devices, ..Pool::default() })]);
+        let pools = BTreeMap::from([(
+            pool.clone(),
+            Pool {
+                devices,
+                ..Pool::default()
+            },
+        )]);
         let mut inventory = Inventory { pools };
         add(&sysfs, form, &mut inventory).unwrap();
-        inventory.pools.remove(&pool).unwrap().devices.remove(&name).unwrap()
+        inventory
+            .pools
+            .remove(&pool)
+            .unwrap()
+            .devices
+            .remove(&name)
+            .unwrap()
     }
 
     fn attributes(device: &Device) -> Vec<(String, AttributeValue)> {
-        device.attributes.iter().map(|(name, value)| (name.to_string(), value.clone())).collect()
+        device
+            .attributes
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.clone()))
+            .collect()
     }
 
     fn text(value: &str) -> AttributeValue {
@@ -209,54 +267,101 @@ mod tests {
 
     #[test]
     fn a_function_has_its_address_root_and_numa_node() {
-        let gpu = added(device(&["pci:0000:3b:00.0", "uuid:1"]), NumaNodeForm::Number);
+        let gpu = added(
+            device(&["pci:0000:3b:00.0", "uuid:1"]),
+            NumaNodeForm::Number,
+        );
         let expected = [
             (NUMA_NODE.to_owned(), AttributeValue::Int(1)),
             (ADDRESS.to_owned(), text(ADDRESS_OF_GPU)),
             (ROOT.to_owned(), text("pci0000:3a")),
         ];
-        assert_eq!((attributes(&gpu), gpu.numa_nodes), (expected.to_vec(), vec![1]));
-        let several = Device { numa_nodes: vec![0, 1], ..Device::default() };
-        assert_eq!(added(several.clone(), NumaNodeForm::Number), several, "several are no number");
+        assert_eq!(
+            (attributes(&gpu), gpu.numa_nodes),
+            (expected.to_vec(), vec![1])
+        );
+        let several = Device {
+            numa_nodes: vec![0, 1],
+            ..Device::default()
+        };
+        assert_eq!(
+            added(several.clone(), NumaNodeForm::Number),
+            several,
+            "several are no number"
+        );
     }
 
     #[test]
     fn the_list_has_the_nearest_nodes_of_the_socket_and_those_of_an_unknown_one() {
         let gpu = added(device(&["pci:0000:3b:00.0"]), NumaNodeForm::List);
-        assert_eq!(attributes(&gpu)[0], (NUMA_NODE.to_owned(), AttributeValue::Ints(vec![1, 0, 4])));
-        let other = added(Device { numa_nodes: vec![7], ..Device::default() }, NumaNodeForm::List);
+        assert_eq!(
+            attributes(&gpu)[0],
+            (NUMA_NODE.to_owned(), AttributeValue::Ints(vec![1, 0, 4]))
+        );
+        let other = added(
+            Device {
+                numa_nodes: vec![7],
+                ..Device::default()
+            },
+            NumaNodeForm::List,
+        );
         assert_eq!(
             attributes(&other)[0].1,
             AttributeValue::Ints(vec![7]),
             "the kernel does not know the node"
         );
-        let several = added(Device { numa_nodes: vec![3, 1], ..Device::default() }, NumaNodeForm::List);
+        let several = added(
+            Device {
+                numa_nodes: vec![3, 1],
+                ..Device::default()
+            },
+            NumaNodeForm::List,
+        );
         assert_eq!(attributes(&several)[0].1, AttributeValue::Ints(vec![3, 1]));
     }
 
     #[test]
     fn what_a_driver_publishes_stays_and_a_device_that_is_no_single_function_gets_nothing() {
         let mut own = device(&["pci:0000:3b:00.0"]);
-        own.attributes.insert(QualifiedName::new(ROOT).unwrap(), text("pci0000:00"));
+        own.attributes
+            .insert(QualifiedName::new(ROOT).unwrap(), text("pci0000:00"));
         own.numa_nodes = vec![0];
         let own = added(own, NumaNodeForm::Number);
         assert_eq!(attributes(&own)[2], (ROOT.to_owned(), text("pci0000:00")));
         assert_eq!(own.numa_nodes, [0]);
         let group = ["pci:0000:3b:00.0", "pci:0000:3b:00.1"];
-        for identity in [&[][..], &["pci:somewhere"], &["pci:10000:3b:00.0"], &["uuid:1"], &group] {
-            assert_eq!(added(device(identity), NumaNodeForm::List), device(identity));
+        for identity in [
+            &[][..],
+            &["pci:somewhere"],
+            &["pci:10000:3b:00.0"],
+            &["uuid:1"],
+            &group,
+        ] {
+            assert_eq!(
+                added(device(identity), NumaNodeForm::List),
+                device(identity)
+            );
         }
         let gone = added(device(&["pci:0000:99:00.0"]), NumaNodeForm::Number);
-        assert_eq!(attributes(&gone), [(ADDRESS.to_owned(), text("0000:99:00.0"))]);
+        assert_eq!(
+            attributes(&gone),
+            [(ADDRESS.to_owned(), text("0000:99:00.0"))]
+        );
     }
 
     #[test]
     fn a_full_device_keeps_its_attributes() {
         let mut full = device(&["pci:0000:3b:00.0"]);
-        let names = (0..limit::ATTRIBUTES_MAX - 1).map(|n| QualifiedName::new(format!("a{n}")).unwrap());
-        full.attributes = names.map(|name| (name, AttributeValue::Bool(true))).collect();
+        let names =
+            (0..limit::ATTRIBUTES_MAX - 1).map(|n| QualifiedName::new(format!("a{n}")).unwrap());
+        full.attributes = names
+            .map(|name| (name, AttributeValue::Bool(true)))
+            .collect();
         let full = added(full, NumaNodeForm::Number);
         assert_eq!(full.attributes.len(), limit::ATTRIBUTES_MAX);
-        assert!(full.attributes.contains_key(&QualifiedName::new(ADDRESS).unwrap()));
+        assert!(
+            full.attributes
+                .contains_key(&QualifiedName::new(ADDRESS).unwrap())
+        );
     }
 }

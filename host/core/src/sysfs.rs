@@ -93,11 +93,16 @@ pub struct SysfsRoot {
 
 /// A plain path relative to `/sys`.
 pub fn check_path(path: &str) -> Result<(), Problem> {
-    let plain = path.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
+    let plain = path
+        .split('/')
+        .all(|segment| !matches!(segment, "" | "." | ".."));
     if plain && path.len() <= PATH_BYTES_MAX && !path.contains(is_unprintable) {
         return Ok(());
     }
-    Err(Problem::invalid(ProblemCode::BadPath, format!("{} is no plain path relative to /sys", shown(path))))
+    Err(Problem::invalid(
+        ProblemCode::BadPath,
+        format!("{} is no plain path relative to /sys", shown(path)),
+    ))
 }
 
 fn shown(path: &str) -> String {
@@ -109,7 +114,11 @@ impl SysfsRoot {
         let path = path.canonicalize()?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(&path, flags, Mode::empty())?;
-        Ok(Self { root, path, simulation: None })
+        Ok(Self {
+            root,
+            path,
+            simulation: None,
+        })
     }
 
     /// Opens a directory in place of `/sys` in which writes have the effects that they have in the kernel.
@@ -120,15 +129,25 @@ impl SysfsRoot {
     }
 
     /// Checks that a reader may read a file, or list a directory, at a path without links.
-    pub fn admit(&self, path: &str, resolved: &str, stat: &Stat, reader: Reader) -> Result<(), Problem> {
+    pub fn admit(
+        &self,
+        path: &str,
+        resolved: &str,
+        stat: &Stat,
+        reader: Reader,
+    ) -> Result<(), Problem> {
         // A recorded machine has no modes of its own.
         if reader == Reader::Host || self.simulation.is_some() {
             return Ok(());
         }
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        let needed = if is_directory { Mode::ROTH | Mode::XOTH } else { Mode::ROTH };
-        let is_public =
-            Mode::from_raw_mode(stat.st_mode).contains(needed) && self.is_way_public(path, resolved)?;
+        let needed = if is_directory {
+            Mode::ROTH | Mode::XOTH
+        } else {
+            Mode::ROTH
+        };
+        let is_public = Mode::from_raw_mode(stat.st_mode).contains(needed)
+            && self.is_way_public(path, resolved)?;
         if is_public || (reader == Reader::Named && resolved.starts_with("devices/")) {
             return Ok(());
         }
@@ -152,7 +171,9 @@ impl SysfsRoot {
 
     /// The effects of a write that the file took.
     fn written(&self, path: &str, value: &str) -> std::io::Result<()> {
-        let Some(simulation) = &self.simulation else { return Ok(()) };
+        let Some(simulation) = &self.simulation else {
+            return Ok(());
+        };
         let path = self.resolve(path).unwrap_or_else(|_| path.to_owned());
         simulation.written(&path, value)
     }
@@ -193,7 +214,10 @@ impl SysfsRoot {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let link = self.open_beneath(path, flags, ResolveFlags::empty())?;
         if FileType::from_raw_mode(stat(path, &link)?.st_mode) != FileType::Symlink {
-            return Err(Problem::invalid(ProblemCode::NotALink, format!("/sys/{path} is no link")));
+            return Err(Problem::invalid(
+                ProblemCode::NotALink,
+                format!("/sys/{path} is no link"),
+            ));
         }
         self.resolve(path)
     }
@@ -213,7 +237,9 @@ impl SysfsRoot {
     /// text.
     pub fn find_text(&self, path: &str) -> Result<Option<String>, Problem> {
         match self.read(path) {
-            Ok(content) => Ok(std::str::from_utf8(&content).map(|text| text.trim().to_owned()).ok()),
+            Ok(content) => Ok(std::str::from_utf8(&content)
+                .map(|text| text.trim().to_owned())
+                .ok()),
             Err(problem) if is_absent(&problem) => Ok(None),
             Err(problem) => Err(problem),
         }
@@ -236,7 +262,12 @@ impl SysfsRoot {
     pub fn glob(&self, glob: &str) -> Result<Vec<String>, Problem> {
         let segments: Vec<&str> = glob.split('/').collect();
         let until = Instant::now() + LOOK_WALL;
-        let mut walk = Walk { root: self, until, directories: 0, found: Vec::new() };
+        let mut walk = Walk {
+            root: self,
+            until,
+            directories: 0,
+            found: Vec::new(),
+        };
         walk.descend(String::new(), &segments, 0)?;
         walk.found.sort();
         walk.found.dedup();
@@ -250,7 +281,10 @@ impl SysfsRoot {
         let resolved = self.resolved(path, &end)?;
         let stat = stat(path, &end)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Problem::invalid(ProblemCode::NotAFile, format!("/sys/{path} is no regular file")));
+            return Err(Problem::invalid(
+                ProblemCode::NotAFile,
+                format!("/sys/{path} is no regular file"),
+            ));
         }
         Ok((resolved, stat))
     }
@@ -259,14 +293,21 @@ impl SysfsRoot {
     pub fn content(&self, path: &str, resolved: &str) -> Result<Vec<u8>, Problem> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = self.open_beneath(resolved, flags, ResolveFlags::NO_SYMLINKS)?;
-        beneath::read(file, READ_BYTES_MAX as u64 + 1).map_err(|error| match Errno::from_io_error(&error) {
-            Some(errno) if has_no_value(errno) => no_value(path, errno),
-            _ => io_problem(path, &error),
+        beneath::read(file, READ_BYTES_MAX as u64 + 1).map_err(|error| {
+            match Errno::from_io_error(&error) {
+                Some(errno) if has_no_value(errno) => no_value(path, errno),
+                _ => io_problem(path, &error),
+            }
         })
     }
 
     /// Names in a directory and whether each is a directory itself, sorted.
-    fn names(&self, path: &str, until: Instant, reader: Reader) -> Result<Vec<(String, bool)>, Problem> {
+    fn names(
+        &self,
+        path: &str,
+        until: Instant,
+        reader: Reader,
+    ) -> Result<Vec<(String, bool)>, Problem> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let name = if path.is_empty() { "." } else { path };
         let directory = self.open_until(until, name, flags, ResolveFlags::empty())?;
@@ -277,10 +318,18 @@ impl SysfsRoot {
         if entries.len() > GLOB_DIRECTORIES_MAX {
             return Err(too_many(path));
         }
-        Ok(entries.into_iter().map(|entry| (entry.name, entry.kind == FileType::Directory)).collect())
+        Ok(entries
+            .into_iter()
+            .map(|entry| (entry.name, entry.kind == FileType::Directory))
+            .collect())
     }
 
-    pub fn open_beneath(&self, path: &str, flags: OFlags, more: ResolveFlags) -> Result<OwnedFd, Problem> {
+    pub fn open_beneath(
+        &self,
+        path: &str,
+        flags: OFlags,
+        more: ResolveFlags,
+    ) -> Result<OwnedFd, Problem> {
         self.open_until(Instant::now() + LOOK_WALL, path, flags, more)
     }
 
@@ -291,21 +340,26 @@ impl SysfsRoot {
         flags: OFlags,
         more: ResolveFlags,
     ) -> Result<OwnedFd, Problem> {
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | more;
+        let resolve =
+            ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | more;
         beneath::open(&self.root, path, flags, resolve, until).map_err(|errno| match errno {
             // No name is that long.
-            Errno::NOENT | Errno::NAMETOOLONG => {
-                Problem::not_found(ProblemCode::NoSuchPath, format!("/sys/{path} does not exist"))
-            }
-            Errno::NOTDIR if flags.contains(OFlags::DIRECTORY) => {
-                Problem::invalid(ProblemCode::NotADirectory, format!("/sys/{path} is not a directory"))
-            }
-            Errno::NOTDIR => {
-                Problem::not_found(ProblemCode::NoSuchPath, format!("/sys/{path} does not exist"))
-            }
-            Errno::XDEV | Errno::LOOP => {
-                Problem::denied(ProblemCode::OutsideSysfs, format!("/sys/{path} leads out of /sys"))
-            }
+            Errno::NOENT | Errno::NAMETOOLONG => Problem::not_found(
+                ProblemCode::NoSuchPath,
+                format!("/sys/{path} does not exist"),
+            ),
+            Errno::NOTDIR if flags.contains(OFlags::DIRECTORY) => Problem::invalid(
+                ProblemCode::NotADirectory,
+                format!("/sys/{path} is not a directory"),
+            ),
+            Errno::NOTDIR => Problem::not_found(
+                ProblemCode::NoSuchPath,
+                format!("/sys/{path} does not exist"),
+            ),
+            Errno::XDEV | Errno::LOOP => Problem::denied(
+                ProblemCode::OutsideSysfs,
+                format!("/sys/{path} leads out of /sys"),
+            ),
             Errno::ACCESS | Errno::PERM => not_permitted(&format!("/sys/{path}")),
             // The device is being removed.
             Errno::NODEV | Errno::NXIO => no_value(path, errno),
@@ -318,9 +372,17 @@ impl SysfsRoot {
         use std::os::fd::AsRawFd;
         let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let target = rustix::fs::readlinkat(CWD, link, Vec::new()).map_err(|errno| {
-            Problem::unavailable(ProblemCode::IoError, format!("/sys/{path}: resolve: {errno}"))
+            Problem::unavailable(
+                ProblemCode::IoError,
+                format!("/sys/{path}: resolve: {errno}"),
+            )
         })?;
-        let outside = || Problem::denied(ProblemCode::OutsideSysfs, format!("/sys/{path} leads out of /sys"));
+        let outside = || {
+            Problem::denied(
+                ProblemCode::OutsideSysfs,
+                format!("/sys/{path} leads out of /sys"),
+            )
+        };
         let target = Path::new(target.to_str().map_err(|_| outside())?);
         let inside = target.strip_prefix(&self.path).map_err(|_| outside())?;
         let inside = inside.to_str().ok_or_else(outside)?.to_owned();
@@ -351,12 +413,22 @@ pub fn not_permitted(path: &str) -> Problem {
 /// own), is being removed (`ENODEV`, `ENXIO`), or has not measured yet (`ENODATA`).
 fn has_no_value(errno: Errno) -> bool {
     const NOTSUPP: Errno = Errno::from_raw_os_error(524);
-    let none = [Errno::INVAL, Errno::OPNOTSUPP, NOTSUPP, Errno::NODEV, Errno::NXIO, Errno::NODATA];
+    let none = [
+        Errno::INVAL,
+        Errno::OPNOTSUPP,
+        NOTSUPP,
+        Errno::NODEV,
+        Errno::NXIO,
+        Errno::NODATA,
+    ];
     none.contains(&errno)
 }
 
 fn no_value(path: &str, errno: Errno) -> Problem {
-    Problem::unavailable(ProblemCode::NoValue, format!("the kernel has no value of /sys/{path} now: {errno}"))
+    Problem::unavailable(
+        ProblemCode::NoValue,
+        format!("the kernel has no value of /sys/{path} now: {errno}"),
+    )
 }
 
 /// Whether a problem says that there is nothing, as opposed to a read that failed.
@@ -374,11 +446,17 @@ pub fn present<T>(found: Result<T, Problem>) -> Result<Option<T>, Problem> {
 }
 
 fn too_many(path: &str) -> Problem {
-    Problem::invalid(ProblemCode::TooManyEntries, format!("/sys/{path} has more than {ENTRIES_MAX} entries"))
+    Problem::invalid(
+        ProblemCode::TooManyEntries,
+        format!("/sys/{path} has more than {ENTRIES_MAX} entries"),
+    )
 }
 
 fn too_wide(does: &str, max: usize, what: &str) -> Problem {
-    Problem::invalid(ProblemCode::GlobTooWide, format!("the glob {does} more than {max} {what}"))
+    Problem::invalid(
+        ProblemCode::GlobTooWide,
+        format!("the glob {does} more than {max} {what}"),
+    )
 }
 
 pub fn io_problem(path: &str, error: &std::io::Error) -> Problem {
@@ -394,7 +472,12 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn descend(&mut self, directory: String, segments: &[&str], depth: usize) -> Result<(), Problem> {
+    fn descend(
+        &mut self,
+        directory: String,
+        segments: &[&str],
+        depth: usize,
+    ) -> Result<(), Problem> {
         let Some((first, rest)) = segments.split_first() else {
             return self.find(directory);
         };
@@ -409,7 +492,9 @@ impl Walk<'_> {
                 self.descend(path, rest, depth + 1)
             };
         }
-        let matcher = pattern::compile(first).map_err(|e| bad_glob(first, &e))?.compile_matcher();
+        let matcher = pattern::compile(first)
+            .map_err(|e| bad_glob(first, &e))?
+            .compile_matcher();
         for (name, _) in self.names(&directory)? {
             if matcher.is_match(&name) {
                 let path = join(&directory, &name);
@@ -420,7 +505,12 @@ impl Walk<'_> {
     }
 
     /// `**`: here, and in every directory below that is not behind a link.
-    fn descend_all(&mut self, directory: String, segments: &[&str], depth: usize) -> Result<(), Problem> {
+    fn descend_all(
+        &mut self,
+        directory: String,
+        segments: &[&str],
+        depth: usize,
+    ) -> Result<(), Problem> {
         let rest = &segments[1..];
         let last = rest.is_empty();
         if !last {
@@ -443,7 +533,11 @@ impl Walk<'_> {
 
     fn exists(&self, path: &str) -> Result<bool, Problem> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(present(self.root.open_until(self.until, path, flags, ResolveFlags::empty()))?.is_some())
+        Ok(present(
+            self.root
+                .open_until(self.until, path, flags, ResolveFlags::empty()),
+        )?
+        .is_some())
     }
 
     /// A path that is not a directory, was removed meanwhile or is denied has no names. Another failure fails the glob.
@@ -472,11 +566,18 @@ impl Walk<'_> {
 }
 
 pub fn join(directory: &str, name: &str) -> String {
-    if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") }
+    if directory.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{directory}/{name}")
+    }
 }
 
 pub fn bad_glob(glob: &str, error: &pattern::PatternError) -> Problem {
-    Problem::invalid(ProblemCode::BadGlob, format!("{} is not a glob: {error}", shown(glob)))
+    Problem::invalid(
+        ProblemCode::BadGlob,
+        format!("{} is not a glob: {error}", shown(glob)),
+    )
 }
 
 #[cfg(test)]

@@ -52,13 +52,22 @@ pub struct Admin {
 
 /// Serves metrics and probes. Safe to drop.
 pub async fn serve(admin: Admin, socket: UnixListener, address: Option<ListenAddress>) {
-    let (tasks, conditions, front) = (admin.tasks.clone(), admin.conditions.clone(), Front::new(""));
+    let (tasks, conditions, front) = (
+        admin.tasks.clone(),
+        admin.conditions.clone(),
+        Front::new(""),
+    );
     front.serve(admin);
     if let Some(address) = address {
         let (front, tasks_of_connections) = (front.clone(), tasks.clone());
         tasks.spawn_until_stopped("admin-address", async move {
             let listener = address.listener(&conditions).await;
-            http::serve(front, TcpListenerStream::new(listener), tasks_of_connections).await;
+            http::serve(
+                front,
+                TcpListenerStream::new(listener),
+                tasks_of_connections,
+            )
+            .await;
         });
     }
     serve_front(front, socket, tasks).await;

@@ -137,7 +137,10 @@ impl Signals {
     pub(crate) fn new() -> Result<Self> {
         let terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-        Ok(Self { terminate, interrupt })
+        Ok(Self {
+            terminate,
+            interrupt,
+        })
     }
 
     pub(crate) async fn received(&mut self) {
@@ -224,7 +227,9 @@ impl Daemon {
         let work = self.tasks.work.drain(limit::DRAIN).await;
         let drivers = self.tasks.drivers.drain(limit::DRAIN).await;
         if !(intake && work && drivers) {
-            tracing::warn!("some tasks did not end in time; what they began is finished at the next start");
+            tracing::warn!(
+                "some tasks did not end in time; what they began is finished at the next start"
+            );
         }
         self.admin.checkpoint.close().await;
         self.kubelet_sockets
@@ -263,37 +268,73 @@ impl Sockets {
 
 impl Built {
     async fn open(mut config: Config, boot_id: String) -> Result<Self> {
-        config.hardware = config.hardware.clone().with_own_directories(config.never_mounted());
+        config.hardware = config
+            .hardware
+            .clone()
+            .with_own_directories(config.never_mounted());
         let (changes, tasks) = (Changes::default(), DaemonTasks::default());
         directories::prepare(&config.paths)?;
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
         let paths = &config.paths;
-        let cdi = CdiDir::open_with(&paths.cdi, &paths.cdi_spec_dirs, &paths.identity(), config.cdi_access)?;
+        let cdi = CdiDir::open_with(
+            &paths.cdi,
+            &paths.cdi_spec_dirs,
+            &paths.identity(),
+            config.cdi_access,
+        )?;
         let settle = |dump: &mut Dump| node_name::settle(&config.node, dump, &conditions);
         let opened = state::open(&paths.checkpoint, &cdi, &conditions, settle)?;
         failpoint::pass(Point::Recovered);
         config.rename_node(opened.dump.node.as_ref().map(|record| &record.name));
-        let (paths, node) = (&config.paths, NodeFacts { name: config.node.name.to_string(), boot_id });
+        let (paths, node) = (
+            &config.paths,
+            NodeFacts {
+                name: config.node.name.to_string(),
+                boot_id,
+            },
+        );
         let unreadable = opened.dump.unreadable_claims();
         let unreadable_names = opened.dump.unreadable_names();
-        let table = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
-        let claims = Arc::new(SharedClaimTable::new(table.with_released(opened.dump.released)));
-        let recorded = config.file.recording.drivers.iter().map(RecordedName::to_string);
+        let table =
+            ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
+        let claims = Arc::new(SharedClaimTable::new(
+            table.with_released(opened.dump.released),
+        ));
+        let recorded = config
+            .file
+            .recording
+            .drivers
+            .iter()
+            .map(RecordedName::to_string);
         let recordings = Recordings::start(&paths.recordings, recorded, config.recording_bytes_max)
             .context("set up the recordings of drivers")?;
         let settings = WasmSettings {
-            cache: Some(CachePaths { directory: paths.cache.clone(), key: paths.cache_key.clone() }),
+            cache: Some(CachePaths {
+                directory: paths.cache.clone(),
+                key: paths.cache_key.clone(),
+            }),
             compiler: Compiler::this_program(),
             hardware: config.hardware.clone(),
             node: node.clone(),
-            numa_node_form: config.kubernetes.as_ref().map(|node| node.numa_node_form).unwrap_or_default(),
+            numa_node_form: config
+                .kubernetes
+                .as_ref()
+                .map(|node| node.numa_node_form)
+                .unwrap_or_default(),
             recordings: recordings.clone(),
         };
         let hardware = &config.hardware;
-        let sysfs = hardware.open_sys().with_context(|| format!("open {}", hardware.sys().display()))?;
+        let sysfs = hardware
+            .open_sys()
+            .with_context(|| format!("open {}", hardware.sys().display()))?;
         let sysfs = SysfsTree::new(sysfs);
-        let values = RecordedValues::new(opened.dump.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
+        let values = RecordedValues::new(
+            opened.dump.values,
+            &node.boot_id,
+            opened.checkpoint.clone(),
+            sysfs,
+        );
         let values = Arc::new(values);
         let host = WasmHost::new(settings, claims.clone(), values.clone())
             .context("set up the sandbox for drivers")?;
@@ -303,15 +344,27 @@ impl Built {
             PreviousVersions::open(stored, host.clone(), trust.clone(), tasks.drivers.clone())
                 .context("look at the kept files of drivers")?;
         let previous_versions = Arc::new(previous_versions);
-        let registry = Registry::new(changes.clone(), conditions.clone(), Some(previous_versions.clone()));
+        let registry = Registry::new(
+            changes.clone(),
+            conditions.clone(),
+            Some(previous_versions.clone()),
+        );
         // The files are not read yet: a source that is not known may be there.
         registry.set_listed(false);
         let registry = {
             let records: Vec<_> = claims.lock().claims().cloned().collect();
-            let known = names::evidence(records.iter().map(AsRef::as_ref), &previous_versions.sources());
+            let known = names::evidence(
+                records.iter().map(AsRef::as_ref),
+                &previous_versions.sources(),
+            );
             let (checkpoint, claims) = (opened.checkpoint.clone(), claims.clone());
             let records = opened.dump.names.clone();
-            registry.with_names(NameStore { checkpoint, claims }, records, unreadable_names, known)
+            registry.with_names(
+                NameStore { checkpoint, claims },
+                records,
+                unreadable_names,
+                known,
+            )
         };
         let local = match &config.local_api {
             Some(local) => {
@@ -357,9 +410,18 @@ impl Built {
     }
 
     fn run(self, start: &Start, sockets: Sockets, is_alone: bool) -> Result<Daemon> {
-        let Self { config, node, started_ms, changes, checkpoint, tasks, .. } = self;
+        let Self {
+            config,
+            node,
+            started_ms,
+            changes,
+            checkpoint,
+            tasks,
+            ..
+        } = self;
         let (registry, conditions) = (self.wasm.registry.clone(), self.wasm.conditions.clone());
-        let (recordings, previous_versions) = (self.recordings, self.wasm.previous_versions.clone());
+        let (recordings, previous_versions) =
+            (self.recordings, self.wasm.previous_versions.clone());
         let (paths, intake, drivers) = (&config.paths, &tasks.intake, &tasks.drivers);
         if let Some(restarts) = start.restarts.clone().filter(|restarts| restarts.count > 0)
             && !start.is_reported.swap(true, Ordering::Relaxed)
@@ -367,13 +429,29 @@ impl Built {
             intake.spawn_until_stopped("crash-report", report_crash(restarts, conditions.clone()));
         }
         let subject = paths.checkpoint.to_string_lossy().into_owned();
-        let upkeep = checkpoint.clone().keep(subject, conditions.clone(), intake.clone());
+        let upkeep = checkpoint
+            .clone()
+            .keep(subject, conditions.clone(), intake.clone());
         intake.spawn("checkpoint-upkeep", upkeep);
-        let pools =
-            NodePools { names: PoolNames { node: config.node.name.clone() }, registry: registry.clone() };
-        let connected = config.kubernetes.as_ref().zip(self.client).map(|(kubernetes, client)| {
-            Connected::new(kubernetes.clone(), client, pools.clone(), conditions.clone(), intake.clone())
-        });
+        let pools = NodePools {
+            names: PoolNames {
+                node: config.node.name.clone(),
+            },
+            registry: registry.clone(),
+        };
+        let connected = config
+            .kubernetes
+            .as_ref()
+            .zip(self.client)
+            .map(|(kubernetes, client)| {
+                Connected::new(
+                    kubernetes.clone(),
+                    client,
+                    pools.clone(),
+                    conditions.clone(),
+                    intake.clone(),
+                )
+            });
         let adapters = self.adapters;
         adapters.start(intake);
         let manager = Manager::new(ManagerParts {
@@ -390,16 +468,32 @@ impl Built {
             tasks: tasks.work.clone(),
         });
         let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
-        intake.spawn("cdi-directory", cdi_watch::watch(paths.cdi.clone(), intake.clone(), sender));
+        intake.spawn(
+            "cdi-directory",
+            cdi_watch::watch(paths.cdi.clone(), intake.clone(), sender),
+        );
         manager.remember_owners(&self.names);
         manager.start(events);
-        let at_start =
-            Arc::new(AtStart::look(&paths.drivers, &config.driver_images, &paths.plugins_registry));
+        let at_start = Arc::new(AtStart::look(
+            &paths.drivers,
+            &config.driver_images,
+            &paths.plugins_registry,
+        ));
         self.adapter_files.watch(drivers);
-        watch_config(&config, drivers, self.wasm.trust.clone(), conditions.clone());
+        watch_config(
+            &config,
+            drivers,
+            self.wasm.trust.clone(),
+            conditions.clone(),
+        );
         watch_drivers(&config, drivers, self.wasm);
         let of_plugins = recordings.clone();
-        let plugins = (registry.clone(), node.name.clone(), manager.clone(), conditions.clone());
+        let plugins = (
+            registry.clone(),
+            node.name.clone(),
+            manager.clone(),
+            conditions.clone(),
+        );
         serve_plugins(paths, drivers, plugins, of_plugins, sockets.device_plugins);
         let kubelet_sockets = match connected {
             Some(connected) => connected.start(&cluster::Parts {
@@ -458,27 +552,48 @@ impl Built {
             conditions,
             checkpoint,
             node,
-            taints: kubelet_sockets.cluster.as_ref().map(|cluster| cluster.taints.clone()).or(local_taints),
+            taints: kubelet_sockets
+                .cluster
+                .as_ref()
+                .map(|cluster| cluster.taints.clone())
+                .or(local_taints),
             local_claims,
             recorded_hardware: config.hardware.is_simulated(),
-            extended_resources: kubelet_sockets.cluster.as_ref().map(|of| of.extended_resources.clone()),
+            extended_resources: kubelet_sockets
+                .cluster
+                .as_ref()
+                .map(|of| of.extended_resources.clone()),
             started_ms,
-            recorded: RecordedDrivers { recordings, previous_versions, tasks: tasks_of_api.clone() },
+            recorded: RecordedDrivers {
+                recordings,
+                previous_versions,
+                tasks: tasks_of_api.clone(),
+            },
             tasks: tasks_of_api,
         };
         intake.spawn("node-api", node_api::serve(api, sockets.node_api));
-        intake
-            .spawn_until_stopped("admin", admin::serve(admin.clone(), sockets.admin, sockets.admin_address));
-        intake.spawn("pod-resources", pod_resources::serve(pod_resources, sockets.pod_resources));
-        Ok(Daemon { admin, kubelet_sockets, tasks })
+        intake.spawn_until_stopped(
+            "admin",
+            admin::serve(admin.clone(), sockets.admin, sockets.admin_address),
+        );
+        intake.spawn(
+            "pod-resources",
+            pod_resources::serve(pod_resources, sockets.pod_resources),
+        );
+        Ok(Daemon {
+            admin,
+            kubelet_sockets,
+            tasks,
+        })
     }
 }
 
 /// Reports for a while that the daemon crashed and was started again.
 async fn report_crash(restarts: Restarts, conditions: Conditions) {
     let Restarts { count, last } = restarts;
-    let message =
-        format!("the daemon crashed and was started again ({count} since its parent started): {last}");
+    let message = format!(
+        "the daemon crashed and was started again ({count} since its parent started): {last}"
+    );
     let code = ProblemCode::DaemonCrashed;
     conditions.set("daemon", Problem::unavailable(code, message));
     tokio::time::sleep(CRASH_REPORTED).await;
@@ -498,7 +613,10 @@ fn claim_source(
         (None, Some(local)) => Arc::new(local.claims.clone()),
         (None, None) => {
             let source = ClaimDirectory::new(paths.claims.clone());
-            Arc::new(LocalizedClaims { source, pools: pools.clone() })
+            Arc::new(LocalizedClaims {
+                source,
+                pools: pools.clone(),
+            })
         }
     }
 }
@@ -516,38 +634,71 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
         pre_start_deadline: limit::PRE_START,
         resource_grace: limit::RESOURCE_GRACE,
         // A kernel without NUMA has no such file, and one node.
-        numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
+        numa_nodes: nodes
+            .and_then(|text| devices::parse_nodes(&text))
+            .unwrap_or_else(|| vec![0]),
         hardware: config.hardware.clone(),
         metadata: MetadataSettings {
             is_enabled: config.file.device_metadata.unwrap_or(true),
             access: config.cdi_access,
-            directory: device_metadata::directory_beside(&config.paths.cdi, &config.paths.identity()),
-            pools: PoolNames { node: config.node.name.clone() },
+            directory: device_metadata::directory_beside(
+                &config.paths.cdi,
+                &config.paths.identity(),
+            ),
+            pools: PoolNames {
+                node: config.node.name.clone(),
+            },
         },
         kubelet_allocates: config.kubernetes.is_some(),
     })
 }
 
 fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {
-    let Some(path) = config.file_path.clone() else { return };
+    let Some(path) = config.file_path.clone() else {
+        return;
+    };
     // Of the directory and not of the file: tools replace the file by a new one, and a mounted ConfigMap changes a link beside it.
     let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
     let (sender, reports) = mpsc::channel(1);
-    let reload = Reload { path, started: config.file.clone(), trust, conditions };
+    let reload = Reload {
+        path,
+        started: config.file.clone(),
+        trust,
+        conditions,
+    };
     tasks.spawn_until_stopped("config", reload.run(reports));
-    tasks.spawn("config-directory", watched::changes(directory, tasks.clone(), sender));
+    tasks.spawn(
+        "config-directory",
+        watched::changes(directory, tasks.clone(), sender),
+    );
 }
 
 fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
-    let Config { paths, hardware, driver_images, .. } = config;
+    let Config {
+        paths,
+        hardware,
+        driver_images,
+        ..
+    } = config;
     let kernel = wasm.kernel.clone();
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     if !hardware.is_simulated() {
-        tasks.spawn("uevents", kernel::read_uevents(tasks.clone(), kernel.clone()));
+        tasks.spawn(
+            "uevents",
+            kernel::read_uevents(tasks.clone(), kernel.clone()),
+        );
     }
-    tasks.spawn("device-nodes", kernel::watch_nodes(hardware.dev(), tasks.clone(), kernel));
+    tasks.spawn(
+        "device-nodes",
+        kernel::watch_nodes(hardware.dev(), tasks.clone(), kernel),
+    );
     tasks.spawn("wasm-files", wasm.run(events));
-    let watch = file_watch::watch(paths.drivers.clone(), driver_images.clone(), tasks.clone(), sender);
+    let watch = file_watch::watch(
+        paths.drivers.clone(),
+        driver_images.clone(),
+        tasks.clone(),
+        sender,
+    );
     tasks.spawn("driver-directory", watch);
 }
 
@@ -573,7 +724,10 @@ fn serve_plugins(
     };
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     tasks.spawn_until_stopped("plugins", plugins.run(events));
-    tasks.spawn("plugin-directory", sockets::watch(paths.plugins_registry.clone(), tasks.clone(), sender));
+    tasks.spawn(
+        "plugin-directory",
+        sockets::watch(paths.plugins_registry.clone(), tasks.clone(), sender),
+    );
     let service = registration::serve(listener, device_plugins, endpoints, tasks.clone());
     tasks.spawn("device-plugin-api", service);
 }

@@ -47,7 +47,12 @@ use nodedock_wasm::{COMPILE_COMMAND, CompileBounds, compile_for_parent};
 ///
 /// Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 daemon not reachable.
 #[derive(Parser)]
-#[command(name = "nodedock", version, max_term_width = 100, propagate_version = true)]
+#[command(
+    name = "nodedock",
+    version,
+    max_term_width = 100,
+    propagate_version = true
+)]
 struct Cli {
     #[command(flatten)]
     location: Location,
@@ -59,7 +64,13 @@ struct Cli {
 #[derive(Args)]
 struct Location {
     /// Directory below which the daemon keeps all its files
-    #[arg(long, global = true, env = "NODEDOCK_ROOT", default_value = "/", value_name = "DIR")]
+    #[arg(
+        long,
+        global = true,
+        env = "NODEDOCK_ROOT",
+        default_value = "/",
+        value_name = "DIR"
+    )]
     root: PathBuf,
     /// The daemon's socket, where it is not ROOT/run/nodedock/nodedock.sock
     #[arg(long, global = true, value_name = "PATH")]
@@ -68,7 +79,9 @@ struct Location {
 
 impl Location {
     fn socket(&self) -> PathBuf {
-        self.socket.clone().unwrap_or_else(|| Paths::below(&self.root).socket)
+        self.socket
+            .clone()
+            .unwrap_or_else(|| Paths::below(&self.root).socket)
     }
 }
 
@@ -164,18 +177,31 @@ enum CliError {
     #[error("{message}")]
     Usage { message: String, hint: String },
     #[error("the daemon is not reachable on {}", socket.display())]
-    Unreachable { socket: PathBuf, source: anyhow::Error },
+    Unreachable {
+        socket: PathBuf,
+        source: anyhow::Error,
+    },
     #[error("the local API is not reachable on {}", socket.display())]
-    NoLocalApi { socket: PathBuf, source: anyhow::Error },
+    NoLocalApi {
+        socket: PathBuf,
+        source: anyhow::Error,
+    },
 }
 
 impl CliError {
     fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Usage { message: message.into(), hint: hint.into() }
+        Self::Usage {
+            message: message.into(),
+            hint: hint.into(),
+        }
     }
 
     fn unless_done(is_done: bool) -> Result<()> {
-        if is_done { Ok(()) } else { Err(Self::Refused.into()) }
+        if is_done {
+            Ok(())
+        } else {
+            Err(Self::Refused.into())
+        }
     }
 }
 
@@ -187,16 +213,20 @@ pub fn main() -> ExitCode {
 
 /// Prints an error with its hint, and returns its exit code.
 fn fail(error: anyhow::Error, location: &Location) -> ExitCode {
-    let error =
-        error.downcast::<Status>().map_or_else(|other| other, |status| client::call_error(status, location));
+    let error = error
+        .downcast::<Status>()
+        .map_or_else(|other| other, |status| client::call_error(status, location));
     let (code, hint) = match error.downcast_ref::<CliError>() {
         Some(CliError::Refused) => return ExitCode::from(1),
         Some(CliError::Ended { code }) => return ExitCode::from(*code),
         Some(CliError::Usage { hint, .. }) => (2, Some(hint.as_str())),
-        Some(CliError::NoLocalApi { .. }) => {
-            (3, Some("is `nodedock run --local-api` running, with the same --root?"))
+        Some(CliError::NoLocalApi { .. }) => (
+            3,
+            Some("is `nodedock run --local-api` running, with the same --root?"),
+        ),
+        Some(CliError::Unreachable { .. }) => {
+            (3, Some("is `nodedock run` running, with the same --root?"))
         }
-        Some(CliError::Unreachable { .. }) => (3, Some("is `nodedock run` running, with the same --root?")),
         None => (1, None),
     };
     print_error(&format!("error: {}", chain(error.as_ref())));
@@ -229,12 +259,28 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Preflight(args) => block_on(preflight::run(location, args)),
         Command::Probe(args) => block_on(probe::run(location, args)),
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "nodedock", &mut std::io::stdout());
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "nodedock",
+                &mut std::io::stdout(),
+            );
             Ok(())
         }
-        Command::InternalCompile { parent, memory, cpu_seconds } => {
+        Command::InternalCompile {
+            parent,
+            memory,
+            cpu_seconds,
+        } => {
             let cpu = Duration::from_secs(cpu_seconds);
-            Ok(compile_for_parent(parent, &CompileBounds { memory, cpu, ..CompileBounds::default() })?)
+            Ok(compile_for_parent(
+                parent,
+                &CompileBounds {
+                    memory,
+                    cpu,
+                    ..CompileBounds::default()
+                },
+            )?)
         }
     }
 }
@@ -264,7 +310,10 @@ fn block_on_until_stopped(command: impl Future<Output = Result<()>>) -> Result<(
 }
 
 fn runtime() -> Result<Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start a runtime")
 }
 
 /// Resolves when the user, a terminal that ends or another program wants an end.
@@ -300,10 +349,19 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
     if let Some(snapshot) = &args.hardware {
         config.hardware = app::hardware::simulated(snapshot, &config.paths.hardware, &boot_id)?;
     }
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
-    let outcome = runtime
-        .block_on(app::run(config, app::Start { boot_id, listeners, restarts, is_reported: false.into() }));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("start a runtime")?;
+    let outcome = runtime.block_on(app::run(
+        config,
+        app::Start {
+            boot_id,
+            listeners,
+            restarts,
+            is_reported: false.into(),
+        },
+    ));
     // A file system call of a driver that hangs must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
     outcome
@@ -313,22 +371,36 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
 fn make_root(location: &Location) -> Result<()> {
     let root = &location.root;
     // It may have directories for others, as that of the CDI files.
-    directories::make(root, 0o755)
-        .with_context(|| format!("make the root {}: choose a --root that can be written", root.display()))
+    directories::make(root, 0o755).with_context(|| {
+        format!(
+            "make the root {}: choose a --root that can be written",
+            root.display()
+        )
+    })
 }
 
 /// Reads the config file and puts the daemon's configuration together.
 fn config(location: &Location, mut flags: Flags) -> Result<Config> {
-    let file = flags.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+    let file = flags
+        .config
+        .as_deref()
+        .map(ConfigFile::read)
+        .transpose()?
+        .unwrap_or_default();
     let root = std::path::absolute(&location.root)
         .with_context(|| format!("find the root {}", location.root.display()))?;
     let root = match root.canonicalize() {
         Ok(root) => root,
         // What does not exist has no links.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => root,
-        Err(error) => return Err(error).with_context(|| format!("find the root {}", root.display())),
+        Err(error) => {
+            return Err(error).with_context(|| format!("find the root {}", root.display()));
+        }
     };
-    for path in [&mut flags.config, &mut flags.kubernetes.kubeconfig].into_iter().flatten() {
+    for path in [&mut flags.config, &mut flags.kubernetes.kubeconfig]
+        .into_iter()
+        .flatten()
+    {
         *path = std::path::absolute(&path).with_context(|| format!("find {}", path.display()))?;
     }
     Config::new(&root, location.socket.clone(), flags, file)

@@ -88,26 +88,46 @@ pub struct ClaimsSection {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("read the config {}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("the config {} is not valid", path.display())]
-    Parse { path: PathBuf, source: Box<serde_saphyr::Error> },
+    Parse {
+        path: PathBuf,
+        source: Box<serde_saphyr::Error>,
+    },
     #[error("the config {}", path.display())]
-    Trust { path: PathBuf, source: Box<trust::SectionError> },
+    Trust {
+        path: PathBuf,
+        source: Box<trust::SectionError>,
+    },
 }
 
 impl ConfigFile {
     /// Reads and checks a file. Unknown keys, wrong types and values out of range are errors with line and column.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         Self::parse(&text, path)
     }
 
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let invalid = |error| ConfigError::Parse { path: path.to_owned(), source: Box::new(error) };
+        let invalid = |error| ConfigError::Parse {
+            path: path.to_owned(),
+            source: Box::new(error),
+        };
         let mut config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
-        let untrusted = |source| ConfigError::Trust { path: path.to_owned(), source: Box::new(source) };
-        config.policy = config.trust.check(path.parent().unwrap_or(path)).map_err(untrusted)?;
+        let untrusted = |source| ConfigError::Trust {
+            path: path.to_owned(),
+            source: Box::new(source),
+        };
+        config.policy = config
+            .trust
+            .check(path.parent().unwrap_or(path))
+            .map_err(untrusted)?;
         Ok(config)
     }
 
@@ -118,16 +138,26 @@ impl ConfigFile {
             ("cdiDir", self.cdi_dir != started.cdi_dir),
             ("cdiSpecDirs", self.cdi_spec_dirs != started.cdi_spec_dirs),
             ("cdiFiles", self.cdi_files != started.cdi_files),
-            ("deviceMetadata", self.device_metadata != started.device_metadata),
+            (
+                "deviceMetadata",
+                self.device_metadata != started.device_metadata,
+            ),
             ("claims", self.claims != started.claims),
             ("admin", self.admin != started.admin),
             ("kubernetes", self.kubernetes != started.kubernetes),
             ("localApi", self.local_api != started.local_api),
             ("recording", self.recording != started.recording),
             ("driverImages", self.driver_images != started.driver_images),
-            ("devicePluginAdapters", self.device_plugin_adapters != started.device_plugin_adapters),
+            (
+                "devicePluginAdapters",
+                self.device_plugin_adapters != started.device_plugin_adapters,
+            ),
         ];
-        differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
+        differs
+            .into_iter()
+            .filter(|(_, differs)| *differs)
+            .map(|(key, _)| key)
+            .collect()
     }
 }
 
@@ -195,18 +225,40 @@ impl Config {
     ) -> Result<Self, SettingsError> {
         let mut paths = Paths::below(root);
         paths.socket = socket.unwrap_or(paths.socket);
-        paths.cdi = flags.cdi_dir.or_else(|| file.cdi_dir.clone()).unwrap_or(paths.cdi);
+        paths.cdi = flags
+            .cdi_dir
+            .or_else(|| file.cdi_dir.clone())
+            .unwrap_or(paths.cdi);
         paths.cdi_spec_dirs = file.cdi_spec_dirs.clone().unwrap_or(paths.cdi_spec_dirs);
         let node_name = flags.node_name.or_else(|| file.node_name.clone());
-        let host_name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host_name = || {
+            rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned()
+        };
         // What a file names has the file.
         let path = flags.config.as_deref().unwrap_or(Path::new(""));
-        let driver_images = file.driver_images.iter().map(|entry| entry.image(path)).collect();
-        let milliseconds = |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
-        let kubernetes = kubernetes::resolve(flags.kubernetes, &file.kubernetes, root, node_name.as_deref())?;
+        let driver_images = file
+            .driver_images
+            .iter()
+            .map(|entry| entry.image(path))
+            .collect();
+        let milliseconds =
+            |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
+        let kubernetes = kubernetes::resolve(
+            flags.kubernetes,
+            &file.kubernetes,
+            root,
+            node_name.as_deref(),
+        )?;
         let node = NodeName::resolve(node_name.as_deref(), &host_name())?;
-        let local_api =
-            local_api::resolve(&flags.local_api, &file.local_api, &node.name, kubernetes.is_some())?;
+        let local_api = local_api::resolve(
+            &flags.local_api,
+            &file.local_api,
+            &node.name,
+            kubernetes.is_some(),
+        )?;
         Ok(Self {
             root: root.to_owned(),
             paths,
@@ -217,7 +269,10 @@ impl Config {
             exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
             call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
             admin_address: file.admin.listen,
-            recording_bytes_max: file.recording.max_bytes.unwrap_or(recording::BYTES_MAX_DEFAULT),
+            recording_bytes_max: file
+                .recording
+                .max_bytes
+                .unwrap_or(recording::BYTES_MAX_DEFAULT),
             hardware: Hardware::of_node(),
             instance: flags.instance_uid,
             driver_images,
@@ -232,18 +287,40 @@ impl Config {
     pub(crate) fn rename_node(&mut self, name: Option<&ObjectName>) {
         let Some(name) = name else { return };
         self.node.name = name.clone();
-        self.local_api.iter_mut().for_each(|local| local.node = name.clone());
-        self.kubernetes.iter_mut().for_each(|kubernetes| kubernetes.node_name = name.clone());
+        self.local_api
+            .iter_mut()
+            .for_each(|local| local.node = name.clone());
+        self.kubernetes
+            .iter_mut()
+            .for_each(|kubernetes| kubernetes.node_name = name.clone());
     }
 
     /// Returns the directories of the daemon and of its orchestrator, and files of the daemon in other directories, of which no container gets
     /// anything.
     pub fn never_mounted(&self) -> Vec<PathBuf> {
         let paths = &self.paths;
-        let mut own: Vec<_> = paths.own_directories().into_iter().map(Path::to_owned).collect();
-        own.extend(paths.cdi_spec_dirs.iter().chain([&paths.cdi, &paths.socket]).cloned());
-        own.extend(self.kubernetes.as_ref().map(|kubernetes| kubernetes.kubelet_root.clone()));
-        own.extend(self.driver_images.iter().map(|image| image.directory.clone()));
+        let mut own: Vec<_> = paths
+            .own_directories()
+            .into_iter()
+            .map(Path::to_owned)
+            .collect();
+        own.extend(
+            paths
+                .cdi_spec_dirs
+                .iter()
+                .chain([&paths.cdi, &paths.socket])
+                .cloned(),
+        );
+        own.extend(
+            self.kubernetes
+                .as_ref()
+                .map(|kubernetes| kubernetes.kubelet_root.clone()),
+        );
+        own.extend(
+            self.driver_images
+                .iter()
+                .map(|image| image.directory.clone()),
+        );
         own.extend(self.file_path.clone());
         own.sort();
         own.dedup();
@@ -300,7 +377,10 @@ impl Paths {
     /// Returns what identifies this daemon in CDI files, since several daemons may write to one directory: the path that the checkpoint had
     /// in format 1, which running claims' files name.
     pub fn identity(&self) -> String {
-        self.checkpoint.with_extension("redb").to_string_lossy().into_owned()
+        self.checkpoint
+            .with_extension("redb")
+            .to_string_lossy()
+            .into_owned()
     }
 
     /// Returns the default paths below a root.
@@ -346,12 +426,17 @@ impl Paths {
             &self.claims,
             &self.cache,
         ];
-        state.into_iter().chain(of_sockets.into_iter().flatten()).chain(below.map(AsRef::as_ref)).collect()
+        state
+            .into_iter()
+            .chain(of_sockets.into_iter().flatten())
+            .chain(below.map(AsRef::as_ref))
+            .collect()
     }
 
     /// Returns the socket on which an instance answers probes about itself, whichever instance serves.
     pub fn probes_of(&self, instance: &Uid) -> PathBuf {
-        self.admin.with_file_name(format!("{INSTANCE_PROBES}{instance}.sock"))
+        self.admin
+            .with_file_name(format!("{INSTANCE_PROBES}{instance}.sock"))
     }
 }
 
@@ -369,42 +454,109 @@ mod tests {
 
     #[test]
     fn a_key_or_value_that_is_not_allowed_is_an_error_with_its_line() {
-        assert_eq!(parse("nodeName: n1\n").unwrap().node_name.as_deref(), Some("n1"));
+        assert_eq!(
+            parse("nodeName: n1\n").unwrap().node_name.as_deref(),
+            Some("n1")
+        );
         let address = "[::1]:9400".parse().unwrap();
-        assert_eq!(parse("admin: {listen: \"[::1]:9400\"}\n").unwrap().admin.listen, Some(address));
-        let read = parse("kubernetes: {enabled: true, kubeletRoot: /k, requestsPerSecond: 5}\n").unwrap();
+        assert_eq!(
+            parse("admin: {listen: \"[::1]:9400\"}\n")
+                .unwrap()
+                .admin
+                .listen,
+            Some(address)
+        );
+        let read =
+            parse("kubernetes: {enabled: true, kubeletRoot: /k, requestsPerSecond: 5}\n").unwrap();
         assert_eq!(read.kubernetes.requests_per_second, Some(5));
         let many = format!("cdiSpecDirs: [{}]\n", "/x, ".repeat(17));
         for (yaml, parts) in [
             ("nodeName: n1\nnodName: n1\n", ["nodName", "line 2"]),
-            ("claims: {exclusiveWaitMs: soon}\n", ["is not valid", "line 1"]),
-            ("claims:\n  callDeadlineMs: 1\n", ["1 is out of range: 100 to 300000", "line 2"]),
+            (
+                "claims: {exclusiveWaitMs: soon}\n",
+                ["is not valid", "line 1"],
+            ),
+            (
+                "claims:\n  callDeadlineMs: 1\n",
+                ["1 is out of range: 100 to 300000", "line 2"],
+            ),
             (
                 "admin: {listen: \"localhost:9400\"}\n",
-                ["\"localhost:9400\" is not an IP address and a port", "line 1"],
+                [
+                    "\"localhost:9400\" is not an IP address and a port",
+                    "line 1",
+                ],
             ),
-            ("admin: {listen: \"127.0.0.1\"}\n", ["is not an IP address and a port", "line 1"]),
-            ("admin: {listen: \"\"}\n", ["is not an IP address and a port", "line 1"]),
+            (
+                "admin: {listen: \"127.0.0.1\"}\n",
+                ["is not an IP address and a port", "line 1"],
+            ),
+            (
+                "admin: {listen: \"\"}\n",
+                ["is not an IP address and a port", "line 1"],
+            ),
             ("admin: {listen: \"127.0.0.1:0\"}\n", ["port 0", "line 1"]),
             ("admin: {port: 9400}\n", ["port", "line 1"]),
-            ("cdiSpecDirs: [/etc/cdi, run/cdi]\n", ["\"run/cdi\" is not an absolute path", "line 1"]),
+            (
+                "cdiSpecDirs: [/etc/cdi, run/cdi]\n",
+                ["\"run/cdi\" is not an absolute path", "line 1"],
+            ),
             (&many, ["17 directories", "line 1"]),
-            ("trust:\n  keys:\n  - {name: a, pem: x}\n", ["the config nodedock.yaml: line 3", "key a"]),
-            ("kubernetes: {requestsPerSecond: 0}\n", ["0 is out of range", "line 1"]),
-            ("kubernetes: {requestBurst: 100000}\n", ["100000 is out of range", "line 1"]),
-            ("kubernetes: {kubeletRoot: var/lib}\n", ["\"var/lib\" is not an absolute path", "line 1"]),
-            ("kubernetes: {kubeconfig: admin.conf}\n", ["\"admin.conf\" is not an absolute path", "line 1"]),
+            (
+                "trust:\n  keys:\n  - {name: a, pem: x}\n",
+                ["the config nodedock.yaml: line 3", "key a"],
+            ),
+            (
+                "kubernetes: {requestsPerSecond: 0}\n",
+                ["0 is out of range", "line 1"],
+            ),
+            (
+                "kubernetes: {requestBurst: 100000}\n",
+                ["100000 is out of range", "line 1"],
+            ),
+            (
+                "kubernetes: {kubeletRoot: var/lib}\n",
+                ["\"var/lib\" is not an absolute path", "line 1"],
+            ),
+            (
+                "kubernetes: {kubeconfig: admin.conf}\n",
+                ["\"admin.conf\" is not an absolute path", "line 1"],
+            ),
             ("kubernetes: {kubeletroot: /k}\n", ["kubeletroot", "line 1"]),
-            ("cdiFiles: {mode: \"0666\"}\n", ["cdiFiles.mode: \"0666\" is none of", "line 1"]),
-            ("cdiFiles: {mode: \"0440\"}\n", ["cdiFiles.mode: \"0440\" is none of", "line 1"]),
-            ("cdiFiles: {mode: \"rw-r--r--\"}\n", ["cdiFiles.mode: \"rw-r--r--\" is none of", "line 1"]),
-            ("cdiFiles: {mode: \"00644\"}\n", ["cdiFiles.mode: \"00644\" is none of", "line 1"]),
+            (
+                "cdiFiles: {mode: \"0666\"}\n",
+                ["cdiFiles.mode: \"0666\" is none of", "line 1"],
+            ),
+            (
+                "cdiFiles: {mode: \"0440\"}\n",
+                ["cdiFiles.mode: \"0440\" is none of", "line 1"],
+            ),
+            (
+                "cdiFiles: {mode: \"rw-r--r--\"}\n",
+                ["cdiFiles.mode: \"rw-r--r--\" is none of", "line 1"],
+            ),
+            (
+                "cdiFiles: {mode: \"00644\"}\n",
+                ["cdiFiles.mode: \"00644\" is none of", "line 1"],
+            ),
             ("cdiFiles:\n  mode: [6]\n", ["is not valid", "line 2"]),
-            ("cdiFiles: {group: \"\"}\n", ["cdiFiles.group: it is empty", "line 1"]),
+            (
+                "cdiFiles: {group: \"\"}\n",
+                ["cdiFiles.group: it is empty", "line 1"],
+            ),
             ("cdiFiles: {owner: root}\n", ["owner", "line 1"]),
-            ("recording: {drivers: [gpu.example.com], maxBytes: 1}\n", ["1 is out of range", "line 1"]),
-            ("recording:\n  drivers: [\"../gpu\"]\n", ["../gpu", "line 2"]),
-            ("recording: {driver: gpu.example.com}\n", ["driver", "line 1"]),
+            (
+                "recording: {drivers: [gpu.example.com], maxBytes: 1}\n",
+                ["1 is out of range", "line 1"],
+            ),
+            (
+                "recording:\n  drivers: [\"../gpu\"]\n",
+                ["../gpu", "line 2"],
+            ),
+            (
+                "recording: {driver: gpu.example.com}\n",
+                ["driver", "line 1"],
+            ),
         ] {
             let error = chain(&parse(yaml).unwrap_err());
             assert!(
@@ -418,18 +570,36 @@ mod tests {
     fn what_needs_a_restart_is_known_by_its_keys_and_trust_is_not_among_them() {
         let parse = |text| parse(text).unwrap();
         let started = parse("nodeName: n1\n");
-        assert_eq!(parse("nodeName: n1\ntrust: {mode: warn}\n").needs_restart(&started), [""; 0]);
-        let other = parse("claims: {exclusiveWaitMs: 5}\ncdiDir: /x\nadmin: {listen: \"127.0.0.1:9400\"}\n");
-        assert_eq!(other.needs_restart(&started), ["nodeName", "cdiDir", "claims", "admin"]);
+        assert_eq!(
+            parse("nodeName: n1\ntrust: {mode: warn}\n").needs_restart(&started),
+            [""; 0]
+        );
+        let other = parse(
+            "claims: {exclusiveWaitMs: 5}\ncdiDir: /x\nadmin: {listen: \"127.0.0.1:9400\"}\n",
+        );
+        assert_eq!(
+            other.needs_restart(&started),
+            ["nodeName", "cdiDir", "claims", "admin"]
+        );
     }
 
     #[test]
     fn flags_win_over_the_file_and_the_file_over_defaults() {
-        let config = |flags, yaml| Config::new(Path::new("/r"), None, flags, parse(yaml).unwrap()).unwrap();
-        let flags = || Flags { cdi_dir: Some("/from/flag".into()), ..Flags::default() };
+        let config =
+            |flags, yaml| Config::new(Path::new("/r"), None, flags, parse(yaml).unwrap()).unwrap();
+        let flags = || Flags {
+            cdi_dir: Some("/from/flag".into()),
+            ..Flags::default()
+        };
         let plain = config(Flags::default(), "");
-        assert_eq!((plain.paths.cdi, plain.admin_address), ("/r/var/run/cdi".into(), None));
-        assert_eq!(plain.paths.cdi_spec_dirs, ["/r/etc/cdi", "/r/var/run/cdi"].map(PathBuf::from));
+        assert_eq!(
+            (plain.paths.cdi, plain.admin_address),
+            ("/r/var/run/cdi".into(), None)
+        );
+        assert_eq!(
+            plain.paths.cdi_spec_dirs,
+            ["/r/etc/cdi", "/r/var/run/cdi"].map(PathBuf::from)
+        );
         let file = "{cdiDir: /from/file, cdiSpecDirs: [/x], admin: {listen: \"127.0.0.1:9400\"}}";
         let from_file = config(Flags::default(), file);
         assert_eq!(from_file.paths.cdi, Path::new("/from/file"));

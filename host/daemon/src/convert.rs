@@ -13,17 +13,18 @@ use nodedock_core::pools::NodePools;
 use nodedock_core::registry::{DriverView, NativeView, TrustView};
 use nodedock_kube::taints::{AddedTaints, RuleTaint};
 use nodedock_model::{
-    AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim, ClaimRecord,
-    ClaimReference, Consumer, ContainerClaim, ContainerKind, DriverName, NameError, ObjectRef, OpaqueConfig,
-    PodContainer, PodRequest, PoolName, Problem, ProblemCode, Taint, is_dns_label, limit,
+    AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim,
+    ClaimRecord, ClaimReference, Consumer, ContainerClaim, ContainerKind, DriverName, NameError,
+    ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, ProblemCode, Taint,
+    is_dns_label, limit,
 };
 
 mod claims;
 mod resources;
 
 pub use claims::{
-    claim_status, refused_claim, release_preview, release_request, release_response, released_claim,
-    waiting_claim,
+    claim_status, refused_claim, release_preview, release_request, release_response,
+    released_claim, waiting_claim,
 };
 use claims::{transition, worst_problem};
 pub use resources::{
@@ -48,17 +49,24 @@ fn bounded(field: &str, entries: usize, max: usize) -> Result<(), Problem> {
     if entries <= max {
         return Ok(());
     }
-    Err(invalid(format!("{field} has {entries} entries, at most {max} are allowed")))
+    Err(invalid(format!(
+        "{field} has {entries} entries, at most {max} are allowed"
+    )))
 }
 
 /// Parses a name, UID or resource.
 fn name<T: FromStr<Err = NameError>>(field: &str, text: &str) -> Result<T, Problem> {
-    text.parse().map_err(|error| invalid(format!("{field}: {error}")))
+    text.parse()
+        .map_err(|error| invalid(format!("{field}: {error}")))
 }
 
 /// Parses a name that may be empty for none.
 fn optional<T: FromStr<Err = NameError>>(field: &str, text: &str) -> Result<Option<T>, Problem> {
-    if text.is_empty() { Ok(None) } else { name(field, text).map(Some) }
+    if text.is_empty() {
+        Ok(None)
+    } else {
+        name(field, text).map(Some)
+    }
 }
 
 fn not_empty(text: &str) -> Option<String> {
@@ -67,7 +75,10 @@ fn not_empty(text: &str) -> Option<String> {
 
 /// The start of a text for an error, without unprintable characters.
 fn shown(text: &str) -> String {
-    text.chars().filter(|c| !is_unprintable(*c)).take(SHOWN_CHARS_MAX).collect()
+    text.chars()
+        .filter(|c| !is_unprintable(*c))
+        .take(SHOWN_CHARS_MAX)
+        .collect()
 }
 
 fn object(field: &str, object: Option<&v1::ObjectRef>) -> Result<ObjectRef, Problem> {
@@ -85,7 +96,9 @@ fn label(field: &str, name: &str) -> Result<String, Problem> {
         return Ok(name.to_owned());
     }
     let start: String = name.chars().take(SHOWN_CHARS_MAX).collect();
-    Err(invalid(format!("{field}: {start:?} is no DNS label of at most 63 bytes")))
+    Err(invalid(format!(
+        "{field}: {start:?} is no DNS label of at most 63 bytes"
+    )))
 }
 
 fn unique<'a>(field: &str, names: impl IntoIterator<Item = &'a str>) -> Result<(), Problem> {
@@ -99,37 +112,74 @@ fn unique<'a>(field: &str, names: impl IntoIterator<Item = &'a str>) -> Result<(
 /// Checks a request for a pod, and returns it with the claims that it carries.
 pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<Claim>), Problem> {
     bounded("claims", request.claims.len(), limit::POD_CLAIMS_MAX)?;
-    bounded("inline_claims", request.inline_claims.len(), limit::POD_CLAIMS_MAX)?;
+    bounded(
+        "inline_claims",
+        request.inline_claims.len(),
+        limit::POD_CLAIMS_MAX,
+    )?;
     let pod = object("pod", request.pod.as_ref())?;
-    let claims: Vec<_> = request.claims.iter().map(reference).collect::<Result<_, _>>()?;
+    let claims: Vec<_> = request
+        .claims
+        .iter()
+        .map(reference)
+        .collect::<Result<_, _>>()?;
     let containers = containers(&request.containers)?;
-    unique("claims[].pod_claim_name", claims.iter().map(|claim| claim.pod_claim_name.as_str()))?;
-    let names: BTreeSet<_> = claims.iter().map(|claim| claim.pod_claim_name.as_str()).collect();
+    unique(
+        "claims[].pod_claim_name",
+        claims.iter().map(|claim| claim.pod_claim_name.as_str()),
+    )?;
+    let names: BTreeSet<_> = claims
+        .iter()
+        .map(|claim| claim.pod_claim_name.as_str())
+        .collect();
     for container in &containers {
         let known = |claim: &ContainerClaim| names.contains(claim.pod_claim_name.as_str());
         if let Some(unknown) = container.claims.iter().find(|claim| !known(claim)) {
             let (name, claim) = (&container.name, &unknown.pod_claim_name);
-            let message = format!("container {name:?} uses claim {claim:?}, which the pod does not have");
+            let message =
+                format!("container {name:?} uses claim {claim:?}, which the pod does not have");
             return Err(invalid(message));
         }
     }
-    let inline = request.inline_claims.iter().map(claim).collect::<Result<_, _>>()?;
+    let inline = request
+        .inline_claims
+        .iter()
+        .map(claim)
+        .collect::<Result<_, _>>()?;
     let pod_group = optional("pod_group", &request.pod_group)?;
-    Ok((PodRequest { pod, pod_group, claims, containers }, inline))
+    Ok((
+        PodRequest {
+            pod,
+            pod_group,
+            claims,
+            containers,
+        },
+        inline,
+    ))
 }
 
 /// Checks a request about the extended resources of a pod; the claims of its containers are left out.
 pub fn resources_request(request: &v1::GetTopologyHintsRequest) -> Result<PodRequest, Problem> {
     let pod = object("pod", request.pod.as_ref())?;
     let mut containers = containers(&request.containers)?;
-    containers.iter_mut().for_each(|container| container.claims.clear());
-    Ok(PodRequest { pod, pod_group: None, claims: Vec::new(), containers })
+    containers
+        .iter_mut()
+        .for_each(|container| container.claims.clear());
+    Ok(PodRequest {
+        pod,
+        pod_group: None,
+        claims: Vec::new(),
+        containers,
+    })
 }
 
 fn containers(containers: &[v1::Container]) -> Result<Vec<PodContainer>, Problem> {
     bounded("containers", containers.len(), limit::POD_CONTAINERS_MAX)?;
     let containers: Vec<_> = containers.iter().map(container).collect::<Result<_, _>>()?;
-    unique("containers[].name", containers.iter().map(|container| container.name.as_str()))?;
+    unique(
+        "containers[].name",
+        containers.iter().map(|container| container.name.as_str()),
+    )?;
     Ok(containers)
 }
 
@@ -142,7 +192,11 @@ fn reference(reference: &v1::ClaimReference) -> Result<ClaimReference, Problem> 
 }
 
 fn container(container: &v1::Container) -> Result<PodContainer, Problem> {
-    bounded("containers[].claims", container.claims.len(), limit::CONTAINER_CLAIMS_MAX)?;
+    bounded(
+        "containers[].claims",
+        container.claims.len(),
+        limit::CONTAINER_CLAIMS_MAX,
+    )?;
     let claim = |claim: &v1::ContainerClaim| ContainerClaim {
         pod_claim_name: claim.pod_claim_name.clone(),
         request: not_empty(&claim.request),
@@ -157,18 +211,32 @@ fn container(container: &v1::Container) -> Result<PodContainer, Problem> {
 }
 
 fn container_kind(kind: &str) -> Result<ContainerKind, Problem> {
-    let kinds = [ContainerKind::App, ContainerKind::Init, ContainerKind::Sidecar];
+    let kinds = [
+        ContainerKind::App,
+        ContainerKind::Init,
+        ContainerKind::Sidecar,
+    ];
     match kind {
         "" => Ok(ContainerKind::App),
-        _ => kinds.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| {
-            invalid(format!("containers[].kind: {:?} is none of app, init and sidecar", shown(kind)))
-        }),
+        _ => kinds
+            .into_iter()
+            .find(|known| known.as_str() == kind)
+            .ok_or_else(|| {
+                invalid(format!(
+                    "containers[].kind: {:?} is none of app, init and sidecar",
+                    shown(kind)
+                ))
+            }),
     }
 }
 
 /// A consumer is identified by its UID; callers may leave out the rest.
 fn consumer(consumer: &v1::Consumer) -> Result<Consumer, Problem> {
-    let called = if consumer.name.is_empty() { UNNAMED } else { &consumer.name };
+    let called = if consumer.name.is_empty() {
+        UNNAMED
+    } else {
+        &consumer.name
+    };
     Ok(Consumer {
         api_group: consumer.api_group.clone(),
         resource: consumer.resource.clone(),
@@ -178,12 +246,20 @@ fn consumer(consumer: &v1::Consumer) -> Result<Consumer, Problem> {
 }
 
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
-    bounded("reserved_for", claim.reserved_for.len(), limit::RESERVED_FOR_MAX)?;
+    bounded(
+        "reserved_for",
+        claim.reserved_for.len(),
+        limit::RESERVED_FOR_MAX,
+    )?;
     Ok(Claim {
         resource: None,
         id: object("inline_claims[].id", claim.id.as_ref())?,
         allocation: claim.allocation.as_ref().map(allocation).transpose()?,
-        reserved_for: claim.reserved_for.iter().map(consumer).collect::<Result<_, _>>()?,
+        reserved_for: claim
+            .reserved_for
+            .iter()
+            .map(consumer)
+            .collect::<Result<_, _>>()?,
         annotations: claim.annotations.clone(),
         owner_pod: optional("owner_pod_uid", &claim.owner_pod_uid)?,
     })
@@ -191,8 +267,16 @@ fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
 
 fn allocation(allocation: &v1::Allocation) -> Result<Allocation, Problem> {
     Ok(Allocation {
-        devices: allocation.devices.iter().map(allocated).collect::<Result<_, _>>()?,
-        configs: allocation.configs.iter().map(config).collect::<Result<_, _>>()?,
+        devices: allocation
+            .devices
+            .iter()
+            .map(allocated)
+            .collect::<Result<_, _>>()?,
+        configs: allocation
+            .configs
+            .iter()
+            .map(config)
+            .collect::<Result<_, _>>()?,
         node_name: not_empty(&allocation.node_name),
     })
 }
@@ -211,8 +295,12 @@ fn allocated(device: &v1::AllocatedDevice) -> Result<AllocatedDevice, Problem> {
 }
 
 fn config(config: &v1::OpaqueConfig) -> Result<OpaqueConfig, Problem> {
-    let unknown =
-        |_| invalid(format!("configs[].source: {:?} is neither FromClass nor FromClaim", config.source));
+    let unknown = |_| {
+        invalid(format!(
+            "configs[].source: {:?} is neither FromClass nor FromClaim",
+            config.source
+        ))
+    };
     Ok(OpaqueConfig {
         source: config.source.parse().map_err(unknown)?,
         requests: config.requests.clone(),
@@ -227,7 +315,10 @@ pub fn selector(pod: Option<&v1::ObjectRef>) -> Result<PodSelector, Problem> {
     if !pod.uid.is_empty() {
         return name("pod.uid", &pod.uid).map(PodSelector::Uid);
     }
-    Ok(PodSelector::Name(name("pod.namespace", &pod.namespace)?, name("pod.name", &pod.name)?))
+    Ok(PodSelector::Name(
+        name("pod.namespace", &pod.namespace)?,
+        name("pod.name", &pod.name)?,
+    ))
 }
 
 fn claim_message(claim: &Claim) -> v1::Claim {
@@ -236,7 +327,11 @@ fn claim_message(claim: &Claim) -> v1::Claim {
         allocation: claim.allocation.as_ref().map(allocation_message),
         reserved_for: claim.reserved_for.iter().map(consumer_message).collect(),
         annotations: claim.annotations.clone(),
-        owner_pod_uid: claim.owner_pod.as_ref().map(ToString::to_string).unwrap_or_default(),
+        owner_pod_uid: claim
+            .owner_pod
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
     }
 }
 
@@ -277,7 +372,11 @@ pub fn pod_message(request: &PodRequest, inline: &[Claim]) -> v1::PreparePodRequ
     let reference = |claim: &ClaimReference| v1::ClaimReference {
         pod_claim_name: claim.pod_claim_name.clone(),
         claim_name: claim.claim_name.to_string(),
-        claim_uid: claim.claim_uid.as_ref().map(ToString::to_string).unwrap_or_default(),
+        claim_uid: claim
+            .claim_uid
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
     };
     let container_claim = |claim: &ContainerClaim| v1::ContainerClaim {
         pod_claim_name: claim.pod_claim_name.clone(),
@@ -299,7 +398,11 @@ pub fn pod_message(request: &PodRequest, inline: &[Claim]) -> v1::PreparePodRequ
         claims: request.claims.iter().map(reference).collect(),
         containers: request.containers.iter().map(container).collect(),
         inline_claims: inline.iter().map(claim_message).collect(),
-        pod_group: request.pod_group.as_ref().map(ToString::to_string).unwrap_or_default(),
+        pod_group: request
+            .pod_group
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
     }
 }
 
@@ -321,7 +424,9 @@ pub fn taints(own: &[Taint], added: &AddedTaints) -> Vec<v1::Taint> {
     };
     let own = own.iter().map(|own| taint(own, "driver"));
     let host = added.host.iter().map(|host| taint(host, "nodedock"));
-    own.chain(host).chain(added.rules.iter().map(of_rule)).collect()
+    own.chain(host)
+        .chain(added.rules.iter().map(of_rule))
+        .collect()
 }
 
 pub fn object_message(object: &ObjectRef) -> v1::ObjectRef {
@@ -367,9 +472,17 @@ fn claim_outcome(outcome: &ClaimOutcome) -> v1::ClaimOutcome {
     let id = v1::ObjectRef {
         namespace: outcome.namespace.to_string(),
         name: outcome.name.to_string(),
-        uid: outcome.uid.as_ref().map(ToString::to_string).unwrap_or_default(),
+        uid: outcome
+            .uid
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
     };
-    v1::ClaimOutcome { id: Some(id), outcome: end.to_owned(), problem: refused }
+    v1::ClaimOutcome {
+        id: Some(id),
+        outcome: end.to_owned(),
+        problem: refused,
+    }
 }
 
 pub fn container_devices(container: &ContainerAnswer) -> v1::ContainerDevices {
@@ -397,11 +510,23 @@ pub fn container_devices(container: &ContainerAnswer) -> v1::ContainerDevices {
 
 /// Merges the outcomes of all pods of the name into one answer; no pod is success.
 pub fn unprepared(requested: &v1::ObjectRef, outcomes: &[PodOutcome]) -> v1::UnpreparePodResponse {
-    let pod = outcomes.first().map_or_else(|| requested.clone(), |outcome| object_message(&outcome.pod));
-    let claims = outcomes.iter().flat_map(|outcome| &outcome.claims).map(claim_outcome).collect();
+    let pod = outcomes
+        .first()
+        .map_or_else(|| requested.clone(), |outcome| object_message(&outcome.pod));
+    let claims = outcomes
+        .iter()
+        .flat_map(|outcome| &outcome.claims)
+        .map(claim_outcome)
+        .collect();
     let resources = outcomes.iter().flat_map(|outcome| &outcome.resources);
-    let resources = resources.map(|resource| resources::outcome(resource, "freed")).collect();
-    v1::UnpreparePodResponse { pod: Some(pod), claims, resources }
+    let resources = resources
+        .map(|resource| resources::outcome(resource, "freed"))
+        .collect();
+    v1::UnpreparePodResponse {
+        pod: Some(pod),
+        claims,
+        resources,
+    }
 }
 
 /// Answers from the records of a pod that was prepared before.
@@ -422,7 +547,11 @@ pub fn known_pod(view: &PodView) -> v1::PreparePodResponse {
 pub fn pod_status(view: &PodView) -> v1::PodStatus {
     v1::PodStatus {
         pod: Some(object_message(&view.pod)),
-        claims: view.claims.iter().map(|claim| object_message(&claim.id)).collect(),
+        claims: view
+            .claims
+            .iter()
+            .map(|claim| object_message(&claim.id))
+            .collect(),
         containers: view.containers.iter().map(container_devices).collect(),
         state: view.state().as_str().to_owned(),
         resources: view.resources.iter().map(resources::held).collect(),
@@ -431,7 +560,11 @@ pub fn pod_status(view: &PodView) -> v1::PodStatus {
 
 pub fn driver(view: &DriverView, pools: &NodePools) -> v1::Driver {
     v1::Driver {
-        name: view.name.as_ref().map(ToString::to_string).unwrap_or_default(),
+        name: view
+            .name
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
         kind: view.kind.as_str().to_owned(),
         source: view.source.clone(),
         version: view.version.clone(),
@@ -444,7 +577,10 @@ pub fn driver(view: &DriverView, pools: &NodePools) -> v1::Driver {
         missing_grants: view.missing_grants.clone(),
         discovered_ms: view.discovered_ms.unwrap_or(0),
         problem: view.problem.as_ref().map(problem),
-        native: view.native.as_ref().map(|of| native(of, view.name.as_ref(), pools)),
+        native: view
+            .native
+            .as_ref()
+            .map(|of| native(of, view.name.as_ref(), pools)),
         trust: view.trust.as_ref().map(trust),
     }
 }
@@ -460,14 +596,21 @@ pub fn trust(trust: &TrustView) -> v1::DriverTrust {
 }
 
 fn native(native: &NativeView, driver: Option<&DriverName>, pools: &NodePools) -> v1::NativePlugin {
-    let published =
-        |pool| driver.map_or_else(|| PoolName::clone(pool), |driver| pools.published(driver, pool));
-    let health = native.health.iter().map(|((pool, device), health)| v1::DeviceHealth {
-        pool: published(pool).to_string(),
-        device: device.to_string(),
-        health: health.state.as_str().to_owned(),
-        message: health.message.clone(),
-    });
+    let published = |pool| {
+        driver.map_or_else(
+            || PoolName::clone(pool),
+            |driver| pools.published(driver, pool),
+        )
+    };
+    let health = native
+        .health
+        .iter()
+        .map(|((pool, device), health)| v1::DeviceHealth {
+            pool: published(pool).to_string(),
+            device: device.to_string(),
+            health: health.state.as_str().to_owned(),
+            message: health.message.clone(),
+        });
     v1::NativePlugin {
         endpoint: native.endpoint.clone(),
         services: native.services.clone(),

@@ -16,7 +16,11 @@ pub(super) async fn report<S: NamedService>(
 ) {
     loop {
         let serves = *takes_writes.borrow_and_update();
-        let status = if serves { ServingStatus::Serving } else { ServingStatus::NotServing };
+        let status = if serves {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        };
         reporter.set_service_status(S::NAME, status).await;
         tokio::select! {
             () = tasks.stopped() => break,

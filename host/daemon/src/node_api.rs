@@ -71,18 +71,33 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
     let service = NodeServer::new(api)
         .max_decoding_message_size(NODE_API_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(NODE_API_MESSAGE_BYTES_MAX);
-    let server = tonic::transport::Server::builder().add_service(service).add_service(health);
-    tasks.spawn("health", health::report::<NodeServer<NodeApi>>(reporter, takes_writes, tasks.clone()));
-    if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), stopped).await {
+    let server = tonic::transport::Server::builder()
+        .add_service(service)
+        .add_service(health);
+    tasks.spawn(
+        "health",
+        health::report::<NodeServer<NodeApi>>(reporter, takes_writes, tasks.clone()),
+    );
+    if let Err(error) = server
+        .serve_with_incoming_shutdown(unix::incoming(listener), stopped)
+        .await
+    {
         tracing::error!(error = chain(&error), "the node api ended");
     }
 }
 
 /// The process that called, by the credentials of its socket.
 fn caller<T>(request: &Request<T>) -> Caller {
-    let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+    let peer = request
+        .extensions()
+        .get::<UdsConnectInfo>()
+        .and_then(|info| info.peer_cred);
     let uid = peer.map(|peer| peer.uid());
-    Caller { uid, user: uid.and_then(users::name), pid: peer.and_then(|peer| peer.pid()) }
+    Caller {
+        uid,
+        user: uid.and_then(users::name),
+        pid: peer.and_then(|peer| peer.pid()),
+    }
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -103,31 +118,39 @@ impl Node for NodeApi {
     async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Answer<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
-        let inline: Vec<_> = inline.into_iter().map(|claim| self.pools.localized(claim)).collect();
+        let inline: Vec<_> = inline
+            .into_iter()
+            .map(|claim| self.pools.localized(claim))
+            .collect();
         let outcome = match &self.local_claims {
             Some(local) => {
                 let (local, manager) = (local.clone(), self.manager.clone());
                 // A prepare goes on when its caller is gone, and so has the reservation.
                 let work = async move {
-                    let is_inline = |name: &ObjectName| inline.iter().any(|claim| claim.id.name == *name);
+                    let is_inline =
+                        |name: &ObjectName| inline.iter().any(|claim| claim.id.name == *name);
                     let names = pod.claims.iter().map(|claim| claim.claim_name.clone());
                     let names: Vec<_> = names.filter(|name| !is_inline(name)).collect();
                     let mut tries = 1;
                     loop {
                         // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
                         let reservation = local.reserve(&pod.pod, &names).await?;
-                        let outcome =
-                            manager.prepare_pod(pod.clone(), inline.clone(), request_id.clone()).await;
+                        let outcome = manager
+                            .prepare_pod(pod.clone(), inline.clone(), request_id.clone())
+                            .await;
                         drop(reservation);
                         let is_taken = |claim: &&ClaimOutcome| {
-                            names.contains(&claim.name) && claim.end.as_ref().is_err_and(manager::is_in_use)
+                            names.contains(&claim.name)
+                                && claim.end.as_ref().is_err_and(manager::is_in_use)
                         };
                         let mut taken = outcome.claims.iter().filter(is_taken).peekable();
                         if taken.peek().is_none() || tries == LOCAL_TRIES_MAX {
                             return Ok(outcome);
                         }
                         tries += 1;
-                        local.allocate_again(taken.filter_map(|claim| claim.uid.as_ref())).await;
+                        local
+                            .allocate_again(taken.filter_map(|claim| claim.uid.as_ref()))
+                            .await;
                     }
                 };
                 let ended = self.tasks.complete("prepare-with-local-claims", work).await;
@@ -138,15 +161,28 @@ impl Node for NodeApi {
         Ok(Response::new(convert::prepared(&outcome)))
     }
 
-    async fn unprepare_pod(&self, request: Request<UnpreparePodRequest>) -> Answer<UnpreparePodResponse> {
+    async fn unprepare_pod(
+        &self,
+        request: Request<UnpreparePodRequest>,
+    ) -> Answer<UnpreparePodResponse> {
         let request_id = begin("UnpreparePod", &request);
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
-        let outcomes = self.manager.unprepare_pod(selector, request_id).await.map_err(refuse)?;
-        Ok(Response::new(convert::unprepared(&pod.unwrap_or_default(), &outcomes)))
+        let outcomes = self
+            .manager
+            .unprepare_pod(selector, request_id)
+            .await
+            .map_err(refuse)?;
+        Ok(Response::new(convert::unprepared(
+            &pod.unwrap_or_default(),
+            &outcomes,
+        )))
     }
 
-    async fn release_claim(&self, request: Request<ReleaseClaimRequest>) -> Answer<ReleaseClaimResponse> {
+    async fn release_claim(
+        &self,
+        request: Request<ReleaseClaimRequest>,
+    ) -> Answer<ReleaseClaimResponse> {
         let request_id = begin("ReleaseClaim", &request);
         let release = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
         let release = release.map_err(refuse)?;
@@ -162,7 +198,10 @@ impl Node for NodeApi {
         Ok(Response::new(response.map_err(refuse)?))
     }
 
-    async fn get_pod_devices(&self, request: Request<GetPodDevicesRequest>) -> Answer<PreparePodResponse> {
+    async fn get_pod_devices(
+        &self,
+        request: Request<GetPodDevicesRequest>,
+    ) -> Answer<PreparePodResponse> {
         begin("GetPodDevices", &request);
         let pod = request.into_inner().pod.unwrap_or_default();
         let view = self.manager.pod(&pod.uid).ok_or_else(|| {
@@ -172,7 +211,10 @@ impl Node for NodeApi {
             );
             refuse(Problem::not_found(ProblemCode::NoSuchPod, message))
         })?;
-        self.manager.check_files_of(&pod.uid).await.map_err(refuse)?;
+        self.manager
+            .check_files_of(&pod.uid)
+            .await
+            .map_err(refuse)?;
         Ok(Response::new(convert::known_pod(&view)))
     }
 
@@ -181,27 +223,46 @@ impl Node for NodeApi {
         request: Request<PodMightNeedUnprepareRequest>,
     ) -> Answer<PodMightNeedUnprepareResponse> {
         begin("PodMightNeedUnprepare", &request);
-        let might = self.manager.might_need_unprepare(&request.get_ref().pod_uid);
+        let might = self
+            .manager
+            .might_need_unprepare(&request.get_ref().pod_uid);
         Ok(Response::new(PodMightNeedUnprepareResponse { might }))
     }
 
-    async fn start_container(&self, request: Request<StartContainerRequest>) -> Answer<ContainerDevices> {
+    async fn start_container(
+        &self,
+        request: Request<StartContainerRequest>,
+    ) -> Answer<ContainerDevices> {
         let request_id = begin("StartContainer", &request);
         let request = request.into_inner();
         let (pod, container) = convert::start_request(request).map_err(refuse)?;
-        let answer = self.manager.start_container(pod, container, request_id).await.map_err(refuse)?;
+        let answer = self
+            .manager
+            .start_container(pod, container, request_id)
+            .await
+            .map_err(refuse)?;
         Ok(Response::new(convert::container_devices(&answer)))
     }
 
-    async fn get_capacity(&self, request: Request<GetCapacityRequest>) -> Answer<GetCapacityResponse> {
+    async fn get_capacity(
+        &self,
+        request: Request<GetCapacityRequest>,
+    ) -> Answer<GetCapacityResponse> {
         begin("GetCapacity", &request);
         let manager = &self.manager;
         let is_claimed = |driver: &DriverName, id: &str| manager.is_claimed(driver, id);
         let mut answer = convert::capacity(&manager.capacity(), &manager.pods(), is_claimed);
         if let Some(extended_resources) = &self.extended_resources {
-            let disabled = manager.adapters().map(|adapters| adapters.disabled()).unwrap_or_default();
+            let disabled = manager
+                .adapters()
+                .map(|adapters| adapters.disabled())
+                .unwrap_or_default();
             let disabled = disabled.into_iter().map(|(driver, _)| driver).collect();
-            convert::set_mechanisms(&mut answer, &extended_resources.view().mechanisms, &disabled);
+            convert::set_mechanisms(
+                &mut answer,
+                &extended_resources.view().mechanisms,
+                &disabled,
+            );
         }
         Ok(Response::new(answer))
     }
@@ -213,7 +274,9 @@ impl Node for NodeApi {
         begin("GetTopologyHints", &request);
         let pod = convert::resources_request(request.get_ref()).map_err(refuse)?;
         let scope = convert::hint_scope(&request.get_ref().scope).map_err(refuse)?;
-        Ok(Response::new(convert::hints(&self.manager.hints(&pod, scope))))
+        Ok(Response::new(convert::hints(
+            &self.manager.hints(&pod, scope),
+        )))
     }
 
     async fn cover_allocated(
@@ -227,21 +290,33 @@ impl Node for NodeApi {
         Ok(Response::new(convert::covered(request, allocatable)))
     }
 
-    async fn list_drivers(&self, request: Request<ListDriversRequest>) -> Answer<ListDriversResponse> {
+    async fn list_drivers(
+        &self,
+        request: Request<ListDriversRequest>,
+    ) -> Answer<ListDriversResponse> {
         begin("ListDrivers", &request);
         let name = &request.get_ref().name;
         let drivers = self.registry.list().into_iter().filter(|view| {
-            name.is_empty() || view.source == *name || view.name.as_ref().is_some_and(|n| n.as_str() == name)
+            name.is_empty()
+                || view.source == *name
+                || view.name.as_ref().is_some_and(|n| n.as_str() == name)
         });
         Ok(Response::new(ListDriversResponse {
-            drivers: drivers.map(|view| convert::driver(&view, &self.pools)).collect(),
+            drivers: drivers
+                .map(|view| convert::driver(&view, &self.pools))
+                .collect(),
         }))
     }
 
-    async fn list_devices(&self, request: Request<ListDevicesRequest>) -> Answer<ListDevicesResponse> {
+    async fn list_devices(
+        &self,
+        request: Request<ListDevicesRequest>,
+    ) -> Answer<ListDevicesResponse> {
         begin("ListDevices", &request);
         let wanted = &request.get_ref().driver;
-        Ok(Response::new(ListDevicesResponse { devices: self.devices_of(wanted) }))
+        Ok(Response::new(ListDevicesResponse {
+            devices: self.devices_of(wanted),
+        }))
     }
 
     async fn list_claims(&self, request: Request<ListClaimsRequest>) -> Answer<ListClaimsResponse> {
@@ -253,26 +328,59 @@ impl Node for NodeApi {
                     || id.name.as_str() == request.name
                     || id.uid.as_str() == request.name)
         };
-        let (pools, boot_id, with_timeline) = (&self.pools, self.manager.boot_id(), request.with_timeline);
-        let claims = self.manager.claims().into_iter().filter(|claim| wanted(&claim.id));
-        let status =
-            |claim| convert::claim_status(&self.manager.claim_view(claim), pools, boot_id, with_timeline);
-        let mut answer = ListClaimsResponse { claims: claims.map(status).collect(), ..Default::default() };
+        let (pools, boot_id, with_timeline) =
+            (&self.pools, self.manager.boot_id(), request.with_timeline);
+        let claims = self
+            .manager
+            .claims()
+            .into_iter()
+            .filter(|claim| wanted(&claim.id));
+        let status = |claim| {
+            convert::claim_status(
+                &self.manager.claim_view(claim),
+                pools,
+                boot_id,
+                with_timeline,
+            )
+        };
+        let mut answer = ListClaimsResponse {
+            claims: claims.map(status).collect(),
+            ..Default::default()
+        };
         if with_timeline {
-            let released = self.manager.released_claims().into_iter().filter(|released| wanted(&released.id));
-            answer.released = released.map(|released| convert::released_claim(&released, pools)).collect();
-            let refused = self.manager.refused_claims().into_iter().filter(|refused| wanted(&refused.claim));
-            answer.refused = refused.map(|refused| convert::refused_claim(&refused)).collect();
+            let released = self
+                .manager
+                .released_claims()
+                .into_iter()
+                .filter(|released| wanted(&released.id));
+            answer.released = released
+                .map(|released| convert::released_claim(&released, pools))
+                .collect();
+            let refused = self
+                .manager
+                .refused_claims()
+                .into_iter()
+                .filter(|refused| wanted(&refused.claim));
+            answer.refused = refused
+                .map(|refused| convert::refused_claim(&refused))
+                .collect();
             let waiting = self.local_claims.iter().flat_map(LocalClaims::waiting);
             let waiting = waiting.filter(|(id, _)| wanted(id));
-            answer.waiting = waiting.map(|(id, why)| convert::waiting_claim(&id, &why)).collect();
+            answer.waiting = waiting
+                .map(|(id, why)| convert::waiting_claim(&id, &why))
+                .collect();
         }
         Ok(Response::new(answer))
     }
 
     async fn list_pods(&self, request: Request<ListPodsRequest>) -> Answer<ListPodsResponse> {
         begin("ListPods", &request);
-        let pods = self.manager.pods().iter().map(convert::pod_status).collect();
+        let pods = self
+            .manager
+            .pods()
+            .iter()
+            .map(convert::pod_status)
+            .collect();
         Ok(Response::new(ListPodsResponse { pods }))
     }
 
@@ -289,7 +397,11 @@ impl Node for NodeApi {
             started_ms: self.started_ms,
             // Those of device plugins without an adapter are among the resources.
             drivers_serving: convert::count(
-                self.registry.all_serving().iter().filter(|d| !is_plugin_driver(&d.identity.name)).count(),
+                self.registry
+                    .all_serving()
+                    .iter()
+                    .filter(|d| !is_plugin_driver(&d.identity.name))
+                    .count(),
             ),
             claims,
             pods: convert::count(self.manager.pods_count()),
@@ -299,55 +411,110 @@ impl Node for NodeApi {
                     .filter(|device| device.health == HealthState::Unhealthy.as_str())
                     .count(),
             ),
-            conditions: self.conditions.list().iter().map(convert::condition).collect(),
+            conditions: self
+                .conditions
+                .list()
+                .iter()
+                .map(convert::condition)
+                .collect(),
             recorded_hardware: self.recorded_hardware,
         }))
     }
 
-    async fn reload_driver(&self, request: Request<ReloadDriverRequest>) -> Answer<ReloadDriverResponse> {
+    async fn reload_driver(
+        &self,
+        request: Request<ReloadDriverRequest>,
+    ) -> Answer<ReloadDriverResponse> {
         begin("ReloadDriver", &request);
-        let view = self.registry.reload(&request.get_ref().name).await.map_err(refuse)?;
-        Ok(Response::new(ReloadDriverResponse { driver: Some(convert::driver(&view, &self.pools)) }))
+        let view = self
+            .registry
+            .reload(&request.get_ref().name)
+            .await
+            .map_err(refuse)?;
+        Ok(Response::new(ReloadDriverResponse {
+            driver: Some(convert::driver(&view, &self.pools)),
+        }))
     }
 
-    async fn resume_driver(&self, request: Request<ResumeDriverRequest>) -> Answer<ResumeDriverResponse> {
+    async fn resume_driver(
+        &self,
+        request: Request<ResumeDriverRequest>,
+    ) -> Answer<ResumeDriverResponse> {
         begin("ResumeDriver", &request);
-        let view = self.registry.resume(&request.get_ref().name).map_err(refuse)?;
-        Ok(Response::new(ResumeDriverResponse { driver: Some(convert::driver(&view, &self.pools)) }))
+        let view = self
+            .registry
+            .resume(&request.get_ref().name)
+            .map_err(refuse)?;
+        Ok(Response::new(ResumeDriverResponse {
+            driver: Some(convert::driver(&view, &self.pools)),
+        }))
     }
 
-    async fn assign_driver(&self, request: Request<AssignDriverRequest>) -> Answer<AssignDriverResponse> {
+    async fn assign_driver(
+        &self,
+        request: Request<AssignDriverRequest>,
+    ) -> Answer<AssignDriverResponse> {
         begin("AssignDriver", &request);
         let by = caller(&request);
         let AssignDriverRequest { name, source } = request.into_inner();
-        let name = DriverName::new(&name)
-            .map_err(|error| refuse(Problem::invalid(ProblemCode::BadRequest, error.to_string())))?;
-        let view = self.registry.assign_name(&name, &source, by).await.map_err(refuse)?;
-        Ok(Response::new(AssignDriverResponse { driver: Some(convert::driver(&view, &self.pools)) }))
+        let name = DriverName::new(&name).map_err(|error| {
+            refuse(Problem::invalid(ProblemCode::BadRequest, error.to_string()))
+        })?;
+        let view = self
+            .registry
+            .assign_name(&name, &source, by)
+            .await
+            .map_err(refuse)?;
+        Ok(Response::new(AssignDriverResponse {
+            driver: Some(convert::driver(&view, &self.pools)),
+        }))
     }
 
-    async fn list_adapters(&self, request: Request<ListAdaptersRequest>) -> Answer<ListAdaptersResponse> {
+    async fn list_adapters(
+        &self,
+        request: Request<ListAdaptersRequest>,
+    ) -> Answer<ListAdaptersResponse> {
         begin("ListAdapters", &request);
-        let views = self.manager.adapters().map(|adapters| adapters.list()).unwrap_or_default();
+        let views = self
+            .manager
+            .adapters()
+            .map(|adapters| adapters.list())
+            .unwrap_or_default();
         let adapters = views.iter().map(|view| self.adapter(view)).collect();
         Ok(Response::new(ListAdaptersResponse { adapters }))
     }
 
-    async fn switch_adapter(&self, request: Request<SwitchAdapterRequest>) -> Answer<SwitchAdapterResponse> {
+    async fn switch_adapter(
+        &self,
+        request: Request<SwitchAdapterRequest>,
+    ) -> Answer<SwitchAdapterResponse> {
         begin("SwitchAdapter", &request);
         let SwitchAdapterRequest { driver, enabled } = request.into_inner();
         let adapters = self.manager.adapters().ok_or_else(|| {
-            refuse(Problem::not_found(ProblemCode::AdapterUnknown, "there are no adapters"))
+            refuse(Problem::not_found(
+                ProblemCode::AdapterUnknown,
+                "there are no adapters",
+            ))
         })?;
-        let view = adapters.set_enabled(&driver, enabled).await.map_err(refuse)?;
-        Ok(Response::new(SwitchAdapterResponse { adapter: Some(self.adapter(&view)) }))
+        let view = adapters
+            .set_enabled(&driver, enabled)
+            .await
+            .map_err(refuse)?;
+        Ok(Response::new(SwitchAdapterResponse {
+            adapter: Some(self.adapter(&view)),
+        }))
     }
 
     type RecordDriverStream = Lines;
 
-    async fn record_driver(&self, request: Request<RecordDriverRequest>) -> Answer<Self::RecordDriverStream> {
+    async fn record_driver(
+        &self,
+        request: Request<RecordDriverRequest>,
+    ) -> Answer<Self::RecordDriverStream> {
         begin("RecordDriver", &request);
-        Ok(Response::new(self.recorded.record(request.into_inner()).await?))
+        Ok(Response::new(
+            self.recorded.record(request.into_inner()).await?,
+        ))
     }
 
     type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
@@ -361,7 +528,9 @@ impl Node for NodeApi {
                 state: changed.state,
                 at_ms: changed.at_ms,
             }),
-            Err(lost) => Err(Status::data_loss(format!("the watch fell behind ({lost}): list again"))),
+            Err(lost) => Err(Status::data_loss(format!(
+                "the watch fell behind ({lost}): list again"
+            ))),
         });
         let stopped = self.tasks.stopped();
         let events = futures::StreamExt::take_until(events, stopped);
@@ -371,40 +540,57 @@ impl Node for NodeApi {
 
 impl NodeApi {
     fn adapter(&self, view: &AdapterView) -> v1::Adapter {
-        let mechanisms = self.extended_resources.as_ref().map(|of| of.view().mechanisms);
+        let mechanisms = self
+            .extended_resources
+            .as_ref()
+            .map(|of| of.view().mechanisms);
         convert::adapter(view, &self.pools, mechanisms.as_deref())
     }
 
     /// Devices of a driver, or of a device plugin by its socket; of all, if the name is empty.
     fn devices_of(&self, wanted: &str) -> Vec<v1::Device> {
         let drivers = self.registry.all_serving().into_iter();
-        let drivers = drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
+        let drivers =
+            drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
         let (capacity, pods) = (self.manager.capacity(), self.manager.pods());
-        let mut devices: Vec<_> = drivers.flat_map(|driver| self.devices(&driver, &pods)).collect();
+        let mut devices: Vec<_> = drivers
+            .flat_map(|driver| self.devices(&driver, &pods))
+            .collect();
         let of_plugins = plugin_devices(&capacity);
         devices.extend(of_plugins.filter(|device| wanted.is_empty() || device.driver == wanted));
         devices
     }
 
     fn devices(&self, driver: &Driver, pods: &[PodView]) -> Vec<v1::Device> {
-        let Some(inventory) = &driver.inventory else { return Vec::new() };
+        let Some(inventory) = &driver.inventory else {
+            return Vec::new();
+        };
         let published = inventory.borrow().clone();
         let name = &driver.identity.name;
         let users = users(pods, name);
         let mut devices = Vec::new();
         for (pool_name, pool) in &published.inventory.pools {
             for (device_name, device) in &pool.devices {
-                let health = published.health.get(&(pool_name.clone(), device_name.clone()));
+                let health = published
+                    .health
+                    .get(&(pool_name.clone(), device_name.clone()));
                 let health = health.cloned().unwrap_or_default();
-                let claims = self.manager.users_of_device(name, pool_name.as_str(), device_name.as_str());
+                let claims =
+                    self.manager
+                        .users_of_device(name, pool_name.as_str(), device_name.as_str());
                 let resource = pool.extended_resource.as_ref();
-                let users = resource
-                    .and_then(|resource| users.get(&(resource, format!("{pool_name}/{device_name}"))));
+                let users = resource.and_then(|resource| {
+                    users.get(&(resource, format!("{pool_name}/{device_name}")))
+                });
                 // A pool with a resource's name is not published: no rule taints it.
                 let taints = self.taints.as_ref().filter(|_| resource.is_none());
-                let added = taints.map(|taints| taints.of(name, pool_name, device_name, &device.taints));
+                let added =
+                    taints.map(|taints| taints.of(name, pool_name, device_name, &device.taints));
                 let added = added.unwrap_or_default();
-                let capacity = device.capacities.iter().map(|(name, c)| (name.to_string(), c.value.clone()));
+                let capacity = device
+                    .capacities
+                    .iter()
+                    .map(|(name, c)| (name.to_string(), c.value.clone()));
                 devices.push(v1::Device {
                     driver: name.to_string(),
                     pool: self.pools.published(name, pool_name).to_string(),
@@ -416,7 +602,12 @@ impl NodeApi {
                     claims: claims.iter().map(convert::object_message).collect(),
                     extended_resource: resource.map(ToString::to_string).unwrap_or_default(),
                     numa_nodes: device.numa_nodes.clone(),
-                    pods: users.into_iter().flatten().copied().map(convert::object_message).collect(),
+                    pods: users
+                        .into_iter()
+                        .flatten()
+                        .copied()
+                        .map(convert::object_message)
+                        .collect(),
                     taints: convert::taints(&device.taints, &added),
                     more_taint_rules: convert::count(added.more_rules),
                 });
@@ -434,9 +625,16 @@ fn users<'a>(
 ) -> BTreeMap<(&'a ExtendedResource, String), BTreeSet<&'a ObjectRef>> {
     let mut users: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for pod in pods {
-        for held in pod.resources.iter().filter(|held| held.driver.as_ref() == Some(driver)) {
+        for held in pod
+            .resources
+            .iter()
+            .filter(|held| held.driver.as_ref() == Some(driver))
+        {
             for device in held.devices.keys() {
-                users.entry((&held.resource, device.clone())).or_default().insert(&pod.pod);
+                users
+                    .entry((&held.resource, device.clone()))
+                    .or_default()
+                    .insert(&pod.pod);
             }
         }
     }
@@ -446,5 +644,10 @@ fn users<'a>(
 fn plugin_devices(capacity: &Capacity) -> impl Iterator<Item = v1::Device> {
     let is_plugin = |resource: &&ResourceView| matches!(resource.source, ResourceSource::Plugin(_));
     let resources = capacity.resources.iter().filter(is_plugin);
-    resources.flat_map(|resource| resource.devices.iter().map(|view| convert::plugin_device(resource, view)))
+    resources.flat_map(|resource| {
+        resource
+            .devices
+            .iter()
+            .map(|view| convert::plugin_device(resource, view))
+    })
 }

@@ -57,16 +57,25 @@ pub async fn serve(api: PodResources, listener: UnixListener) {
         .layer(InterceptorLayer::new(limiter(counters.clone())))
         .add_service(v1)
         .add_service(v1alpha1);
-    if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), stopped).await {
+    if let Err(error) = server
+        .serve_with_incoming_shutdown(unix::incoming(listener), stopped)
+        .await
+    {
         tracing::error!(error = chain(&error), "the pod resources api ended");
     }
     tracing::info!(?counters, "pod resources served");
 }
 
 /// Limits the rate of all methods together, as a kubelet does.
-fn limiter(counters: Arc<Counters>) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone {
+fn limiter(
+    counters: Arc<Counters>,
+) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone {
     let (per_second, burst) = (limit::POD_RESOURCES_PER_SECOND, limit::POD_RESOURCES_BURST);
-    let bucket = Arc::new(Mutex::new(TokenBucket::full(per_second, burst, Instant::now())));
+    let bucket = Arc::new(Mutex::new(TokenBucket::full(
+        per_second,
+        burst,
+        Instant::now(),
+    )));
     move |request| {
         let taken = bucket.lock().take(Instant::now(), 0);
         taken.map(|()| request).map_err(|_| {
@@ -91,8 +100,15 @@ impl server::PodResourcesLister for PodResources {
     ) -> Answer<v1::ListPodResourcesResponse> {
         begin("PodResources.v1.List", &request);
         count(&self.counters.list, "list");
-        let pod_resources = self.manager.pods().iter().map(|view| assemble::pod(view, &self.pools)).collect();
-        Ok(Response::new(v1::ListPodResourcesResponse { pod_resources }))
+        let pod_resources = self
+            .manager
+            .pods()
+            .iter()
+            .map(|view| assemble::pod(view, &self.pools))
+            .collect();
+        Ok(Response::new(v1::ListPodResourcesResponse {
+            pod_resources,
+        }))
     }
 
     async fn get_allocatable_resources(
@@ -101,19 +117,32 @@ impl server::PodResourcesLister for PodResources {
     ) -> Answer<v1::AllocatableResourcesResponse> {
         begin("PodResources.v1.GetAllocatableResources", &request);
         count(&self.counters.get_allocatable, "get allocatable");
-        Ok(Response::new(assemble::allocatable(&self.manager.capacity())))
+        Ok(Response::new(assemble::allocatable(
+            &self.manager.capacity(),
+        )))
     }
 
-    async fn get(&self, request: Request<v1::GetPodResourcesRequest>) -> Answer<v1::GetPodResourcesResponse> {
+    async fn get(
+        &self,
+        request: Request<v1::GetPodResourcesRequest>,
+    ) -> Answer<v1::GetPodResourcesResponse> {
         begin("PodResources.v1.Get", &request);
         count(&self.counters.get, "get");
-        let v1::GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
-        let names = ObjectName::new(&pod_namespace).ok().zip(ObjectName::new(&pod_name).ok());
-        let pods =
-            names.map(|(namespace, name)| self.manager.pods_named(namespace, name)).unwrap_or_default();
+        let v1::GetPodResourcesRequest {
+            pod_name,
+            pod_namespace,
+        } = request.into_inner();
+        let names = ObjectName::new(&pod_namespace)
+            .ok()
+            .zip(ObjectName::new(&pod_name).ok());
+        let pods = names
+            .map(|(namespace, name)| self.manager.pods_named(namespace, name))
+            .unwrap_or_default();
         let found = assemble::staying(&pods).ok_or_else(|| {
             count(&self.counters.get_errors, "get error");
-            Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found"))
+            Status::not_found(format!(
+                "pod {pod_name} in namespace {pod_namespace} not found"
+            ))
         })?;
         Ok(Response::new(v1::GetPodResourcesResponse {
             pod_resources: Some(assemble::pod(found, &self.pools)),
@@ -129,7 +158,14 @@ impl server_v1alpha1::PodResourcesLister for PodResources {
     ) -> Answer<v1alpha1::ListPodResourcesResponse> {
         begin("PodResources.v1alpha1.List", &request);
         count(&self.counters.list_v1alpha1, "list");
-        let pod_resources = self.manager.pods().iter().map(assemble::pod_v1alpha1).collect();
-        Ok(Response::new(v1alpha1::ListPodResourcesResponse { pod_resources }))
+        let pod_resources = self
+            .manager
+            .pods()
+            .iter()
+            .map(assemble::pod_v1alpha1)
+            .collect();
+        Ok(Response::new(v1alpha1::ListPodResourcesResponse {
+            pod_resources,
+        }))
     }
 }

@@ -50,7 +50,11 @@ pub(crate) struct Check {
 
 impl Check {
     fn new(name: &'static str, verdict: Verdict, finding: impl Into<String>) -> Self {
-        Self { name, verdict, finding: finding.into() }
+        Self {
+            name,
+            verdict,
+            finding: finding.into(),
+        }
     }
 }
 
@@ -63,7 +67,11 @@ pub(crate) async fn run(config: &Config) -> Vec<Check> {
     checks.extend(config.driver_images.iter().map(driver_image));
     checks.push(hardware(config));
     match &config.kubernetes {
-        None => checks.push(Check::new("Kubernetes", Verdict::Ok, "not used; --kubernetes turns it on")),
+        None => checks.push(Check::new(
+            "Kubernetes",
+            Verdict::Ok,
+            "not used; --kubernetes turns it on",
+        )),
         Some(kubernetes) => {
             checks.extend(kubelet::checks(&kubernetes.kubelet_root));
             checks.extend(cluster(kubernetes).await);
@@ -85,14 +93,26 @@ fn writable(name: &'static str, path: &Path) -> Check {
         Err(error) => return Check::new(name, Verdict::Failed, format!("{shown}: {error}")),
     };
     if !found.is_dir() {
-        return Check::new(name, Verdict::Failed, format!("{} is not a directory", existing.display()));
+        return Check::new(
+            name,
+            Verdict::Failed,
+            format!("{} is not a directory", existing.display()),
+        );
     }
     match rustix::fs::access(existing, rustix::fs::Access::WRITE_OK) {
-        Ok(()) if existing == path => Check::new(name, Verdict::Ok, format!("{shown} can be written")),
-        Ok(()) => Check::new(name, Verdict::Ok, format!("{shown} is made when the daemon starts")),
-        Err(error) => {
-            Check::new(name, Verdict::Failed, format!("{} cannot be written: {error}", existing.display()))
+        Ok(()) if existing == path => {
+            Check::new(name, Verdict::Ok, format!("{shown} can be written"))
         }
+        Ok(()) => Check::new(
+            name,
+            Verdict::Ok,
+            format!("{shown} is made when the daemon starts"),
+        ),
+        Err(error) => Check::new(
+            name,
+            Verdict::Failed,
+            format!("{} cannot be written: {error}", existing.display()),
+        ),
     }
 }
 
@@ -109,13 +129,24 @@ fn first_existing(path: &Path) -> std::io::Result<Option<(&Path, Metadata)>> {
 /// Whether runtimes look where the daemon writes, as far as its own config says.
 fn spec_directories(config: &Config) -> Check {
     let (cdi, read) = (&config.paths.cdi, &config.paths.cdi_spec_dirs);
-    let listed = read.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    let listed = read
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect::<Vec<_>>()
+        .join(", ");
     match read.iter().any(|path| is_same(path, cdi)) {
-        true => Check::new("CDI search path", Verdict::Ok, format!("{} is in {listed}", cdi.display())),
+        true => Check::new(
+            "CDI search path",
+            Verdict::Ok,
+            format!("{} is in {listed}", cdi.display()),
+        ),
         false => Check::new(
             "CDI search path",
             Verdict::Failed,
-            format!("runtimes look in {listed}, and not in {}: set cdiDir or cdiSpecDirs", cdi.display()),
+            format!(
+                "runtimes look in {listed}, and not in {}: set cdiDir or cdiSpecDirs",
+                cdi.display()
+            ),
         ),
     }
 }
@@ -124,10 +155,16 @@ fn spec_directories(config: &Config) -> Check {
 fn is_same(a: &Path, b: &Path) -> bool {
     let real = |path: &Path| -> PathBuf {
         // no error: a path that cannot be followed is compared as it is
-        let existing = first_existing(path).ok().flatten().map_or(path, |(existing, _)| existing);
+        let existing = first_existing(path)
+            .ok()
+            .flatten()
+            .map_or(path, |(existing, _)| existing);
         let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
         // no error: the same
-        existing.canonicalize().unwrap_or_else(|_| existing.to_owned()).join(rest)
+        existing
+            .canonicalize()
+            .unwrap_or_else(|_| existing.to_owned())
+            .join(rest)
     };
     real(a) == real(b)
 }
@@ -135,11 +172,15 @@ fn is_same(a: &Path, b: &Path) -> bool {
 fn state_directory(config: &Config) -> Check {
     const NAME: &str = "state directory";
     match app::directories::faults(&config.paths) {
-        Ok(faults) if faults.is_empty() => {
-            writable(NAME, config.paths.checkpoint.parent().unwrap_or(&config.root))
-        }
+        Ok(faults) if faults.is_empty() => writable(
+            NAME,
+            config.paths.checkpoint.parent().unwrap_or(&config.root),
+        ),
         Ok(faults) => {
-            let finding = format!("other users can change files of the daemon: {}", faults.join("; "));
+            let finding = format!(
+                "other users can change files of the daemon: {}",
+                faults.join("; ")
+            );
             Check::new(NAME, Verdict::Failed, finding)
         }
         Err(error) => Check::new(NAME, Verdict::Failed, chain(error.as_ref())),
@@ -152,9 +193,11 @@ fn drivers_directory(path: &Path) -> Check {
     const NAME: &str = "drivers directory";
     let shown = path.display();
     match std::fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Check::new(NAME, Verdict::Ok, format!("{shown} is made when the daemon starts"))
-        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Check::new(
+            NAME,
+            Verdict::Ok,
+            format!("{shown} is made when the daemon starts"),
+        ),
         Err(error) => Check::new(NAME, Verdict::Failed, format!("{shown}: {error}")),
         Ok(found) if !found.is_dir() => {
             Check::new(NAME, Verdict::Failed, format!("{shown} is not a directory"))
@@ -168,7 +211,11 @@ fn drivers_directory(path: &Path) -> Check {
             )
         }
         Ok(found) if found.uid() != rustix::process::geteuid().as_raw() && found.uid() != 0 => {
-            Check::new(NAME, Verdict::Warning, format!("{shown} belongs to user {}", found.uid()))
+            Check::new(
+                NAME,
+                Verdict::Warning,
+                format!("{shown} belongs to user {}", found.uid()),
+            )
         }
         Ok(_) => Check::new(NAME, Verdict::Ok, shown.to_string()),
     }
@@ -177,7 +224,11 @@ fn drivers_directory(path: &Path) -> Check {
 fn driver_image(image: &DriverImage) -> Check {
     const NAME: &str = "driver image";
     match image.find() {
-        Ok(file) => Check::new(NAME, Verdict::Ok, format!("{}: {}", image.name, file.display())),
+        Ok(file) => Check::new(
+            NAME,
+            Verdict::Ok,
+            format!("{}: {}", image.name, file.display()),
+        ),
         Err(error) => Check::new(NAME, Verdict::Failed, error.to_string()),
     }
 }
@@ -185,15 +236,29 @@ fn driver_image(image: &DriverImage) -> Check {
 fn hardware(config: &Config) -> Check {
     let sys = config.hardware.sys();
     match config.hardware.open_sys() {
-        Ok(_) => Check::new("/sys", Verdict::Ok, format!("{} can be read", sys.display())),
-        Err(error) => Check::new("/sys", Verdict::Failed, format!("{}: {error}", sys.display())),
+        Ok(_) => Check::new(
+            "/sys",
+            Verdict::Ok,
+            format!("{} can be read", sys.display()),
+        ),
+        Err(error) => Check::new(
+            "/sys",
+            Verdict::Failed,
+            format!("{}: {error}", sys.display()),
+        ),
     }
 }
 
 async fn cluster(kubernetes: &KubernetesConfig) -> Vec<Check> {
     let client = match app::cluster_client(kubernetes).await {
         Ok(client) => client,
-        Err(error) => return vec![Check::new("API server", Verdict::Failed, chain(error.as_ref()))],
+        Err(error) => {
+            return vec![Check::new(
+                "API server",
+                Verdict::Failed,
+                chain(error.as_ref()),
+            )];
+        }
     };
     let server = match preflight::server(&client).await {
         Ok(server) => server,
@@ -202,9 +267,17 @@ async fn cluster(kubernetes: &KubernetesConfig) -> Vec<Check> {
     let dra = match &server.dra {
         Ok(version) => {
             let (server, version) = (&server.version, version.as_str());
-            Check::new("API server", Verdict::Ok, format!("{server} serves resource.k8s.io/{version}"))
+            Check::new(
+                "API server",
+                Verdict::Ok,
+                format!("{server} serves resource.k8s.io/{version}"),
+            )
         }
-        Err(error) => Check::new("API server", Verdict::Failed, format!("{}: {error}", server.version)),
+        Err(error) => Check::new(
+            "API server",
+            Verdict::Failed,
+            format!("{}: {error}", server.version),
+        ),
     };
     let mut checks = vec![dra];
     checks.extend(node(&client, kubernetes).await);
@@ -219,11 +292,18 @@ async fn node(client: &KubeClient, kubernetes: &KubernetesConfig) -> Vec<Check> 
     match preflight::node(client, name).await {
         Err(error) => vec![not_seen(NAME, &error)],
         Ok(None) => {
-            vec![Check::new(NAME, Verdict::Failed, format!("there is no node {name}: is --node-name right?"))]
+            vec![Check::new(
+                NAME,
+                Verdict::Failed,
+                format!("there is no node {name}: is --node-name right?"),
+            )]
         }
         Ok(Some(info)) => {
             let kubelet = format!("{name}, kubelet {}", info.kubelet_version);
-            vec![Check::new(NAME, Verdict::Ok, kubelet), runtimes::of_node(&info.container_runtime_version)]
+            vec![
+                Check::new(NAME, Verdict::Ok, kubelet),
+                runtimes::of_node(&info.container_runtime_version),
+            ]
         }
     }
 }
@@ -233,21 +313,23 @@ async fn extended_resources(client: &KubeClient, kubernetes: &KubernetesConfig) 
     const NAME: &str = "extended resources";
     let (node, setting) = (kubernetes.node_name.clone(), kubernetes.extended_resources);
     match extended_resources::decided(client, node, setting).await {
-        Some(Decision { mechanism, reason }) => {
-            Check::new(NAME, Verdict::Ok, format!("offered by {mechanism}: {reason}"))
-        }
+        Some(Decision { mechanism, reason }) => Check::new(
+            NAME,
+            Verdict::Ok,
+            format!("offered by {mechanism}: {reason}"),
+        ),
         None => {
-            let unread =
-                "the versions of API server and kubelet cannot be read: none are offered on a new node";
+            let unread = "the versions of API server and kubelet cannot be read: none are offered on a new node";
             Check::new(NAME, Verdict::Unknown, unread)
         }
     }
 }
 
 async fn rights(client: &KubeClient) -> Check {
-    preflight::missing_rights(client)
-        .await
-        .map_or_else(|error| not_seen(RIGHTS, &error), |missing| missing_rights(&missing))
+    preflight::missing_rights(client).await.map_or_else(
+        |error| not_seen(RIGHTS, &error),
+        |missing| missing_rights(&missing),
+    )
 }
 
 fn missing_rights(missing: &[MissingRight]) -> Check {
@@ -257,7 +339,11 @@ fn missing_rights(missing: &[MissingRight]) -> Check {
     let names: Vec<_> = missing.iter().map(|right| right.name.as_str()).collect();
     let finding = format!("the account lacks: {}", names.join(", "));
     match missing.iter().all(|right| right.is_optional) {
-        true => Check::new(RIGHTS, Verdict::Warning, format!("{finding}; the daemon works without")),
+        true => Check::new(
+            RIGHTS,
+            Verdict::Warning,
+            format!("{finding}; the daemon works without"),
+        ),
         false => Check::new(RIGHTS, Verdict::Failed, finding),
     }
 }
@@ -272,12 +358,18 @@ mod tests {
 
     #[test]
     fn a_right_that_is_missing_fails_the_check_unless_it_is_optional() {
-        let right = |name: &str, is_optional| MissingRight { name: name.to_owned(), is_optional };
+        let right = |name: &str, is_optional| MissingRight {
+            name: name.to_owned(),
+            is_optional,
+        };
         let (pods, nodes) = (right("list pods", true), right("get nodes", false));
         assert_eq!(missing_rights(&[]).verdict, Verdict::Ok);
         let optional = missing_rights(std::slice::from_ref(&pods));
         assert_eq!(optional.verdict, Verdict::Warning);
-        assert!(optional.finding.contains("lacks: list pods;"), "{optional:?}");
+        assert!(
+            optional.finding.contains("lacks: list pods;"),
+            "{optional:?}"
+        );
         let both = missing_rights(&[pods, nodes]);
         assert_eq!(
             (both.verdict, both.finding.as_str()),
@@ -290,7 +382,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(writable("x", dir.path()).verdict, Verdict::Ok);
         let below = writable("x", &dir.path().join("a/b"));
-        assert!(below.verdict == Verdict::Ok && below.finding.contains("is made"), "{below:?}");
+        assert!(
+            below.verdict == Verdict::Ok && below.finding.contains("is made"),
+            "{below:?}"
+        );
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
         assert_eq!(writable("x", &file.join("a")).verdict, Verdict::Failed);
@@ -300,25 +395,43 @@ mod tests {
     fn a_drivers_directory_that_others_may_write_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        let set = |mode| std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        let set = |mode| {
+            std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap()
+        };
         set(0o755);
         assert_eq!(drivers_directory(dir.path()).verdict, Verdict::Ok);
         set(0o775);
         let open = drivers_directory(dir.path());
-        assert!(open.verdict == Verdict::Failed && open.finding.contains("775"), "{open:?}");
-        assert_eq!(drivers_directory(&dir.path().join("none")).verdict, Verdict::Ok);
+        assert!(
+            open.verdict == Verdict::Failed && open.finding.contains("775"),
+            "{open:?}"
+        );
+        assert_eq!(
+            drivers_directory(&dir.path().join("none")).verdict,
+            Verdict::Ok
+        );
     }
 
     #[test]
     fn a_driver_image_has_one_driver() {
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().to_owned();
-        let image = DriverImage { name: "gpu".to_owned(), side_files: directory.clone(), directory };
+        let image = DriverImage {
+            name: "gpu".to_owned(),
+            side_files: directory.clone(),
+            directory,
+        };
         let empty = driver_image(&image);
-        assert!(empty.verdict == Verdict::Failed && empty.finding.contains("driver image gpu"), "{empty:?}");
+        assert!(
+            empty.verdict == Verdict::Failed && empty.finding.contains("driver image gpu"),
+            "{empty:?}"
+        );
         std::fs::write(dir.path().join("driver.wasm"), "").unwrap();
         let one = driver_image(&image);
-        assert!(one.verdict == Verdict::Ok && one.finding.ends_with("/driver.wasm"), "{one:?}");
+        assert!(
+            one.verdict == Verdict::Ok && one.finding.ends_with("/driver.wasm"),
+            "{one:?}"
+        );
     }
 
     #[test]
@@ -326,7 +439,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("run")).unwrap();
         std::os::unix::fs::symlink("run", dir.path().join("var-run")).unwrap();
-        assert!(is_same(&dir.path().join("run/cdi"), &dir.path().join("var-run/cdi")));
-        assert!(!is_same(&dir.path().join("run/cdi"), &dir.path().join("etc/cdi")));
+        assert!(is_same(
+            &dir.path().join("run/cdi"),
+            &dir.path().join("var-run/cdi")
+        ));
+        assert!(!is_same(
+            &dir.path().join("run/cdi"),
+            &dir.path().join("etc/cdi")
+        ));
     }
 }

@@ -43,7 +43,10 @@ impl RecordedDrivers {
             let message = format!("{seconds} seconds to record, at most {SECONDS_MAX} are allowed");
             return Err(Status::invalid_argument(message));
         }
-        let temporary = (seconds > 0).then(|| self.recordings.begin(&name)).transpose().map_err(refuse)?;
+        let temporary = (seconds > 0)
+            .then(|| self.recordings.begin(&name))
+            .transpose()
+            .map_err(refuse)?;
         tokio::select! {
             () = self.tasks.stopped() => return Err(Status::aborted("the daemon is stopping")),
             () = tokio::time::sleep(Duration::from_secs(seconds.into())) => {}
@@ -84,9 +87,12 @@ async fn send(
     let mut digests = BTreeSet::new();
     for segment in recorded.segments {
         let read = tokio::task::spawn_blocking(move || segment.read()).await;
-        let failed =
-            |error: std::io::Error| Status::internal(format!("read a segment of the recording: {error}"));
-        let text = read.map_err(|_| Status::aborted("the daemon is stopping"))?.map_err(failed)?;
+        let failed = |error: std::io::Error| {
+            Status::internal(format!("read a segment of the recording: {error}"))
+        };
+        let text = read
+            .map_err(|_| Status::aborted("the daemon is stopping"))?
+            .map_err(failed)?;
         let first = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
         if let Ok(Line::<Raw>::Revision(revision)) = serde_json::from_slice(first)
             && revision.kind == Kind::Wasm
@@ -101,11 +107,18 @@ async fn send(
     for digest in digests {
         match previous_versions.code(&digest).await {
             Ok(code) => {
-                let file = Line::<Raw>::File(DriverFile { digest, base64: STANDARD.encode(code) });
+                let file = Line::<Raw>::File(DriverFile {
+                    digest,
+                    base64: STANDARD.encode(code),
+                });
                 send_line(&file, sender).await?;
             }
             Err(error) => {
-                tracing::info!(digest, error = chain(&error), "a driver's file is not in the recording");
+                tracing::info!(
+                    digest,
+                    error = chain(&error),
+                    "a driver's file is not in the recording"
+                );
             }
         }
     }
@@ -122,8 +135,13 @@ async fn send_line(line: &Line<Raw>, sender: &Sender) -> Result<(), Status> {
 
 async fn send_text(text: Vec<u8>, sender: &Sender) -> Result<(), Status> {
     for chunk in text.chunks(CHUNK_BYTES) {
-        let message = RecordDriverResponse { lines: chunk.to_vec() };
-        sender.send(Ok(message)).await.map_err(|_| Status::cancelled("the caller is gone"))?;
+        let message = RecordDriverResponse {
+            lines: chunk.to_vec(),
+        };
+        sender
+            .send(Ok(message))
+            .await
+            .map_err(|_| Status::cancelled("the caller is gone"))?;
     }
     Ok(())
 }

@@ -60,28 +60,51 @@ type Nodes = Arc<BTreeMap<ObjectName, Arc<VirtualNode>>>;
 
 /// Runs without end, unless the options say otherwise, and prints to standard output what has changed. It may be dropped at any time.
 pub(crate) async fn run(options: Options) -> Result<()> {
-    let script = options.faults.as_deref().map(Script::read).transpose()?.unwrap_or_default();
-    let config = ClientConfig { kubeconfig: Some(options.kubeconfig.clone()), rate: options.rate };
-    let client = KubeClient::connect(config).await.context("connect to the API server")?;
+    let script = options
+        .faults
+        .as_deref()
+        .map(Script::read)
+        .transpose()?
+        .unwrap_or_default();
+    let config = ClientConfig {
+        kubeconfig: Some(options.kubeconfig.clone()),
+        rate: options.rate,
+    };
+    let client = KubeClient::connect(config)
+        .await
+        .context("connect to the API server")?;
     let files = DriverFiles::all(&options.drivers)?;
     // Dropped at the end, and the machines with it.
     let directory = tempfile::tempdir().context("make a directory for the machines")?;
     let mut machines = Vec::with_capacity(options.snapshots.len());
     for (index, snapshot) in options.snapshots.iter().enumerate() {
         let made = directory.path().join(index.to_string());
-        machines.push(Arc::new(Machine::load(snapshot, &made, directory.path(), &files).await?));
+        machines.push(Arc::new(
+            Machine::load(snapshot, &made, directory.path(), &files).await?,
+        ));
     }
     let name = |index| {
         let name = format!("{}-{index}", options.prefix);
         let name = ObjectName::new(&name).with_context(|| format!("name of a node {name:?}"))?;
-        Ok(Arc::new(VirtualNode::new(name, Arc::clone(&machines[index % machines.len()]))))
+        Ok(Arc::new(VirtualNode::new(
+            name,
+            Arc::clone(&machines[index % machines.len()]),
+        )))
     };
     let nodes: Vec<_> = (0..options.nodes).map(name).collect::<Result<_>>()?;
     let started = Instant::now();
     let discovered =
         stream::iter(nodes.iter().map(Arc::clone)).map(|node| async move { node.discover().await });
-    discovered.buffer_unordered(DISCOVERIES).try_for_each(|()| async { Ok(()) }).await?;
-    let nodes: Nodes = Arc::new(nodes.into_iter().map(|node| (node.name.clone(), node)).collect());
+    discovered
+        .buffer_unordered(DISCOVERIES)
+        .try_for_each(|()| async { Ok(()) })
+        .await?;
+    let nodes: Nodes = Arc::new(
+        nodes
+            .into_iter()
+            .map(|node| (node.name.clone(), node))
+            .collect(),
+    );
     say(&format!(
         "{} nodes have {} devices, found in {:.1?}",
         nodes.len(),
@@ -91,7 +114,12 @@ pub(crate) async fn run(options: Options) -> Result<()> {
 
     let (tasks, conditions) = (Tasks::new(), Conditions::new(Changes::default()));
     let publishing = slices::start(&nodes, &client, options.creates_nodes, &conditions, &tasks);
-    let statuses = Statuses::start(&tasks, &client, conditions, limit::STATUSES_MAX * nodes.len());
+    let statuses = Statuses::start(
+        &tasks,
+        &client,
+        conditions,
+        limit::STATUSES_MAX * nodes.len(),
+    );
     let counts = Arc::<ClaimCounts>::default();
     let work = claims::run(client, Arc::clone(&nodes), statuses, Arc::clone(&counts));
     tasks.spawn_until_stopped("claims", work);
@@ -122,18 +150,38 @@ struct Progress {
 
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Published { pools, of, devices, slices } = self.published;
-        write!(f, "{pools} of {of} pools published with {devices} devices in {slices} slices")?;
-        write!(f, ", {} claims prepared, {} refused", self.prepared, self.refused)
+        let Published {
+            pools,
+            of,
+            devices,
+            slices,
+        } = self.published;
+        write!(
+            f,
+            "{pools} of {of} pools published with {devices} devices in {slices} slices"
+        )?;
+        write!(
+            f,
+            ", {} claims prepared, {} refused",
+            self.prepared, self.refused
+        )
     }
 }
 
 fn progress(publishing: &slices::Publishing, counts: &ClaimCounts) -> Progress {
     let (prepared, refused) = counts.now();
-    Progress { published: publishing.progress(), prepared, refused }
+    Progress {
+        published: publishing.progress(),
+        prepared,
+        refused,
+    }
 }
 
-async fn show_until_published(publishing: &slices::Publishing, counts: &ClaimCounts, started: Instant) {
+async fn show_until_published(
+    publishing: &slices::Publishing,
+    counts: &ClaimCounts,
+    started: Instant,
+) {
     let mut timer = tokio::time::interval(REPORT_PERIOD);
     let mut shown = None;
     loop {

@@ -99,14 +99,20 @@ impl Parent {
             .env(KEPT_BY_PARENT, "1")
             .stdin(OwnedFd::from(far));
         // A terminal's signals come by way of this process, and once.
-        let child = command.process_group(0).spawn().context("start the daemon")?;
+        let child = command
+            .process_group(0)
+            .spawn()
+            .context("start the daemon")?;
         drop(command);
         let daemon = Pid::from_child(&child);
         near.set_nonblocking(true)?;
         let socket = UnixStream::from_std(near)?;
         // A daemon that does not read any more ends.
         if let Err(error) = self.pass(&socket).await {
-            tracing::warn!(error = chain(&error), "the daemon does not take its listeners");
+            tracing::warn!(
+                error = chain(&error),
+                "the daemon does not take its listeners"
+            );
         }
         let (mut received, mut is_open) = (Received::default(), true);
         let (mut ready, mut is_stopping) = (None, false);
@@ -145,7 +151,12 @@ impl Parent {
         for (name, listener) in &self.kept {
             send_line(socket, &format!("keep {name}"), &[listener.as_fd()]).await?;
         }
-        send_line(socket, &format!("start {} {}", self.crashes.total, self.last), &[]).await
+        send_line(
+            socket,
+            &format!("start {} {}", self.crashes.total, self.last),
+            &[],
+        )
+        .await
     }
 
     /// Keeps or drops a listener, or notes that the daemon serves.
@@ -160,7 +171,10 @@ impl Parent {
         {
             self.kept.insert(name.to_owned(), listener);
         } else {
-            tracing::warn!(line, "the daemon sent what is not understood, or more listeners than are kept");
+            tracing::warn!(
+                line,
+                "the daemon sent what is not understood, or more listeners than are kept"
+            );
         }
     }
 
@@ -171,8 +185,14 @@ impl Parent {
 
 async fn requested(stop: &mut [Signals]) {
     std::future::poll_fn(|cx| {
-        let is_requested = stop.iter_mut().any(|signal| signal.poll_recv(cx).is_ready());
-        if is_requested { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        let is_requested = stop
+            .iter_mut()
+            .any(|signal| signal.poll_recv(cx).is_ready());
+        if is_requested {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
     })
     .await;
 }
@@ -190,7 +210,10 @@ fn reap(daemon: Pid) -> Option<ExitStatus> {
 
 /// The exit code of the daemon; of one that a signal ended, what a shell would say.
 fn code(status: ExitStatus) -> u8 {
-    let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    let code = status
+        .code()
+        .or(status.signal().map(|signal| 128 + signal))
+        .unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
 }
 
@@ -228,18 +251,28 @@ mod tests {
         assert_eq!(Crashes::default().restart_after(None), None);
         let mut crashes = Crashes::default();
         assert_eq!(crashes.restart_after(SERVED), Some(Duration::ZERO));
-        assert_eq!(crashes.restart_after(None), Some(RESTART_DELAYS[1]), "it has served before");
+        assert_eq!(
+            crashes.restart_after(None),
+            Some(RESTART_DELAYS[1]),
+            "it has served before"
+        );
     }
 
     #[test]
-    fn crashes_in_a_row_are_restarted_less_and_less_and_then_no_more_and_a_steady_run_begins_again() {
+    fn crashes_in_a_row_are_restarted_less_and_less_and_then_no_more_and_a_steady_run_begins_again()
+    {
         let mut crashes = Crashes::default();
-        let delays: Vec<_> = std::iter::from_fn(|| crashes.restart_after(SERVED)).take(20).collect();
+        let delays: Vec<_> = std::iter::from_fn(|| crashes.restart_after(SERVED))
+            .take(20)
+            .collect();
         assert_eq!(delays, RESTART_DELAYS);
         let mut crashes = Crashes::default();
         for _ in 0..20 {
             assert_eq!(crashes.restart_after(Some(STEADY)), Some(Duration::ZERO));
         }
-        assert_eq!((crashes.restart_after(SERVED), crashes.total), (Some(RESTART_DELAYS[1]), 21));
+        assert_eq!(
+            (crashes.restart_after(SERVED), crashes.total),
+            (Some(RESTART_DELAYS[1]), 21)
+        );
     }
 }

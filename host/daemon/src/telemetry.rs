@@ -25,13 +25,22 @@ pub(crate) fn init(format: LogFormat) {
 /// As [`init`], with another filter unless one is set.
 pub(crate) fn init_with(format: LogFormat, filter: &str) {
     let filter = EnvFilter::try_from_env("NODEDOCK_LOG").unwrap_or_else(|_| EnvFilter::new(filter));
-    let has_colours = matches!(format, LogFormat::Text) && io::IsTerminal::is_terminal(&io::stderr());
-    let layer = fmt::layer().with_writer(move || PrintableLines { has_colours, to: io::stderr() });
+    let has_colours =
+        matches!(format, LogFormat::Text) && io::IsTerminal::is_terminal(&io::stderr());
+    let layer = fmt::layer().with_writer(move || PrintableLines {
+        has_colours,
+        to: io::stderr(),
+    });
     let layer = match format {
         LogFormat::Text => layer.with_ansi(has_colours).boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
-    drop(tracing_subscriber::registry().with(filter).with(layer).try_init());
+    drop(
+        tracing_subscriber::registry()
+            .with(filter)
+            .with(layer)
+            .try_init(),
+    );
 }
 
 /// Replaces unprintable characters, whatever text they came with: a driver's, a plugin's, an API object's, a file's name. Each write is one
@@ -44,8 +53,8 @@ struct PrintableLines<W> {
 
 /// The escape sequences that the subscriber writes. A text that has one can change a colour, and neither hide something nor move the cursor.
 const COLOURS: [&str; 10] = [
-    "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[3m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[34m", "\x1b[35m",
-    "\x1b[36m",
+    "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[3m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[34m",
+    "\x1b[35m", "\x1b[36m",
 ];
 
 impl<W> PrintableLines<W> {
@@ -53,10 +62,12 @@ impl<W> PrintableLines<W> {
         let is_colour =
             |rest: &str| self.has_colours && COLOURS.iter().any(|colour| rest.starts_with(colour));
         let replaced =
-            line.char_indices().map(|(at, c)| match is_unprintable(c) && !is_colour(&line[at..]) {
-                true => '\u{fffd}',
-                false => c,
-            });
+            line.char_indices().map(
+                |(at, c)| match is_unprintable(c) && !is_colour(&line[at..]) {
+                    true => '\u{fffd}',
+                    false => c,
+                },
+            );
         replaced.collect()
     }
 }
@@ -100,7 +111,10 @@ mod tests {
     fn logged(format: LogFormat, has_colours: bool, odd: &str) -> String {
         let written = Written::default();
         let to = written.clone();
-        let layer = fmt::layer().with_writer(move || PrintableLines { has_colours, to: to.clone() });
+        let layer = fmt::layer().with_writer(move || PrintableLines {
+            has_colours,
+            to: to.clone(),
+        });
         let layer = match format {
             LogFormat::Text => layer.with_ansi(has_colours).boxed(),
             LogFormat::Json => layer.json().flatten_event(true).boxed(),
@@ -114,17 +128,25 @@ mod tests {
     #[test]
     fn a_line_of_the_log_is_one_printable_line() {
         let odd = "a\n\u{9b}31m\u{200b}\u{200f}\u{61c}\u{e0041}\u{2028}\rb";
-        for (format, has_colours) in
-            [(LogFormat::Text, false), (LogFormat::Text, true), (LogFormat::Json, false)]
-        {
+        for (format, has_colours) in [
+            (LogFormat::Text, false),
+            (LogFormat::Text, true),
+            (LogFormat::Json, false),
+        ] {
             let lines = logged(format, has_colours, odd);
             let line = lines.strip_suffix('\n').unwrap();
             let found: Vec<_> = line.chars().filter(|c| is_unprintable(*c)).collect();
-            assert!(found.iter().all(|c| has_colours && *c == '\x1b'), "{format:?}: {line:?}");
+            assert!(
+                found.iter().all(|c| has_colours && *c == '\x1b'),
+                "{format:?}: {line:?}"
+            );
             assert!(line.contains("said") && line.contains('\u{fffd}'), "{line}");
             if let LogFormat::Json = format {
                 let value: serde_json::Value = serde_json::from_str(line).unwrap();
-                assert!(value["message"].as_str().unwrap().ends_with(" said"), "{value}");
+                assert!(
+                    value["message"].as_str().unwrap().ends_with(" said"),
+                    "{value}"
+                );
             }
         }
     }
@@ -132,7 +154,10 @@ mod tests {
     #[test]
     fn colours_are_kept_and_no_other_escape_sequence() {
         let plain = logged(LogFormat::Text, true, "a");
-        assert!(plain.contains("\x1b[32m INFO") && !plain.contains('\u{fffd}'), "{plain:?}");
+        assert!(
+            plain.contains("\x1b[32m INFO") && !plain.contains('\u{fffd}'),
+            "{plain:?}"
+        );
         for odd in ["\x1b[2J", "\x1b[8m", "\x1b]0;title\x07", "\x1b"] {
             let line = logged(LogFormat::Text, true, odd);
             assert!(!line.contains(odd) || odd == "\x1b", "{line:?}");

@@ -7,7 +7,9 @@ use flate2::bufread::MultiGzDecoder;
 use tar::{Archive, EntryType, PaxExtensions};
 
 use crate::collect::Collector;
-use crate::limit::{ARCHIVE_BYTES_MAX, EXTENDED_HEADER_BYTES_MAX, PATH_BYTES_MAX, TRAILING_BYTES_MAX};
+use crate::limit::{
+    ARCHIVE_BYTES_MAX, EXTENDED_HEADER_BYTES_MAX, PATH_BYTES_MAX, TRAILING_BYTES_MAX,
+};
 use crate::path::{TOPS, segments};
 use crate::{Entry, NodeKind, Refusal, Snapshot, SnapshotError};
 
@@ -24,7 +26,11 @@ pub(crate) fn load(file: &str, archive: impl Read) -> Result<Snapshot, SnapshotE
         collector: Collector::default(),
     };
     let archive = decompress(archive).map_err(|source| loading.read_error(source, false))?;
-    let mut archive = Archive::new(Bounded { inner: archive, left: ARCHIVE_BYTES_MAX, is_at_end: false });
+    let mut archive = Archive::new(Bounded {
+        inner: archive,
+        left: ARCHIVE_BYTES_MAX,
+        is_at_end: false,
+    });
     let outcome = loading.take_all(&mut archive);
     let mut rest = archive.into_inner();
     outcome.map_err(|failure| loading.error(failure, rest.is_at_end))?;
@@ -92,13 +98,22 @@ impl Loading<'_> {
             let mut entry = entry?;
             match entry.header().entry_type() {
                 EntryType::XGlobalHeader => drop(extended(&mut entry)?),
-                EntryType::GNULongName => self.extended.path = Some(without_nul(extended(&mut entry)?)),
-                EntryType::GNULongLink => self.extended.link = Some(without_nul(extended(&mut entry)?)),
+                EntryType::GNULongName => {
+                    self.extended.path = Some(without_nul(extended(&mut entry)?))
+                }
+                EntryType::GNULongLink => {
+                    self.extended.link = Some(without_nul(extended(&mut entry)?))
+                }
                 EntryType::XHeader => self.extended.take(&extended(&mut entry)?)?,
                 _ => self.take(&mut entry)?,
             }
         }
-        let Extended { path: None, link: None, size: None } = self.extended else {
+        let Extended {
+            path: None,
+            link: None,
+            size: None,
+        } = self.extended
+        else {
             return Err(truncated().into());
         };
         Ok(())
@@ -106,13 +121,20 @@ impl Loading<'_> {
 
     fn take(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<(), Failure> {
         let extended = std::mem::take(&mut self.extended);
-        let path = extended.path.unwrap_or_else(|| entry.path_bytes().into_owned());
+        let path = extended
+            .path
+            .unwrap_or_else(|| entry.path_bytes().into_owned());
         self.entry = String::from_utf8_lossy(&path[..path.len().min(PATH_BYTES_MAX)]).into_owned();
         let size = entry.size();
-        if extended.size.is_some_and(|recorded| recorded != size.to_string().as_bytes()) {
+        if extended
+            .size
+            .is_some_and(|recorded| recorded != size.to_string().as_bytes())
+        {
             return Err(Refusal::SizeMismatch.into());
         }
-        let Some(segments) = self.below_top(&path)? else { return Ok(()) };
+        let Some(segments) = self.below_top(&path)? else {
+            return Ok(());
+        };
         let content = self.content(entry, extended.link)?;
         let segments: Vec<_> = segments.iter().map(String::as_str).collect();
         Ok(self.collector.add(&segments, content)?)
@@ -121,16 +143,29 @@ impl Loading<'_> {
     /// Returns the segments below the snapshot's root; `None` for the root itself.
     fn below_top(&mut self, path: &[u8]) -> Result<Option<Vec<String>>, Refusal> {
         let segments = segments(path)?;
-        let Some(first) = segments.first() else { return Ok(None) };
-        let top = self
-            .top
-            .get_or_insert_with(|| if TOPS.contains(first) { String::new() } else { (*first).into() });
+        let Some(first) = segments.first() else {
+            return Ok(None);
+        };
+        let top = self.top.get_or_insert_with(|| {
+            if TOPS.contains(first) {
+                String::new()
+            } else {
+                (*first).into()
+            }
+        });
         let below = match top.as_str() {
             "" => &segments[..],
             top if top == *first => &segments[1..],
-            top => return Err(Refusal::SecondTop { top: top.to_owned() }),
+            top => {
+                return Err(Refusal::SecondTop {
+                    top: top.to_owned(),
+                });
+            }
         };
-        Ok((!below.is_empty()).then(|| below.iter().map(|segment| (*segment).to_owned()).collect()))
+        Ok(
+            (!below.is_empty())
+                .then(|| below.iter().map(|segment| (*segment).to_owned()).collect()),
+        )
     }
 
     fn content(
@@ -147,8 +182,14 @@ impl Loading<'_> {
             EntryType::Char => node(entry, NodeKind::Character),
             EntryType::Block => node(entry, NodeKind::Block),
             EntryType::Fifo => Err(Refusal::FileType { kind: "a fifo" }.into()),
-            EntryType::GNUSparse => Err(Refusal::FileType { kind: "a sparse file" }.into()),
-            _ => Err(Refusal::FileType { kind: "of a type that tar does not define" }.into()),
+            EntryType::GNUSparse => Err(Refusal::FileType {
+                kind: "a sparse file",
+            }
+            .into()),
+            _ => Err(Refusal::FileType {
+                kind: "of a type that tar does not define",
+            }
+            .into()),
         }
     }
 
@@ -159,7 +200,9 @@ impl Loading<'_> {
 
     /// Copies the file that a hard link names. Sizes are checked as for any file.
     fn hard_link(&mut self, target: &str) -> Result<Entry, Failure> {
-        let refusal = || Refusal::BadHardLink { target: target.to_owned() };
+        let refusal = || Refusal::BadHardLink {
+            target: target.to_owned(),
+        };
         let segments = self.below_top(target.as_bytes())?.ok_or_else(refusal)?;
         let segments: Vec<_> = segments.iter().map(String::as_str).collect();
         match self.collector.get(&segments) {
@@ -183,16 +226,27 @@ impl Loading<'_> {
             io::ErrorKind::FileTooLarge => self.refused(Refusal::LargeArchive),
             io::ErrorKind::UnexpectedEof => self.truncated(),
             _ if is_at_end => self.truncated(),
-            _ => SnapshotError::Read { file: self.file.to_owned(), entry: self.entry.clone(), source },
+            _ => SnapshotError::Read {
+                file: self.file.to_owned(),
+                entry: self.entry.clone(),
+                source,
+            },
         }
     }
 
     fn refused(&self, refusal: Refusal) -> SnapshotError {
-        SnapshotError::Refused { file: self.file.to_owned(), entry: self.entry.clone(), refusal }
+        SnapshotError::Refused {
+            file: self.file.to_owned(),
+            entry: self.entry.clone(),
+            refusal,
+        }
     }
 
     fn truncated(&self) -> SnapshotError {
-        SnapshotError::Truncated { file: self.file.to_owned(), entry: self.entry.clone() }
+        SnapshotError::Truncated {
+            file: self.file.to_owned(),
+            entry: self.entry.clone(),
+        }
     }
 }
 
@@ -206,7 +260,10 @@ impl Extended {
                 b"linkpath" => self.link = value(),
                 b"size" => self.size = value(),
                 key if key.starts_with(b"GNU.sparse.") => {
-                    return Err(Refusal::FileType { kind: "a sparse file" }.into());
+                    return Err(Refusal::FileType {
+                        kind: "a sparse file",
+                    }
+                    .into());
                 }
                 _ => {}
             }
@@ -226,7 +283,11 @@ fn whole(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>, Failure> {
     // The caller has checked the size.
     let mut content = Vec::with_capacity(usize::try_from(entry.size()).unwrap_or_default());
     entry.read_to_end(&mut content)?;
-    if content.len() as u64 == entry.size() { Ok(content) } else { Err(truncated().into()) }
+    if content.len() as u64 == entry.size() {
+        Ok(content)
+    } else {
+        Err(truncated().into())
+    }
 }
 
 fn without_nul(mut name: Vec<u8>) -> Vec<u8> {
@@ -236,7 +297,10 @@ fn without_nul(mut name: Vec<u8>) -> Vec<u8> {
     name
 }
 
-fn link_name(entry: &tar::Entry<'_, impl Read>, extended: Option<Vec<u8>>) -> Result<String, Refusal> {
+fn link_name(
+    entry: &tar::Entry<'_, impl Read>,
+    extended: Option<Vec<u8>>,
+) -> Result<String, Refusal> {
     let name = extended.or_else(|| entry.link_name_bytes().map(|name| name.into_owned()));
     String::from_utf8(name.ok_or(Refusal::BadPath)?).map_err(|_| Refusal::BadPath)
 }
@@ -244,7 +308,10 @@ fn link_name(entry: &tar::Entry<'_, impl Read>, extended: Option<Vec<u8>>) -> Re
 fn node(entry: &tar::Entry<'_, impl Read>, kind: NodeKind) -> Result<Entry, Failure> {
     let header = entry.header();
     let (Some(major), Some(minor)) = (header.device_major()?, header.device_minor()?) else {
-        return Err(Refusal::FileType { kind: "a device node without a number" }.into());
+        return Err(Refusal::FileType {
+            kind: "a device node without a number",
+        }
+        .into());
     };
     Ok(Entry::Node { kind, major, minor })
 }
@@ -264,7 +331,10 @@ impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.is_at_end |= read == 0 && !buffer.is_empty();
-        self.left = self.left.checked_sub(read as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+        self.left = self
+            .left
+            .checked_sub(read as u64)
+            .ok_or(io::ErrorKind::FileTooLarge)?;
         Ok(read)
     }
 }

@@ -22,12 +22,18 @@ impl Collector {
         if bytes > FILE_BYTES_MAX {
             return Err(Refusal::LargeFile { bytes });
         }
-        if self.bytes + bytes > TOTAL_BYTES_MAX { Err(Refusal::ManyBytes) } else { Ok(()) }
+        if self.bytes + bytes > TOTAL_BYTES_MAX {
+            Err(Refusal::ManyBytes)
+        } else {
+            Ok(())
+        }
     }
 
     /// Adds an entry below its parent directories. A directory may occur several times, as in an archive that was appended to.
     pub(crate) fn add(&mut self, segments: &[&str], entry: Entry) -> Result<(), Refusal> {
-        let Some((_, ancestors)) = segments.split_last() else { return Ok(()) };
+        let Some((_, ancestors)) = segments.split_last() else {
+            return Ok(());
+        };
         let path = format!("/{}", segments.join("/"));
         self.directories(&path, ancestors)?;
         self.check(&path, &entry)?;
@@ -49,20 +55,26 @@ impl Collector {
 
     /// Returns the entries as they are, for those that were checked before.
     pub(crate) fn into_snapshot(self) -> Snapshot {
-        Snapshot { entries: self.entries }
+        Snapshot {
+            entries: self.entries,
+        }
     }
 
     /// Returns the snapshot of the archive or directory `file`. Fails if it has no `/sys`, or a link that cannot be resolved within it.
     pub(crate) fn finish(self, file: &str) -> Result<Snapshot, SnapshotError> {
         if self.entries.get("/sys") != Some(&Entry::Directory) {
-            return Err(SnapshotError::NoSysfs { file: file.to_owned() });
+            return Err(SnapshotError::NoSysfs {
+                file: file.to_owned(),
+            });
         }
         Links::check(&self.entries).map_err(|(link, refusal)| SnapshotError::Refused {
             file: file.to_owned(),
             entry: link.trim_start_matches('/').to_owned(),
             refusal,
         })?;
-        Ok(Snapshot { entries: self.entries })
+        Ok(Snapshot {
+            entries: self.entries,
+        })
     }
 
     fn check(&self, path: &str, entry: &Entry) -> Result<(), Refusal> {
@@ -71,7 +83,9 @@ impl Collector {
             Entry::Directory => Ok(()),
             Entry::Link(target) => path::target(path, target).map(drop),
             Entry::Node { .. } if path.starts_with("/dev/") => Ok(()),
-            Entry::Node { .. } => Err(Refusal::FileType { kind: "a device node elsewhere" }),
+            Entry::Node { .. } => Err(Refusal::FileType {
+                kind: "a device node elsewhere",
+            }),
         }
     }
 
@@ -88,7 +102,11 @@ impl Collector {
             let ancestor = &path[..end];
             match self.entries.get(ancestor) {
                 Some(Entry::Directory) => {}
-                Some(_) => return Err(Refusal::NotADirectory { ancestor: ancestor.to_owned() }),
+                Some(_) => {
+                    return Err(Refusal::NotADirectory {
+                        ancestor: ancestor.to_owned(),
+                    });
+                }
                 None => self.insert(ancestor.to_owned(), Entry::Directory)?,
             }
         }
@@ -125,18 +143,30 @@ mod tests {
 
     #[test]
     fn files_have_a_bound_together() {
-        let mut full = Collector { bytes: TOTAL_BYTES_MAX, ..Collector::default() };
-        assert_eq!(full.add(&["sys", "a"], Entry::File(vec![0])), Err(Refusal::ManyBytes));
+        let mut full = Collector {
+            bytes: TOTAL_BYTES_MAX,
+            ..Collector::default()
+        };
+        assert_eq!(
+            full.add(&["sys", "a"], Entry::File(vec![0])),
+            Err(Refusal::ManyBytes)
+        );
         assert_eq!(full.add(&["sys", "a"], Entry::Link("b".into())), Ok(()));
         assert_eq!(full.add(&["sys", "b"], Entry::Directory), Ok(()));
     }
 
     #[test]
     fn paths_and_targets_have_a_bound_together() {
-        let full = |left| Collector { path_bytes: PATHS_BYTES_MAX - left, ..Collector::default() };
+        let full = |left| Collector {
+            path_bytes: PATHS_BYTES_MAX - left,
+            ..Collector::default()
+        };
         let link = || Entry::Link("12345".into());
         assert_eq!(full(4 + 6 + 5).add(&["sys", "a"], link()), Ok(()));
-        assert_eq!(full(4 + 6 + 4).add(&["sys", "a"], link()), Err(Refusal::LongPaths));
+        assert_eq!(
+            full(4 + 6 + 4).add(&["sys", "a"], link()),
+            Err(Refusal::LongPaths)
+        );
         assert_eq!(full(4 + 6).add(&["sys", "a"], Entry::Directory), Ok(()));
         assert_eq!(
             full(3).add(&["sys", "a"], Entry::Directory),
@@ -145,6 +175,10 @@ mod tests {
         );
         let mut twice = full(4);
         assert_eq!(twice.add(&["sys"], Entry::Directory), Ok(()));
-        assert_eq!(twice.add(&["sys"], Entry::Directory), Ok(()), "it is there already");
+        assert_eq!(
+            twice.add(&["sys"], Entry::Directory),
+            Ok(()),
+            "it is there already"
+        );
     }
 }

@@ -16,15 +16,24 @@ pub(crate) fn load(directory: &Path) -> Result<Snapshot, SnapshotError> {
     let file = directory.display().to_string();
     let no_sysfs = || SnapshotError::NoSysfs { file: file.clone() };
     let root = root(directory)
-        .map_err(|source| SnapshotError::Open { file: file.clone(), source })?
+        .map_err(|source| SnapshotError::Open {
+            file: file.clone(),
+            source,
+        })?
         .ok_or_else(no_sysfs)?;
-    let mut loading = Loading { file: &file, root: &root, collector: Collector::default() };
+    let mut loading = Loading {
+        file: &file,
+        root: &root,
+        collector: Collector::default(),
+    };
     // Directories that are entries already, so that they have the bounds of entries.
     let mut pending = vec![PathBuf::new()];
     while let Some(path) = pending.pop() {
         let unreadable = |source| loading.unreadable(&path, source);
         for entry in fs::read_dir(root.join(&path)).map_err(unreadable)? {
-            let name = entry.map_err(|source| loading.unreadable(&path, source))?.file_name();
+            let name = entry
+                .map_err(|source| loading.unreadable(&path, source))?
+                .file_name();
             let path = path.join(name);
             if loading.take(&path)? {
                 pending.push(path);
@@ -60,9 +69,16 @@ impl Loading<'_> {
         let segments =
             segments(path.as_os_str().as_bytes()).map_err(|refusal| self.refused(path, refusal))?;
         let here = self.root.join(path);
-        let metadata = fs::symlink_metadata(&here).map_err(|source| self.unreadable(path, source))?;
-        let entry = if metadata.is_dir() { Entry::Directory } else { self.entry(path, &here, &metadata)? };
-        self.collector.add(&segments, entry).map_err(|refusal| self.refused(path, refusal))?;
+        let metadata =
+            fs::symlink_metadata(&here).map_err(|source| self.unreadable(path, source))?;
+        let entry = if metadata.is_dir() {
+            Entry::Directory
+        } else {
+            self.entry(path, &here, &metadata)?
+        };
+        self.collector
+            .add(&segments, entry)
+            .map_err(|refusal| self.refused(path, refusal))?;
         Ok(metadata.is_dir())
     }
 
@@ -70,15 +86,26 @@ impl Loading<'_> {
         let kind = metadata.file_type();
         let unreadable = |source| self.unreadable(path, source);
         if kind.is_file() {
-            self.collector.admit_file(metadata.len()).map_err(|refusal| self.refused(path, refusal))?;
+            self.collector
+                .admit_file(metadata.len())
+                .map_err(|refusal| self.refused(path, refusal))?;
             return read(here).map(Entry::File).map_err(unreadable);
         }
         if kind.is_symlink() {
-            let target = fs::read_link(here).map_err(unreadable)?.into_os_string().into_string();
-            return target.map(Entry::Link).map_err(|_| self.refused(path, Refusal::BadPath));
+            let target = fs::read_link(here)
+                .map_err(unreadable)?
+                .into_os_string()
+                .into_string();
+            return target
+                .map(Entry::Link)
+                .map_err(|_| self.refused(path, Refusal::BadPath));
         }
         if kind.is_char_device() || kind.is_block_device() {
-            let kind = if kind.is_char_device() { NodeKind::Character } else { NodeKind::Block };
+            let kind = if kind.is_char_device() {
+                NodeKind::Character
+            } else {
+                NodeKind::Block
+            };
             let (major, minor) = device_number(metadata.rdev());
             return Ok(Entry::Node { kind, major, minor });
         }
@@ -87,18 +114,28 @@ impl Loading<'_> {
     }
 
     fn refused(&self, path: &Path, refusal: Refusal) -> SnapshotError {
-        SnapshotError::Refused { file: self.file.to_owned(), entry: path.display().to_string(), refusal }
+        SnapshotError::Refused {
+            file: self.file.to_owned(),
+            entry: path.display().to_string(),
+            refusal,
+        }
     }
 
     fn unreadable(&self, path: &Path, source: io::Error) -> SnapshotError {
-        SnapshotError::Read { file: self.file.to_owned(), entry: path.display().to_string(), source }
+        SnapshotError::Read {
+            file: self.file.to_owned(),
+            entry: path.display().to_string(),
+            source,
+        }
     }
 }
 
 /// Reads one byte more than allowed at most, because a file may grow; its size is checked again when it is added.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut content)?;
+    File::open(path)?
+        .take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut content)?;
     Ok(content)
 }
 
@@ -106,7 +143,10 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 pub(crate) fn device_number(number: u64) -> (u32, u32) {
     let major = ((number >> 8) & 0xfff) | ((number >> 32) & 0xffff_f000);
     let minor = (number & 0xff) | ((number >> 12) & 0xffff_ff00);
-    (u32::try_from(major).unwrap_or(u32::MAX), u32::try_from(minor).unwrap_or(u32::MAX))
+    (
+        u32::try_from(major).unwrap_or(u32::MAX),
+        u32::try_from(minor).unwrap_or(u32::MAX),
+    )
 }
 
 #[cfg(test)]

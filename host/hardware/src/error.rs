@@ -5,8 +5,8 @@ use std::io;
 use thiserror::Error;
 
 use crate::limit::{
-    ARCHIVE_BYTES_MAX, DEPTH_MAX, ENTRIES_MAX, EXTENDED_HEADER_BYTES_MAX, FILE_BYTES_MAX, LINKS_MAX,
-    PATH_BYTES_MAX, PATHS_BYTES_MAX, TOTAL_BYTES_MAX, TRAILING_BYTES_MAX,
+    ARCHIVE_BYTES_MAX, DEPTH_MAX, ENTRIES_MAX, EXTENDED_HEADER_BYTES_MAX, FILE_BYTES_MAX,
+    LINKS_MAX, PATH_BYTES_MAX, PATHS_BYTES_MAX, TOTAL_BYTES_MAX, TRAILING_BYTES_MAX,
 };
 
 /// Why a snapshot could not be read or written. `file` is the archive or the directory.
@@ -50,7 +50,9 @@ pub enum SnapshotError {
         refusal: Refusal,
     },
     /// The archive or directory has no `sys` directory.
-    #[error("{file} is no snapshot: it has no directory sys, neither at the top nor in a single directory")]
+    #[error(
+        "{file} is no snapshot: it has no directory sys, neither at the top nor in a single directory"
+    )]
     NoSysfs {
         /// Archive or directory.
         file: String,
@@ -109,7 +111,9 @@ pub enum Refusal {
         target: String,
     },
     /// A fifo, a socket, a sparse file, or a device node outside of `/dev`.
-    #[error("a snapshot has files, directories, links, and device nodes below /dev, and this is {kind}")]
+    #[error(
+        "a snapshot has files, directories, links, and device nodes below /dev, and this is {kind}"
+    )]
     FileType {
         /// What it is.
         kind: &'static str,
@@ -121,7 +125,9 @@ pub enum Refusal {
         bytes: u64,
     },
     /// The file's size in an extended header differs from that in its header.
-    #[error("the entry has two different sizes, in its header and in the extended header before it")]
+    #[error(
+        "the entry has two different sizes, in its header and in the extended header before it"
+    )]
     SizeMismatch,
     /// An extended header is too large.
     #[error("the extended header after this entry has more than {EXTENDED_HEADER_BYTES_MAX} bytes")]

@@ -43,7 +43,13 @@ pub const IDENTIFIERS: &[Identifier] = &[
         content: "serial numbers and asset tags of the machine, its boards, disks, DIMMs, GPUs and USB devices",
     },
     Identifier {
-        files: &["**/*uuid*", "**/*_guid", "**/boot_acl", "**/gids/*", "**/VMBUS*/**/device_id"],
+        files: &[
+            "**/*uuid*",
+            "**/*_guid",
+            "**/boot_acl",
+            "**/gids/*",
+            "**/VMBUS*/**/device_id",
+        ],
         content: "UUIDs of machines, file systems and volumes, GUIDs and addresses of InfiniBand ports",
     },
     Identifier {
@@ -91,7 +97,13 @@ pub const IDENTIFIERS: &[Identifier] = &[
         content: "names and addresses in storage networks",
     },
     Identifier {
-        files: &["**/*password*", "**/*username*", "**/*secret*", "**/*_key", "**/domain[0-9]*/**/key"],
+        files: &[
+            "**/*password*",
+            "**/*username*",
+            "**/*secret*",
+            "**/*_key",
+            "**/domain[0-9]*/**/key",
+        ],
         content: "keys and passwords, as of iSCSI, NVMe and Thunderbolt",
     },
     Identifier {
@@ -105,7 +117,10 @@ pub const IDENTIFIERS: &[Identifier] = &[
         ],
         content: "texts that contain names of hosts, customers, volumes and users",
     },
-    Identifier { files: &["**/edid"], content: "serial numbers of monitors" },
+    Identifier {
+        files: &["**/edid"],
+        content: "serial numbers of monitors",
+    },
 ];
 
 /// Files that are no identifiers in spite of their names: the kernel gives the name of its controller to a root hub as a serial number.
@@ -129,8 +144,8 @@ const NO_VALUE: &[&str] = &[
 
 /// Beginnings that say what kind of identifier follows.
 const PREFIXES: &[&str] = &[
-    "0x", "naa.", "eui.", "uuid.", "nvme.", "t10.", "GPU-", "MIG-", "LVM-", "CRYPT-", "mpath-", "nqn.",
-    "iqn.",
+    "0x", "naa.", "eui.", "uuid.", "nvme.", "t10.", "GPU-", "MIG-", "LVM-", "CRYPT-", "mpath-",
+    "nqn.", "iqn.",
 ];
 
 /// Bytes of a value from which on it is replaced in other files too.
@@ -176,9 +191,13 @@ pub(crate) fn is_identifier(path: &str) -> bool {
 
 /// Returns where a text of any file has identifiers: hardware addresses, and values of keys that name one. In order, and apart.
 pub(crate) fn values_in(text: &str) -> Vec<Range<usize>> {
-    let keyed = KEYED_VALUE.captures_iter(text.as_bytes()).filter_map(|found| found.get(1));
+    let keyed = KEYED_VALUE
+        .captures_iter(text.as_bytes())
+        .filter_map(|found| found.get(1));
     let found = HARDWARE_ADDRESS.find_iter(text.as_bytes()).chain(keyed);
-    let mut ranges: Vec<_> = found.filter_map(|found| value_of(text, &text[found.range()])).collect();
+    let mut ranges: Vec<_> = found
+        .filter_map(|found| value_of(text, &text[found.range()]))
+        .collect();
     ranges.sort_by_key(|range| (range.start, Reverse(range.end)));
     let mut end = 0;
     ranges.retain(|range| {
@@ -191,7 +210,9 @@ pub(crate) fn values_in(text: &str) -> Vec<Range<usize>> {
 
 /// Returns where each line of a text has its identifier.
 pub(crate) fn values_of_lines(text: &str) -> Vec<Range<usize>> {
-    text.lines().filter_map(|line| value_of(text, line)).collect()
+    text.lines()
+        .filter_map(|line| value_of(text, line))
+        .collect()
 }
 
 /// Returns where the value in a part of a text is, without what surrounds it and what all of its kind begin with.
@@ -204,9 +225,12 @@ fn value_of(text: &str, part: &str) -> Option<Range<usize>> {
 /// Returns whether a text identifies something: it is not empty, a vendor's default, or all zeros or ones.
 pub(crate) fn is_value(text: &str) -> bool {
     let core = text.trim().to_ascii_lowercase();
-    let mut characters = core.chars().filter(|character| character.is_ascii_alphanumeric());
+    let mut characters = core
+        .chars()
+        .filter(|character| character.is_ascii_alphanumeric());
     let first = characters.next();
-    let is_filler = matches!(first, Some('0' | 'f')) && characters.all(|character| Some(character) == first);
+    let is_filler =
+        matches!(first, Some('0' | 'f')) && characters.all(|character| Some(character) == first);
     !core.is_empty() && !is_filler && !NO_VALUE.contains(&core.as_str())
 }
 
@@ -216,26 +240,36 @@ fn core(value: &str) -> &str {
         character.is_control() || character.is_whitespace() || matches!(character, '"' | '{' | '}')
     };
     let value = value.trim_matches(is_around);
-    PREFIXES.iter().find_map(|prefix| value.strip_prefix(prefix)).unwrap_or(value)
+    PREFIXES
+        .iter()
+        .find_map(|prefix| value.strip_prefix(prefix))
+        .unwrap_or(value)
 }
 
 /// Returns the content of a file as text; `None` if it has bytes that a text does not have.
 pub(crate) fn text(content: &[u8]) -> Option<&str> {
     let text = str::from_utf8(content).ok()?;
-    let is_binary = |character: char| character.is_control() && !matches!(character, '\n' | '\r' | '\t');
+    let is_binary =
+        |character: char| character.is_control() && !matches!(character, '\n' | '\r' | '\t');
     (!text.trim_end_matches('\0').contains(is_binary) && !text.starts_with('\0')).then_some(text)
 }
 
 /// Returns whether a value is so particular that the same text in another file is the same value.
 pub(crate) fn is_particular(core: &str) -> bool {
     let has = |is: fn(&char) -> bool| core.chars().any(|character| is(&character));
-    let bytes_min = if has(char::is_ascii_alphabetic) { SPREAD_BYTES_MIN } else { SPREAD_DIGITS_MIN };
+    let bytes_min = if has(char::is_ascii_alphabetic) {
+        SPREAD_BYTES_MIN
+    } else {
+        SPREAD_DIGITS_MIN
+    };
     is_hardware_address(core) || core.len() >= bytes_min && has(char::is_ascii_digit)
 }
 
 /// Returns whether a value is a hardware address as a whole.
 pub(crate) fn is_hardware_address(core: &str) -> bool {
-    HARDWARE_ADDRESS.find(core.as_bytes()).is_some_and(|found| found.len() == core.len())
+    HARDWARE_ADDRESS
+        .find(core.as_bytes())
+        .is_some_and(|found| found.len() == core.len())
 }
 
 /// Returns the placeholder of a value: its shape, with a number. That of a hardware address is locally administered.
@@ -292,28 +326,40 @@ mod tests {
     }
 
     fn found(text: &str) -> Vec<&str> {
-        values_in(text).into_iter().map(|range| &text[range]).collect()
+        values_in(text)
+            .into_iter()
+            .map(|range| &text[range])
+            .collect()
     }
 
     #[test]
     fn values_are_found_by_their_shape_and_by_their_keys() {
-        let uevent =
-            "DRIVER=hid\nHID_PHYS=AA:bb:cc:dd:ee:01\nHID_UNIQ=\"s3cret-1\"\nMODALIAS=pci:v00008086d1234\n";
+        let uevent = "DRIVER=hid\nHID_PHYS=AA:bb:cc:dd:ee:01\nHID_UNIQ=\"s3cret-1\"\nMODALIAS=pci:v00008086d1234\n";
         assert_eq!(found(uevent), ["AA:bb:cc:dd:ee:01", "s3cret-1"]);
-        let nvidia = "Model: \t\t NVIDIA A100\nGPU UUID:  \t GPU-6f4e1a2b-0000-1111-2222-333344445555\n";
+        let nvidia =
+            "Model: \t\t NVIDIA A100\nGPU UUID:  \t GPU-6f4e1a2b-0000-1111-2222-333344445555\n";
         assert_eq!(found(nvidia), ["6f4e1a2b-0000-1111-2222-333344445555"]);
         assert_eq!(
             found("hive_id 0\nunique_id 9223372036854775807\nvendor_id 4098\n"),
             ["9223372036854775807"]
         );
-        assert_eq!(found("UNIQ=a 3c:fd:fe:a1:b2:c3 b\n"), ["a 3c:fd:fe:a1:b2:c3 b"]);
-        assert_eq!(found("00:00:00:00:00:00\nff:ff:ff:ff:ff:ff\n0000:00:02.0\nserial: None\n"), [""; 0]);
+        assert_eq!(
+            found("UNIQ=a 3c:fd:fe:a1:b2:c3 b\n"),
+            ["a 3c:fd:fe:a1:b2:c3 b"]
+        );
+        assert_eq!(
+            found("00:00:00:00:00:00\nff:ff:ff:ff:ff:ff\n0000:00:02.0\nserial: None\n"),
+            [""; 0]
+        );
     }
 
     #[test]
     fn lines_are_values_without_what_surrounds_them() {
         let text = "naa.5000c500a1b2c3d4\n\nNone\n {f8615163-df3e}\0";
-        let values: Vec<_> = values_of_lines(text).into_iter().map(|range| &text[range]).collect();
+        let values: Vec<_> = values_of_lines(text)
+            .into_iter()
+            .map(|range| &text[range])
+            .collect();
         assert_eq!(values, ["5000c500a1b2c3d4", "f8615163-df3e"]);
     }
 
@@ -349,8 +395,16 @@ mod tests {
             ("3c:fd:fe:a1:b2:c3", 1, "02:00:00:00:00:01"),
             ("3c:fd:fe:a1:b2:c3", 300, "02:00:00:00:01:2c"),
             ("S3EWNX0K123456", 12, "00000000000012"),
-            ("fe80:0000:0000:0000:0002:c903:0029:2ad6", 7, "0000:0000:0000:0000:0000:0000:0000:0007"),
-            ("4c4c4544-0042-3510-8052-b4c04f564432", 2, "00000000-0000-0000-0000-000000000002"),
+            (
+                "fe80:0000:0000:0000:0002:c903:0029:2ad6",
+                7,
+                "0000:0000:0000:0000:0000:0000:0000:0007",
+            ),
+            (
+                "4c4c4544-0042-3510-8052-b4c04f564432",
+                2,
+                "00000000-0000-0000-0000-000000000002",
+            ),
             ("aé b", 1, "00 1"),
         ] {
             assert_eq!(placeholder(value, number), expected);
@@ -359,11 +413,17 @@ mod tests {
 
     #[test]
     fn the_page_lists_every_file() {
-        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/simulation.md"))
-            .unwrap();
+        let page = std::fs::read_to_string(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../docs/simulation.md"
+        ))
+        .unwrap();
         for identifier in IDENTIFIERS {
             for glob in identifier.files {
-                assert!(page.contains(&format!("`{glob}`")), "docs/simulation.md must have `{glob}`");
+                assert!(
+                    page.contains(&format!("`{glob}`")),
+                    "docs/simulation.md must have `{glob}`"
+                );
             }
             assert!(
                 page.contains(identifier.content),

@@ -100,7 +100,10 @@ impl Snapshot {
     /// [`SnapshotError`], with the file and the entry.
     pub fn open(path: &Path) -> Result<Self, SnapshotError> {
         let name = path.display().to_string();
-        let failed = |source| SnapshotError::Open { file: name.clone(), source };
+        let failed = |source| SnapshotError::Open {
+            file: name.clone(),
+            source,
+        };
         if path.is_dir() {
             return directory::load(path);
         }
@@ -123,7 +126,9 @@ impl Snapshot {
 
     /// Returns the entries in the order of their paths, each directory before its content.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
-        self.entries.iter().map(|(path, entry)| (path.as_str(), entry))
+        self.entries
+            .iter()
+            .map(|(path, entry)| (path.as_str(), entry))
     }
 
     /// Returns the number of entries.

@@ -18,10 +18,15 @@ pub(crate) struct Links<'a> {
 impl<'a> Links<'a> {
     /// Resolves every link. Fails with the first that leads to itself or out of the snapshot.
     pub(crate) fn check(entries: &'a BTreeMap<String, Entry>) -> Result<(), (&'a str, Refusal)> {
-        let mut links = Links { entries, resolved: HashMap::new() };
+        let mut links = Links {
+            entries,
+            resolved: HashMap::new(),
+        };
         for (path, entry) in entries {
             if let Entry::Link(target) = entry {
-                links.resolve(path, target, 0).map_err(|refusal| (path.as_str(), refusal))?;
+                links
+                    .resolve(path, target, 0)
+                    .map_err(|refusal| (path.as_str(), refusal))?;
             }
         }
         Ok(())
@@ -40,12 +45,21 @@ impl<'a> Links<'a> {
         if outer > LINKS_MAX {
             return Err(Refusal::LinkLoop);
         }
-        let mut here = if target.starts_with('/') { "" } else { parent(link) };
+        let mut here = if target.starts_with('/') {
+            ""
+        } else {
+            parent(link)
+        };
         let (mut inner, mut is_there) = (0, true);
-        for segment in target.split('/').filter(|segment| !matches!(*segment, "" | ".")) {
+        for segment in target
+            .split('/')
+            .filter(|segment| !matches!(*segment, "" | "."))
+        {
             if segment == ".." {
                 if here.is_empty() {
-                    return Err(Refusal::LinkLeaves { target: target.to_owned() });
+                    return Err(Refusal::LinkLeaves {
+                        target: target.to_owned(),
+                    });
                 }
                 here = parent(here);
                 continue;
@@ -66,7 +80,12 @@ impl<'a> Links<'a> {
         Ok(found)
     }
 
-    fn enter(&mut self, directory: &str, name: &str, outer: usize) -> Result<(Target<'a>, usize), Refusal> {
+    fn enter(
+        &mut self,
+        directory: &str,
+        name: &str,
+        outer: usize,
+    ) -> Result<(Target<'a>, usize), Refusal> {
         let entries = self.entries;
         match entries.get_key_value(&format!("{directory}/{name}")) {
             Some((path, Entry::Link(target))) => self.resolve(path, target, outer + 1),
@@ -115,7 +134,11 @@ mod tests {
             &[("/sys/a", "class/b/x"), ("/sys/class/b", "../a")],
             &[("/sys/a", "./a/a/a")],
         ] {
-            assert_eq!(check(links), Err(("/sys/a".to_owned(), Refusal::LinkLoop)), "{links:?}");
+            assert_eq!(
+                check(links),
+                Err(("/sys/a".to_owned(), Refusal::LinkLoop)),
+                "{links:?}"
+            );
         }
     }
 
@@ -123,11 +146,19 @@ mod tests {
     fn a_chain_has_a_bound_in_either_order() {
         let chain = |count: usize, step: isize| {
             let name = |index: usize| format!("{index:03}");
-            let target = |index: usize| index.checked_add_signed(step).filter(|index| *index < count);
+            let target = |index: usize| {
+                index
+                    .checked_add_signed(step)
+                    .filter(|index| *index < count)
+            };
             let target = |index| target(index).map_or("class".to_owned(), name);
-            let links: Vec<_> =
-                (0..count).map(|index| (format!("/sys/{}", name(index)), target(index))).collect();
-            let links: Vec<_> = links.iter().map(|(path, target)| (path.as_str(), target.as_str())).collect();
+            let links: Vec<_> = (0..count)
+                .map(|index| (format!("/sys/{}", name(index)), target(index)))
+                .collect();
+            let links: Vec<_> = links
+                .iter()
+                .map(|(path, target)| (path.as_str(), target.as_str()))
+                .collect();
             check(&links).map_err(|(_, refusal)| refusal)
         };
         for step in [1, -1] {
@@ -140,7 +171,9 @@ mod tests {
     #[test]
     fn a_link_that_leaves_through_another_is_refused() {
         let links = [("/sys/class/x", "/sys"), ("/sys/out", "class/x/../../etc")];
-        let refusal = Refusal::LinkLeaves { target: "class/x/../../etc".to_owned() };
+        let refusal = Refusal::LinkLeaves {
+            target: "class/x/../../etc".to_owned(),
+        };
         assert_eq!(check(&links), Err(("/sys/out".to_owned(), refusal)));
     }
 }

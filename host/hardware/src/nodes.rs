@@ -19,9 +19,14 @@ impl Snapshot {
     /// Returns the recorded device nodes, and those that the kernel names in `uevent` files, by path.
     pub fn nodes(&self) -> BTreeMap<String, Node> {
         let recorded = self.entries().filter_map(|(path, entry)| match entry {
-            Entry::Node { kind, major, minor } => {
-                Some((path.to_owned(), Node { kind: *kind, major: *major, minor: *minor }))
-            }
+            Entry::Node { kind, major, minor } => Some((
+                path.to_owned(),
+                Node {
+                    kind: *kind,
+                    major: *major,
+                    minor: *minor,
+                },
+            )),
             _ => None,
         });
         let described = self.described().map(|(_, path, node)| (path, node));
@@ -31,7 +36,11 @@ impl Snapshot {
     /// Returns the links below `/sys/dev` (`char/226:0`) with the directories that they lead to, relative to `/sys`, as `uevent` files tell.
     pub fn numbers(&self) -> BTreeMap<String, String> {
         let links = self.described().map(|(directory, _, node)| {
-            let class = if node.kind == NodeKind::Block { "block" } else { "char" };
+            let class = if node.kind == NodeKind::Block {
+                "block"
+            } else {
+                "char"
+            };
             (format!("{class}/{}:{}", node.major, node.minor), directory)
         });
         links.collect()
@@ -40,11 +49,14 @@ impl Snapshot {
     /// Directories of devices that have a node, with its path.
     fn described(&self) -> impl Iterator<Item = (String, String, Node)> {
         self.entries().filter_map(|(path, entry)| {
-            let Entry::File(uevent) = entry else { return None };
+            let Entry::File(uevent) = entry else {
+                return None;
+            };
             let directory = path.strip_prefix("/sys/")?.strip_suffix("/uevent")?;
             directory.starts_with("devices/").then_some(())?;
             let subsystem = self.get(&format!("/sys/{directory}/subsystem"));
-            let is_block = matches!(subsystem, Some(Entry::Link(target)) if target.ends_with("/block"));
+            let is_block =
+                matches!(subsystem, Some(Entry::Link(target)) if target.ends_with("/block"));
             let (name, node) = named(&String::from_utf8_lossy(uevent), is_block)?;
             Some((directory.to_owned(), format!("/dev/{name}"), node))
         })
@@ -53,11 +65,21 @@ impl Snapshot {
 
 /// The node of a `uevent` file (`MAJOR`, `MINOR`, `DEVNAME`).
 fn named(uevent: &str, is_block: bool) -> Option<(String, Node)> {
-    let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    let value = |key: &str| {
+        uevent
+            .lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+    };
     let name = value("DEVNAME")?;
-    let is_plain = name.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
+    let is_plain = name
+        .split('/')
+        .all(|segment| !matches!(segment, "" | "." | ".."));
     let (major, minor) = (value("MAJOR")?.parse().ok()?, value("MINOR")?.parse().ok()?);
-    let kind = if is_block { NodeKind::Block } else { NodeKind::Character };
+    let kind = if is_block {
+        NodeKind::Block
+    } else {
+        NodeKind::Character
+    };
     is_plain.then(|| (name.to_owned(), Node { kind, major, minor }))
 }
 
@@ -67,8 +89,9 @@ mod tests {
 
     #[test]
     fn a_name_that_leads_elsewhere_is_no_node() {
-        let node =
-            |name: &str| named(&format!("MAJOR=1\nMINOR=2\nDEVNAME={name}\n"), false).map(|(name, _)| name);
+        let node = |name: &str| {
+            named(&format!("MAJOR=1\nMINOR=2\nDEVNAME={name}\n"), false).map(|(name, _)| name)
+        };
         assert_eq!(node("dri/card0").as_deref(), Some("dri/card0"));
         for name in ["../etc/x", "/dev/x", "a//b", "", "a/./b"] {
             assert_eq!(node(name), None, "{name}");

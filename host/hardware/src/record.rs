@@ -36,8 +36,12 @@ use reader::Reader;
 use selection::{Choice, TREES};
 
 /// Texts that name the machine. They are read to find them in other files, and not recorded.
-const NAMES: &[&str] =
-    &["etc/hostname", "etc/machine-id", "proc/sys/kernel/hostname", "proc/sys/kernel/random/boot_id"];
+const NAMES: &[&str] = &[
+    "etc/hostname",
+    "etc/machine-id",
+    "proc/sys/kernel/hostname",
+    "proc/sys/kernel/random/boot_id",
+];
 /// Bytes of a text that names the machine.
 const NAME_BYTES_MAX: usize = 4096;
 /// Entries between two reports of progress.
@@ -128,7 +132,10 @@ impl fmt::Display for Skipped {
 impl Recorder {
     /// Prepares to record the machine below `root`: `/`, or where its root is mounted.
     pub fn new(root: &Path) -> Self {
-        Recorder { root: root.to_owned(), includes_identifiers: false }
+        Recorder {
+            root: root.to_owned(),
+            includes_identifiers: false,
+        }
     }
 
     /// Keeps what identifies the machine, as [`identifiers`](crate::identifiers) lists it.
@@ -143,7 +150,10 @@ impl Recorder {
     /// # Errors
     ///
     /// [`SnapshotError`] if the machine has no `/sys`, exceeds a bound of a snapshot, or has many files that block.
-    pub fn record(&self, progress: &mut dyn FnMut(usize, &str)) -> Result<Recording, SnapshotError> {
+    pub fn record(
+        &self,
+        progress: &mut dyn FnMut(usize, &str),
+    ) -> Result<Recording, SnapshotError> {
         let mut walk = Walk {
             root: &self.root,
             reader: Reader::new(),
@@ -154,7 +164,11 @@ impl Recorder {
         for tree in TREES {
             walk.tree(tree)?;
         }
-        let Walk { collector, mut summary, .. } = walk;
+        let Walk {
+            collector,
+            mut summary,
+            ..
+        } = walk;
         let mut snapshot = collector.finish(&self.root.display().to_string())?;
         if !self.includes_identifiers {
             let (redacted, counts) = snapshot.redacted(&names(&self.root));
@@ -189,7 +203,9 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Walks a directory, or takes a file. What is missing on this machine is no error.
     fn tree(&mut self, tree: &str) -> Result<(), SnapshotError> {
-        let Ok(metadata) = fs::symlink_metadata(self.root.join(&tree[1..])) else { return Ok(()) };
+        let Ok(metadata) = fs::symlink_metadata(self.root.join(&tree[1..])) else {
+            return Ok(());
+        };
         let mut pending = vec![tree.to_owned()];
         while let Some(path) = pending.pop() {
             pending.extend(self.take(&path, metadata.dev())?);
@@ -220,7 +236,10 @@ impl Walk<'_> {
             return Ok(Vec::new());
         }
         match names_in(&here) {
-            Ok(names) => Ok(names.into_iter().map(|name| format!("{path}/{name}")).collect()),
+            Ok(names) => Ok(names
+                .into_iter()
+                .map(|name| format!("{path}/{name}"))
+                .collect()),
             Err(error) => self.skip(path, reason(&error)),
         }
     }
@@ -256,23 +275,37 @@ impl Walk<'_> {
             return self.file(path, here, metadata.mode());
         }
         if path.starts_with("/dev/") && (kind.is_char_device() || kind.is_block_device()) {
-            let kind = if kind.is_char_device() { NodeKind::Character } else { NodeKind::Block };
+            let kind = if kind.is_char_device() {
+                NodeKind::Character
+            } else {
+                NodeKind::Block
+            };
             let (major, minor) = device_number(metadata.rdev());
             return Ok(Ok(Entry::Node { kind, major, minor }));
         }
         Ok(Err(Skipped::Unsuitable))
     }
 
-    fn file(&mut self, path: &str, here: &Path, mode: u32) -> Result<Result<Entry, Skipped>, SnapshotError> {
+    fn file(
+        &mut self,
+        path: &str,
+        here: &Path,
+        mode: u32,
+    ) -> Result<Result<Entry, Skipped>, SnapshotError> {
         let (bytes, is_whole) = match selection::content(path, mode) {
             Choice::Whole(bytes) => (bytes, true),
             Choice::Head(bytes) => (bytes, false),
             Choice::None(reason) => return Ok(Err(Skipped::ByRule(reason))),
         };
         // One byte more shows whether there is more.
-        let read = self.reader.read(here, bytes + usize::from(is_whole)).map_err(|source| {
-            SnapshotError::Read { file: self.root.display().to_string(), entry: path[1..].to_owned(), source }
-        })?;
+        let read = self
+            .reader
+            .read(here, bytes + usize::from(is_whole))
+            .map_err(|source| SnapshotError::Read {
+                file: self.root.display().to_string(),
+                entry: path[1..].to_owned(),
+                source,
+            })?;
         Ok(match read {
             Ok(content) if is_whole && content.len() > bytes => Err(Skipped::Large),
             Ok(content) => Ok(Entry::File(content)),
@@ -307,13 +340,21 @@ impl Walk<'_> {
     }
 
     fn skip(&mut self, path: &str, reason: Skipped) -> Result<Vec<String>, SnapshotError> {
-        let (count, _) = self.summary.skipped.entry(reason).or_insert_with(|| (0, path.to_owned()));
+        let (count, _) = self
+            .summary
+            .skipped
+            .entry(reason)
+            .or_insert_with(|| (0, path.to_owned()));
         *count += 1;
         Ok(Vec::new())
     }
 
     fn refused(&self, path: &str, refusal: Refusal) -> SnapshotError {
-        SnapshotError::Refused { file: self.root.display().to_string(), entry: path[1..].to_owned(), refusal }
+        SnapshotError::Refused {
+            file: self.root.display().to_string(),
+            entry: path[1..].to_owned(),
+            refusal,
+        }
     }
 }
 

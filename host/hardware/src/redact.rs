@@ -42,19 +42,30 @@ pub(crate) fn redact(snapshot: Snapshot, known: &[String]) -> (Snapshot, Redacte
         files.collect::<Vec<_>>()
     };
     for (path, text) in texts() {
-        values(path, text).into_iter().for_each(|range| placeholders.add(&text[range]));
+        values(path, text)
+            .into_iter()
+            .for_each(|range| placeholders.add(&text[range]));
     }
     placeholders.add_known(known, &snapshot);
-    let names: HashSet<String> =
-        snapshot.entries.keys().flat_map(|path| path.split('/')).map(str::to_owned).collect();
+    let names: HashSet<String> = snapshot
+        .entries
+        .keys()
+        .flat_map(|path| path.split('/'))
+        .map(str::to_owned)
+        .collect();
     let names: HashSet<&str> = names.iter().map(String::as_str).collect();
     let mut words = placeholders.words();
     for (path, text) in texts() {
         let unknown = unknown_words(path, text, &names);
-        unknown.into_iter().for_each(|range| words.add(&text[range]));
+        unknown
+            .into_iter()
+            .for_each(|range| words.add(&text[range]));
     }
     let replacer = Replacer::new(placeholders, words, names);
-    let mut redacted = Redacted { values: replacer.words.by_value.len(), ..Redacted::default() };
+    let mut redacted = Redacted {
+        values: replacer.words.by_value.len(),
+        ..Redacted::default()
+    };
     let mut collector = Collector::default();
     for (path, entry) in snapshot.entries {
         let entry = match entry {
@@ -67,7 +78,10 @@ pub(crate) fn redact(snapshot: Snapshot, known: &[String]) -> (Snapshot, Redacte
             other => other,
         };
         let path = replacer.name(&path);
-        let segments: Vec<_> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+        let segments: Vec<_> = path
+            .split('/')
+            .filter(|segment| !segment.is_empty())
+            .collect();
         redacted.dropped += usize::from(collector.add(&segments, entry).is_err());
     }
     (collector.into_snapshot(), redacted)
@@ -86,13 +100,21 @@ struct Placeholders {
 impl Placeholders {
     /// Begins with the values so far, for words that are replaced only where they are found.
     fn words(&self) -> Self {
-        Self { by_value: self.by_value.clone(), names: HashSet::new(), ..*self }
+        Self {
+            by_value: self.by_value.clone(),
+            names: HashSet::new(),
+            ..*self
+        }
     }
 
     /// A name that is also that of an entry, such as a driver's, says nothing about the machine elsewhere.
     fn add_known(&mut self, known: &[String], snapshot: &Snapshot) {
-        let is_entry =
-            |name: &str| snapshot.entries.keys().any(|path| path.split('/').any(|segment| segment == name));
+        let is_entry = |name: &str| {
+            snapshot
+                .entries
+                .keys()
+                .any(|path| path.split('/').any(|segment| segment == name))
+        };
         for name in known.iter().map(|name| name.trim()) {
             if name.len() >= NAME_BYTES_MIN && is_value(name) && !is_entry(name) {
                 self.add(name);
@@ -106,7 +128,11 @@ impl Placeholders {
         if self.by_value.contains_key(&key) {
             return;
         }
-        let count = if is_hardware_address(value) { &mut self.addresses } else { &mut self.others };
+        let count = if is_hardware_address(value) {
+            &mut self.addresses
+        } else {
+            &mut self.others
+        };
         *count += 1;
         let placeholder = placeholder(value, *count);
         self.by_value.insert(key, placeholder);
@@ -115,7 +141,11 @@ impl Placeholders {
 
 /// Returns where a file has identifiers.
 fn values(path: &str, text: &str) -> Vec<Range<usize>> {
-    if is_identifier(path) { values_of_lines(text) } else { values_in(text) }
+    if is_identifier(path) {
+        values_of_lines(text)
+    } else {
+        values_in(text)
+    }
 }
 
 /// A text that is replaced wherever it occurs.
@@ -147,13 +177,21 @@ impl<'a> Replacer<'a> {
             if is_particular(value) || is_name {
                 texts.push(value.clone());
                 let placeholder = placeholder.clone();
-                occurrences.push(Occurrence { placeholder, is_word: true, is_in_names: !is_name });
+                occurrences.push(Occurrence {
+                    placeholder,
+                    is_word: true,
+                    is_in_names: !is_name,
+                });
             }
             // As in the name of a network interface.
             if is_hardware_address(value) {
                 texts.push(value.replace(':', ""));
                 let placeholder = placeholder.replace(':', "");
-                occurrences.push(Occurrence { placeholder, is_word: false, is_in_names: true });
+                occurrences.push(Occurrence {
+                    placeholder,
+                    is_word: false,
+                    is_in_names: true,
+                });
             }
         }
         let searched = AhoCorasick::builder()
@@ -161,7 +199,13 @@ impl<'a> Replacer<'a> {
             .match_kind(MatchKind::LeftmostLongest)
             .build(texts)
             .expect("the values of a snapshot are fewer bytes than the automaton can have");
-        Replacer { placeholders: placeholders.by_value, words, names, searched, occurrences }
+        Replacer {
+            placeholders: placeholders.by_value,
+            words,
+            names,
+            searched,
+            occurrences,
+        }
     }
 
     fn file(&self, path: &str, content: &[u8]) -> Vec<u8> {
@@ -181,7 +225,13 @@ impl<'a> Replacer<'a> {
             // What it contains has no shape that a program could expect, but a size.
             return vec![0; content.len()];
         }
-        self.copy(content, end..content.len(), &unknown, |_| true, &mut replaced);
+        self.copy(
+            content,
+            end..content.len(),
+            &unknown,
+            |_| true,
+            &mut replaced,
+        );
         replaced
     }
 
@@ -190,7 +240,13 @@ impl<'a> Replacer<'a> {
         let segment = |segment: &str| {
             let mut replaced = Vec::with_capacity(segment.len());
             let is_in_names = |occurrence: &Occurrence| occurrence.is_in_names;
-            self.copy(segment.as_bytes(), 0..segment.len(), &[], is_in_names, &mut replaced);
+            self.copy(
+                segment.as_bytes(),
+                0..segment.len(),
+                &[],
+                is_in_names,
+                &mut replaced,
+            );
             String::from_utf8(replaced).expect("whole texts are replaced by ASCII")
         };
         name.split('/').map(segment).collect::<Vec<_>>().join("/")
@@ -206,7 +262,10 @@ impl<'a> Replacer<'a> {
         to: &mut Vec<u8>,
     ) {
         let mut end = part.start;
-        for found in self.searched.find_iter(Input::new(content).range(part.clone())) {
+        for found in self
+            .searched
+            .find_iter(Input::new(content).range(part.clone()))
+        {
             let occurrence = &self.occurrences[found.pattern().as_usize()];
             let is_here = !occurrence.is_word || is_word(content, found.range());
             if is_wanted(occurrence) && is_here {
@@ -219,17 +278,30 @@ impl<'a> Replacer<'a> {
     }
 
     /// Copies a part in which no value occurs, with placeholders for unknown words.
-    fn copy_words(&self, content: &[u8], part: Range<usize>, unknown: &[Range<usize>], to: &mut Vec<u8>) {
+    fn copy_words(
+        &self,
+        content: &[u8],
+        part: Range<usize>,
+        unknown: &[Range<usize>],
+        to: &mut Vec<u8>,
+    ) {
         let mut end = part.start;
         let first = unknown.partition_point(|word| word.end <= part.start);
-        for word in unknown[first..].iter().take_while(|word| word.start < part.end) {
+        for word in unknown[first..]
+            .iter()
+            .take_while(|word| word.start < part.end)
+        {
             // Of a word that has a value in it the rest is left.
             let word = word.start.max(part.start)..word.end.min(part.end);
             to.extend_from_slice(&content[end..word.start]);
             end = word.end;
             let text = String::from_utf8_lossy(&content[word]);
             let known = self.words.by_value.get(&text.to_ascii_lowercase());
-            to.extend_from_slice(known.map_or_else(|| placeholder(&text, 0), String::clone).as_bytes());
+            to.extend_from_slice(
+                known
+                    .map_or_else(|| placeholder(&text, 0), String::clone)
+                    .as_bytes(),
+            );
         }
         to.extend_from_slice(&content[end..part.end]);
     }
@@ -237,7 +309,10 @@ impl<'a> Replacer<'a> {
 
 fn is_word(content: &[u8], found: Range<usize>) -> bool {
     let continues = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let before = found.start.checked_sub(1).and_then(|before| content.get(before));
+    let before = found
+        .start
+        .checked_sub(1)
+        .and_then(|before| content.get(before));
     !continues(before) && !continues(content.get(found.end))
 }
 
@@ -249,7 +324,9 @@ mod tests {
         let mut collector = Collector::default();
         for (path, content) in files {
             let segments: Vec<_> = path.split('/').skip(1).collect();
-            collector.add(&segments, Entry::File(content.to_vec())).unwrap();
+            collector
+                .add(&segments, Entry::File(content.to_vec()))
+                .unwrap();
         }
         collector.into_snapshot()
     }
@@ -259,15 +336,30 @@ mod tests {
         let [a, b] = ["/sys/a/net/a/address", "/sys/a/net/b/address"];
         let machine = snapshot(&[(a, b"3c:fd:fe:a1:b2:c3\n"), (b, b"02:00:00:00:00:01\n")]);
         let (redacted, counts) = machine.redacted(&[]);
-        assert_eq!(redacted.get(a), Some(&Entry::File(b"02:00:00:00:00:01\n".to_vec())));
-        assert_eq!(redacted.get(b), Some(&Entry::File(b"02:00:00:00:00:02\n".to_vec())));
-        assert_eq!(counts, Redacted { values: 2, files: 2, dropped: 0 });
+        assert_eq!(
+            redacted.get(a),
+            Some(&Entry::File(b"02:00:00:00:00:01\n".to_vec()))
+        );
+        assert_eq!(
+            redacted.get(b),
+            Some(&Entry::File(b"02:00:00:00:00:02\n".to_vec()))
+        );
+        assert_eq!(
+            counts,
+            Redacted {
+                values: 2,
+                files: 2,
+                dropped: 0
+            }
+        );
     }
 
     #[test]
     fn values_are_replaced_in_content_that_is_no_text() {
-        let machine =
-            snapshot(&[("/sys/a/serial", b"A50285BI"), ("/sys/a/descriptors", b"\0A50285BI\0xA50285BI")]);
+        let machine = snapshot(&[
+            ("/sys/a/serial", b"A50285BI"),
+            ("/sys/a/descriptors", b"\0A50285BI\0xA50285BI"),
+        ]);
         let (redacted, _) = machine.redacted(&[]);
         assert_eq!(
             redacted.get("/sys/a/descriptors"),
@@ -277,10 +369,16 @@ mod tests {
 
     #[test]
     fn entries_whose_names_become_the_same_are_counted() {
-        let machine =
-            snapshot(&[("/sys/a/serial", b"A50285BI"), ("/sys/b/A50285BI", b"1"), ("/sys/b/00000001", b"2")]);
+        let machine = snapshot(&[
+            ("/sys/a/serial", b"A50285BI"),
+            ("/sys/b/A50285BI", b"1"),
+            ("/sys/b/00000001", b"2"),
+        ]);
         let (redacted, counts) = machine.redacted(&[]);
-        assert_eq!(redacted.get("/sys/b/00000001"), Some(&Entry::File(b"2".to_vec())));
+        assert_eq!(
+            redacted.get("/sys/b/00000001"),
+            Some(&Entry::File(b"2".to_vec()))
+        );
         assert_eq!(counts.dropped, 1);
     }
 }

@@ -66,7 +66,11 @@ impl Tar {
     /// Returns the entry that is refused, and the reason.
     fn refusal(self) -> (String, Refusal) {
         match self.load() {
-            Err(SnapshotError::Refused { file, entry, refusal }) => {
+            Err(SnapshotError::Refused {
+                file,
+                entry,
+                refusal,
+            }) => {
                 assert_eq!(file, "m.tar");
                 (entry, refusal)
             }
@@ -81,7 +85,12 @@ fn machine() -> Tar {
         .file("m/sys/devices/x/vendor", "0x1002\n")
         .link("m/sys/class/card0", "../devices/x")
         .link("m/sys/class/card1", "/sys/devices/x")
-        .entry("m/sys/devices/x/same", EntryType::Link, "m/sys/devices/x/vendor", "")
+        .entry(
+            "m/sys/devices/x/same",
+            EntryType::Link,
+            "m/sys/devices/x/vendor",
+            "",
+        )
         .file("m/proc/devices", "Character devices:\n226 drm\n")
         .node("m/dev/dri/card0", EntryType::Char, 226, 0)
         .node("m/dev/loop0", EntryType::Block, 7, 0)
@@ -94,13 +103,28 @@ fn file(content: &str) -> Option<Entry> {
 #[test]
 fn an_archive_is_read_with_every_kind_of_entry() {
     let snapshot = machine().load().unwrap();
-    assert_eq!(snapshot.get("/sys/devices/x/vendor").cloned(), file("0x1002\n"));
-    assert_eq!(snapshot.get("/sys/devices/x/same").cloned(), file("0x1002\n"));
-    assert_eq!(snapshot.get("/sys/class/card0"), Some(&Entry::Link("../devices/x".into())));
+    assert_eq!(
+        snapshot.get("/sys/devices/x/vendor").cloned(),
+        file("0x1002\n")
+    );
+    assert_eq!(
+        snapshot.get("/sys/devices/x/same").cloned(),
+        file("0x1002\n")
+    );
+    assert_eq!(
+        snapshot.get("/sys/class/card0"),
+        Some(&Entry::Link("../devices/x".into()))
+    );
     assert_eq!(snapshot.get("/sys/class"), Some(&Entry::Directory));
     let node = |kind, major, minor| Some(Entry::Node { kind, major, minor });
-    assert_eq!(snapshot.get("/dev/dri/card0").cloned(), node(NodeKind::Character, 226, 0));
-    assert_eq!(snapshot.get("/dev/loop0").cloned(), node(NodeKind::Block, 7, 0));
+    assert_eq!(
+        snapshot.get("/dev/dri/card0").cloned(),
+        node(NodeKind::Character, 226, 0)
+    );
+    assert_eq!(
+        snapshot.get("/dev/loop0").cloned(),
+        node(NodeKind::Block, 7, 0)
+    );
     assert_eq!(snapshot.get("/m"), None);
 }
 
@@ -113,10 +137,16 @@ fn compression_is_recognized_by_its_first_bytes() {
     bzip2.write_all(&plain).unwrap();
     let expected = machine().load().unwrap();
     for archive in [gzip.finish().unwrap(), bzip2.finish().unwrap()] {
-        assert_eq!(Snapshot::from_archive("m", archive.as_slice()).unwrap(), expected);
+        assert_eq!(
+            Snapshot::from_archive("m", archive.as_slice()).unwrap(),
+            expected
+        );
         for cut in [archive.len() / 2, archive.len() - 1] {
             let error = Snapshot::from_archive("m", &archive[..cut]).unwrap_err();
-            assert!(matches!(error, SnapshotError::Truncated { .. }), "{error:?}");
+            assert!(
+                matches!(error, SnapshotError::Truncated { .. }),
+                "{error:?}"
+            );
         }
     }
 }
@@ -128,7 +158,11 @@ fn the_top_directory_may_be_missing_or_a_dot() {
             .entry("./", EntryType::Directory, "", "")
             .file(&format!("{top}proc/cpuinfo"), "")
             .file(&format!("{top}sys/a"), "1");
-        assert_eq!(archive.load().unwrap().get("/sys/a").cloned(), file("1"), "{top:?}");
+        assert_eq!(
+            archive.load().unwrap().get("/sys/a").cloned(),
+            file("1"),
+            "{top:?}"
+        );
     }
 }
 
@@ -139,10 +173,18 @@ fn an_archive_that_is_cut_anywhere_is_refused() {
     let end = archive.len() - 1024;
     for cut in (1..end).step_by(100).chain((512..=end).step_by(512)) {
         let error = Snapshot::from_archive("m.tar", &archive[..cut]).unwrap_err();
-        assert!(matches!(error, SnapshotError::Truncated { .. }), "{cut}: {error:?}");
+        assert!(
+            matches!(error, SnapshotError::Truncated { .. }),
+            "{cut}: {error:?}"
+        );
     }
     let error = Snapshot::from_archive("m.tar", &archive[..2000]).unwrap_err();
-    assert!(error.to_string().contains("m.tar is truncated after entry \"m/sys/b\""), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("m.tar is truncated after entry \"m/sys/b\""),
+        "{error}"
+    );
 }
 
 #[test]
@@ -169,14 +211,20 @@ fn a_header_with_a_wrong_checksum_is_refused() {
 fn what_is_no_archive_is_refused() {
     let error = Snapshot::from_archive("m.tar", &[7; 2048][..]).unwrap_err();
     assert!(matches!(error, SnapshotError::Read { .. }), "{error:?}");
-    let error = Tar(Builder::new(Vec::new())).file("m/proc/cpuinfo", "").load().unwrap_err();
+    let error = Tar(Builder::new(Vec::new()))
+        .file("m/proc/cpuinfo", "")
+        .load()
+        .unwrap_err();
     assert!(matches!(error, SnapshotError::NoSysfs { .. }), "{error:?}");
 }
 
 #[test]
 fn paths_that_leave_the_snapshot_are_refused_with_the_entry() {
     for path in ["/etc/passwd", "m/../etc/passwd", "../x", "m/sys/../../x"] {
-        assert_eq!(Tar::new().file(path, "").refusal(), (path.to_owned(), Refusal::BadPath));
+        assert_eq!(
+            Tar::new().file(path, "").refusal(),
+            (path.to_owned(), Refusal::BadPath)
+        );
     }
     let deep = format!("m/{}x", "d/".repeat(40));
     assert_eq!(Tar::new().file(&deep, "").load().unwrap().len(), 4 + 40);
@@ -189,28 +237,57 @@ fn paths_that_leave_the_snapshot_are_refused_with_the_entry() {
 #[test]
 fn links_that_leave_the_snapshot_are_refused_with_the_target() {
     for target in ["../../../etc", "/../etc", "x/../../../../etc"] {
-        let refusal = Refusal::LinkLeaves { target: target.into() };
-        assert_eq!(Tar::new().link("m/sys/class/l", target).refusal(), ("m/sys/class/l".into(), refusal));
+        let refusal = Refusal::LinkLeaves {
+            target: target.into(),
+        };
+        assert_eq!(
+            Tar::new().link("m/sys/class/l", target).refusal(),
+            ("m/sys/class/l".into(), refusal)
+        );
     }
 }
 
 #[test]
 fn a_path_occurs_once_and_below_directories_only() {
-    assert_eq!(Tar::new().file("m/sys/class/a", "").refusal().1, Refusal::Duplicate);
-    assert_eq!(Tar::new().link("m/sys/class", "devices").refusal().1, Refusal::Duplicate);
+    assert_eq!(
+        Tar::new().file("m/sys/class/a", "").refusal().1,
+        Refusal::Duplicate
+    );
+    assert_eq!(
+        Tar::new().link("m/sys/class", "devices").refusal().1,
+        Refusal::Duplicate
+    );
     let directory = Tar::new().entry("m/sys/class/", EntryType::Directory, "", "");
-    assert!(directory.load().is_ok(), "a directory may come after its content");
+    assert!(
+        directory.load().is_ok(),
+        "a directory may come after its content"
+    );
     let through_file = Tar::new().file("m/sys/class/a/b", "");
-    assert_eq!(through_file.refusal().1, Refusal::NotADirectory { ancestor: "/sys/class/a".into() });
+    assert_eq!(
+        through_file.refusal().1,
+        Refusal::NotADirectory {
+            ancestor: "/sys/class/a".into()
+        }
+    );
     let through_link = Tar::new().link("m/sys/l", "class").file("m/sys/l/b", "");
-    assert_eq!(through_link.refusal().1, Refusal::NotADirectory { ancestor: "/sys/l".into() });
+    assert_eq!(
+        through_link.refusal().1,
+        Refusal::NotADirectory {
+            ancestor: "/sys/l".into()
+        }
+    );
 }
 
 #[test]
 fn hard_links_are_to_earlier_files() {
     for target in ["m/sys/none", "m/sys/class", "m"] {
         let archive = Tar::new().entry("m/sys/h", EntryType::Link, target, "");
-        assert_eq!(archive.refusal().1, Refusal::BadHardLink { target: target.into() });
+        assert_eq!(
+            archive.refusal().1,
+            Refusal::BadHardLink {
+                target: target.into()
+            }
+        );
     }
     let archive = Tar::new().entry("m/sys/h", EntryType::Link, "../etc/shadow", "");
     assert_eq!(archive.refusal().1, Refusal::BadPath);
@@ -223,7 +300,12 @@ fn other_types_of_files_are_refused() {
         assert!(matches!(refusal, Refusal::FileType { .. }), "{refusal}");
     }
     let node = Tar::new().node("m/sys/null", EntryType::Char, 1, 3);
-    assert_eq!(node.refusal().1, Refusal::FileType { kind: "a device node elsewhere" });
+    assert_eq!(
+        node.refusal().1,
+        Refusal::FileType {
+            kind: "a device node elsewhere"
+        }
+    );
 }
 
 #[test]
@@ -234,7 +316,9 @@ fn a_large_file_is_refused_before_it_is_read() {
     header.set_cksum();
     let error = Snapshot::from_archive("m.tar", header.as_bytes().as_slice()).unwrap_err();
     assert!(
-        error.to_string().starts_with("snapshot m.tar, entry \"m/sys/large\": the file has 16777217 bytes")
+        error
+            .to_string()
+            .starts_with("snapshot m.tar, entry \"m/sys/large\": the file has 16777217 bytes")
     );
 }
 
@@ -245,7 +329,12 @@ fn a_header_without_its_content_is_truncated() {
     header.set_size(FILE_BYTES_MAX);
     header.set_cksum();
     let error = Snapshot::from_archive("m.tar", header.as_bytes().as_slice()).unwrap_err();
-    assert!(error.to_string().contains("truncated after entry \"m/sys/large\""), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("truncated after entry \"m/sys/large\""),
+        "{error}"
+    );
 }
 
 /// Reads a header, and then a content without end.
@@ -260,11 +349,21 @@ fn endless(path: &str, kind: EntryType, bytes: u64) -> impl Read {
 
 #[test]
 fn an_archive_without_end_is_refused_with_the_entry() {
-    let refused = |archive: &mut dyn Read| Snapshot::from_archive("m.tar", archive).unwrap_err().to_string();
+    let refused = |archive: &mut dyn Read| {
+        Snapshot::from_archive("m.tar", archive)
+            .unwrap_err()
+            .to_string()
+    };
     let error = refused(&mut endless("m/sys/a", EntryType::Regular, 1 << 30));
-    assert!(error.contains("entry \"m/sys/a\": the file has 1073741824 bytes, more than"), "{error}");
+    assert!(
+        error.contains("entry \"m/sys/a\": the file has 1073741824 bytes, more than"),
+        "{error}"
+    );
     let error = refused(&mut endless("m/sys/a/", EntryType::Directory, 1 << 40));
-    assert!(error.contains("entry \"m/sys/a/\": the archive has more than"), "{error}");
+    assert!(
+        error.contains("entry \"m/sys/a/\": the archive has more than"),
+        "{error}"
+    );
     // The end marker, and zeros after it.
     let error = refused(&mut endless("m/sys/a", EntryType::Regular, 0));
     assert!(error.contains("after its end marker"), "{error}");
@@ -273,9 +372,18 @@ fn an_archive_without_end_is_refused_with_the_entry() {
 #[test]
 fn a_small_file_that_expands_to_a_gigabyte_is_refused() {
     let mut gzip = GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    io::copy(&mut endless("m/sys/a", EntryType::Regular, 1 << 30).take(4 << 20), &mut gzip).unwrap();
+    io::copy(
+        &mut endless("m/sys/a", EntryType::Regular, 1 << 30).take(4 << 20),
+        &mut gzip,
+    )
+    .unwrap();
     let error = Snapshot::from_archive("m.tar.gz", gzip.finish().unwrap().as_slice()).unwrap_err();
-    assert!(error.to_string().contains("entry \"m/sys/a\": the file has 1073741824 bytes"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("entry \"m/sys/a\": the file has 1073741824 bytes"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -283,56 +391,110 @@ fn names_in_extended_headers_are_read_and_have_a_bound() {
     let (long, target) = (format!("m/sys/{}", "n".repeat(200)), "t".repeat(200));
     let pax = |records: &[(&str, &str)]| {
         let mut builder = Builder::new(Vec::new());
-        builder.append_pax_extensions(records.iter().map(|(key, value)| (*key, value.as_bytes()))).unwrap();
+        builder
+            .append_pax_extensions(records.iter().map(|(key, value)| (*key, value.as_bytes())))
+            .unwrap();
         Tar(builder)
     };
     let gnu = Tar(Builder::new(Vec::new()))
-        .entry("././@LongLink", EntryType::GNULongName, "", &format!("{long}\0"))
-        .entry("././@LongLink", EntryType::GNULongLink, "", &format!("{target}\0"))
+        .entry(
+            "././@LongLink",
+            EntryType::GNULongName,
+            "",
+            &format!("{long}\0"),
+        )
+        .entry(
+            "././@LongLink",
+            EntryType::GNULongLink,
+            "",
+            &format!("{target}\0"),
+        )
         .link("m/sys/short", "short");
-    for archive in
-        [gnu, pax(&[("mtime", "1"), ("path", &long), ("linkpath", &target)]).link("m/sys/short", "short")]
-    {
+    for archive in [
+        gnu,
+        pax(&[("mtime", "1"), ("path", &long), ("linkpath", &target)]).link("m/sys/short", "short"),
+    ] {
         let snapshot = archive.load().unwrap();
         assert_eq!(snapshot.get(&long[1..]), Some(&Entry::Link(target.clone())));
         assert_eq!(snapshot.len(), 2);
     }
     let large = "n".repeat(EXTENDED_HEADER_BYTES_MAX as usize + 1);
-    for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader, EntryType::XGlobalHeader]
-    {
+    for kind in [
+        EntryType::GNULongName,
+        EntryType::GNULongLink,
+        EntryType::XHeader,
+        EntryType::XGlobalHeader,
+    ] {
         let archive = Tar::new().entry("././@LongLink", kind, "", &large);
-        assert_eq!(archive.refusal(), ("m/sys/class/a".to_owned(), Refusal::LargeHeader), "{kind:?}");
+        assert_eq!(
+            archive.refusal(),
+            ("m/sys/class/a".to_owned(), Refusal::LargeHeader),
+            "{kind:?}"
+        );
     }
-    let path =
-        Tar::new().entry("././@LongLink", EntryType::GNULongName, "", &large[..5000]).file("m/sys/b", "");
+    let path = Tar::new()
+        .entry("././@LongLink", EntryType::GNULongName, "", &large[..5000])
+        .file("m/sys/b", "");
     let (entry, refusal) = path.refusal();
     assert_eq!((entry.len(), refusal), (4096, Refusal::LongPath));
-    let unfinished =
-        Tar::new().entry("././@LongLink", EntryType::GNULongName, "", "m/sys/b").load().unwrap_err();
-    assert!(matches!(unfinished, SnapshotError::Truncated { .. }), "{unfinished:?}");
-    let sparse = pax(&[("GNU.sparse.major", "1")]).file("sys/a", "").load().unwrap_err();
-    assert!(sparse.to_string().contains("this is a sparse file"), "{sparse}");
+    let unfinished = Tar::new()
+        .entry("././@LongLink", EntryType::GNULongName, "", "m/sys/b")
+        .load()
+        .unwrap_err();
+    assert!(
+        matches!(unfinished, SnapshotError::Truncated { .. }),
+        "{unfinished:?}"
+    );
+    let sparse = pax(&[("GNU.sparse.major", "1")])
+        .file("sys/a", "")
+        .load()
+        .unwrap_err();
+    assert!(
+        sparse.to_string().contains("this is a sparse file"),
+        "{sparse}"
+    );
 }
 
 #[test]
 fn a_file_has_one_size() {
     let sized = |size: &str| {
         let mut builder = Builder::new(Vec::new());
-        builder.append_pax_extensions([("size", size.as_bytes())]).unwrap();
+        builder
+            .append_pax_extensions([("size", size.as_bytes())])
+            .unwrap();
         Tar(builder).file("m/sys/a", "12345")
     };
-    assert_eq!(sized("5").load().unwrap().get("/sys/a").cloned(), file("12345"));
+    assert_eq!(
+        sized("5").load().unwrap().get("/sys/a").cloned(),
+        file("12345")
+    );
     for size in ["0", "6", "99999999999999999999", "x"] {
-        assert_eq!(sized(size).refusal(), ("m/sys/a".to_owned(), Refusal::SizeMismatch), "{size}");
+        assert_eq!(
+            sized(size).refusal(),
+            ("m/sys/a".to_owned(), Refusal::SizeMismatch),
+            "{size}"
+        );
     }
 }
 
 #[test]
 fn links_to_themselves_and_out_through_others_are_refused() {
-    let circle = Tar::new().link("m/sys/b", "class/c").link("m/sys/class/c", "../b");
+    let circle = Tar::new()
+        .link("m/sys/b", "class/c")
+        .link("m/sys/class/c", "../b");
     assert_eq!(circle.refusal(), ("sys/b".to_owned(), Refusal::LinkLoop));
-    let out = Tar::new().link("m/sys/b", "/").link("m/sys/class/c", "../b/..");
-    assert_eq!(out.refusal(), ("sys/class/c".to_owned(), Refusal::LinkLeaves { target: "../b/..".into() }));
+    let out = Tar::new()
+        .link("m/sys/b", "/")
+        .link("m/sys/class/c", "../b/..");
+    assert_eq!(
+        out.refusal(),
+        (
+            "sys/class/c".to_owned(),
+            Refusal::LinkLeaves {
+                target: "../b/..".into()
+            }
+        )
+    );
 }
 
 #[test]
@@ -340,9 +502,15 @@ fn a_snapshot_is_written_as_an_archive_and_read_back() {
     let deep = format!("m/sys/{}", "directory/".repeat(20));
     let machine = machine().link("m/sys/dot", "./class/").load().unwrap();
     let mut entries = machine.entries;
-    entries.insert(deep[1..deep.len() - 1].to_owned(), Entry::Link("target/".repeat(30)));
+    entries.insert(
+        deep[1..deep.len() - 1].to_owned(),
+        Entry::Link("target/".repeat(30)),
+    );
     for depth in 1..20 {
-        entries.insert(format!("/sys{}", "/directory".repeat(depth)), Entry::Directory);
+        entries.insert(
+            format!("/sys{}", "/directory".repeat(depth)),
+            Entry::Directory,
+        );
     }
     let snapshot = Snapshot { entries };
     let mut archive = Vec::new();
@@ -358,22 +526,34 @@ fn a_snapshot_is_written_as_an_archive_and_read_back() {
             Ok(())
         }
     }
-    assert_eq!(snapshot.write_archive(Full).unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert_eq!(
+        snapshot.write_archive(Full).unwrap_err().kind(),
+        io::ErrorKind::StorageFull
+    );
 }
 
 #[test]
 fn special_and_huge_files_of_a_directory_are_not_read() {
     let directory = tempfile::tempdir().unwrap();
     fs::create_dir(directory.path().join("sys")).unwrap();
-    let (fifo, huge) = (directory.path().join("sys/fifo"), directory.path().join("sys/huge"));
+    let (fifo, huge) = (
+        directory.path().join("sys/fifo"),
+        directory.path().join("sys/huge"),
+    );
     let mode = rustix::fs::Mode::RUSR;
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
     let error = Snapshot::open(directory.path()).unwrap_err().to_string();
-    assert!(error.contains("entry \"sys/fifo\": ") && error.contains("this is a fifo"), "{error}");
+    assert!(
+        error.contains("entry \"sys/fifo\": ") && error.contains("this is a fifo"),
+        "{error}"
+    );
     fs::remove_file(fifo).unwrap();
     fs::File::create(huge).unwrap().set_len(1 << 30).unwrap();
     let error = Snapshot::open(directory.path()).unwrap_err().to_string();
-    assert!(error.contains("entry \"sys/huge\": the file has 1073741824 bytes"), "{error}");
+    assert!(
+        error.contains("entry \"sys/huge\": the file has 1073741824 bytes"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -383,16 +563,25 @@ fn a_written_snapshot_is_read_back_from_its_directory() {
     let root = directory.path().join("around/m");
     snapshot.write_to(&root).unwrap();
     let vendor = fs::read(root.join("sys/class/card1/vendor")).unwrap();
-    assert_eq!(vendor, b"0x1002\n", "an absolute link leads into the directory");
+    assert_eq!(
+        vendor, b"0x1002\n",
+        "an absolute link leads into the directory"
+    );
     for path in [&root, &directory.path().join("around")] {
         let read = Snapshot::open(path).unwrap();
         assert_eq!(read.get("/sys/devices/x/vendor").cloned(), file("0x1002\n"));
-        assert_eq!(read.get("/sys/class/card1"), Some(&Entry::Link("../../sys/devices/x".into())));
+        assert_eq!(
+            read.get("/sys/class/card1"),
+            Some(&Entry::Link("../../sys/devices/x".into()))
+        );
         assert_eq!(read.get("/dev/dri/card0"), None, "nodes are not written");
         assert_eq!(read.len(), snapshot.len() - 2);
     }
     let again = snapshot.write_to(&root).unwrap_err();
-    assert!(matches!(again, SnapshotError::Write { .. }), "existing files are not replaced: {again:?}");
+    assert!(
+        matches!(again, SnapshotError::Write { .. }),
+        "existing files are not replaced: {again:?}"
+    );
 }
 
 #[test]
@@ -404,7 +593,9 @@ fn a_directory_is_checked_as_an_archive_is() {
     std::os::unix::fs::symlink("../../etc", directory.path().join("sys/out")).unwrap();
     let error = Snapshot::open(directory.path()).unwrap_err();
     assert!(
-        error.to_string().contains("entry \"sys/out\": the link's target \"../../etc\" leaves"),
+        error
+            .to_string()
+            .contains("entry \"sys/out\": the link's target \"../../etc\" leaves"),
         "{error}"
     );
     let missing = Snapshot::open(&directory.path().join("none.tar")).unwrap_err();
@@ -418,7 +609,10 @@ fn recorded_machines() -> PathBuf {
 #[test]
 fn every_recorded_machine_is_read() {
     let Ok(archives) = fs::read_dir(recorded_machines()) else {
-        println!("skipped: {} with recorded machines does not exist", recorded_machines().display());
+        println!(
+            "skipped: {} with recorded machines does not exist",
+            recorded_machines().display()
+        );
         return;
     };
     for archive in archives {
@@ -428,12 +622,19 @@ fn every_recorded_machine_is_read() {
         }
         let snapshot = Snapshot::open(&path).unwrap_or_else(|error| panic!("{error}"));
         assert!(snapshot.len() > 500, "{}", path.display());
-        assert!(matches!(snapshot.get("/proc/cpuinfo"), Some(Entry::File(_))), "{}", path.display());
+        assert!(
+            matches!(snapshot.get("/proc/cpuinfo"), Some(Entry::File(_))),
+            "{}",
+            path.display()
+        );
         // Writing the others as well would take seconds and show nothing else.
         if path.ends_with("ghw-linux-amd64-accel.tar.gz") {
             let directory = tempfile::tempdir().unwrap();
             snapshot.write_to(directory.path()).unwrap();
-            assert_eq!(Snapshot::open(directory.path()).unwrap().len(), snapshot.len());
+            assert_eq!(
+                Snapshot::open(directory.path()).unwrap().len(),
+                snapshot.len()
+            );
         }
     }
 }
@@ -464,7 +665,10 @@ fn a_redacted_machine_keeps_what_drivers_read() {
     let mut compared = 0;
     for archive in fs::read_dir(recorded_machines()).unwrap() {
         let archive = archive.unwrap().path();
-        if archive.extension().is_none_or(|extension| extension == "md") {
+        if archive
+            .extension()
+            .is_none_or(|extension| extension == "md")
+        {
             continue;
         }
         let snapshot = Snapshot::open(&archive).unwrap();
@@ -478,7 +682,12 @@ fn a_redacted_machine_keeps_what_drivers_read() {
                 && path.starts_with("/sys/devices/pci")
                 && READ.contains(&name)
             {
-                assert_eq!(redacted.get(path), Some(entry), "{path} of {}", archive.display());
+                assert_eq!(
+                    redacted.get(path),
+                    Some(entry),
+                    "{path} of {}",
+                    archive.display()
+                );
                 compared += 1;
             }
         }

@@ -387,7 +387,8 @@ const HEX_DIGITS_MAX: usize = 16;
 /// Digits of a hexadecimal number without a sign of it, as of an ID or a part of a mask.
 const BARE_HEX_DIGITS_MAX: usize = 8;
 
-static FILES: LazyLock<GlobSet> = LazyLock::new(|| glob_set(KEPT.iter().flat_map(|kept| kept.files)));
+static FILES: LazyLock<GlobSet> =
+    LazyLock::new(|| glob_set(KEPT.iter().flat_map(|kept| kept.files)));
 
 /// Returns whether a file's whole content is kept. Only `/sys` has texts that persons give to devices.
 pub(crate) fn is_kept(path: &str) -> bool {
@@ -402,9 +403,19 @@ pub(crate) fn unknown_words(path: &str, text: &str, names: &HashSet<&str>) -> Ve
     let mut unknown = Vec::new();
     let mut start = 0;
     for line in text.split_inclusive('\n') {
-        let value = if path.ends_with("/uevent") { value_of_uevent(line) } else { Some(0) };
+        let value = if path.ends_with("/uevent") {
+            value_of_uevent(line)
+        } else {
+            Some(0)
+        };
         if let Some(offset) = value {
-            unknown_in(text, start + offset..start + line.len(), is_part, names, &mut unknown);
+            unknown_in(
+                text,
+                start + offset..start + line.len(),
+                is_part,
+                names,
+                &mut unknown,
+            );
         }
         start += line.len();
     }
@@ -428,7 +439,10 @@ fn unknown_in(
     names: &HashSet<&str>,
     unknown: &mut Vec<Range<usize>>,
 ) {
-    for word in text[part].split(|c| !is_of_word(c)).filter(|word| !word.is_empty()) {
+    for word in text[part]
+        .split(|c| !is_of_word(c))
+        .filter(|word| !word.is_empty())
+    {
         let start = word.as_ptr().addr() - text.as_ptr().addr();
         let range = start..start + word.len();
         if names.contains(word) || is_word(word) || is_number(word) {
@@ -455,7 +469,9 @@ fn is_word(word: &str) -> bool {
 
 fn is_number(word: &str) -> bool {
     let is_decimal = |word: &str| {
-        !word.is_empty() && word.len() <= DIGITS_MAX && word.bytes().all(|byte| byte.is_ascii_digit())
+        !word.is_empty()
+            && word.len() <= DIGITS_MAX
+            && word.bytes().all(|byte| byte.is_ascii_digit())
     };
     let is_hex = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     if let Some(digits) = word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")) {
@@ -466,7 +482,8 @@ fn is_number(word: &str) -> bool {
     let has_form = word.len() <= 2
         || word.len() == BARE_HEX_DIGITS_MAX
         || word.bytes().any(|byte| byte.is_ascii_digit());
-    unsigned.split('.').all(is_decimal) || is_hex(word) && word.len() <= BARE_HEX_DIGITS_MAX && has_form
+    unsigned.split('.').all(is_decimal)
+        || is_hex(word) && word.len() <= BARE_HEX_DIGITS_MAX && has_form
 }
 
 #[cfg(test)]
@@ -475,7 +492,10 @@ mod tests {
 
     fn unknown<'a>(path: &str, text: &'a str) -> Vec<&'a str> {
         let names = HashSet::from(["acpi-cpufreq", "0000:00:02.0", "mlx5_0"]);
-        unknown_words(path, text, &names).into_iter().map(|range| &text[range]).collect()
+        unknown_words(path, text, &names)
+            .into_iter()
+            .map(|range| &text[range])
+            .collect()
     }
 
     #[test]
@@ -510,7 +530,10 @@ mod tests {
         for (text, words) in [
             ("Alice's iPhone\n", &["Alice", "iPhone"][..]),
             ("ada\nCafe\n", &["ada", "Cafe"]),
-            ("32424a32333030363800000000000000", &["32424a32333030363800000000000000"]),
+            (
+                "32424a32333030363800000000000000",
+                &["32424a32333030363800000000000000"],
+            ),
             ("848f69fecc40", &["848f69fecc40"]),
             ("S3EWNX0K123456", &["S3EWNX0K123456"]),
             ("usb-Bertha_1 slot 3", &["Bertha"]),
@@ -523,7 +546,8 @@ mod tests {
 
     #[test]
     fn of_uevents_the_values_of_known_keys_are_kept() {
-        let text = "DRIVER=btusb-next\nHID_NAME=Alice Keyboard\nNAME=\"Bertha\"\nMAJOR=13\nEV=120013\n";
+        let text =
+            "DRIVER=btusb-next\nHID_NAME=Alice Keyboard\nNAME=\"Bertha\"\nMAJOR=13\nEV=120013\n";
         assert_eq!(unknown("/sys/a/uevent", text), ["Alice", "Bertha"]);
     }
 
@@ -554,21 +578,38 @@ mod tests {
     fn words_are_in_small_letters_and_each_is_once() {
         let once: HashSet<_> = WORDS.iter().collect();
         assert_eq!(once.len(), WORDS.len());
-        assert!(WORDS.iter().all(|word| word.bytes().all(|byte| byte.is_ascii_lowercase())));
+        assert!(
+            WORDS
+                .iter()
+                .all(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()))
+        );
     }
 
     #[test]
     fn the_page_lists_what_is_kept() {
-        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/simulation.md"))
-            .unwrap();
+        let page = std::fs::read_to_string(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../docs/simulation.md"
+        ))
+        .unwrap();
         for kept in KEPT {
-            assert!(page.contains(kept.content), "docs/simulation.md must have: {}", kept.content);
+            assert!(
+                page.contains(kept.content),
+                "docs/simulation.md must have: {}",
+                kept.content
+            );
             for glob in kept.files {
-                assert!(page.contains(&format!("`{glob}`")), "docs/simulation.md must have `{glob}`");
+                assert!(
+                    page.contains(&format!("`{glob}`")),
+                    "docs/simulation.md must have `{glob}`"
+                );
             }
         }
         for key in UEVENT_KEYS {
-            assert!(page.contains(&format!("`{key}`")), "docs/simulation.md must have `{key}`");
+            assert!(
+                page.contains(&format!("`{key}`")),
+                "docs/simulation.md must have `{key}`"
+            );
         }
     }
 }

@@ -51,8 +51,14 @@ fn append(builder: &mut Builder<impl Write>, path: &str, entry: &Entry) -> io::R
         Entry::File(content) => (EntryType::Regular, 0o444, content.as_slice(), ""),
         Entry::Directory => (EntryType::Directory, 0o755, &[][..], ""),
         Entry::Link(target) => (EntryType::Symlink, 0o777, &[][..], target.as_str()),
-        Entry::Node { kind: NodeKind::Character, .. } => (EntryType::Char, 0o600, &[][..], ""),
-        Entry::Node { kind: NodeKind::Block, .. } => (EntryType::Block, 0o600, &[][..], ""),
+        Entry::Node {
+            kind: NodeKind::Character,
+            ..
+        } => (EntryType::Char, 0o600, &[][..], ""),
+        Entry::Node {
+            kind: NodeKind::Block,
+            ..
+        } => (EntryType::Block, 0o600, &[][..], ""),
     };
     let mut header = header(kind, mode, content.len());
     set_name(builder, &mut header, path, EntryType::GNULongName, 0)?;
@@ -97,13 +103,17 @@ fn set_name(
 }
 
 fn at(path: &Path, result: io::Result<()>) -> Result<(), SnapshotError> {
-    result.map_err(|source| SnapshotError::Write { path: path.display().to_string(), source })
+    result.map_err(|source| SnapshotError::Write {
+        path: path.display().to_string(),
+        source,
+    })
 }
 
 fn create_directory(path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
         Err(error)
-            if error.kind() == io::ErrorKind::AlreadyExists && fs::symlink_metadata(path)?.is_dir() =>
+            if error.kind() == io::ErrorKind::AlreadyExists
+                && fs::symlink_metadata(path)?.is_dir() =>
         {
             Ok(())
         }
@@ -112,7 +122,11 @@ fn create_directory(path: &Path) -> io::Result<()> {
 }
 
 fn create_file(path: &Path, content: &[u8]) -> io::Result<()> {
-    OpenOptions::new().write(true).create_new(true).open(path)?.write_all(content)
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)?
+        .write_all(content)
 }
 
 /// Converts an absolute target to one that is relative to the link's directory.
@@ -122,7 +136,11 @@ fn relative(link: &str, target: &str) -> String {
     }
     let up = "../".repeat(link.matches('/').count() - 1);
     let down = path::target(link, target).unwrap_or_default().join("/");
-    if up.is_empty() && down.is_empty() { ".".to_owned() } else { format!("{up}{down}") }
+    if up.is_empty() && down.is_empty() {
+        ".".to_owned()
+    } else {
+        format!("{up}{down}")
+    }
 }
 
 #[cfg(test)]
@@ -131,7 +149,10 @@ mod tests {
 
     #[test]
     fn absolute_targets_become_relative() {
-        assert_eq!(relative("/sys/class/drm/card0", "/sys/devices/x"), "../../../sys/devices/x");
+        assert_eq!(
+            relative("/sys/class/drm/card0", "/sys/devices/x"),
+            "../../../sys/devices/x"
+        );
         assert_eq!(relative("/lib", "/usr/lib"), "usr/lib");
         assert_eq!(relative("/here", "/"), ".");
         assert_eq!(relative("/sys/a", "../b"), "../b");

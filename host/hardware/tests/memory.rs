@@ -66,8 +66,14 @@ fn blocks(kind: EntryType, path: &str, content: &str) -> Vec<u8> {
 fn peak(entry: impl FnMut(usize) -> Vec<u8>) -> (usize, String) {
     let before = NOW.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
-    let archive = Entries { entry, number: 0, blocks: io::Cursor::default() };
-    let error = Snapshot::from_archive("m.tar", archive).unwrap_err().to_string();
+    let archive = Entries {
+        entry,
+        number: 0,
+        blocks: io::Cursor::default(),
+    };
+    let error = Snapshot::from_archive("m.tar", archive)
+        .unwrap_err()
+        .to_string();
     (PEAK.load(Ordering::Relaxed) - before, error)
 }
 
@@ -83,19 +89,31 @@ fn an_archive_without_end_takes_bounded_memory() {
         [long, blocks(EntryType::Directory, "x", "")].concat()
     });
     assert!(
-        error.contains("entry \"sys/000") && error.contains("paths and targets of links up to this one"),
+        error.contains("entry \"sys/000")
+            && error.contains("paths and targets of links up to this one"),
         "{error}"
     );
     let (links, error) = peak(|number| {
         let long = blocks(EntryType::GNULongLink, "././@LongLink", &"./".repeat(2000));
-        [long, blocks(EntryType::Symlink, &format!("sys/{number:06}"), "")].concat()
+        [
+            long,
+            blocks(EntryType::Symlink, &format!("sys/{number:06}"), ""),
+        ]
+        .concat()
     });
     assert!(
-        error.contains("entry \"sys/0") && error.contains("paths and targets of links up to this one"),
+        error.contains("entry \"sys/0")
+            && error.contains("paths and targets of links up to this one"),
         "{error}"
     );
     let (many, error) = peak(|number| blocks(EntryType::Regular, &format!("sys/{number}"), ""));
-    assert!(error.contains("entry \"sys/499999\": the snapshot has more than 500000 entries"), "{error}");
+    assert!(
+        error.contains("entry \"sys/499999\": the snapshot has more than 500000 entries"),
+        "{error}"
+    );
     println!("{deep} bytes for deep paths, {links} for links, {many} for entries");
-    assert!(deep < BOUND && links < BOUND && many < BOUND, "{deep} {links} {many}");
+    assert!(
+        deep < BOUND && links < BOUND && many < BOUND,
+        "{deep} {links} {many}"
+    );
 }

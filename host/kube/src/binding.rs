@@ -40,7 +40,8 @@ use crate::status::Reported;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Claim, ClaimRecord, ClaimStatuses, Consumer, DriverName, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
+    Claim, ClaimRecord, ClaimStatuses, Consumer, DriverName, ObjectName, ObjectRef, Problem,
+    ProblemCode, Uid,
 };
 
 /// Pods that are nominated to this node: many times those that fit on it. What is beyond waits.
@@ -102,7 +103,10 @@ impl Binding {
     /// Starts the task.
     pub fn start(tasks: &Tasks, parts: BindingParts) -> Self {
         let (statuses, failed) = (watch::Sender::default(), watch::Sender::default());
-        let binding = Self { statuses: statuses.subscribe(), failed: failed.subscribe() };
+        let binding = Self {
+            statuses: statuses.subscribe(),
+            failed: failed.subscribe(),
+        };
         let early = parts.early.early();
         let mut preparation = EarlyPreparation {
             drivers: parts.drivers.clone(),
@@ -117,7 +121,9 @@ impl Binding {
             looks: FuturesUnordered::new(),
             is_full: false,
         };
-        early.into_iter().for_each(|claim| preparation.add((claim.namespace, claim.name)));
+        early
+            .into_iter()
+            .for_each(|claim| preparation.add((claim.namespace, claim.name)));
         // The manager records its intent before it calls a driver, and brings to an end what it has begun.
         tasks.spawn_until_stopped("binding", preparation.run());
         binding
@@ -190,18 +196,28 @@ impl EarlyPreparation {
 
     /// Watches pods only while a scheduler may wait for a device of this node, or a claim is prepared early.
     fn open_or_close(&mut self) {
-        let is_needed = self.parts.settings.waits_for_binding(&self.drivers.borrow());
+        let is_needed = self
+            .parts
+            .settings
+            .waits_for_binding(&self.drivers.borrow());
         if !is_needed && self.entries.is_empty() {
             self.events = None;
             self.pods = NominatedPods::default();
-            self.parts.conditions.clear(ProblemCode::NominatedPodsUnreadable, self.parts.node.as_str());
+            self.parts.conditions.clear(
+                ProblemCode::NominatedPodsUnreadable,
+                self.parts.node.as_str(),
+            );
         } else if self.events.is_none() {
             tracing::info!(
                 "pods that are nominated to this node are watched: a device has binding conditions"
             );
             self.events = Some(nominated_pods(&self.parts.client, &self.parts.node));
         }
-        let named: Vec<Key> = if is_needed { self.pods.claims().collect() } else { Vec::new() };
+        let named: Vec<Key> = if is_needed {
+            self.pods.claims().collect()
+        } else {
+            Vec::new()
+        };
         named.into_iter().for_each(|key| self.add(key));
     }
 
@@ -233,28 +249,49 @@ impl EarlyPreparation {
         if !self.pods.is_listed {
             return;
         }
-        let due = self.entries.iter().filter(|(_, entry)| entry.tracked.is_some() && entry.due <= now);
+        let due = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.tracked.is_some() && entry.due <= now);
         // The one that waited the longest comes first.
-        let mut due: Vec<(Instant, Key)> = due.map(|(key, entry)| (entry.due, key.clone())).collect();
+        let mut due: Vec<(Instant, Key)> =
+            due.map(|(key, entry)| (entry.due, key.clone())).collect();
         due.sort();
-        for (_, key) in due.into_iter().take(LOOKS_AT_ONCE.saturating_sub(self.looks.len())) {
-            let tracked = self.entries.get_mut(&key).and_then(|entry| entry.tracked.take());
+        for (_, key) in due
+            .into_iter()
+            .take(LOOKS_AT_ONCE.saturating_sub(self.looks.len()))
+        {
+            let tracked = self
+                .entries
+                .get_mut(&key)
+                .and_then(|entry| entry.tracked.take());
             let Some(tracked) = tracked else { continue };
             let nominated = self.pods.naming(&key);
-            self.looks.push(look(self.parts.clone(), key, tracked, nominated).boxed());
+            self.looks
+                .push(look(self.parts.clone(), key, tracked, nominated).boxed());
         }
     }
 
     fn next_due(&self) -> Option<Instant> {
         let can_begin = self.pods.is_listed && self.looks.len() < LOOKS_AT_ONCE;
-        let idle = self.entries.values().filter(|entry| can_begin && entry.tracked.is_some());
-        idle.map(|entry| entry.due).chain(self.failed_until.values().copied()).min()
+        let idle = self
+            .entries
+            .values()
+            .filter(|entry| can_begin && entry.tracked.is_some());
+        idle.map(|entry| entry.due)
+            .chain(self.failed_until.values().copied())
+            .min()
     }
 
     /// A driver that is loaded may have been waited for.
     fn drivers_changed(&mut self) {
-        let serving: BTreeSet<DriverName> =
-            self.drivers.borrow_and_update().serving.keys().cloned().collect();
+        let serving: BTreeSet<DriverName> = self
+            .drivers
+            .borrow_and_update()
+            .serving
+            .keys()
+            .cloned()
+            .collect();
         if serving != self.serving {
             self.serving = serving;
             self.hurry(|_| true);
@@ -276,7 +313,10 @@ impl EarlyPreparation {
             Err(error) => return self.unreadable(error),
         };
         if !matches!(event, Event::Init) {
-            self.parts.conditions.clear(ProblemCode::NominatedPodsUnreadable, self.parts.node.as_str());
+            self.parts.conditions.clear(
+                ProblemCode::NominatedPodsUnreadable,
+                self.parts.node.as_str(),
+            );
         }
         let changed = self.pods.apply(event, &self.parts.node);
         self.hurry(|key| changed.contains(key));
@@ -297,13 +337,20 @@ impl EarlyPreparation {
     }
 
     fn looked(&mut self, looked: Looked) {
-        let Looked { key, mut tracked, was_prepared, after } = looked;
+        let Looked {
+            key,
+            mut tracked,
+            was_prepared,
+            after,
+        } = looked;
         let now = Instant::now();
         if was_prepared {
             self.taint(&tracked, now);
             self.report_failure(&tracked);
         }
-        let Some(entry) = self.entries.get_mut(&key) else { return };
+        let Some(entry) = self.entries.get_mut(&key) else {
+            return;
+        };
         entry.statuses = tracked.statuses();
         let is_changed = std::mem::take(&mut entry.is_changed);
         match after {
@@ -320,8 +367,13 @@ impl EarlyPreparation {
                 (entry.tracked, entry.due) = (Some(tracked), now + after);
             }
         }
-        let known = self.entries.values().filter_map(|entry| entry.statuses.clone());
-        let known: Reported = known.map(|statuses| (statuses.claim.uid.clone(), statuses)).collect();
+        let known = self
+            .entries
+            .values()
+            .filter_map(|entry| entry.statuses.clone());
+        let known: Reported = known
+            .map(|statuses| (statuses.claim.uid.clone(), statuses))
+            .collect();
         self.statuses.send_if_modified(|statuses| {
             let is_new = *statuses != known;
             *statuses = known;
@@ -332,17 +384,27 @@ impl EarlyPreparation {
     fn report_failure(&self, tracked: &Tracked) {
         if let (Some((_, _, problem)), Some(claim)) = (tracked.failure(), tracked.claim()) {
             let (claim, consumers) = (&claim.id, claim.reserved_for.as_slice());
-            (self.parts.on_refused)(&Refusal { action: "Prepare", claim, consumers, problem });
+            (self.parts.on_refused)(&Refusal {
+                action: "Prepare",
+                claim,
+                consumers,
+                problem,
+            });
         }
     }
 
     /// Taints the devices that could not be prepared, and no longer those that were.
     fn taint(&mut self, tracked: &Tracked, now: Instant) {
         for device in tracked.prepared_devices() {
-            self.failed_until.remove(&(device.driver.clone(), device.pool.clone(), device.device.clone()));
+            self.failed_until.remove(&(
+                device.driver.clone(),
+                device.pool.clone(),
+                device.device.clone(),
+            ));
         }
-        if let Some((driver, devices, problem)) =
-            tracked.failure().filter(|(.., problem)| is_of_device(problem))
+        if let Some((driver, devices, problem)) = tracked
+            .failure()
+            .filter(|(.., problem)| is_of_device(problem))
         {
             for device in devices {
                 let key = (driver.clone(), device.pool.clone(), device.device.clone());
@@ -377,8 +439,12 @@ async fn next(events: &mut Option<PodEvents>) -> Option<watcher::Result<Event<Po
 /// Never ends: after an error it waits and lists again.
 fn nominated_pods(client: &KubeClient, node: &ObjectName) -> PodEvents {
     let fields = format!("status.nominatedNodeName={node}");
-    let config = watcher::Config::default().fields(&fields).page_size(PODS_PAGE);
-    watcher(Api::<Pod>::all(client.client()), config).default_backoff().boxed()
+    let config = watcher::Config::default()
+        .fields(&fields)
+        .page_size(PODS_PAGE);
+    watcher(Api::<Pod>::all(client.client()), config)
+        .default_backoff()
+        .boxed()
 }
 
 /// Pods that are nominated to this node and not finished.
@@ -397,7 +463,8 @@ impl NominatedPods {
         match event {
             Event::Init => self.listing.clear(),
             Event::InitApply(pod) => {
-                if let Some(pod) = nominated(pod, node).filter(|_| has_room(&mut self.is_full, &self.listing))
+                if let Some(pod) =
+                    nominated(pod, node).filter(|_| has_room(&mut self.is_full, &self.listing))
                 {
                     self.listing.insert(pod.uid.clone(), pod);
                 }
@@ -405,11 +472,17 @@ impl NominatedPods {
             Event::InitDone => {
                 self.is_listed = true;
                 let before = std::mem::replace(&mut self.pods, std::mem::take(&mut self.listing));
-                return before.values().chain(self.pods.values()).flat_map(keys).collect();
+                return before
+                    .values()
+                    .chain(self.pods.values())
+                    .flat_map(keys)
+                    .collect();
             }
             Event::Apply(pod) => {
                 let uid = pod.metadata.uid.clone().unwrap_or_default();
-                let Some(pod) = nominated(pod, node) else { return self.remove(&uid) };
+                let Some(pod) = nominated(pod, node) else {
+                    return self.remove(&uid);
+                };
                 if self.pods.contains_key(&pod.uid) || has_room(&mut self.is_full, &self.pods) {
                     let changed = keys(&pod).collect();
                     self.pods.insert(pod.uid.clone(), pod);
@@ -431,8 +504,10 @@ impl NominatedPods {
     }
 
     fn naming(&self, (namespace, name): &Key) -> BTreeSet<Uid> {
-        let naming =
-            self.pods.values().filter(|pod| pod.namespace == *namespace && pod.claims.contains(name));
+        let naming = self
+            .pods
+            .values()
+            .filter(|pod| pod.namespace == *namespace && pod.claims.contains(name));
         naming.map(|pod| pod.uid.clone()).collect()
     }
 }
@@ -440,28 +515,46 @@ impl NominatedPods {
 fn has_room(is_full: &mut bool, pods: &BTreeMap<Uid, NodePod>) -> bool {
     let is_now_full = pods.len() >= NOMINATED_PODS_MAX;
     if is_now_full && !std::mem::replace(is_full, true) {
-        tracing::warn!(max = NOMINATED_PODS_MAX, "more pods are nominated to this node than are looked at");
+        tracing::warn!(
+            max = NOMINATED_PODS_MAX,
+            "more pods are nominated to this node than are looked at"
+        );
     }
     !is_now_full
 }
 
 fn keys(pod: &NodePod) -> impl Iterator<Item = Key> {
-    pod.claims.iter().map(|name| (pod.namespace.clone(), name.clone()))
+    pod.claims
+        .iter()
+        .map(|name| (pod.namespace.clone(), name.clone()))
 }
 
 /// The pod, if it is nominated to the node and not bound or finished. A server that does not know the selector gives others too.
 fn nominated(pod: Pod, node: &ObjectName) -> Option<NodePod> {
-    let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.as_deref());
-    let bound = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+    let nominated = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.nominated_node_name.as_deref());
+    let bound = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .unwrap_or_default();
     if nominated != Some(node.as_str()) || !bound.is_empty() {
         return None;
     }
-    let pod = pod_of(pod).inspect_err(|error| tracing::debug!(%error, "a nominated pod is left out"));
+    let pod =
+        pod_of(pod).inspect_err(|error| tracing::debug!(%error, "a nominated pod is left out"));
     pod.ok().filter(|pod| !pod.finished)
 }
 
 /// Looks at a claim once, and does what is to be done.
-async fn look(parts: Arc<BindingParts>, key: Key, mut tracked: Tracked, nominated: BTreeSet<Uid>) -> Looked {
+async fn look(
+    parts: Arc<BindingParts>,
+    key: Key,
+    mut tracked: Tracked,
+    nominated: BTreeSet<Uid>,
+) -> Looked {
     let seen = observe(&parts, &key, nominated).await;
     let step = tracked.step(&seen, Instant::now());
     let was_prepared = step == Step::Prepare;
@@ -485,12 +578,19 @@ async fn look(parts: Arc<BindingParts>, key: Key, mut tracked: Tracked, nominate
             }
         },
     };
-    Looked { key, tracked, was_prepared, after }
+    Looked {
+        key,
+        tracked,
+        was_prepared,
+        after,
+    }
 }
 
 /// Prepares the parts of the drivers for whose devices a scheduler waits. Fails with the first driver that did not.
 async fn prepare(parts: &BindingParts, seen: &Seen) -> Result<(), (DriverName, Problem)> {
-    let ClaimSeen::Here(claim) = &seen.claim else { return Ok(()) };
+    let ClaimSeen::Here(claim) = &seen.claim else {
+        return Ok(());
+    };
     for driver in &claim.awaited {
         let prepared = parts.early.prepare(driver, claim.claim.clone()).await;
         prepared.map_err(|problem| {
@@ -505,7 +605,11 @@ async fn observe(parts: &BindingParts, key: &Key, nominated: BTreeSet<Uid>) -> S
     let claim = match parts.claims.scheduled(&key.0, &key.1).await {
         Ok(None) => ClaimSeen::Gone,
         Ok(Some(claim)) => {
-            let node = claim.claim.allocation.as_ref().map(|allocation| allocation.node_name.as_deref());
+            let node = claim
+                .claim
+                .allocation
+                .as_ref()
+                .map(|allocation| allocation.node_name.as_deref());
             match node {
                 Some(node) if node.is_none_or(|node| node == parts.node.as_str()) => {
                     ClaimSeen::Here(Box::new(claim))
@@ -521,19 +625,33 @@ async fn observe(parts: &BindingParts, key: &Key, nominated: BTreeSet<Uid>) -> S
     let record = parts.early.held(&key.0, &key.1);
     let held = match &record {
         None => Held::Free,
-        Some(record) if record.is_held_early() => {
-            Held::Early { uid: record.id.uid.clone(), allocation: record.allocation.clone() }
-        }
+        Some(record) if record.is_held_early() => Held::Early {
+            uid: record.id.uid.clone(),
+            allocation: record.allocation.clone(),
+        },
         Some(_) => Held::Kubelet,
     };
     let consumers = match (&held, &claim) {
         (Held::Early { .. }, ClaimSeen::Here(claim)) if !is_wanted(&claim.claim, &nominated) => {
-            let recorded = record.iter().flat_map(|record| &record.kubelet).flat_map(|hold| &hold.consumers);
-            consumers(parts, &key.0, claim.claim.reserved_for.iter().chain(recorded)).await
+            let recorded = record
+                .iter()
+                .flat_map(|record| &record.kubelet)
+                .flat_map(|hold| &hold.consumers);
+            consumers(
+                parts,
+                &key.0,
+                claim.claim.reserved_for.iter().chain(recorded),
+            )
+            .await
         }
         _ => Consumers::Unknown,
     };
-    Seen { nominated, claim, held, consumers }
+    Seen {
+        nominated,
+        claim,
+        held,
+        consumers,
+    }
 }
 
 /// Where the consumers of a claim are.
@@ -547,7 +665,9 @@ async fn consumers<'a>(
     for consumer in consumers {
         // Of other consumers it is not known where their pods are.
         let place = match consumer.is_pod() {
-            true => place_of(&parts.client, &parts.node, namespace, consumer).await.unwrap_or(Place::Unknown),
+            true => place_of(&parts.client, &parts.node, namespace, consumer)
+                .await
+                .unwrap_or(Place::Unknown),
             false => Place::Unbound,
         };
         match place {

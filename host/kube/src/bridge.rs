@@ -174,7 +174,11 @@ impl Bridge {
             looks: watch::Sender::new(0),
         }));
         // Slices without these devices may be written before the bridge starts.
-        bridge.0.parts.extended_resources.set_allocated(bridge.0.allocated_devices());
+        bridge
+            .0
+            .parts
+            .extended_resources
+            .set_allocated(bridge.0.allocated_devices());
         Ok(bridge)
     }
 
@@ -185,7 +189,10 @@ impl Bridge {
 
     /// Offers drivers and resources until the tasks stop. What was offered before a restart is offered at once.
     pub fn start(&self) {
-        self.0.parts.tasks.spawn("bridge", dra::offer(self.0.clone()));
+        self.0
+            .parts
+            .tasks
+            .spawn("bridge", dra::offer(self.0.clone()));
         device_plugins::start(&self.0);
     }
 
@@ -202,12 +209,22 @@ impl Bridge {
 
     /// Drivers that are offered, by name.
     pub fn drivers(&self) -> Vec<DriverBridgeStatus> {
-        self.0.drivers.lock().iter().map(|driver| driver.status()).collect()
+        self.0
+            .drivers
+            .lock()
+            .iter()
+            .map(|driver| driver.status())
+            .collect()
     }
 
     /// Extended resources that are offered, by name.
     pub fn resources(&self) -> Vec<PluginStatus> {
-        self.0.resources.lock().values().map(|resource| resource.status()).collect()
+        self.0
+            .resources
+            .lock()
+            .values()
+            .map(|resource| resource.status())
+            .collect()
     }
 
     /// Whether a kubelet is connected that registered a driver. A connection alone may be that of a probe.

@@ -80,7 +80,13 @@ pub enum ClaimEvent {
 
 /// Watches all claims of the cluster, with the names of pools that the API server has. Claims that a node could not use are left out.
 pub fn watch_all(client: &KubeClient) -> impl Stream<Item = ClaimEvent> + Send + use<> {
-    let events = client.watch("all resource claims", DraResource::Claims, None, String::new(), None);
+    let events = client.watch(
+        "all resource claims",
+        DraResource::Claims,
+        None,
+        String::new(),
+        None,
+    );
     let mut listed = BTreeSet::new();
     // The watch has logged an error, and lists again.
     events.filter_map(move |event| {
@@ -209,8 +215,12 @@ impl ApiClaims {
         let read = read(&object).map_err(|problem| about(&key, problem))?;
         self.0.update(&key, read.clone());
         let (pools, claim) = (&self.0.pools, read.claim);
-        let devices = claim.allocation.iter().flat_map(|allocation| &allocation.devices);
-        let awaited = devices.filter(|device| !device.binding.is_empty() && pools.has_device(device));
+        let devices = claim
+            .allocation
+            .iter()
+            .flat_map(|allocation| &allocation.devices);
+        let awaited =
+            devices.filter(|device| !device.binding.is_empty() && pools.has_device(device));
         Ok(Some(ScheduledClaim {
             awaited: awaited.map(|device| device.driver.clone()).collect(),
             allocated_ms: convert::allocated_ms(&object.data),
@@ -222,7 +232,8 @@ impl ApiClaims {
         self.0.counts.from_server.inc();
         let got = self.0.client.versioned(|version| {
             let resource = version.resource(DraResource::Claims);
-            let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), key.0.as_str(), &resource);
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(client.clone(), key.0.as_str(), &resource);
             async move { Ok(api.get(key.1.as_str()).await?) }
         });
         got.await
@@ -240,7 +251,9 @@ impl ApiClaims {
                 Ok(None)
             }
             Err(error) => {
-                let cached = uid.filter(|_| is_cache_valid(&error)).and_then(|uid| self.last_state(key, uid));
+                let cached = uid
+                    .filter(|_| is_cache_valid(&error))
+                    .and_then(|uid| self.last_state(key, uid));
                 cached.ok_or_else(|| about(key, error.problem())).map(Some)
             }
         }
@@ -260,7 +273,11 @@ impl ApiClaims {
 #[async_trait]
 impl ClaimSource for ApiClaims {
     /// Always a live get: for whom a claim is reserved may have changed a moment ago.
-    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+    async fn claim(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+    ) -> Result<Option<Claim>, Problem> {
         let got = self.get(&(namespace.clone(), name.clone()), None).await?;
         Ok(got.map(|claim| self.0.pools.localized(claim)))
     }
@@ -271,7 +288,9 @@ impl ClaimSource for ApiClaims {
         name: &ObjectName,
         uid: &Uid,
     ) -> Result<Option<Claim>, Problem> {
-        let found = self.with_uid(&(namespace.clone(), name.clone()), uid).await?;
+        let found = self
+            .with_uid(&(namespace.clone(), name.clone()), uid)
+            .await?;
         Ok(found.map(|claim| self.0.pools.localized(claim)))
     }
 }
@@ -283,7 +302,9 @@ impl Shared {
 
     /// Takes the state of a claim from a get or a watch.
     fn update(self: &Arc<Self>, key: &Key, state: CachedClaim) {
-        let lost = self.cache().update(key, state, self.pools.names.node.as_str(), Instant::now());
+        let lost = self
+            .cache()
+            .update(key, state, self.pools.names.node.as_str(), Instant::now());
         self.report_lost(lost);
         self.watch_more();
     }
@@ -299,8 +320,13 @@ impl Shared {
 
     fn watch(self: &Arc<Self>, key: &Key, version: Option<u64>) -> ClaimWatch {
         let fields = format!("metadata.name={}", key.1);
-        let (namespace, since) = (Some(key.0.clone()), version.map(|version| version.to_string()));
-        let events = self.client.watch("a claim", DraResource::Claims, namespace, fields, since);
+        let (namespace, since) = (
+            Some(key.0.clone()),
+            version.map(|version| version.to_string()),
+        );
+        let events = self
+            .client
+            .watch("a claim", DraResource::Claims, namespace, fields, since);
         let (live, end) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
         let follow = follow(Arc::clone(self), key.clone(), events, Arc::clone(&live));
         let ended = end.clone();
@@ -308,7 +334,10 @@ impl Shared {
         self.tasks.spawn_until_stopped("claim-watch", async move {
             ended.run_until_cancelled(follow).await;
         });
-        ClaimWatch { live, _end: end.drop_guard() }
+        ClaimWatch {
+            live,
+            _end: end.drop_guard(),
+        }
     }
 
     fn report_lost(&self, is_lost: bool) {
@@ -377,7 +406,10 @@ async fn age(shared: Arc<Shared>) {
 }
 
 fn is_of(object: &DynamicObject, key: &Key) -> bool {
-    let (namespace, name) = (object.metadata.namespace.as_deref(), object.metadata.name.as_deref());
+    let (namespace, name) = (
+        object.metadata.namespace.as_deref(),
+        object.metadata.name.as_deref(),
+    );
     name == Some(key.1.as_str()) && namespace.is_none_or(|namespace| namespace == key.0.as_str())
 }
 
@@ -390,7 +422,9 @@ fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
     let malformed =
         |error: serde_json::Error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string());
     let claim = convert::claim(&serde_json::to_value(object).map_err(malformed)?)?;
-    let version = object.resource_version().and_then(|version| version.parse().ok());
+    let version = object
+        .resource_version()
+        .and_then(|version| version.parse().ok());
     Ok(CachedClaim { claim, version })
 }
 

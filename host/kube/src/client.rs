@@ -98,8 +98,14 @@ impl KubeClient {
     {
         let service = tower::ServiceExt::map_request(service, named);
         let client = kube::Client::new(service, "default");
-        let rate = RequestRate { per_second: limit::API_PER_SECOND_MAX, burst: limit::API_BURST_MAX };
-        let config = ClientConfig { kubeconfig: None, rate };
+        let rate = RequestRate {
+            per_second: limit::API_PER_SECOND_MAX,
+            burst: limit::API_BURST_MAX,
+        };
+        let config = ClientConfig {
+            kubeconfig: None,
+            rate,
+        };
         Self::with_credentials(Credentials::new(config, client, Vec::new()))
     }
 
@@ -114,7 +120,11 @@ impl KubeClient {
         });
         let usual = send::client(&shared, Urgency::Usual);
         let urgent = send::client(&shared, Urgency::Urgent);
-        Self { shared, usual, urgent }
+        Self {
+            shared,
+            usual,
+            urgent,
+        }
     }
 
     /// For requests that no pod waits for.
@@ -156,7 +166,10 @@ impl KubeClient {
         if let Ok(version) = outcome
             && before != Some(version)
         {
-            tracing::info!(version = version.as_str(), "uses this version of resource.k8s.io");
+            tracing::info!(
+                version = version.as_str(),
+                "uses this version of resource.k8s.io"
+            );
         }
         outcome
     }
@@ -175,7 +188,8 @@ impl KubeClient {
     /// Every client may read it.
     async fn group(&self, client: kube::Client) -> Result<APIGroup, ApiError> {
         let request = http::Request::get("/apis/resource.k8s.io").body(Vec::new());
-        let request = request.map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))?;
+        let request =
+            request.map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))?;
         Ok(client.request(request).await?)
     }
 
@@ -189,8 +203,15 @@ impl KubeClient {
             Err(error) => return Err(error),
         };
         for resource in version::taint_rules(&group) {
-            let served = self.client().list_api_group_resources(&resource.api_version).await?;
-            if served.resources.iter().any(|served| served.name == resource.plural) {
+            let served = self
+                .client()
+                .list_api_group_resources(&resource.api_version)
+                .await?;
+            if served
+                .resources
+                .iter()
+                .any(|served| served.name == resource.plural)
+            {
                 return Ok(Some(resource));
             }
         }
@@ -198,7 +219,10 @@ impl KubeClient {
     }
 
     /// Runs a request in the served version; once more in another one if that version is no longer served.
-    pub async fn versioned<T, F>(&self, mut request: impl FnMut(DraVersion) -> F) -> Result<T, ApiError>
+    pub async fn versioned<T, F>(
+        &self,
+        mut request: impl FnMut(DraVersion) -> F,
+    ) -> Result<T, ApiError>
     where
         F: Future<Output = Result<T, ApiError>>,
     {
@@ -217,7 +241,12 @@ impl KubeClient {
     }
 
     async fn forget(&self, version: DraVersion) {
-        self.shared.served.lock().await.version.take_if(|known| *known == version);
+        self.shared
+            .served
+            .lock()
+            .await
+            .version
+            .take_if(|known| *known == version);
     }
 
     pub fn metrics(&self) -> &RequestMetrics {

@@ -106,7 +106,13 @@ impl Events {
         let (queue, waiting) = mpsc::channel(EVENTS_MAX);
         let device_tokens = bucket(DEVICE_EVENTS_EVERY, DEVICE_EVENTS_BURST);
         let (counters, device_tokens) = (Arc::default(), Arc::new(Mutex::new(device_tokens)));
-        let events = Self { queue, kube, node_name, counters, device_tokens };
+        let events = Self {
+            queue,
+            kube,
+            node_name,
+            counters,
+            device_tokens,
+        };
         let publisher = Publisher {
             recorder: events.recorder(),
             events: events.clone(),
@@ -126,28 +132,55 @@ impl Events {
 
     fn recorder(&self) -> Recorder {
         let instance = Some(self.node_name.to_string());
-        Recorder::new(self.kube.client(), Reporter { controller: CONTROLLER.to_owned(), instance })
+        Recorder::new(
+            self.kube.client(),
+            Reporter {
+                controller: CONTROLLER.to_owned(),
+                instance,
+            },
+        )
     }
 
     /// Publishes that a claim was refused, on the claim and on the pods that it is reserved for.
     pub fn refused(&self, refusal: &Refusal<'_>) {
-        let Refusal { action, claim, consumers, problem } = *refusal;
+        let Refusal {
+            action,
+            claim,
+            consumers,
+            problem,
+        } = *refusal;
         let reason = camel_case(&problem.code);
         let event = |note: String, secondary| warning(&reason, action, note, secondary);
-        let pods = consumers.iter().filter(|consumer| consumer.is_pod()).take(EVENT_PODS_MAX);
+        let pods = consumers
+            .iter()
+            .filter(|consumer| consumer.is_pod())
+            .take(EVENT_PODS_MAX);
         for pod in pods {
             let note = format!("claim {}: {}", claim.name, problem.message);
             // The recorder tells events of a pod's claims apart by the related object.
-            self.publish(of_pod(&claim.namespace, pod), event(note, Some(of_claim(claim))));
+            self.publish(
+                of_pod(&claim.namespace, pod),
+                event(note, Some(of_claim(claim))),
+            );
         }
         self.publish(of_claim(claim), event(problem.message.clone(), None));
     }
 
     /// Never waits: an event for which the queue has no room is dropped.
     fn publish(&self, regarding: ObjectReference, event: Event) {
-        let note = event.note.map(|note| one_line(&note, EVENT_MESSAGE_BYTES_MAX - "…".len()));
+        let note = event
+            .note
+            .map(|note| one_line(&note, EVENT_MESSAGE_BYTES_MAX - "…".len()));
         let event = Event { note, ..event };
-        if self.queue.try_send(Publication { regarding, event, since: Instant::now() }).is_err() {
+        if self
+            .queue
+            .try_send(Publication {
+                regarding,
+                event,
+                since: Instant::now(),
+            })
+            .is_err()
+        {
             self.counters.dropped.inc();
         }
     }
@@ -170,7 +203,13 @@ fn bucket(every: Duration, burst: u32) -> TokenBucket {
 
 fn warning(reason: &str, action: &str, note: String, related: Option<ObjectReference>) -> Event {
     let (reason, action, note) = (reason.to_owned(), action.to_owned(), Some(note));
-    Event { type_: EventType::Warning, reason, note, action, secondary: related }
+    Event {
+        type_: EventType::Warning,
+        reason,
+        note,
+        action,
+        secondary: related,
+    }
 }
 
 fn reference(
@@ -189,7 +228,12 @@ fn reference(
 }
 
 fn of_claim(claim: &ObjectRef) -> ObjectReference {
-    reference("ResourceClaim", Some(&claim.namespace), &claim.name, Some(&claim.uid))
+    reference(
+        "ResourceClaim",
+        Some(&claim.namespace),
+        &claim.name,
+        Some(&claim.uid),
+    )
 }
 
 fn of_pod(namespace: &ObjectName, pod: &Consumer) -> ObjectReference {
@@ -198,7 +242,10 @@ fn of_pod(namespace: &ObjectName, pod: &Consumer) -> ObjectReference {
 
 /// What an event is about besides its object, where that is no object of the API.
 fn named(name: String) -> ObjectReference {
-    ObjectReference { name: Some(name), ..ObjectReference::default() }
+    ObjectReference {
+        name: Some(name),
+        ..ObjectReference::default()
+    }
 }
 
 fn is_node(object: &ObjectReference) -> bool {
@@ -211,11 +258,18 @@ fn namespace(object: &ObjectReference) -> &str {
 
 /// Converts words with dashes to a reason in Kubernetes' form, whatever the words are.
 pub fn camel_case(words: &str) -> String {
-    let parts = words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty());
-    let mut word: String =
-        parts.flat_map(|part| [part[..1].to_ascii_uppercase(), part[1..].to_owned()]).collect();
+    let parts = words
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|part| !part.is_empty());
+    let mut word: String = parts
+        .flat_map(|part| [part[..1].to_ascii_uppercase(), part[1..].to_owned()])
+        .collect();
     if !word.starts_with(|c: char| c.is_ascii_alphabetic()) {
-        word = if word.is_empty() { "Unspecified".to_owned() } else { format!("Reason{word}") };
+        word = if word.is_empty() {
+            "Unspecified".to_owned()
+        } else {
+            format!("Reason{word}")
+        };
     }
     cut(&word, EVENT_REASON_BYTES_MAX)
 }
@@ -234,7 +288,11 @@ struct Publisher {
 impl Publisher {
     async fn run(mut self, mut waiting: mpsc::Receiver<Publication>) {
         loop {
-            let retry = self.forbidden.iter().map(|(namespace, (at, _))| (*at, namespace.clone())).min();
+            let retry = self
+                .forbidden
+                .iter()
+                .map(|(namespace, (at, _))| (*at, namespace.clone()))
+                .min();
             let retry_at = retry.as_ref().map_or_else(Instant::now, |(at, _)| *at);
             tokio::select! {
                 () = sleep_until(retry_at), if retry.is_some() => {
@@ -267,7 +325,9 @@ impl Publisher {
             match published.map_err(ApiError::from) {
                 Ok(()) => {
                     self.backoff.reset();
-                    return self.conditions.clear(ProblemCode::EventsForbidden, namespace);
+                    return self
+                        .conditions
+                        .clear(ProblemCode::EventsForbidden, namespace);
                 }
                 Err(error) if error.is_retryable() => {
                     tracing::debug!(%error, "events wait to be published");
@@ -279,22 +339,30 @@ impl Publisher {
                     self.recorder = self.events.recorder();
                 }
                 Err(error) if error.kind == ErrorKind::Forbidden => {
-                    let message = format!("events cannot be created in namespace {namespace}: {error}");
-                    self.conditions.set(namespace, Problem::denied(ProblemCode::EventsForbidden, message));
+                    let message =
+                        format!("events cannot be created in namespace {namespace}: {error}");
+                    self.conditions.set(
+                        namespace,
+                        Problem::denied(ProblemCode::EventsForbidden, message),
+                    );
                     let retry_at = Instant::now() + KUBE_FORBIDDEN_PAUSE;
-                    self.forbidden.insert(namespace.to_owned(), (retry_at, publication));
+                    self.forbidden
+                        .insert(namespace.to_owned(), (retry_at, publication));
                     return;
                 }
                 Err(error) => {
                     let (regarding, reason) = (&publication.regarding, &publication.event.reason);
                     tracing::warn!(?regarding, reason, %error, "the API server refuses an event");
                     self.events.counters.refused.inc();
-                    return self.conditions.clear(ProblemCode::EventsForbidden, namespace);
+                    return self
+                        .conditions
+                        .clear(ProblemCode::EventsForbidden, namespace);
                 }
             }
         }
         self.drop_one();
-        self.conditions.clear(ProblemCode::EventsForbidden, namespace);
+        self.conditions
+            .clear(ProblemCode::EventsForbidden, namespace);
     }
 
     fn drop_one(&self) {
@@ -305,7 +373,12 @@ impl Publisher {
         let mut regarding = regarding.clone();
         let api_version = match regarding.kind.as_deref() {
             Some("ResourceClaim") => {
-                let version = self.events.kube.dra_version().await.unwrap_or(DraVersion::V1);
+                let version = self
+                    .events
+                    .kube
+                    .dra_version()
+                    .await
+                    .unwrap_or(DraVersion::V1);
                 version.resource(DraResource::Claims).api_version
             }
             _ => "v1".to_owned(),
@@ -314,7 +387,10 @@ impl Publisher {
         if is_node(&regarding) {
             // A kubelet gives the node's name where it does not know the UID, and tools look for both.
             let node = self.node.borrow();
-            regarding.uid = node.as_ref().map(|node| node.uid.to_string()).or(regarding.name.clone());
+            regarding.uid = node
+                .as_ref()
+                .map(|node| node.uid.to_string())
+                .or(regarding.name.clone());
         }
         regarding
     }

@@ -115,18 +115,27 @@ impl ExtendedResources {
 
     /// Every pool with a name is offered by this mechanism, from the beginning.
     pub fn fixed(mechanism: Mechanism) -> Self {
-        Self::new(Mechanisms { fixed: Some(mechanism), ..Mechanisms::default() })
+        Self::new(Mechanisms {
+            fixed: Some(mechanism),
+            ..Mechanisms::default()
+        })
     }
 
     pub fn view(&self) -> MechanismsView {
         // In this order: a mechanism becomes current after the devices that are allocated by the other one.
         let mechanisms = self.0.mechanisms.borrow().clone();
-        MechanismsView { mechanisms, allocated: self.0.allocated.borrow().clone() }
+        MechanismsView {
+            mechanisms,
+            allocated: self.0.allocated.borrow().clone(),
+        }
     }
 
     pub fn changes(&self) -> MechanismChanges {
         let (mechanisms, allocated) = (self.0.mechanisms.subscribe(), self.0.allocated.subscribe());
-        MechanismChanges { mechanisms, allocated }
+        MechanismChanges {
+            mechanisms,
+            allocated,
+        }
     }
 
     pub(crate) fn mechanism_changes(&self) -> watch::Receiver<Arc<Mechanisms>> {
@@ -136,7 +145,9 @@ impl ExtendedResources {
     /// The slices are derived by this generation, and no write of other ones is under way. `observed`: pools that have slices until now.
     pub(crate) fn slices_derived(&self, generation: u64, observed: BTreeSet<PoolKey>) {
         self.0.had_slices.lock().extend(observed);
-        self.0.done.send_if_modified(|done| std::mem::replace(&mut done.slices, generation) != generation);
+        self.0
+            .done
+            .send_if_modified(|done| std::mem::replace(&mut done.slices, generation) != generation);
     }
 
     /// Sets the devices that the kubelet's device manager has allocated.
@@ -152,7 +163,9 @@ impl ExtendedResources {
 
     /// The lists at the kubelet are of this generation, and no call for devices that they do not have is answered any more.
     pub(crate) fn lists_replaced(&self, generation: u64) {
-        self.0.done.send_if_modified(|done| std::mem::replace(&mut done.kubelet, generation) != generation);
+        self.0.done.send_if_modified(|done| {
+            std::mem::replace(&mut done.kubelet, generation) != generation
+        });
     }
 }
 
@@ -161,12 +174,21 @@ impl ExtendedResources {
     /// Every pool with a name is offered by another mechanism from this generation on.
     pub(crate) fn set_fixed(&self, mechanism: Mechanism, generation: u64) {
         let fixed = Some(mechanism);
-        self.0.mechanisms.send_replace(Arc::new(Mechanisms { generation, fixed, ..Mechanisms::default() }));
+        self.0.mechanisms.send_replace(Arc::new(Mechanisms {
+            generation,
+            fixed,
+            ..Mechanisms::default()
+        }));
     }
 
     /// Resolves when the kubelet's lists are of a generation.
     pub(crate) async fn lists_of(&self, generation: u64) {
-        self.0.done.subscribe().wait_for(|done| done.kubelet == generation).await.expect("a handle is there");
+        self.0
+            .done
+            .subscribe()
+            .wait_for(|done| done.kubelet == generation)
+            .await
+            .expect("a handle is there");
     }
 }
 
@@ -183,8 +205,15 @@ pub struct SwitchParts {
 }
 
 /// Decides as a daemon of this node would at its first start; `None`: the cluster cannot be read.
-pub async fn decided(client: &KubeClient, node: ObjectName, setting: MechanismSetting) -> Option<Decision> {
-    let observer = Observer { client: client.clone(), names: PoolNames { node } };
+pub async fn decided(
+    client: &KubeClient,
+    node: ObjectName,
+    setting: MechanismSetting,
+) -> Option<Decision> {
+    let observer = Observer {
+        client: client.clone(),
+        names: PoolNames { node },
+    };
     decide(setting, &observer.cluster().await)
 }
 
@@ -209,14 +238,27 @@ pub fn load(
     if is_missing {
         let mechanism = Mechanism::DevicePlugin;
         let before = offered_before().into_iter();
-        let of = |(key, resource)| (key, PoolRecord { resource, mechanism, claimed: BTreeSet::new() });
+        let of = |(key, resource)| {
+            (
+                key,
+                PoolRecord {
+                    resource,
+                    mechanism,
+                    claimed: BTreeSet::new(),
+                },
+            )
+        };
         record.pools = before.map(of).collect();
         record.decided = (!record.pools.is_empty()).then_some(mechanism);
     }
     // From now on it is there: a process after this one knows that slices may have been written.
     let is_new_node = is_missing && file.save_at_start(&record);
     let switch = Switch::new(record, is_new_node, Instant::now());
-    LoadedSwitch { handle: ExtendedResources::new(switch.mechanisms()), switch, file }
+    LoadedSwitch {
+        handle: ExtendedResources::new(switch.mechanisms()),
+        switch,
+        file,
+    }
 }
 
 impl LoadedSwitch {
@@ -226,8 +268,15 @@ impl LoadedSwitch {
 
     /// Starts the task that decides, and switches.
     pub fn start(self, parts: SwitchParts) {
-        let Self { handle, switch, file } = self;
-        let observer = Observer { client: parts.client.clone(), names: parts.names.clone() };
+        let Self {
+            handle,
+            switch,
+            file,
+        } = self;
+        let observer = Observer {
+            client: parts.client.clone(),
+            names: parts.names.clone(),
+        };
         let tasks = parts.tasks.clone();
         let now = Instant::now();
         let task = SwitchTask {
@@ -283,7 +332,8 @@ impl SwitchTask {
             self.judge_classes().await;
             self.publish();
             let acknowledged = *done.borrow_and_update();
-            self.switch.acknowledge(acknowledged, &self.had_slices(), Instant::now());
+            self.switch
+                .acknowledge(acknowledged, &self.had_slices(), Instant::now());
             self.advance().await;
             self.publish();
             self.report_overdue();
@@ -301,19 +351,31 @@ impl SwitchTask {
     }
 
     fn set_disabled(&mut self) {
-        let Some(adapters) = &self.parts.adapters else { return };
-        let disabled = adapters.disabled().into_iter().map(|(driver, pool)| LocalPool { driver, pool });
+        let Some(adapters) = &self.parts.adapters else {
+            return;
+        };
+        let disabled = adapters
+            .disabled()
+            .into_iter()
+            .map(|(driver, pool)| LocalPool { driver, pool });
         self.switch.set_disabled(disabled.collect(), Instant::now());
     }
 
     /// Reports the drivers all of whose pools are offered by the kubelet's device manager.
     async fn report_returned(&self) {
-        let Some(adapters) = &self.parts.adapters else { return };
+        let Some(adapters) = &self.parts.adapters else {
+            return;
+        };
         let mechanisms = self.handle.view().mechanisms;
         let at_kubelet = |status: &PoolStatus| status.offered == Some(Mechanism::DevicePlugin);
-        let (returned, others): (Vec<_>, Vec<_>) =
-            mechanisms.pools.iter().partition(|(_, status)| at_kubelet(status) && status.claimed.is_empty());
-        let mut returned: BTreeSet<_> = returned.into_iter().map(|(key, _)| key.driver.clone()).collect();
+        let (returned, others): (Vec<_>, Vec<_>) = mechanisms
+            .pools
+            .iter()
+            .partition(|(_, status)| at_kubelet(status) && status.claimed.is_empty());
+        let mut returned: BTreeSet<_> = returned
+            .into_iter()
+            .map(|(key, _)| key.driver.clone())
+            .collect();
         returned.retain(|driver| others.iter().all(|(key, _)| key.driver != *driver));
         if let Err(problem) = adapters.set_returned(&returned).await {
             tracing::debug!(%problem, "what is returned to the device manager is not stored yet");
@@ -340,8 +402,14 @@ impl SwitchTask {
     /// Returns when all claims are to be read, if they are.
     fn claims_due(&self, now: Instant) -> Option<Instant> {
         let needs = self.switch.needs(now);
-        let period = if needs.is_claims_urgent { CLAIMS_PERIOD } else { CLAIMED_PERIOD };
-        needs.claims.then(|| self.claims_read.map_or(now, |read| read + period))
+        let period = if needs.is_claims_urgent {
+            CLAIMS_PERIOD
+        } else {
+            CLAIMED_PERIOD
+        };
+        needs
+            .claims
+            .then(|| self.claims_read.map_or(now, |read| read + period))
     }
 
     /// Decides by what can be read now. A failed read changes nothing.
@@ -373,7 +441,10 @@ impl SwitchTask {
         let had_slices = self.handle.0.had_slices.lock();
         let local = |PoolKey { driver, pool }: &PoolKey| {
             let pool = PoolName::new(self.parts.names.local(pool.as_str())).ok()?;
-            Some(LocalPool { driver: driver.clone(), pool })
+            Some(LocalPool {
+                driver: driver.clone(),
+                pool,
+            })
         };
         had_slices.iter().filter_map(local).collect()
     }
@@ -442,7 +513,10 @@ impl SwitchTask {
     }
 
     fn report_overdue(&self) {
-        let (conditions, code) = (&self.parts.conditions, ProblemCode::ExtendedResourceWithheld);
+        let (conditions, code) = (
+            &self.parts.conditions,
+            ProblemCode::ExtendedResourceWithheld,
+        );
         let overdue = self.switch.overdue(Instant::now());
         let names = &self.parts.names;
         let subject = |key: &LocalPool| format!("{}/{}", key.driver, names.shown(&key.pool));
@@ -478,24 +552,43 @@ impl SwitchTask {
             // Who may not list them knows of none.
             Err(error) if error.kind == ErrorKind::Forbidden => {
                 let problem = || classes::unreadable(&error);
-                needed.keys().map(|resource| (resource.to_string(), problem())).collect()
+                needed
+                    .keys()
+                    .map(|resource| (resource.to_string(), problem()))
+                    .collect()
             }
             Err(error) => {
                 tracing::debug!(%error, "the cluster cannot be read for extended resources");
                 return;
             }
         };
-        self.classes_at = Instant::now() + if problems.is_empty() { CLASSES_PERIOD } else { CLASSES_RETRY };
+        self.classes_at = Instant::now()
+            + if problems.is_empty() {
+                CLASSES_PERIOD
+            } else {
+                CLASSES_RETRY
+            };
         if self.parts.setting != MechanismSetting::Dra {
-            let ready = needed.into_keys().filter(|resource| !problems.contains_key(resource.as_str()));
-            self.switch.set_classes(Classes::Ready(ready.collect()), Instant::now());
+            let ready = needed
+                .into_keys()
+                .filter(|resource| !problems.contains_key(resource.as_str()));
+            self.switch
+                .set_classes(Classes::Ready(ready.collect()), Instant::now());
         }
         let conditions = &self.parts.conditions;
-        for code in [ProblemCode::DeviceClassConflict, ProblemCode::DeviceClassMissing] {
-            conditions
-                .retain(code, |subject| problems.get(subject).is_some_and(|problem| problem.code == code));
+        for code in [
+            ProblemCode::DeviceClassConflict,
+            ProblemCode::DeviceClassMissing,
+        ] {
+            conditions.retain(code, |subject| {
+                problems
+                    .get(subject)
+                    .is_some_and(|problem| problem.code == code)
+            });
         }
-        problems.into_iter().for_each(|(subject, problem)| conditions.set(&subject, problem));
+        problems
+            .into_iter()
+            .for_each(|(subject, problem)| conditions.set(&subject, problem));
     }
 }
 
@@ -505,14 +598,22 @@ fn problems_of(
 ) -> BTreeMap<String, Problem> {
     let problem = |(resource, driver)| Some((resource, classes::judge(resource, driver, classes)?));
     let problems = needed.iter().filter_map(problem);
-    problems.map(|(resource, problem): (&ExtendedResource, _)| (resource.to_string(), problem)).collect()
+    problems
+        .map(|(resource, problem): (&ExtendedResource, _)| (resource.to_string(), problem))
+        .collect()
 }
 
 /// The pools of the drivers that serve, with their resource.
 fn pools_of(drivers: &DriverSnapshot) -> BTreeMap<LocalPool, Option<ExtendedResource>> {
     let pools = drivers.serving.iter().flat_map(|(driver, published)| {
         let of = |(name, pool): (&PoolName, &nodedock_model::Pool)| {
-            (LocalPool { driver: driver.clone(), pool: name.clone() }, pool.extended_resource.clone())
+            (
+                LocalPool {
+                    driver: driver.clone(),
+                    pool: name.clone(),
+                },
+                pool.extended_resource.clone(),
+            )
         };
         published.inventory.pools.iter().map(of).collect::<Vec<_>>()
     });
@@ -538,14 +639,20 @@ fn log_changes(before: &Mechanisms, now: &Mechanisms) {
         }
         let resource = &status.resource;
         match status.offered {
-            Some(mechanism) => tracing::info!(%driver, %pool, %resource, %mechanism, "pool offered"),
-            None => tracing::info!(%driver, %pool, %resource, "pool withdrawn, to be offered otherwise"),
+            Some(mechanism) => {
+                tracing::info!(%driver, %pool, %resource, %mechanism, "pool offered")
+            }
+            None => {
+                tracing::info!(%driver, %pool, %resource, "pool withdrawn, to be offered otherwise")
+            }
         }
     }
 }
 
 /// A failed read is repeated.
 fn logged<T>(read: Result<T, ApiError>) -> Option<T> {
-    read.inspect_err(|error| tracing::debug!(%error, "the cluster cannot be read for extended resources"))
-        .ok()
+    read.inspect_err(
+        |error| tracing::debug!(%error, "the cluster cannot be read for extended resources"),
+    )
+    .ok()
 }

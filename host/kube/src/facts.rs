@@ -37,11 +37,21 @@ pub struct Facts {
 
 impl Facts {
     /// Starts the task that reads them.
-    pub fn start(tasks: &Tasks, client: &KubeClient, node: ObjectName, conditions: Conditions) -> Self {
+    pub fn start(
+        tasks: &Tasks,
+        client: &KubeClient,
+        node: ObjectName,
+        conditions: Conditions,
+    ) -> Self {
         let (publish, facts) = watch::channel(None);
         let again = Arc::new(Notify::new());
-        let reader =
-            Reader { api: Api::all(client.client()), node, conditions, publish, again: Arc::clone(&again) };
+        let reader = Reader {
+            api: Api::all(client.client()),
+            node,
+            conditions,
+            publish,
+            again: Arc::clone(&again),
+        };
         // A read that is dropped had no effect.
         tasks.spawn_until_stopped("node-facts", async move { reader.run().await });
         Self { facts, again }
@@ -49,7 +59,10 @@ impl Facts {
 
     /// Facts that the caller reads.
     pub fn given(facts: watch::Receiver<Option<NodeFacts>>) -> Self {
-        Self { facts, again: Arc::default() }
+        Self {
+            facts,
+            again: Arc::default(),
+        }
     }
 
     /// None: not known yet, or the API has no such node.
@@ -103,8 +116,12 @@ impl Reader {
         if metadata.name.as_deref() != Some(self.node.as_str()) {
             return Err(odd("the answer is about another node"));
         }
-        let uid = Uid::new(metadata.uid.unwrap_or_default()).map_err(|error| odd(&error.to_string()))?;
-        Ok(NodeFacts { name: self.node.clone(), uid })
+        let uid =
+            Uid::new(metadata.uid.unwrap_or_default()).map_err(|error| odd(&error.to_string()))?;
+        Ok(NodeFacts {
+            name: self.node.clone(),
+            uid,
+        })
     }
 
     /// Returns whether the object was read. Otherwise it is to be read again soon.
@@ -122,11 +139,16 @@ impl Reader {
             }
             Err(error) => {
                 let words = format!("the Node object {node} cannot be read: {error}");
-                unreadable = Some(Problem::unavailable(ProblemCode::NodeObjectUnreadable, words));
+                unreadable = Some(Problem::unavailable(
+                    ProblemCode::NodeObjectUnreadable,
+                    words,
+                ));
             }
         }
-        self.conditions.update(ProblemCode::NodeObjectMissing, node, missing);
-        self.conditions.update(ProblemCode::NodeObjectUnreadable, node, unreadable);
+        self.conditions
+            .update(ProblemCode::NodeObjectMissing, node, missing);
+        self.conditions
+            .update(ProblemCode::NodeObjectUnreadable, node, unreadable);
         is_read
     }
 
@@ -162,9 +184,15 @@ mod tests {
         let a_while = NODE_READ_MIN * 2;
         tokio::time::sleep(a_while).await;
         assert!((2..=3).contains(&server.requests().len()));
-        assert_eq!(conditions.list()[0].problem.code, ProblemCode::NodeObjectMissing);
+        assert_eq!(
+            conditions.list()[0].problem.code,
+            ProblemCode::NodeObjectMissing
+        );
         let first = server.add_node("node-1");
-        known.wait_for(|facts| facts.as_ref().is_some_and(|f| f.uid.as_str() == first)).await.unwrap();
+        known
+            .wait_for(|facts| facts.as_ref().is_some_and(|f| f.uid.as_str() == first))
+            .await
+            .unwrap();
         tokio::time::sleep(a_while).await;
         assert!(conditions.list().is_empty());
 
@@ -172,13 +200,19 @@ mod tests {
         let fault = server.fail(Fault::Away, When::any());
         facts.read_again();
         tokio::time::sleep(a_while).await;
-        assert_eq!(conditions.list()[0].problem.code, ProblemCode::NodeObjectUnreadable);
+        assert_eq!(
+            conditions.list()[0].problem.code,
+            ProblemCode::NodeObjectUnreadable
+        );
         assert!(known.borrow().is_some());
 
         server.lift(fault);
         server.delete("nodes", "", "node-1");
         let second = server.add_node("node-1");
-        known.wait_for(|facts| facts.as_ref().is_some_and(|f| f.uid.as_str() == second)).await.unwrap();
+        known
+            .wait_for(|facts| facts.as_ref().is_some_and(|f| f.uid.as_str() == second))
+            .await
+            .unwrap();
         assert!(tasks.drain(nodedock_model::limit::DRAIN).await);
     }
 }

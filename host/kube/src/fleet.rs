@@ -31,14 +31,23 @@ type Events = mpsc::UnboundedSender<Result<Event<DynamicObject>, ApiError>>;
 pub fn watch_slices_by_node(
     client: &KubeClient,
     nodes: Vec<ObjectName>,
-) -> (BTreeMap<ObjectName, SliceEvents>, impl Future<Output = ()> + Send + use<>) {
+) -> (
+    BTreeMap<ObjectName, SliceEvents>,
+    impl Future<Output = ()> + Send + use<>,
+) {
     let (mut receivers, mut senders) = (BTreeMap::new(), BTreeMap::new());
     for node in nodes {
         let (sender, receiver) = mpsc::unbounded_channel();
         receivers.insert(node.clone(), UnboundedReceiverStream::new(receiver).boxed());
         senders.insert(node, sender);
     }
-    let all = client.watch("all resource slices", DraResource::Slices, None, String::new(), None);
+    let all = client.watch(
+        "all resource slices",
+        DraResource::Slices,
+        None,
+        String::new(),
+        None,
+    );
     (receivers, distribute(all, senders))
 }
 
@@ -53,16 +62,23 @@ async fn distribute(
         // A node that is not there any more needs no events.
         let slice = match &event {
             Event::Init => {
-                nodes.values().for_each(|node| drop(node.send(Ok(Event::Init))));
+                nodes
+                    .values()
+                    .for_each(|node| drop(node.send(Ok(Event::Init))));
                 continue;
             }
             Event::InitDone => {
-                nodes.values().for_each(|node| drop(node.send(Ok(Event::InitDone))));
+                nodes
+                    .values()
+                    .for_each(|node| drop(node.send(Ok(Event::InitDone))));
                 continue;
             }
             Event::Apply(slice) | Event::InitApply(slice) | Event::Delete(slice) => slice,
         };
-        let name = slice.data.pointer("/spec/nodeName").and_then(serde_json::Value::as_str);
+        let name = slice
+            .data
+            .pointer("/spec/nodeName")
+            .and_then(serde_json::Value::as_str);
         if let Some(node) = name.and_then(|name| nodes.get(name)) {
             drop(node.send(Ok(event)));
         }
@@ -95,23 +111,40 @@ async fn observe(
     let mut listed = BTreeSet::new();
     while let Some(event) = events.next().await {
         match event {
-            Err(error) => tracing::warn!(error = chain(&error), "the nodes cannot be watched, retrying"),
+            Err(error) => tracing::warn!(
+                error = chain(&error),
+                "the nodes cannot be watched, retrying"
+            ),
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(node)) => listed.extend(exists(nodes, &node)),
             Ok(Event::Apply(node)) => drop(exists(nodes, &node)),
             Ok(Event::Delete(node)) => {
-                let sender = node.metadata.name.as_deref().and_then(|name| nodes.get(name));
-                sender.into_iter().for_each(|sender| drop(sender.send_replace(None)));
+                let sender = node
+                    .metadata
+                    .name
+                    .as_deref()
+                    .and_then(|name| nodes.get(name));
+                sender
+                    .into_iter()
+                    .for_each(|sender| drop(sender.send_replace(None)));
             }
             Ok(Event::InitDone) => {
-                let absent: BTreeSet<_> =
-                    nodes.keys().filter(|name| !listed.contains(*name)).cloned().collect();
-                absent.iter().for_each(|name| drop(nodes[name].send_replace(None)));
+                let absent: BTreeSet<_> = nodes
+                    .keys()
+                    .filter(|name| !listed.contains(*name))
+                    .cloned()
+                    .collect();
+                absent
+                    .iter()
+                    .for_each(|name| drop(nodes[name].send_replace(None)));
                 match missing.take() {
                     // The receiver waits for it.
                     Some(missing) => drop(missing.send(absent)),
                     None if absent.is_empty() => {}
-                    None => tracing::warn!(count = absent.len(), "the API server does not have all nodes"),
+                    None => tracing::warn!(
+                        count = absent.len(),
+                        "the API server does not have all nodes"
+                    ),
                 }
             }
         }
@@ -124,7 +157,10 @@ fn exists(
 ) -> Option<ObjectName> {
     let (name, sender) = nodes.get_key_value(node.metadata.name.as_deref()?)?;
     let uid = Uid::new(node.metadata.uid.clone()?).ok()?;
-    let facts = Some(NodeFacts { name: name.clone(), uid });
+    let facts = Some(NodeFacts {
+        name: name.clone(),
+        uid,
+    });
     sender.send_if_modified(|known| std::mem::replace(known, facts.clone()) != facts);
     Some(name.clone())
 }
@@ -141,7 +177,9 @@ async fn create(client: &KubeClient, mut missing: BTreeSet<ObjectName>) {
                 (name, created)
             }
         };
-        let outcomes = stream::iter(std::mem::take(&mut missing)).map(create).buffer_unordered(CREATIONS);
+        let outcomes = stream::iter(std::mem::take(&mut missing))
+            .map(create)
+            .buffer_unordered(CREATIONS);
         let mut last = None;
         for (name, created) in outcomes.collect::<Vec<_>>().await {
             match created {
@@ -154,7 +192,11 @@ async fn create(client: &KubeClient, mut missing: BTreeSet<ObjectName>) {
             }
         }
         if let Some(error) = last {
-            tracing::warn!(count = missing.len(), error = chain(&error), "nodes are not created, retrying");
+            tracing::warn!(
+                count = missing.len(),
+                error = chain(&error),
+                "nodes are not created, retrying"
+            );
             tokio::time::sleep(backoff.delay()).await;
         }
     }

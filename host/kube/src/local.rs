@@ -41,7 +41,9 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
-use nodedock_model::{Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid};
+use nodedock_model::{
+    Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
+};
 
 pub use self::processes::{PROCESS_ANNOTATION, annotation_of};
 pub use self::state::NodeUse;
@@ -139,13 +141,22 @@ impl LocalClaims {
 
     /// Starts the task that decides, and those that follow processes and native drivers.
     pub fn start(&self, parts: LocalParts, prepared: Arc<dyn PreparedClaims>) {
-        let node = NodeRef { name: parts.node.to_string(), labels: BTreeMap::new() };
+        let node = NodeRef {
+            name: parts.node.to_string(),
+            labels: BTreeMap::new(),
+        };
         let registry = self.0.pools.registry.clone();
         let (listed, connected) = (parts.changes.listen(), move || registry.connected());
         let wipe = departed::wipe(parts.client.clone(), parts.node.clone(), listed, connected);
         parts.tasks.spawn_until_stopped("departed-drivers", wipe);
         let writes = Writes::new(parts.client.clone(), parts.node);
-        let run = run(self.0.clone(), State::new(node), writes, prepared.clone(), parts.changes);
+        let run = run(
+            self.0.clone(),
+            State::new(node),
+            writes,
+            prepared.clone(),
+            parts.changes,
+        );
         parts.tasks.spawn_until_stopped("local-claims", run);
         let follow = processes::follow(parts.client, self.0.view.subscribe(), prepared);
         parts.tasks.spawn_until_stopped("claim-processes", follow);
@@ -166,12 +177,21 @@ impl LocalClaims {
     /// # Errors
     ///
     /// A claim is not allocated in time, with the reason.
-    pub async fn reserve(&self, pod: &ObjectRef, claims: &[ObjectName]) -> Result<Reservation, Problem> {
-        let keys: Vec<Key> =
-            claims.iter().map(|name| (pod.namespace.to_string(), name.to_string())).collect();
+    pub async fn reserve(
+        &self,
+        pod: &ObjectRef,
+        claims: &[ObjectName],
+    ) -> Result<Reservation, Problem> {
+        let keys: Vec<Key> = claims
+            .iter()
+            .map(|name| (pod.namespace.to_string(), name.to_string()))
+            .collect();
         let mut view = self.0.view.subscribe();
-        let reservation =
-            Reservation { shared: self.0.clone(), pod: pod.uid.to_string(), claims: keys.clone() };
+        let reservation = Reservation {
+            shared: self.0.clone(),
+            pod: pod.uid.to_string(),
+            claims: keys.clone(),
+        };
         {
             let mut reservations = self.0.reservations.lock();
             for key in &keys {
@@ -189,17 +209,24 @@ impl LocalClaims {
         let is_reserved = |view: &View, key: &Key| {
             missing.contains(&key)
                 || view.claims.get(key).is_some_and(|claim| {
-                    let consumers =
-                        claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+                    let consumers = claim
+                        .status
+                        .iter()
+                        .flat_map(|status| status.reserved_for.iter().flatten());
                     allocation(claim).is_some()
-                        && consumers.into_iter().any(|found| found.uid == reservation.pod)
+                        && consumers
+                            .into_iter()
+                            .any(|found| found.uid == reservation.pod)
                 })
         };
         let is_ending = |view: &View, key: &Key| {
-            view.claims.get(key).is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
+            view.claims
+                .get(key)
+                .is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
         };
         let all = view.wait_for(|view| {
-            keys.iter().all(|key| is_reserved(view, key)) || keys.iter().any(|key| is_ending(view, key))
+            keys.iter().all(|key| is_reserved(view, key))
+                || keys.iter().any(|key| is_ending(view, key))
         });
         // What did not come is named below.
         let _ = timeout(RESERVE_WAIT, all).await;
@@ -209,19 +236,27 @@ impl LocalClaims {
             return Err(Problem::conflict(ProblemCode::ClaimNotAllocated, message));
         }
         let waits = keys.iter().find(|key| !is_reserved(&view, key));
-        let Some(key) = waits else { return Ok(reservation) };
+        let Some(key) = waits else {
+            return Ok(reservation);
+        };
         let why = match view.refusals.get(key) {
             Some(refusal) => refusal.message.clone(),
             None => "it was not decided in time".to_owned(),
         };
         let message = format!("claim {}/{} is not allocated: {why}", key.0, key.1);
-        Err(Problem::unavailable(ProblemCode::ClaimNotAllocated, message))
+        Err(Problem::unavailable(
+            ProblemCode::ClaimNotAllocated,
+            message,
+        ))
     }
 
     /// Has claims allocated again that a prepare refused because others have their devices, and waits until that is decided. A claim whose
     /// prepare is under way for another pod stays as it is.
     pub async fn allocate_again(&self, refused: impl Iterator<Item = &Uid>) {
-        self.0.refused.lock().extend(refused.map(ToString::to_string));
+        self.0
+            .refused
+            .lock()
+            .extend(refused.map(ToString::to_string));
         let begun = self.0.begun.load(Ordering::SeqCst);
         let mut settled = self.0.settled.subscribe();
         self.0.wake.notify_one();
@@ -257,7 +292,11 @@ pub async fn ensure_node(client: &KubeClient, name: &ObjectName) -> Result<(), A
     node.metadata.name = Some(name.to_string());
     node.metadata.labels = Some(BTreeMap::from(labels));
     let nodes = Api::<Node>::all(client.client());
-    match nodes.create(&PostParams::default(), &node).await.map_err(ApiError::from) {
+    match nodes
+        .create(&PostParams::default(), &node)
+        .await
+        .map_err(ApiError::from)
+    {
         Err(error) if error.kind != ErrorKind::Conflict => return Err(error),
         _ => {}
     }
@@ -265,16 +304,24 @@ pub async fn ensure_node(client: &KubeClient, name: &ObjectName) -> Result<(), A
     let ready = json!({ "type": "Ready", "status": "True", "reason": "DaemonReady",
         "message": "the daemon allocates and prepares claims", "lastHeartbeatTime": now, "lastTransitionTime": now });
     let status = Patch::Merge(json!({ "status": { "conditions": [ready] } }));
-    nodes.patch_status(name.as_str(), &PatchParams::default(), &status).await?;
+    nodes
+        .patch_status(name.as_str(), &PatchParams::default(), &status)
+        .await?;
     Ok(())
 }
 
 #[async_trait]
 impl ClaimSource for LocalClaims {
-    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+    async fn claim(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+    ) -> Result<Option<Claim>, Problem> {
         let key = (namespace.to_string(), name.to_string());
         let known = self.0.view.borrow().claims.get(&key).cloned();
-        known.map(|claim| claims::local(&claim, &self.0.pools)).transpose()
+        known
+            .map(|claim| claims::local(&claim, &self.0.pools))
+            .transpose()
     }
 
     fn allocated(&self) -> Vec<(Uid, Allocation)> {
@@ -296,7 +343,9 @@ impl ClaimSource for LocalClaims {
     fn allocates(&self, claim: &ObjectRef) -> bool {
         let key = (claim.namespace.to_string(), claim.name.to_string());
         let view = self.0.view.borrow();
-        view.claims.get(&key).is_some_and(|known| known.uid().is_some_and(|uid| uid == claim.uid.as_str()))
+        view.claims
+            .get(&key)
+            .is_some_and(|known| known.uid().is_some_and(|uid| uid == claim.uid.as_str()))
     }
 }
 
@@ -333,7 +382,11 @@ async fn run(
         again = match decide(&shared, &mut state, &writes, &*prepared).await {
             Ok(is_done) => {
                 backoff.reset();
-                if is_done { Again::AfterChange } else { Again::Now }
+                if is_done {
+                    Again::AfterChange
+                } else {
+                    Again::Now
+                }
             }
             Err(error) => {
                 // Another writer was first, and the watch brings what it wrote; or the disk takes no writes.
@@ -352,7 +405,10 @@ impl Shared {
     /// Reads the reservations, and what the node has prepared, in this order: a reservation ends when its pod is in the latter.
     fn in_use(&self, state: &mut State, prepared: &dyn PreparedClaims) -> Reservations {
         let reservations = self.reservations.lock().clone();
-        self.refused.lock().drain(..).for_each(|uid| state.refuse(uid));
+        self.refused
+            .lock()
+            .drain(..)
+            .for_each(|uid| state.refuse(uid));
         state.set_device_holds(prepared.device_holds());
         state.set_node_use(prepared.node_use());
         reservations
@@ -365,7 +421,10 @@ impl Shared {
         }
         self.view.send_replace(Arc::new(View {
             shown: state.shown,
-            claims: state.claims().map(|claim| (objects::key(&**claim), claim.clone())).collect(),
+            claims: state
+                .claims()
+                .map(|claim| (objects::key(&**claim), claim.clone()))
+                .collect(),
             refusals: state.refusals(),
         }));
     }
@@ -410,6 +469,8 @@ async fn decide(
 impl View {
     /// Claims with annotations.
     fn annotated(&self) -> impl Iterator<Item = (&Key, &Arc<ResourceClaim>)> {
-        self.claims.iter().filter(|(_, claim)| !claim.annotations().is_empty())
+        self.claims
+            .iter()
+            .filter(|(_, claim)| !claim.annotations().is_empty())
     }
 }

@@ -10,8 +10,8 @@ use http::{Request, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
-    PostParams, Preconditions,
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch,
+    PatchParams, PostParams, Preconditions,
 };
 use kube::client::Body;
 use kube::runtime::watcher::{self, watcher};
@@ -94,13 +94,21 @@ impl LocalClient {
         let of = |(group, version, known, _): &&(&str, &str, &str, bool)| {
             *known == kind
                 && api_version
-                    == if group.is_empty() { (*version).to_owned() } else { format!("{group}/{version}") }
+                    == if group.is_empty() {
+                        (*version).to_owned()
+                    } else {
+                        format!("{group}/{version}")
+                    }
         };
         let Some((group, version, kind, is_namespaced)) = KINDS.iter().find(of) else {
-            return Err(ObjectError::Kind(format!("{api_version} {kind}").trim().to_owned()));
+            return Err(ObjectError::Kind(
+                format!("{api_version} {kind}").trim().to_owned(),
+            ));
         };
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
+        let namespace = object["metadata"]["namespace"]
+            .as_str()
+            .unwrap_or(namespace);
         Ok(match is_namespaced {
             true => Api::namespaced_with(self.0.clone(), namespace, &resource),
             false => Api::all_with(self.0.clone(), &resource),
@@ -111,12 +119,19 @@ impl LocalClient {
     pub async fn create(&self, object: &Value, namespace: &str) -> Result<Value, ObjectError> {
         let api = self.like(object, namespace)?;
         let object: DynamicObject = serde_json::from_value(object.clone())?;
-        let created = api.create(&PostParams::default(), &object).await.map_err(ApiError::from)?;
+        let created = api
+            .create(&PostParams::default(), &object)
+            .await
+            .map_err(ApiError::from)?;
         Ok(serde_json::to_value(created)?)
     }
 
     /// Makes an object, or changes the one of its name: what was applied before and is not in `object` is removed.
-    pub async fn apply(&self, object: &Value, namespace: &str) -> Result<(Value, Applied), ObjectError> {
+    pub async fn apply(
+        &self,
+        object: &Value,
+        namespace: &str,
+    ) -> Result<(Value, Applied), ObjectError> {
         let api = self.like(object, namespace)?;
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         if name.is_empty() {
@@ -124,7 +139,10 @@ impl LocalClient {
         }
         let before = api.get_metadata_opt(name).await.map_err(ApiError::from)?;
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        let after = api.patch(name, &params, &Patch::Apply(object)).await.map_err(ApiError::from)?;
+        let after = api
+            .patch(name, &params, &Patch::Apply(object))
+            .await
+            .map_err(ApiError::from)?;
         let applied = match before {
             None => Applied::Created,
             Some(before) if before.metadata.resource_version == after.metadata.resource_version => {
@@ -136,12 +154,25 @@ impl LocalClient {
     }
 
     /// Deletes the object with the kind and the name of `object`, and returns it as it was. `None`: it is not there.
-    pub async fn delete(&self, object: &Value, namespace: &str) -> Result<Option<Value>, ObjectError> {
+    pub async fn delete(
+        &self,
+        object: &Value,
+        namespace: &str,
+    ) -> Result<Option<Value>, ObjectError> {
         let api = self.like(object, namespace)?;
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
-        let Some(found) = api.get_opt(name).await.map_err(ApiError::from)? else { return Ok(None) };
-        let same = Preconditions { uid: found.metadata.uid.clone(), ..Preconditions::default() };
-        match api.delete(name, &DeleteParams::default().preconditions(same)).await.map_err(ApiError::from) {
+        let Some(found) = api.get_opt(name).await.map_err(ApiError::from)? else {
+            return Ok(None);
+        };
+        let same = Preconditions {
+            uid: found.metadata.uid.clone(),
+            ..Preconditions::default()
+        };
+        match api
+            .delete(name, &DeleteParams::default().preconditions(same))
+            .await
+            .map_err(ApiError::from)
+        {
             Ok(_) => Ok(Some(serde_json::to_value(found)?)),
             Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
@@ -149,7 +180,11 @@ impl LocalClient {
     }
 
     fn claims_in(&self, namespace: &str) -> Api<DynamicObject> {
-        Api::namespaced_with(self.0.clone(), namespace, &DraVersion::V1.resource(DraResource::Claims))
+        Api::namespaced_with(
+            self.0.clone(),
+            namespace,
+            &DraVersion::V1.resource(DraResource::Claims),
+        )
     }
 
     /// Every claim of a namespace; of all, if it is none.
@@ -181,11 +216,15 @@ impl LocalClient {
         uid: &str,
         annotations: &[(String, String)],
     ) -> Result<Value, ApiError> {
-        let annotations: serde_json::Map<_, _> =
-            annotations.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+        let annotations: serde_json::Map<_, _> = annotations
+            .iter()
+            .map(|(key, value)| (key.clone(), json!(value)))
+            .collect();
         let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
         let claims = self.claims_in(namespace);
-        let patched = claims.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        let patched = claims
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
         Ok(serde_json::to_value(patched).unwrap_or_default())
     }
 
@@ -198,10 +237,17 @@ impl LocalClient {
     ) -> Result<bool, ApiError> {
         let mut params = DeleteParams::default();
         if let Some(uid) = uid {
-            params =
-                params.preconditions(Preconditions { uid: Some(uid.to_owned()), ..Preconditions::default() });
+            params = params.preconditions(Preconditions {
+                uid: Some(uid.to_owned()),
+                ..Preconditions::default()
+            });
         }
-        match self.claims_in(namespace).delete(name, &params).await.map_err(ApiError::from) {
+        match self
+            .claims_in(namespace)
+            .delete(name, &params)
+            .await
+            .map_err(ApiError::from)
+        {
             Ok(_) => Ok(true),
             Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
@@ -240,7 +286,11 @@ impl LocalClient {
 
     /// Waits until the claim with this UID is gone. Returns whether it is.
     pub async fn until_gone(&self, namespace: &str, name: &str, uid: &str, most: Duration) -> bool {
-        let gone = wait::await_condition(self.claims_in(namespace), name, wait::conditions::is_deleted(uid));
+        let gone = wait::await_condition(
+            self.claims_in(namespace),
+            name,
+            wait::conditions::is_deleted(uid),
+        );
         matches!(timeout(most, gone).await, Ok(Ok(_)))
     }
 }

@@ -12,10 +12,22 @@ use nodedock_model::ObjectName;
 
 /// Verbs on a resource of a group, `resource/subresource`, that the daemon uses. The role of the deployment has the same.
 pub const RIGHTS: [(&str, &str, &[&str]); 9] = [
-    ("resource.k8s.io", "resourceclaims", &["get", "list", "watch"]),
+    (
+        "resource.k8s.io",
+        "resourceclaims",
+        &["get", "list", "watch"],
+    ),
     ("resource.k8s.io", "resourceclaims/status", &["patch"]),
-    ("resource.k8s.io", "resourceclaims/driver", &["associated-node:patch"]),
-    ("resource.k8s.io", "resourceslices", &["list", "watch", "create", "update", "delete"]),
+    (
+        "resource.k8s.io",
+        "resourceclaims/driver",
+        &["associated-node:patch"],
+    ),
+    (
+        "resource.k8s.io",
+        "resourceslices",
+        &["list", "watch", "create", "update", "delete"],
+    ),
     ("resource.k8s.io", "devicetaintrules", &["list", "watch"]),
     ("resource.k8s.io", "deviceclasses", &["list"]),
     ("", "nodes", &["get"]),
@@ -46,13 +58,25 @@ pub struct Server {
 /// Asks the API server for its versions.
 pub async fn server(client: &KubeClient) -> Result<Server, ApiError> {
     let version = client.client().apiserver_version().await?.git_version;
-    Ok(Server { version, dra: client.dra_version().await })
+    Ok(Server {
+        version,
+        dra: client.dra_version().await,
+    })
 }
 
 /// Returns what the kubelet says of itself in the Node object; `None` if there is no such object.
-pub async fn node(client: &KubeClient, name: &ObjectName) -> Result<Option<NodeSystemInfo>, ApiError> {
-    let node = Api::<Node>::all(client.client()).get_opt(name.as_str()).await?;
-    Ok(node.map(|node| node.status.and_then(|status| status.node_info).unwrap_or_default()))
+pub async fn node(
+    client: &KubeClient,
+    name: &ObjectName,
+) -> Result<Option<NodeSystemInfo>, ApiError> {
+    let node = Api::<Node>::all(client.client())
+        .get_opt(name.as_str())
+        .await?;
+    Ok(node.map(|node| {
+        node.status
+            .and_then(|status| status.node_info)
+            .unwrap_or_default()
+    }))
 }
 
 /// Returns those of [`RIGHTS`] that the account does not have.
@@ -63,14 +87,22 @@ pub async fn missing_rights(client: &KubeClient) -> Result<Vec<MissingRight>, Ap
             if !has_right(client, group, resource, verb).await? {
                 let dot = if group.is_empty() { "" } else { "." };
                 let name = format!("{verb} {resource}{dot}{group}");
-                missing.push(MissingRight { name, is_optional: OPTIONAL.contains(&resource) });
+                missing.push(MissingRight {
+                    name,
+                    is_optional: OPTIONAL.contains(&resource),
+                });
             }
         }
     }
     Ok(missing)
 }
 
-async fn has_right(client: &KubeClient, group: &str, resource: &str, verb: &str) -> Result<bool, ApiError> {
+async fn has_right(
+    client: &KubeClient,
+    group: &str,
+    resource: &str,
+    verb: &str,
+) -> Result<bool, ApiError> {
     let (resource, subresource) = match resource.split_once('/') {
         Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
         None => (resource, None),
@@ -86,7 +118,10 @@ async fn has_right(client: &KubeClient, group: &str, resource: &str, verb: &str)
         resource_attributes: Some(attributes),
         ..SelfSubjectAccessReviewSpec::default()
     };
-    let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+    let review = SelfSubjectAccessReview {
+        spec,
+        ..SelfSubjectAccessReview::default()
+    };
     let reviews: Api<SelfSubjectAccessReview> = Api::all(client.client());
     let reviewed = reviews.create(&PostParams::default(), &review).await?;
     Ok(reviewed.status.is_some_and(|status| status.allowed))
@@ -103,10 +138,14 @@ mod tests {
 
     #[test]
     fn the_rights_are_those_of_the_deployments_role() {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kustomize/base/rbac.yaml");
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kustomize/base/rbac.yaml");
         let text = std::fs::read_to_string(file).unwrap();
         let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
-        let role = objects.into_iter().find(|object| object["kind"] == "ClusterRole").unwrap();
+        let role = objects
+            .into_iter()
+            .find(|object| object["kind"] == "ClusterRole")
+            .unwrap();
         let texts = |list: &Value| -> Vec<String> { serde_json::from_value(list.clone()).unwrap() };
         let mut of_role = BTreeSet::new();
         for rule in role["rules"].as_array().unwrap() {
@@ -118,7 +157,13 @@ mod tests {
             }
         }
         let asked = RIGHTS.iter().flat_map(|(group, resource, verbs)| {
-            verbs.iter().map(|verb| ((*group).to_owned(), (*resource).to_owned(), (*verb).to_owned()))
+            verbs.iter().map(|verb| {
+                (
+                    (*group).to_owned(),
+                    (*resource).to_owned(),
+                    (*verb).to_owned(),
+                )
+            })
         });
         assert_eq!(asked.collect::<BTreeSet<_>>(), of_role);
     }

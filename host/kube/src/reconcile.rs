@@ -158,7 +158,9 @@ impl Rounds {
         }
         let uids: Vec<_> = abandoned.keys().cloned().collect();
         for uid in self.abandoned.learn(&uids, Instant::now()) {
-            let Some((claim, why)) = abandoned.get(&uid) else { continue };
+            let Some((claim, why)) = abandoned.get(&uid) else {
+                continue;
+            };
             // The look may be long past: each claim took a request, and drivers take their time.
             let mut requests = RECONCILE_ASKS_MAX;
             match self.judge(claim, &pods, &mut requests).await {
@@ -170,7 +172,12 @@ impl Rounds {
     }
 
     /// Returns why the claim is abandoned. What is not known because a round has made all its requests counts as use.
-    async fn judge(&self, claim: &KubeletClaim, pods: &[NodePod], requests: &mut usize) -> Option<Why> {
+    async fn judge(
+        &self,
+        claim: &KubeletClaim,
+        pods: &[NodePod],
+        requests: &mut usize,
+    ) -> Option<Why> {
         *requests = requests.checked_sub(1)?;
         let state = self.observer.claim(&claim.claim).await;
         let mut elsewhere = BTreeSet::new();

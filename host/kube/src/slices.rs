@@ -46,7 +46,9 @@ use crate::facts::Facts;
 use crate::pools::PoolNames;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{BindingConditions, DeviceName, DriverName, NodeAllocatable, ObjectName, PoolName};
+use nodedock_model::{
+    BindingConditions, DeviceName, DriverName, NodeAllocatable, ObjectName, PoolName,
+};
 
 /// Delay from the first change of slices to the reconcile: changes come in bursts.
 const SLICE_SETTLE: Duration = Duration::from_millis(100);
@@ -60,7 +62,14 @@ pub type SliceEvents = BoxStream<'static, Result<Event<DynamicObject>, ApiError>
 /// Watches the slices of one node.
 pub fn watch_slices(kube: &KubeClient, node: &ObjectName) -> SliceEvents {
     let fields = format!("spec.nodeName={node}");
-    kube.watch("resource slices of this node", DraResource::Slices, None, fields, None).boxed()
+    kube.watch(
+        "resource slices of this node",
+        DraResource::Slices,
+        None,
+        fields,
+        None,
+    )
+    .boxed()
 }
 
 /// What an operator adds to the devices of drivers.

@@ -89,8 +89,20 @@ struct Part {
 }
 
 impl Writer {
-    fn new(client: KubeClient, counts: Arc<StatusCounts>, conditions: Conditions, max: usize) -> Self {
-        Self { client, counts, conditions, max, parts: BTreeMap::new(), held_back: BTreeMap::new() }
+    fn new(
+        client: KubeClient,
+        counts: Arc<StatusCounts>,
+        conditions: Conditions,
+        max: usize,
+    ) -> Self {
+        Self {
+            client,
+            counts,
+            conditions,
+            max,
+            parts: BTreeMap::new(),
+            held_back: BTreeMap::new(),
+        }
     }
 
     async fn run(mut self, mut reported: watch::Receiver<Reported>) {
@@ -131,7 +143,12 @@ impl Writer {
             if !std::mem::replace(&mut logged, true) {
                 tracing::warn!(claim = %status.claim, driver = %status.driver, %error, "a claim's status is not written yet");
             }
-            let delay = backoff.delay().max(error.retry_after.unwrap_or_default().min(limit::KUBE_RETRY_MAX));
+            let delay = backoff.delay().max(
+                error
+                    .retry_after
+                    .unwrap_or_default()
+                    .min(limit::KUBE_RETRY_MAX),
+            );
             tokio::time::sleep(delay).await;
         }
     }
@@ -140,14 +157,28 @@ impl Writer {
         let mut known = std::mem::take(&mut self.parts);
         let mut statuses = BTreeMap::new();
         for (key, part) in &known {
-            let Some(claim) = reported.get(&key.0) else { continue };
+            let Some(claim) = reported.get(&key.0) else {
+                continue;
+            };
             // A time that is not known any more is no other allocation.
             let allocated_ms = Some(claim.allocated_ms).filter(|time| *time > 0);
             let allocated_ms = allocated_ms.unwrap_or(part.status.allocated_ms);
-            let status = DriverStatus { devices: Vec::new(), allocated_ms, ..part.status.clone() };
+            let status = DriverStatus {
+                devices: Vec::new(),
+                allocated_ms,
+                ..part.status.clone()
+            };
             statuses.insert(key.clone(), status);
         }
-        for (uid, ClaimStatuses { claim, allocated_ms, devices }) in reported {
+        for (
+            uid,
+            ClaimStatuses {
+                claim,
+                allocated_ms,
+                devices,
+            },
+        ) in reported
+        {
             for device in devices {
                 let driver = device.driver.clone();
                 let new = || DriverStatus {
@@ -156,14 +187,22 @@ impl Writer {
                     driver: driver.clone(),
                     devices: Vec::new(),
                 };
-                let status = statuses.entry((uid.clone(), driver.clone())).or_insert_with(new);
+                let status = statuses
+                    .entry((uid.clone(), driver.clone()))
+                    .or_insert_with(new);
                 status.devices.push(device.clone());
             }
         }
         let mut unwritten = 0;
         for (key, status) in statuses {
-            let unchanged = known.remove(&key).filter(|part: &Part| part.status == status);
-            let part = unchanged.unwrap_or(Part { status, is_written: false, failures: 0 });
+            let unchanged = known
+                .remove(&key)
+                .filter(|part: &Part| part.status == status);
+            let part = unchanged.unwrap_or(Part {
+                status,
+                is_written: false,
+                failures: 0,
+            });
             unwritten += usize::from(!part.is_written);
             if part.is_written || unwritten <= self.max {
                 self.parts.insert(key, part);
@@ -171,22 +210,41 @@ impl Writer {
                 self.counts.dropped.inc();
             }
         }
-        let claims: BTreeSet<String> = reported.values().map(|known| known.claim.to_string()).collect();
-        self.conditions.retain(ProblemCode::ClaimStatusUnwritable, |claim| claims.contains(claim));
+        let claims: BTreeSet<String> = reported
+            .values()
+            .map(|known| known.claim.to_string())
+            .collect();
+        self.conditions
+            .retain(ProblemCode::ClaimStatusUnwritable, |claim| {
+                claims.contains(claim)
+            });
     }
 
     /// The status that failed least of those that may be written; otherwise until when there is none.
     fn next(&mut self, now: Instant) -> Result<DriverStatus, Option<Instant>> {
-        let mut unwritten: Vec<&Part> = self.parts.values().filter(|part| !part.is_written).collect();
-        self.held_back.retain(|driver, _| unwritten.iter().any(|part| part.status.driver == *driver));
-        unwritten.retain(|part| self.held_back.get(&part.status.driver).is_none_or(|until| *until <= now));
+        let mut unwritten: Vec<&Part> = self
+            .parts
+            .values()
+            .filter(|part| !part.is_written)
+            .collect();
+        self.held_back
+            .retain(|driver, _| unwritten.iter().any(|part| part.status.driver == *driver));
+        unwritten.retain(|part| {
+            self.held_back
+                .get(&part.status.driver)
+                .is_none_or(|until| *until <= now)
+        });
         let first = unwritten.into_iter().min_by_key(|part| part.failures);
-        first.map(|part| part.status.clone()).ok_or_else(|| self.held_back.values().min().copied())
+        first
+            .map(|part| part.status.clone())
+            .ok_or_else(|| self.held_back.values().min().copied())
     }
 
     fn part(&mut self, status: &DriverStatus) -> &mut Part {
         let key = (status.claim.uid.clone(), status.driver.clone());
-        self.parts.get_mut(&key).expect("only `update` removes parts")
+        self.parts
+            .get_mut(&key)
+            .expect("only `update` removes parts")
     }
 
     fn done(&mut self, status: &DriverStatus, was_written: bool) {
@@ -198,34 +256,50 @@ impl Writer {
     }
 
     fn hold_back(&mut self, driver: &DriverName, error: &ApiError) {
-        let words = format!("the status of devices of {driver} cannot be written into claims: {error}");
-        self.conditions.set(driver.as_str(), Problem::denied(ProblemCode::ClaimStatusForbidden, words));
-        self.held_back.insert(driver.clone(), Instant::now() + KUBE_FORBIDDEN_PAUSE);
+        let words =
+            format!("the status of devices of {driver} cannot be written into claims: {error}");
+        self.conditions.set(
+            driver.as_str(),
+            Problem::denied(ProblemCode::ClaimStatusForbidden, words),
+        );
+        self.held_back
+            .insert(driver.clone(), Instant::now() + KUBE_FORBIDDEN_PAUSE);
     }
 
     /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
     fn clear_conditions(&self) {
         let held_back: BTreeSet<&str> = self.held_back.keys().map(DriverName::as_str).collect();
-        self.conditions.retain(ProblemCode::ClaimStatusForbidden, |driver| held_back.contains(driver));
+        self.conditions
+            .retain(ProblemCode::ClaimStatusForbidden, |driver| {
+                held_back.contains(driver)
+            });
     }
 
     /// Returns whether the claim was written. An error is worth a retry.
     async fn write(&self, status: &DriverStatus) -> Result<bool, ApiError> {
         let mut conflicts = 0;
         loop {
-            let error = match self.client.versioned(|version| self.write_once(status, version)).await {
+            let error = match self
+                .client
+                .versioned(|version| self.write_once(status, version))
+                .await
+            {
                 Ok(was_written) => return Ok(was_written),
                 Err(error) => error,
             };
             match error.kind {
                 ErrorKind::Conflict if conflicts < KUBE_CONFLICTS_MAX => conflicts += 1,
                 // The next read shows it.
-                ErrorKind::Invalid if is_of_another_claim(&error) && conflicts < KUBE_CONFLICTS_MAX => {
+                ErrorKind::Invalid
+                    if is_of_another_claim(&error) && conflicts < KUBE_CONFLICTS_MAX =>
+                {
                     conflicts += 1;
                 }
                 // The claim is gone, and its status with it.
                 ErrorKind::NotFound => return Ok(false),
-                ErrorKind::Conflict | ErrorKind::NotServed | ErrorKind::Forbidden => return Err(error),
+                ErrorKind::Conflict | ErrorKind::NotServed | ErrorKind::Forbidden => {
+                    return Err(error);
+                }
                 _ if error.is_retryable() => return Err(error),
                 _ => {
                     self.refused(status, &error);
@@ -235,7 +309,11 @@ impl Writer {
         }
     }
 
-    async fn write_once(&self, status: &DriverStatus, version: DraVersion) -> Result<bool, ApiError> {
+    async fn write_once(
+        &self,
+        status: &DriverStatus,
+        version: DraVersion,
+    ) -> Result<bool, ApiError> {
         let (claim, resource) = (&status.claim, version.resource(DraResource::Claims));
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.client(), claim.namespace.as_str(), &resource);
@@ -261,9 +339,11 @@ impl Writer {
             "status": if entries.is_empty() { json!({}) } else { json!({ "devices": entries }) },
         });
         let parameters = PatchParams::apply(&field_manager(&status.driver)).force();
-        api.patch_status(claim.name.as_str(), &parameters, &Patch::Apply(applied)).await?;
+        api.patch_status(claim.name.as_str(), &parameters, &Patch::Apply(applied))
+            .await?;
         self.counts.written.inc();
-        self.conditions.clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
+        self.conditions
+            .clear(ProblemCode::ClaimStatusUnwritable, &claim.to_string());
         Ok(true)
     }
 
@@ -276,8 +356,10 @@ impl Writer {
                 "the API server refuses every status of devices of claim {claim}: its parameters were stored in a form that no \
                  client can send again, such as with spaces between them; create the claim without them"
             );
-            self.conditions
-                .set(&claim.to_string(), Problem::invalid(ProblemCode::ClaimStatusUnwritable, words));
+            self.conditions.set(
+                &claim.to_string(),
+                Problem::invalid(ProblemCode::ClaimStatusUnwritable, words),
+            );
         }
     }
 }
@@ -290,7 +372,10 @@ fn field_manager(driver: &DriverName) -> String {
 fn is_of_allocation(error: &ApiError) -> bool {
     error.kind == ErrorKind::Invalid
         && !error.fields.is_empty()
-        && error.fields.iter().all(|field| field == "status.allocation")
+        && error
+            .fields
+            .iter()
+            .all(|field| field == "status.allocation")
 }
 
 fn is_of_another_claim(error: &ApiError) -> bool {
@@ -300,5 +385,7 @@ fn is_of_another_claim(error: &ApiError) -> bool {
 /// Kubernetes' times have seconds.
 fn now() -> String {
     let seconds = i64::try_from(now_ms() / 1000).unwrap_or(0);
-    jiff::Timestamp::from_second(seconds).unwrap_or_default().to_string()
+    jiff::Timestamp::from_second(seconds)
+        .unwrap_or_default()
+        .to_string()
 }

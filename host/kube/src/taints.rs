@@ -63,10 +63,21 @@ impl DeviceTaints {
         slices: SliceReport,
         pools: NodePools,
     ) -> Self {
-        let taints = Self { rules: Arc::default(), slices, pools };
+        let taints = Self {
+            rules: Arc::default(),
+            slices,
+            pools,
+        };
         let (client, rules) = (client.clone(), taints.rules.clone());
         let left_out = LeftOut::default();
-        let watch = RuleWatch { client, rules, left_out, changes, conditions, is_reported: false };
+        let watch = RuleWatch {
+            client,
+            rules,
+            left_out,
+            changes,
+            conditions,
+            is_reported: false,
+        };
         // Rules are only read.
         tasks.spawn_until_stopped("taint-rules", watch.run());
         taints
@@ -82,8 +93,16 @@ impl DeviceTaints {
     ) -> AddedTaints {
         let host = self.slices.host_taints(driver, pool, device, own);
         let pool = &self.pools.published(driver, pool);
-        let (rules, more_rules) = self.rules.lock().of(PublishedDevice { driver, pool, device });
-        AddedTaints { host, rules, more_rules }
+        let (rules, more_rules) = self.rules.lock().of(PublishedDevice {
+            driver,
+            pool,
+            device,
+        });
+        AddedTaints {
+            host,
+            rules,
+            more_rules,
+        }
     }
 }
 
@@ -116,7 +135,8 @@ impl LeftOut {
             0 => String::new(),
             more => format!(", and {more} more"),
         };
-        let message = format!("the taints of a rule that cannot be read are not shown: {error}{more}");
+        let message =
+            format!("the taints of a rule that cannot be read are not shown: {error}{more}");
         Some(Problem::invalid(ProblemCode::TaintRulesLeftOut, message).with("count", self.0.len()))
     }
 }
@@ -175,8 +195,10 @@ impl RuleWatch {
                 Ok(event) => self.observe(event, &mut listed),
                 Err(error) => {
                     let error = meaning(error);
-                    if matches!(error.kind, ErrorKind::NotServed | ErrorKind::NotFound | ErrorKind::Forbidden)
-                    {
+                    if matches!(
+                        error.kind,
+                        ErrorKind::NotServed | ErrorKind::NotFound | ErrorKind::Forbidden
+                    ) {
                         return error;
                     }
                     tracing::debug!(%error, "device taint rules cannot be watched now");
@@ -226,7 +248,11 @@ impl RuleWatch {
     }
 
     fn report(&self) {
-        self.conditions.update(ProblemCode::TaintRulesLeftOut, SUBJECT, self.left_out.problem());
+        self.conditions.update(
+            ProblemCode::TaintRulesLeftOut,
+            SUBJECT,
+            self.left_out.problem(),
+        );
     }
 
     fn tell(&self) {

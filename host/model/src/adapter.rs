@@ -18,8 +18,8 @@ use super::grant::{Shape, globs, whole_value};
 use super::rule::is_unprintable;
 use super::side_file::{self, SideFileError, expect};
 use super::{
-    AttributeValue, Device, DeviceName, DriverName, ExtendedResource, NameError, PluginDevice, PoolName,
-    QualifiedName, limit,
+    AttributeValue, Device, DeviceName, DriverName, ExtendedResource, NameError, PluginDevice,
+    PoolName, QualifiedName, limit,
 };
 
 /// Schema of an adapter file.
@@ -171,10 +171,12 @@ impl Adapter {
     /// Parses an adapter file; an error names line and column.
     pub fn parse(text: &str) -> Result<Self, SideFileError> {
         let file: AdapterFile = side_file::parse(text)?;
-        for (entry, key, wanted) in
-            [(&file.api_version, "apiVersion", ADAPTER_API_VERSION), (&file.kind, "kind", ADAPTER_KIND)]
-        {
-            let missing = || SideFileError::Whole(format!("{key} is missing, and {wanted:?} is wanted"));
+        for (entry, key, wanted) in [
+            (&file.api_version, "apiVersion", ADAPTER_API_VERSION),
+            (&file.kind, "kind", ADAPTER_KIND),
+        ] {
+            let missing =
+                || SideFileError::Whole(format!("{key} is missing, and {wanted:?} is wanted"));
             expect(entry.as_ref().ok_or_else(missing)?, key, wanted)?;
         }
         file.check()
@@ -199,7 +201,10 @@ impl Adapter {
     /// Returns the identity strings of the device with an ID. They depend on the ID alone, so a device that no list has any more has them too.
     pub fn identity(&self, id: &str) -> Vec<String> {
         let of_rule = |rule: &AttributeRule| {
-            let (template, groups) = (rule.entry.identity.as_deref()?, rule.pattern.0.captures(id)?);
+            let (template, groups) = (
+                rule.entry.identity.as_deref()?,
+                rule.pattern.0.captures(id)?,
+            );
             let mut text = String::new();
             groups.expand(template, &mut text);
             Some(text).filter(|text| is_identity(text))
@@ -219,7 +224,9 @@ impl Adapter {
             ..Device::default()
         };
         for rule in &self.rules {
-            let Some(groups) = rule.pattern.0.captures(&listed.id) else { continue };
+            let Some(groups) = rule.pattern.0.captures(&listed.id) else {
+                continue;
+            };
             let expand = |template: &str| {
                 let mut text = String::new();
                 groups.expand(template, &mut text);
@@ -232,7 +239,9 @@ impl Adapter {
                 };
                 // What the node does not have is left out, and so is what is not of the type.
                 let value = text.and_then(|text| kind.value(text.trim()));
-                if let Some(value) = value.filter(|_| device.attributes.len() < limit::ATTRIBUTES_MAX) {
+                if let Some(value) =
+                    value.filter(|_| device.attributes.len() < limit::ATTRIBUTES_MAX)
+                {
                     device.attributes.entry(name.clone()).or_insert(value);
                 }
             }
@@ -258,15 +267,19 @@ impl ValueType {
             Self::Bool => text.parse().ok().map(AttributeValue::Bool),
             Self::Version => {
                 let fits = text.len() <= limit::ATTRIBUTE_TEXT_MAX;
-                Version::parse(text).ok().filter(|_| fits).map(AttributeValue::Version)
+                Version::parse(text)
+                    .ok()
+                    .filter(|_| fits)
+                    .map(AttributeValue::Version)
             }
         }
     }
 }
 
 fn is_identity(text: &str) -> bool {
-    let is_line =
-        !text.is_empty() && text.len() <= limit::IDENTITY_BYTES_MAX && !text.contains(is_unprintable);
+    let is_line = !text.is_empty()
+        && text.len() <= limit::IDENTITY_BYTES_MAX
+        && !text.contains(is_unprintable);
     // Those are the host's own keys.
     is_line && !text.starts_with(crate::DEVICES) && !text.starts_with(crate::NODE_KEY)
 }
@@ -278,12 +291,22 @@ impl AdapterFile {
             None => plugin_pool(),
         };
         if let Some(beyond) = self.devices.get(RULES_MAX) {
-            return Err(SideFileError::at(beyond, format!("devices has more than {RULES_MAX} entries")));
+            return Err(SideFileError::at(
+                beyond,
+                format!("devices has more than {RULES_MAX} entries"),
+            ));
         }
         let rules = self.devices.iter().map(|entry| {
-            entry.value.clone().check().map_err(|why| SideFileError::at(entry, format!("devices: {why}")))
+            entry
+                .value
+                .clone()
+                .check()
+                .map_err(|why| SideFileError::at(entry, format!("devices: {why}")))
         });
-        let paths = self.paths.map(|entries| globs("paths", entries, Shape::Absolute)).transpose()?;
+        let paths = self
+            .paths
+            .map(|entries| globs("paths", entries, Shape::Absolute))
+            .transpose()?;
         let paths = paths.map(PathPatterns::new).transpose();
         Ok(Adapter {
             paths: paths.map_err(|error| SideFileError::Whole(error.to_string()))?,
@@ -314,14 +337,26 @@ impl RuleEntry {
                     return Err(format!("attributes: {key}: sysfs is relative to /sys"));
                 }
                 (None, Some(path)) => AttributeSource::Sysfs(entry.kind, path.clone()),
-                _ => return Err(format!("attributes: {key} has either a value or a file below sysfs")),
+                _ => {
+                    return Err(format!(
+                        "attributes: {key} has either a value or a file below sysfs"
+                    ));
+                }
             };
             let (AttributeSource::Value(_, text) | AttributeSource::Sysfs(_, text)) = &source;
             template(&format!("attributes: {key}"), text, &pattern)?;
             Ok((name, source))
         };
-        let attributes = self.attributes.iter().map(attribute).collect::<Result<_, _>>()?;
-        Ok(AttributeRule { entry: self, attributes, pattern: Pattern(pattern) })
+        let attributes = self
+            .attributes
+            .iter()
+            .map(attribute)
+            .collect::<Result<_, _>>()?;
+        Ok(AttributeRule {
+            entry: self,
+            attributes,
+            pattern: Pattern(pattern),
+        })
     }
 }
 
@@ -341,7 +376,8 @@ impl From<AttributeRule> for RuleEntry {
 
 fn bounded(what: &str, text: &str) -> Result<(), String> {
     let fits = text.len() <= RULE_BYTES_MAX;
-    fits.then_some(()).ok_or_else(|| format!("{what} has more than {RULE_BYTES_MAX} bytes"))
+    fits.then_some(())
+        .ok_or_else(|| format!("{what} has more than {RULE_BYTES_MAX} bytes"))
 }
 
 /// Checks that each group that a template names is one of the pattern.
@@ -350,8 +386,12 @@ fn template(what: &str, text: &str, pattern: &Regex) -> Result<(), String> {
     let named: BTreeSet<&str> = pattern.capture_names().flatten().collect();
     let reference = Regex::new(r"\$(?:\{([^}]*)\}|(\w+)|\$)").expect("the pattern is valid");
     for found in reference.captures_iter(text) {
-        let Some(group) = found.get(1).or(found.get(2)).map(|group| group.as_str()) else { continue };
-        let is_number = group.parse::<usize>().is_ok_and(|number| number < pattern.captures_len());
+        let Some(group) = found.get(1).or(found.get(2)).map(|group| group.as_str()) else {
+            continue;
+        };
+        let is_number = group
+            .parse::<usize>()
+            .is_ok_and(|number| number < pattern.captures_len());
         if !named.contains(group) && !is_number {
             return Err(format!("{what}: match has no group {group:?}"));
         }
@@ -360,7 +400,10 @@ fn template(what: &str, text: &str, pattern: &Regex) -> Result<(), String> {
 }
 
 fn name<T: FromStr<Err = NameError>>(entry: &Spanned<String>) -> Result<T, SideFileError> {
-    entry.value.parse().map_err(|error: NameError| SideFileError::at(entry, error.to_string()))
+    entry
+        .value
+        .parse()
+        .map_err(|error: NameError| SideFileError::at(entry, error.to_string()))
 }
 
 impl<'de> Deserialize<'de> for Adapter {
@@ -391,12 +434,17 @@ pub fn plugin_driver(resource: &ExtendedResource) -> DriverName {
         DriverName::new(format!("r--{}.{PLUGIN_DOMAIN}", &digits[..HASH_DIGITS]))
             .expect("it is short and of digits")
     };
-    DriverName::new(plain).ok().filter(|_| is_plain).unwrap_or_else(hashed)
+    DriverName::new(plain)
+        .ok()
+        .filter(|_| is_plain)
+        .unwrap_or_else(hashed)
 }
 
 /// Whether a name is that of the driver of a device plugin without an adapter.
 pub fn is_plugin_driver(name: &DriverName) -> bool {
-    name.as_str().strip_suffix(PLUGIN_DOMAIN).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    name.as_str()
+        .strip_suffix(PLUGIN_DOMAIN)
+        .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// Returns the device's name for an ID: the ID itself if it is a DNS label without two dashes in a row. Other bytes are `--` and two hex
@@ -426,7 +474,8 @@ pub fn device_name(id: &str) -> DeviceName {
 /// Whether a byte of an ID is itself in the name: a dash only between two letters or digits.
 fn is_kept(bytes: &[u8], index: usize) -> bool {
     let is_plain = |at: Option<usize>| {
-        at.and_then(|at| bytes.get(at)).is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+        at.and_then(|at| bytes.get(at))
+            .is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
     };
     is_plain(Some(index))
         || bytes[index] == b'-' && is_plain(index.checked_sub(1)) && is_plain(Some(index + 1))
@@ -438,7 +487,10 @@ pub fn device_id(name: &DeviceName) -> Option<String> {
     if text.starts_with(HASHED) {
         return None;
     }
-    let mut rest = text.strip_prefix('x').filter(|rest| rest.starts_with("--")).unwrap_or(text);
+    let mut rest = text
+        .strip_prefix('x')
+        .filter(|rest| rest.starts_with("--"))
+        .unwrap_or(text);
     let mut bytes = Vec::new();
     while !rest.is_empty() {
         match rest.strip_prefix("--") {

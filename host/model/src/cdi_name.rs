@@ -15,10 +15,14 @@ pub fn is_cdi_device_name(name: &str) -> bool {
 
 /// A qualified name, as a runtime accepts it.
 pub fn is_cdi_qualified_name(name: &str) -> bool {
-    let parts = name.split_once('=').and_then(|(kind, device)| Some((kind.split_once('/')?, device)));
+    let parts = name
+        .split_once('=')
+        .and_then(|(kind, device)| Some((kind.split_once('/')?, device)));
     name.len() <= CDI_NAME_BYTES_MAX
         && parts.is_some_and(|((vendor, class), device)| {
-            is_cdi_vendor_or_class(vendor) && is_cdi_vendor_or_class(class) && is_cdi_device_name(device)
+            is_cdi_vendor_or_class(vendor)
+                && is_cdi_vendor_or_class(class)
+                && is_cdi_device_name(device)
         })
 }
 
@@ -28,7 +32,11 @@ mod tests {
 
     #[test]
     fn qualified_names_have_a_vendor_a_class_and_a_device() {
-        for good in ["vendor.com/gpu=0", "k8s.gpu.nvidia.com/claim=1f-0", "v/c=a:b.c"] {
+        for good in [
+            "vendor.com/gpu=0",
+            "k8s.gpu.nvidia.com/claim=1f-0",
+            "v/c=a:b.c",
+        ] {
             assert!(is_cdi_qualified_name(good), "{good}");
         }
         let long = format!("v/c={}", "d".repeat(CDI_NAME_BYTES_MAX));

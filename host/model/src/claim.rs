@@ -7,8 +7,8 @@ use strum::{Display, EnumString, IntoStaticStr};
 
 use super::{
     AttributeValue, Consumer, ContainerAllocation, DeviceName, DeviceNode, DriverName, Edits,
-    ExtendedResource, ObjectName, ObjectRef, PoolName, QualifiedName, ResourceDevices, Uid, is_label_key,
-    limit,
+    ExtendedResource, ObjectName, ObjectRef, PoolName, QualifiedName, ResourceDevices, Uid,
+    is_label_key, limit,
 };
 
 /// The fields of a ResourceClaim that the node needs (`resource.k8s.io/v1`).
@@ -30,7 +30,9 @@ impl Claim {
     /// Whether it is reserved for a pod, or for the group that the pod belongs to.
     pub fn is_reserved_for(&self, pod: &Uid, pod_group: Option<&ObjectName>) -> bool {
         let is_group = |known: &Consumer| pod_group.is_some_and(|group| known.is_pod_group(group));
-        self.reserved_for.iter().any(|known| known.uid == *pod || is_group(known))
+        self.reserved_for
+            .iter()
+            .any(|known| known.uid == *pod || is_group(known))
     }
 }
 
@@ -47,7 +49,9 @@ pub struct Allocation {
 impl Allocation {
     /// Returns the devices of one driver.
     pub fn of_driver(&self, driver: &DriverName) -> impl Iterator<Item = &AllocatedDevice> {
-        self.devices.iter().filter(move |device| device.driver == *driver)
+        self.devices
+            .iter()
+            .filter(move |device| device.driver == *driver)
     }
 
     pub fn has_driver(&self, driver: &DriverName) -> bool {
@@ -123,7 +127,10 @@ impl BindingConditions {
         let (conditions, failures) = (&self.conditions, &self.failures);
         for (list, types) in [("conditions", conditions), ("failure conditions", failures)] {
             if types.len() > limit::BINDING_CONDITIONS_MAX {
-                return Err(TooMany { list, count: types.len() });
+                return Err(TooMany {
+                    list,
+                    count: types.len(),
+                });
             }
         }
         let mut known = BTreeSet::new();
@@ -143,7 +150,10 @@ impl BindingConditions {
 
     /// The failure condition that the host sets: its own, or else the first.
     pub fn failure(&self) -> Option<&String> {
-        let own = self.failures.iter().find(|kind| *kind == Self::PREPARE_FAILED);
+        let own = self
+            .failures
+            .iter()
+            .find(|kind| *kind == Self::PREPARE_FAILED);
         own.or(self.failures.first())
     }
 }
@@ -153,7 +163,9 @@ impl BindingConditions {
 pub enum BindingConditionsError {
     #[error("{count} binding {list}, at most {max} are allowed", max = limit::BINDING_CONDITIONS_MAX)]
     TooMany { list: &'static str, count: usize },
-    #[error("binding conditions need failure conditions, and failure conditions need binding conditions")]
+    #[error(
+        "binding conditions need failure conditions, and failure conditions need binding conditions"
+    )]
     OneList,
     #[error("{0:?} is no type of a condition, such as example.com/attached")]
     Malformed(String),
@@ -280,7 +292,10 @@ impl PluginAnswer {
             status: None,
             attributes: None,
         });
-        PreparedClaim { devices: device.into_iter().collect(), ..PreparedClaim::default() }
+        PreparedClaim {
+            devices: device.into_iter().collect(),
+            ..PreparedClaim::default()
+        }
     }
 }
 
@@ -379,7 +394,9 @@ pub struct PodContainer {
 }
 
 /// When a container runs. Init containers end before the next one starts, so their devices are reused.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum ContainerKind {
@@ -420,7 +437,9 @@ pub(crate) mod memo_text {
         serializer.serialize_str(&hex::encode(memo))
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<u8>, D::Error> {
         hex::decode(String::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
@@ -431,15 +450,26 @@ mod tests {
 
     fn binding(conditions: &[&str], failures: &[&str]) -> BindingConditions {
         let texts = |types: &[&str]| types.iter().map(|kind| (*kind).to_owned()).collect();
-        BindingConditions { conditions: texts(conditions), failures: texts(failures) }
+        BindingConditions {
+            conditions: texts(conditions),
+            failures: texts(failures),
+        }
     }
 
     #[test]
     fn binding_conditions_that_an_api_server_refuses_are_refused_with_their_reason() {
         let long = "x".repeat(64);
         for (conditions, failures, part) in [
-            (&["A", "B", "C", "D", "E"][..], &["F"][..], "5 binding conditions, at most 4"),
-            (&["A"], &["B", "C", "D", "E", "F"], "5 binding failure conditions, at most 4"),
+            (
+                &["A", "B", "C", "D", "E"][..],
+                &["F"][..],
+                "5 binding conditions, at most 4",
+            ),
+            (
+                &["A"],
+                &["B", "C", "D", "E", "F"],
+                "5 binding failure conditions, at most 4",
+            ),
             (&["A"], &[], "need failure conditions"),
             (&[], &["A"], "need binding conditions"),
             (&["A", "A"], &["B"], "condition A occurs twice"),
@@ -449,12 +479,19 @@ mod tests {
             (&[&long], &["B"], "is no type"),
             (&["A"], &["example.com/"], "is no type"),
         ] {
-            let error = binding(conditions, failures).check().unwrap_err().to_string();
+            let error = binding(conditions, failures)
+                .check()
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(part), "{conditions:?} {failures:?}: {error}");
         }
-        for (conditions, failures) in
-            [(&[][..], &[][..]), (&["A", "example.com/b", "C", "D"], &["E", "F", "G", "example.com/h"])]
-        {
+        for (conditions, failures) in [
+            (&[][..], &[][..]),
+            (
+                &["A", "example.com/b", "C", "D"],
+                &["E", "F", "G", "example.com/h"],
+            ),
+        ] {
             assert_eq!(binding(conditions, failures).check(), Ok(()));
         }
     }
@@ -462,9 +499,15 @@ mod tests {
     #[test]
     fn the_host_sets_its_own_failure_condition_or_the_first() {
         let first = binding(&["A"], &["example.com/failed", "B"]);
-        assert_eq!(first.failure().map(String::as_str), Some("example.com/failed"));
+        assert_eq!(
+            first.failure().map(String::as_str),
+            Some("example.com/failed")
+        );
         let own = binding(&["A"], &["B", BindingConditions::PREPARE_FAILED]);
-        assert_eq!(own.failure().map(String::as_str), Some(BindingConditions::PREPARE_FAILED));
+        assert_eq!(
+            own.failure().map(String::as_str),
+            Some(BindingConditions::PREPARE_FAILED)
+        );
         assert_eq!(BindingConditions::default().failure(), None);
     }
 }

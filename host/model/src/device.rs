@@ -110,7 +110,10 @@ pub struct NodeAllocatable {
 #[serde(rename_all = "kebab-case")]
 pub enum AllocatableMapping {
     PerDevice(String),
-    PerCapacity { capacity: QualifiedName, multiplier: String },
+    PerCapacity {
+        capacity: QualifiedName,
+        multiplier: String,
+    },
 }
 
 /// An attribute's value; in JSON the plain value, a version as its text.
@@ -149,7 +152,10 @@ pub struct Capacity {
 impl Capacity {
     /// Returns what a claim consumes that requests no amount: the default of the policy, or all of it.
     pub fn without_request(&self) -> String {
-        let default = self.policy.as_ref().and_then(|policy| policy.default_amount.as_ref());
+        let default = self
+            .policy
+            .as_ref()
+            .and_then(|policy| policy.default_amount.as_ref());
         default.unwrap_or(&self.value).clone()
     }
 }
@@ -165,7 +171,11 @@ pub struct CapacityPolicy {
 pub enum CapacityChoice {
     Any,
     Values(Vec<String>),
-    Range { min: String, max: Option<String>, step: Option<String> },
+    Range {
+        min: String,
+        max: Option<String>,
+        step: Option<String>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

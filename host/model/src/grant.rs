@@ -33,8 +33,13 @@ pub const GRANT_KIND: &str = "DriverGrant";
 
 /// Nodes of `misc` that many drivers request: the exact path grants them, as every node of that subsystem, and a driver that requests
 /// one is blocked without it.
-const POWERFUL_NODES: &[&str] =
-    &["/dev/kvm", "/dev/net/tun", "/dev/vhost-*", "/dev/loop-control", "/dev/btrfs-control"];
+const POWERFUL_NODES: &[&str] = &[
+    "/dev/kvm",
+    "/dev/net/tun",
+    "/dev/vhost-*",
+    "/dev/loop-control",
+    "/dev/btrfs-control",
+];
 
 /// A file below `/sys` and the values that may be written to it, or PCI functions and the kernel drivers that they may be bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,7 +159,11 @@ impl GrantFile {
         expect(&self.kind, "kind", GRANT_KIND)?;
         let (mounts, writable_mounts) = mounts(self.mounts)?;
         let unrequested = Unrequested {
-            extended_resources: globs("extendedResources", self.extended_resources, Shape::Resource)?,
+            extended_resources: globs(
+                "extendedResources",
+                self.extended_resources,
+                Shape::Resource,
+            )?,
             groups: groups(self.groups)?,
             rdt_classes: globs("rdtClasses", self.rdt_classes, Shape::Name)?,
             annotations: globs("annotations", self.annotations, Shape::Annotation)?,
@@ -162,9 +171,17 @@ impl GrantFile {
         };
         let allowed = Capabilities {
             sysfs_read: globs("sysfsRead", self.sysfs_read, Shape::Relative)?,
-            sysfs_write: self.sysfs_write.into_iter().map(ValueEntry::check).collect::<Result<_, _>>()?,
+            sysfs_write: self
+                .sysfs_write
+                .into_iter()
+                .map(ValueEntry::check)
+                .collect::<Result<_, _>>()?,
             host_files: globs("hostFiles", self.host_files, Shape::Absolute)?,
-            pci_driver: self.pci_driver.into_iter().map(BindEntry::check).collect::<Result<_, _>>()?,
+            pci_driver: self
+                .pci_driver
+                .into_iter()
+                .map(BindEntry::check)
+                .collect::<Result<_, _>>()?,
             device_nodes: globs("deviceNodes", self.device_nodes, Shape::Absolute)?,
             mounts,
             hooks: globs("hooks", self.hooks, Shape::Path)?,
@@ -172,19 +189,27 @@ impl GrantFile {
             net_devices: globs("netDevices", self.net_devices, Shape::Name)?,
         };
         let driver = self.driver.map(driver_name).transpose()?;
-        Ok(Grant { driver, allowed, unrequested, limits: limits::check(self.limits)? })
+        Ok(Grant {
+            driver,
+            allowed,
+            unrequested,
+            limits: limits::check(self.limits)?,
+        })
     }
 }
 
 fn driver_name(entry: Spanned<String>) -> Result<DriverName, SideFileError> {
-    DriverName::new(&entry.value).map_err(|error| SideFileError::at(&entry, format!("driver: {error}")))
+    DriverName::new(&entry.value)
+        .map_err(|error| SideFileError::at(&entry, format!("driver: {error}")))
 }
 
 /// The globs of all sources, and of those that containers may write to: `/var/lib/acme/*:rw`.
 fn mounts(mut entries: Vec<Spanned<String>>) -> Result<(Vec<String>, Vec<String>), SideFileError> {
     let mut writable = Vec::new();
     for entry in &mut entries {
-        let Some((source, access)) = entry.value.rsplit_once(':') else { continue };
+        let Some((source, access)) = entry.value.rsplit_once(':') else {
+            continue;
+        };
         match access {
             "ro" | "rw" => {
                 let source = source.to_owned();
@@ -192,7 +217,10 @@ fn mounts(mut entries: Vec<Spanned<String>>) -> Result<(Vec<String>, Vec<String>
                 entry.value = source;
             }
             other if other.chars().all(|c| c.is_ascii_alphabetic()) => {
-                let why = format!("mounts: {:?} ends in neither \":ro\" nor \":rw\"", entry.value);
+                let why = format!(
+                    "mounts: {:?} ends in neither \":ro\" nor \":rw\"",
+                    entry.value
+                );
                 return Err(SideFileError::at(entry, why));
             }
             // A part of the path, as in an address.
@@ -205,24 +233,37 @@ fn mounts(mut entries: Vec<Spanned<String>>) -> Result<(Vec<String>, Vec<String>
 fn groups(entries: Vec<Spanned<u32>>) -> Result<Vec<u32>, SideFileError> {
     at_most("groups", &entries)?;
     match entries.iter().find(|entry| entry.value == 0) {
-        Some(root) => Err(SideFileError::at(root, "groups: the group of root is never given".to_owned())),
+        Some(root) => Err(SideFileError::at(
+            root,
+            "groups: the group of root is never given".to_owned(),
+        )),
         None => Ok(entries.into_iter().map(|entry| entry.value).collect()),
     }
 }
 
 impl ValueEntry {
     fn check(self) -> Result<ValueGrant, SideFileError> {
-        Shape::Attribute.check(&self.glob.value).map_err(|why| SideFileError::at(&self.glob, why))?;
+        Shape::Attribute
+            .check(&self.glob.value)
+            .map_err(|why| SideFileError::at(&self.glob, why))?;
         whole_value(&self.pattern.value).map_err(|why| SideFileError::at(&self.pattern, why))?;
-        Ok(ValueGrant { glob: self.glob.value, pattern: self.pattern.value })
+        Ok(ValueGrant {
+            glob: self.glob.value,
+            pattern: self.pattern.value,
+        })
     }
 }
 
 impl BindEntry {
     fn check(self) -> Result<ValueGrant, SideFileError> {
-        Shape::Name.check(&self.functions.value).map_err(|why| SideFileError::at(&self.functions, why))?;
+        Shape::Name
+            .check(&self.functions.value)
+            .map_err(|why| SideFileError::at(&self.functions, why))?;
         whole_value(&self.drivers.value).map_err(|why| SideFileError::at(&self.drivers, why))?;
-        Ok(ValueGrant { glob: self.functions.value, pattern: self.drivers.value })
+        Ok(ValueGrant {
+            glob: self.functions.value,
+            pattern: self.drivers.value,
+        })
     }
 }
 
@@ -242,8 +283,12 @@ pub(crate) fn globs(
 fn at_most<T>(key: &str, entries: &[Spanned<T>]) -> Result<(), SideFileError> {
     let max = limit::GRANT_ENTRIES_MAX;
     let beyond = entries.get(max);
-    beyond
-        .map_or(Ok(()), |beyond| Err(SideFileError::at(beyond, format!("{key} has more than {max} entries"))))
+    beyond.map_or(Ok(()), |beyond| {
+        Err(SideFileError::at(
+            beyond,
+            format!("{key} has more than {max} entries"),
+        ))
+    })
 }
 
 /// Form of the globs of a list.
@@ -280,21 +325,27 @@ impl Shape {
             Self::Absolute | Self::Path if !text.starts_with('/') => {
                 Err(format!("{text:?} must be absolute"))
             }
-            Self::Path if !is_literal(text) => Err(format!("{text:?} must be one path, without wildcards")),
+            Self::Path if !is_literal(text) => {
+                Err(format!("{text:?} must be one path, without wildcards"))
+            }
             Self::Attribute if !is_literal(text.rsplit('/').next().unwrap_or(text)) => {
-                Err(format!("{text:?} must name the file that is written: its last segment has no wildcards"))
+                Err(format!(
+                    "{text:?} must name the file that is written: its last segment has no wildcards"
+                ))
             }
             Self::Variable if !is_literal(text) && !is_variable_prefix(text) => Err(format!(
                 "{text:?} needs a prefix that ends in '_' before the first wildcard, such as \"ACME_*\": any other variable is granted by its exact name"
             )),
-            Self::Annotation if !is_literal(text) && !pattern::literal_prefix(text).ends_with('/') => {
+            Self::Annotation
+                if !is_literal(text) && !pattern::literal_prefix(text).ends_with('/') =>
+            {
                 Err(format!(
                     "{text:?} needs a prefix that ends in '/' before the first wildcard, such as \"acme.com/*\": any other annotation is granted by its exact key"
                 ))
             }
-            Self::Resource if text.split('/').count() != 2 => {
-                Err(format!("{text:?} must be DOMAIN/NAME, such as \"acme.com/*\""))
-            }
+            Self::Resource if text.split('/').count() != 2 => Err(format!(
+                "{text:?} must be DOMAIN/NAME, such as \"acme.com/*\""
+            )),
             Self::Name | Self::Variable if text.contains('/') => {
                 Err(format!("{text:?} must not contain '/'"))
             }
@@ -317,7 +368,9 @@ impl Capabilities {
         ];
         for (key, entries, shape) in lists {
             count(key, entries.len())?;
-            entries.iter().try_for_each(|entry| shape.check(entry).map_err(|why| format!("{key}: {why}")))?;
+            entries
+                .iter()
+                .try_for_each(|entry| shape.check(entry).map_err(|why| format!("{key}: {why}")))?;
         }
         let pairs = [
             ("sysfs-write", &self.sysfs_write, Shape::Attribute),
@@ -326,7 +379,9 @@ impl Capabilities {
         for (key, entries, shape) in pairs {
             count(key, entries.len())?;
             for entry in entries {
-                shape.check(&entry.glob).map_err(|why| format!("{key}: {why}"))?;
+                shape
+                    .check(&entry.glob)
+                    .map_err(|why| format!("{key}: {why}"))?;
                 whole_value(&entry.pattern).map_err(|why| format!("{key}: {why}"))?;
             }
         }
@@ -338,14 +393,20 @@ fn count(key: &str, entries: usize) -> Result<(), String> {
     if entries <= limit::GRANT_ENTRIES_MAX {
         return Ok(());
     }
-    Err(format!("{key} has {entries} entries, at most {} are allowed", limit::GRANT_ENTRIES_MAX))
+    Err(format!(
+        "{key} has {entries} entries, at most {} are allowed",
+        limit::GRANT_ENTRIES_MAX
+    ))
 }
 
 /// A pattern on a value, always anchored at both ends.
 pub(crate) fn whole_value(pattern: &str) -> Result<Regex, String> {
     if pattern.is_empty() || pattern.len() > limit::GRANT_ENTRY_BYTES_MAX {
         let max = limit::GRANT_ENTRY_BYTES_MAX;
-        return Err(format!("the pattern has {} bytes, 1 to {max} are allowed", pattern.len()));
+        return Err(format!(
+            "the pattern has {} bytes, 1 to {max} are allowed",
+            pattern.len()
+        ));
     }
     let build = |text: &str| regex::RegexBuilder::new(text).size_limit(1 << 20).build();
     // Compiled alone first: `1)|(?:.*` would end the group that anchors it.
@@ -353,7 +414,10 @@ pub(crate) fn whole_value(pattern: &str) -> Result<Regex, String> {
     built.map_err(|error| {
         // The last line has the error; the lines before it mark the position.
         let why = error.to_string();
-        format!("{pattern:?} is not a regular expression: {}", why.lines().last().unwrap_or_default())
+        format!(
+            "{pattern:?} is not a regular expression: {}",
+            why.lines().last().unwrap_or_default()
+        )
     })
 }
 
@@ -361,21 +425,22 @@ pub(crate) fn whole_value(pattern: &str) -> Result<Regex, String> {
 pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> Vec<String> {
     let allowed = &grant.allowed;
     let mut lines = Vec::new();
-    let mut list = |key: &str, asked: &[String], granted: &[String], naming: &dyn Fn(&str) -> Naming| {
-        for entry in asked {
-            let named = naming(entry);
-            let covered = |granted: &String| match named {
-                Naming::Path => granted == entry,
-                Naming::Directory(segments) => {
-                    pattern::literal_segments(granted) >= segments && covers(granted, entry)
+    let mut list =
+        |key: &str, asked: &[String], granted: &[String], naming: &dyn Fn(&str) -> Naming| {
+            for entry in asked {
+                let named = naming(entry);
+                let covered = |granted: &String| match named {
+                    Naming::Path => granted == entry,
+                    Naming::Directory(segments) => {
+                        pattern::literal_segments(granted) >= segments && covers(granted, entry)
+                    }
+                    Naming::Glob => covers(granted, entry),
+                };
+                if !granted.iter().any(covered) {
+                    lines.push(format!("{key}: {entry}"));
                 }
-                Naming::Glob => covers(granted, entry),
-            };
-            if !granted.iter().any(covered) {
-                lines.push(format!("{key}: {entry}"));
             }
-        }
-    };
+        };
     let by_glob = |_: &str| Naming::Glob;
     // What no grant allows is refused when it is used.
     let host_file = |path: &str| ceiling::host_file(path).unwrap_or(Naming::Glob);
@@ -386,23 +451,50 @@ pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> V
     };
     let is_named = |names: &'static [&'static str]| {
         let names = PatternSet::new(names.iter().copied()).expect("the names above are globs");
-        move |text: &str| if names.matches(text) { Naming::Path } else { Naming::Glob }
+        move |text: &str| {
+            if names.matches(text) {
+                Naming::Path
+            } else {
+                Naming::Glob
+            }
+        }
     };
-    list("sysfsRead", &request.sysfs_read, &allowed.sysfs_read, &by_glob);
-    list("hostFiles", &request.host_files, &allowed.host_files, &host_file);
-    list("deviceNodes", &request.device_nodes, &allowed.device_nodes, &is_named(POWERFUL_NODES));
+    list(
+        "sysfsRead",
+        &request.sysfs_read,
+        &allowed.sysfs_read,
+        &by_glob,
+    );
+    list(
+        "hostFiles",
+        &request.host_files,
+        &allowed.host_files,
+        &host_file,
+    );
+    list(
+        "deviceNodes",
+        &request.device_nodes,
+        &allowed.device_nodes,
+        &is_named(POWERFUL_NODES),
+    );
     list("mounts", &request.mounts, &allowed.mounts, &mount);
     list("hooks", &request.hooks, &allowed.hooks, &|_| Naming::Path);
     list("env", &request.env, &allowed.env, &is_named(LOADING_ENV));
-    list("netDevices", &request.net_devices, &allowed.net_devices, &by_glob);
+    list(
+        "netDevices",
+        &request.net_devices,
+        &allowed.net_devices,
+        &by_glob,
+    );
     let pairs = [
         ("sysfsWrite", &request.sysfs_write, &allowed.sysfs_write),
         ("pciDriver", &request.pci_driver, &allowed.pci_driver),
     ];
     for (key, asked, granted) in pairs {
         for asked in asked {
-            let same =
-                |granted: &ValueGrant| granted.pattern == asked.pattern && covers(&granted.glob, &asked.glob);
+            let same = |granted: &ValueGrant| {
+                granted.pattern == asked.pattern && covers(&granted.glob, &asked.glob)
+            };
             if !granted.iter().any(same) {
                 lines.push(format!("{key}: {} with {}", asked.glob, asked.pattern));
             }
@@ -415,7 +507,11 @@ pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> V
 /// Returns the rules of a list that cover none of the paths, names and globs that a driver read.
 pub fn unused<'a>(rules: &'a [String], read: &BTreeSet<String>) -> Vec<&'a str> {
     let is_used = |rule: &&str| read.iter().any(|text| covers(rule, text));
-    rules.iter().map(String::as_str).filter(|rule| !is_used(rule)).collect()
+    rules
+        .iter()
+        .map(String::as_str)
+        .filter(|rule| !is_used(rule))
+        .collect()
 }
 
 #[cfg(test)]

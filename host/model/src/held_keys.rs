@@ -34,24 +34,36 @@ pub struct HeldKeys<O> {
 
 impl<O> Default for HeldKeys<O> {
     fn default() -> Self {
-        Self { exclusive: Index::new(), shared: Index::new() }
+        Self {
+            exclusive: Index::new(),
+            shared: Index::new(),
+        }
     }
 }
 
 impl<O: Ord + Clone> HeldKeys<O> {
     fn side(&mut self, hold: &Hold) -> &mut Index<O> {
-        if hold.shared { &mut self.shared } else { &mut self.exclusive }
+        if hold.shared {
+            &mut self.shared
+        } else {
+            &mut self.exclusive
+        }
     }
 
     pub fn add(&mut self, owner: &O, hold: &Hold) {
-        self.side(hold).entry(hold.key.clone()).or_default().insert(held(owner, hold));
+        self.side(hold)
+            .entry(hold.key.clone())
+            .or_default()
+            .insert(held(owner, hold));
     }
 
     /// Removes a hold as it was added.
     pub fn remove(&mut self, owner: &O, hold: &Hold) {
         let held = held(owner, hold);
         let side = self.side(hold);
-        let Some(holders) = side.get_mut(&hold.key) else { return };
+        let Some(holders) = side.get_mut(&hold.key) else {
+            return;
+        };
         holders.remove(&held);
         if holders.is_empty() {
             side.remove(&hold.key);
@@ -80,11 +92,18 @@ impl<O: Ord + Clone> HeldKeys<O> {
     }
 
     /// Visits what is in the way of a hold until `visit` returns false.
-    fn visit<'a>(&'a self, owner: Option<&O>, hold: &Hold, mut visit: impl FnMut(&'a O, &'a str) -> bool) {
+    fn visit<'a>(
+        &'a self,
+        owner: Option<&O>,
+        hold: &Hold,
+        mut visit: impl FnMut(&'a O, &'a str) -> bool,
+    ) {
         let shared = (!hold.shared).then_some(&self.shared);
         for index in [Some(&self.exclusive), shared].into_iter().flatten() {
             for (key, holders) in related(index, &hold.key) {
-                let mut others = holders.iter().filter(|held| owner != Some(&held.owner) && acts(hold, held));
+                let mut others = holders
+                    .iter()
+                    .filter(|held| owner != Some(&held.owner) && acts(hold, held));
                 if !others.all(|held| visit(&held.owner, key)) {
                     return;
                 }
@@ -94,7 +113,11 @@ impl<O: Ord + Clone> HeldKeys<O> {
 }
 
 fn held<O: Clone>(owner: &O, hold: &Hold) -> Held<O> {
-    Held { owner: owner.clone(), derived: hold.derived, driver: hold.driver.clone() }
+    Held {
+        owner: owner.clone(),
+        derived: hold.derived,
+        driver: hold.driver.clone(),
+    }
 }
 
 /// Whether two holds decide about each other.
@@ -104,18 +127,25 @@ fn acts<O>(hold: &Hold, other: &Held<O>) -> bool {
 }
 
 /// The holders of a key, and of the directories above and below it.
-fn related<'a, O>(index: &'a Index<O>, key: &str) -> impl Iterator<Item = (&'a str, &'a BTreeSet<Held<O>>)> {
+fn related<'a, O>(
+    index: &'a Index<O>,
+    key: &str,
+) -> impl Iterator<Item = (&'a str, &'a BTreeSet<Held<O>>)> {
     let own = index.get_key_value(key);
     let is_directory = key.starts_with(DEVICES) && !index.is_empty();
     let above = is_directory.then(|| {
         let ends = key.match_indices('/').map(|(end, _)| &key[..end]);
-        ends.skip_while(|above| above.len() < DEVICES.len()).filter_map(|above| index.get_key_value(above))
+        ends.skip_while(|above| above.len() < DEVICES.len())
+            .filter_map(|above| index.get_key_value(above))
     });
     let below = is_directory.then(|| {
         // `0` follows `/`.
         index.range(format!("{key}/")..format!("{key}0"))
     });
-    let all = own.into_iter().chain(above.into_iter().flatten()).chain(below.into_iter().flatten());
+    let all = own
+        .into_iter()
+        .chain(above.into_iter().flatten())
+        .chain(below.into_iter().flatten());
     all.map(|(key, holders)| (key.as_str(), holders))
 }
 
@@ -129,7 +159,13 @@ mod tests {
     const OTHER: &str = "/sys/devices/pci0000:3a/0000:3b:00.01";
 
     fn hold(key: &str, shared: bool, derived: bool, driver: &str) -> Hold {
-        Hold { key: key.to_owned(), shared, derived, driver: driver.parse().ok(), uses: Vec::new() }
+        Hold {
+            key: key.to_owned(),
+            shared,
+            derived,
+            driver: driver.parse().ok(),
+            uses: Vec::new(),
+        }
     }
 
     fn is_free(first: &Hold, second: &Hold) -> bool {
@@ -145,7 +181,11 @@ mod tests {
             (GPU, GPU, false),
             (GPU, CARD, false),
             (GPU, OTHER, true),
-            (CARD, "/sys/devices/pci0000:3a/0000:3b:00.0/drm/renderD128", true),
+            (
+                CARD,
+                "/sys/devices/pci0000:3a/0000:3b:00.0/drm/renderD128",
+                true,
+            ),
             ("/sys/devices/pci0000:3a", CARD, false),
             ("node:character:226:0", CARD, true),
             ("a.dev/pool/x", "a.dev/pool/x/y", true),
@@ -162,7 +202,10 @@ mod tests {
     fn shared_holds_exclude_exclusive_ones_alone() {
         let of = |key, shared| hold(key, shared, false, "a.dev");
         assert!(is_free(&of(GPU, true), &of(CARD, true)));
-        assert!(!is_free(&of(GPU, true), &of(CARD, false)) && !is_free(&of(GPU, false), &of(CARD, true)));
+        assert!(
+            !is_free(&of(GPU, true), &of(CARD, false))
+                && !is_free(&of(GPU, false), &of(CARD, true))
+        );
     }
 
     #[test]
@@ -175,7 +218,11 @@ mod tests {
             (of(true, "a.dev"), of(true, "b.dev"), false),
             (of(true, "a.dev"), of(false, "b.dev"), false),
         ] {
-            assert_eq!((is_free(&one, &other), is_free(&other, &one)), (free, free), "{one:?} {other:?}");
+            assert_eq!(
+                (is_free(&one, &other), is_free(&other, &one)),
+                (free, free),
+                "{one:?} {other:?}"
+            );
         }
     }
 
@@ -199,10 +246,14 @@ mod tests {
     fn exclude(one: &Hold, other: &Hold) -> bool {
         let is_below = |low: &Hold, high: &Hold| {
             low.key.starts_with(DEVICES)
-                && low.key.strip_prefix(&high.key).is_some_and(|rest| rest.starts_with('/'))
+                && low
+                    .key
+                    .strip_prefix(&high.key)
+                    .is_some_and(|rest| rest.starts_with('/'))
         };
         let meet = one.key == other.key || is_below(one, other) || is_below(other, one);
-        let own = (one.derived || other.derived) && one.driver.is_some() && one.driver == other.driver;
+        let own =
+            (one.derived || other.derived) && one.driver.is_some() && one.driver == other.driver;
         meet && !own && !(one.shared && other.shared)
     }
 

@@ -36,7 +36,12 @@ pub struct Consumer {
 impl Consumer {
     pub fn of_pod(pod: &ObjectRef) -> Self {
         let (name, uid) = (pod.name.clone(), pod.uid.clone());
-        Self { api_group: String::new(), resource: "pods".to_owned(), name, uid }
+        Self {
+            api_group: String::new(),
+            resource: "pods".to_owned(),
+            name,
+            uid,
+        }
     }
 
     pub fn is_pod(&self) -> bool {

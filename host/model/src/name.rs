@@ -22,7 +22,11 @@ impl NameError {
         if shown.len() < value.len() {
             shown.push('…');
         }
-        Self { kind, shown: format!("{shown:?}"), rule }
+        Self {
+            kind,
+            shown: format!("{shown:?}"),
+            rule,
+        }
     }
 }
 
@@ -166,7 +170,9 @@ fn is_qualified_part(value: &str) -> bool {
 /// ASCII letters, digits and some other characters, with a letter or a digit at each end.
 pub(super) fn is_identifier(value: &str, others: &[u8]) -> bool {
     let edge = |c: char| c.is_ascii_alphanumeric();
-    let is_plain = value.bytes().all(|b| b.is_ascii_alphanumeric() || others.contains(&b));
+    let is_plain = value
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || others.contains(&b));
     is_plain && value.starts_with(edge) && value.ends_with(edge)
 }
 
@@ -184,7 +190,9 @@ pub fn is_label_value(value: &str) -> bool {
 }
 
 fn is_extended_resource(value: &str) -> bool {
-    let Some((domain, name)) = value.split_once('/') else { return false };
+    let Some((domain, name)) = value.split_once('/') else {
+        return false;
+    };
     // The quota's name, `requests.` before it, must be a qualified name as well.
     let quota_fits = domain.len() + "requests.".len() <= 253;
     let native = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
@@ -196,14 +204,23 @@ fn is_extended_resource(value: &str) -> bool {
 }
 
 fn is_qualified_name(value: &str) -> bool {
-    let (domain, id) = value.split_once('/').map_or((None, value), |(domain, id)| (Some(domain), id));
-    domain.is_none_or(|domain| domain.len() <= 63 && is_dns_subdomain(domain)) && is_c_identifier(id)
+    let (domain, id) = value
+        .split_once('/')
+        .map_or((None, value), |(domain, id)| (Some(domain), id));
+    domain.is_none_or(|domain| domain.len() <= 63 && is_dns_subdomain(domain))
+        && is_c_identifier(id)
 }
 
 fn is_c_identifier(value: &str) -> bool {
     let bytes = value.as_bytes();
-    let first = bytes.first().is_some_and(|b| b.is_ascii_alphabetic() || *b == b'_');
-    first && bytes.len() <= 32 && bytes.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'_')
+    let first = bytes
+        .first()
+        .is_some_and(|b| b.is_ascii_alphabetic() || *b == b'_');
+    first
+        && bytes.len() <= 32
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || *b == b'_')
 }
 
 /// A Kubernetes object: namespace, name and UID.
@@ -217,7 +234,11 @@ pub struct ObjectRef {
 impl ObjectRef {
     /// Parses the three parts; the error names the invalid one.
     pub fn new(namespace: &str, name: &str, uid: &str) -> Result<Self, NameError> {
-        Ok(Self { namespace: ObjectName::new(namespace)?, name: ObjectName::new(name)?, uid: Uid::new(uid)? })
+        Ok(Self {
+            namespace: ObjectName::new(namespace)?,
+            name: ObjectName::new(name)?,
+            uid: Uid::new(uid)?,
+        })
     }
 }
 
@@ -237,7 +258,16 @@ mod tests {
             assert!(DriverName::new(good).is_ok(), "{good}");
         }
         let long = "a".repeat(64);
-        for bad in ["", "GPU.example.com", "a..b", "a/b", "a\nb", "-a", "a-", long.as_str()] {
+        for bad in [
+            "",
+            "GPU.example.com",
+            "a..b",
+            "a/b",
+            "a\nb",
+            "-a",
+            "a-",
+            long.as_str(),
+        ] {
             assert!(DriverName::new(bad).is_err(), "{bad:?}");
         }
     }
@@ -247,7 +277,13 @@ mod tests {
         for good in ["a".repeat(253), format!("{}.b", "a".repeat(64))] {
             assert!(ObjectName::new(&good).is_ok(), "{good}");
         }
-        for bad in ["a".repeat(254), "a..b".to_owned(), String::new(), "a.-b".to_owned(), "A".to_owned()] {
+        for bad in [
+            "a".repeat(254),
+            "a..b".to_owned(),
+            String::new(),
+            "a.-b".to_owned(),
+            "A".to_owned(),
+        ] {
             assert!(ObjectName::new(&bad).is_err(), "{bad}");
         }
         assert!(DeviceName::new("a".repeat(64)).is_err());

@@ -33,7 +33,9 @@ impl PoolNames {
 
     /// Returns the driver's name of a published pool. A pool of another node keeps its name, which no driver here has.
     pub fn local<'a>(&self, pool: &'a str) -> &'a str {
-        pool.strip_prefix(self.node.as_str()).and_then(|rest| rest.strip_prefix('/')).unwrap_or(pool)
+        pool.strip_prefix(self.node.as_str())
+            .and_then(|rest| rest.strip_prefix('/'))
+            .unwrap_or(pool)
     }
 }
 
@@ -43,7 +45,9 @@ mod tests {
 
     #[test]
     fn names_of_pools_are_different_on_each_node_and_can_be_reversed() {
-        let names = PoolNames { node: ObjectName::new("node-1").unwrap() };
+        let names = PoolNames {
+            node: ObjectName::new("node-1").unwrap(),
+        };
         for (own, published) in [
             ("leds", "node-1/leds"),
             ("node-1", "node-1"),
@@ -53,7 +57,10 @@ mod tests {
             let own = PoolName::new(own).unwrap();
             assert_eq!(names.published(&own).unwrap().as_str(), published);
             assert_eq!(names.local(published), own.as_str());
-            assert!(names.is_of_node(&PoolName::new(published).unwrap()), "{published}");
+            assert!(
+                names.is_of_node(&PoolName::new(published).unwrap()),
+                "{published}"
+            );
         }
         for other in ["leds", "node-10", "node-10/leds", "node-2/node-1"] {
             assert!(!names.is_of_node(&PoolName::new(other).unwrap()), "{other}");
@@ -61,7 +68,9 @@ mod tests {
         assert_eq!(names.local("node-2/leds"), "node-2/leds");
         assert_eq!(names.local("node-10"), "node-10");
         let long = PoolName::new(["a".repeat(60).as_str(); 4].join(".")).unwrap();
-        let names = PoolNames { node: ObjectName::new("n".repeat(60)).unwrap() };
+        let names = PoolNames {
+            node: ObjectName::new("n".repeat(60)).unwrap(),
+        };
         assert!(names.published(&long).is_err());
         assert_eq!(names.shown(&long), long);
     }

@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use strum::{Display, EnumIter, IntoEnumIterator, IntoStaticStr};
 
 /// Kind of a problem, with the names of the driver contract and the node API.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Display, IntoStaticStr)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Display, IntoStaticStr,
+)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum ProblemKind {
@@ -327,7 +329,13 @@ pub struct Problem {
 
 impl Problem {
     pub fn new(kind: ProblemKind, code: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { kind, code: code.into(), message: message.into(), retry_after_ms: None, details: Vec::new() }
+        Self {
+            kind,
+            code: code.into(),
+            message: message.into(),
+            retry_after_ms: None,
+            details: Vec::new(),
+        }
     }
 
     pub fn invalid(code: impl Into<String>, message: impl Into<String>) -> Self {

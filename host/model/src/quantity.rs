@@ -15,7 +15,9 @@ pub fn nanos(text: &str) -> Option<i128> {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
-    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
@@ -28,7 +30,10 @@ pub fn nanos(text: &str) -> Option<i128> {
     };
     let (twos, tens) = exponents(suffix)?;
     let amount = digits.checked_mul(1i128 << twos)?;
-    let amount = scaled(amount, tens + NANO_DIGITS - i64::try_from(fraction.len()).ok()?)?;
+    let amount = scaled(
+        amount,
+        tens + NANO_DIGITS - i64::try_from(fraction.len()).ok()?,
+    )?;
     Some(if negative { -amount } else { amount })
 }
 
@@ -127,7 +132,9 @@ mod tests {
     #[test]
     fn a_text_that_is_no_quantity_is_left_unchanged() {
         let long = "9".repeat(64);
-        for text in ["", ".", "Gi", "1.2.3", "1e", "1e999", "1Zi", "1 k", "-", "x", "é", "+-1", &long] {
+        for text in [
+            "", ".", "Gi", "1.2.3", "1e", "1e999", "1Zi", "1 k", "-", "x", "é", "+-1", &long,
+        ] {
             assert_eq!(normalized(text), text);
         }
     }

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
 use super::{
-    Allocation, Consumer, DriverClaim, DriverClaimRecord, DriverName, ExtendedResource, KubeletHold,
-    ObjectName, ObjectRef, PodContainer, PreparedClaim, Problem, PutBack, ResourceDevices, Uid, limit,
-    plugin_driver,
+    Allocation, Consumer, DriverClaim, DriverClaimRecord, DriverName, ExtendedResource,
+    KubeletHold, ObjectName, ObjectRef, PodContainer, PreparedClaim, Problem, PutBack,
+    ResourceDevices, Uid, limit, plugin_driver,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
@@ -91,7 +91,13 @@ impl ClaimRecord {
         DriverClaim {
             id: self.id.clone(),
             devices: self.allocation.of_driver(driver).cloned().collect(),
-            configs: self.allocation.configs.iter().filter(|c| c.driver == *driver).cloned().collect(),
+            configs: self
+                .allocation
+                .configs
+                .iter()
+                .filter(|c| c.driver == *driver)
+                .cloned()
+                .collect(),
             annotations: self.annotations.clone(),
             reserved_for: Vec::new(),
             progress: Vec::new(),
@@ -100,7 +106,9 @@ impl ClaimRecord {
 
     /// Whether the claim has devices of a device plugin without an adapter.
     pub fn is_of_plugin(&self) -> bool {
-        self.resource.as_ref().is_some_and(|of| self.allocation.has_driver(&plugin_driver(&of.resource)))
+        self.resource
+            .as_ref()
+            .is_some_and(|of| self.allocation.has_driver(&plugin_driver(&of.resource)))
     }
 
     /// The resource and the pod for which the host made the claim.
@@ -111,7 +119,10 @@ impl ClaimRecord {
     /// Returns the parts without users that their drivers have not unprepared.
     pub fn leaving(&self) -> impl Iterator<Item = (&DriverName, &DriverPart)> {
         let all = self.state == ClaimState::Unpreparing;
-        let leaving = self.drivers.iter().filter(move |(_, part)| all || part.leaving);
+        let leaving = self
+            .drivers
+            .iter()
+            .filter(move |(_, part)| all || part.leaving);
         leaving.map(|(driver, part)| (driver, &**part))
     }
 
@@ -127,7 +138,10 @@ impl ClaimRecord {
 
     /// Returns the drivers of the parts that a kubelet uses.
     pub fn kubelet_drivers(&self) -> impl Iterator<Item = &DriverName> {
-        self.drivers.iter().filter(|(_, part)| part.kubelet).map(|(driver, _)| driver)
+        self.drivers
+            .iter()
+            .filter(|(_, part)| part.kubelet)
+            .map(|(driver, _)| driver)
     }
 
     pub fn is_held_by_kubelet(&self) -> bool {
@@ -141,25 +155,49 @@ impl ClaimRecord {
 
     /// Returns a driver's devices of the claim, as `pool/device`.
     pub fn device_names(&self, driver: &DriverName) -> impl Iterator<Item = String> {
-        self.allocation.of_driver(driver).map(|device| format!("{}/{}", device.pool, device.device))
+        self.allocation
+            .of_driver(driver)
+            .map(|device| format!("{}/{}", device.pool, device.device))
     }
 
     /// Returns the consumers that the host knows: those of the kubelet's last request, and pods of other callers.
     pub fn consumers(&self) -> Vec<Consumer> {
-        let of_kubelet = self.kubelet.iter().flat_map(|hold| hold.consumers.iter().cloned());
+        let of_kubelet = self
+            .kubelet
+            .iter()
+            .flat_map(|hold| hold.consumers.iter().cloned());
         let pods = self.pods.values().map(Consumer::of_pod);
-        of_kubelet.chain(pods).collect::<BTreeSet<_>>().into_iter().collect()
+        of_kubelet
+            .chain(pods)
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
     }
 
     /// Returns the claim as an unprepare and the prepared claims of a driver contain it, without its progress.
     pub fn driver_record(&self, driver: &DriverName) -> Option<DriverClaimRecord> {
         let part = self.drivers.get(driver)?;
         Some(DriverClaimRecord {
-            claim: DriverClaim { reserved_for: self.consumers(), ..self.driver_claim(driver) },
+            claim: DriverClaim {
+                reserved_for: self.consumers(),
+                ..self.driver_claim(driver)
+            },
             prepared: part.prepared.is_some(),
-            memo: part.prepared.as_ref().map(|p| p.memo.clone()).unwrap_or_default(),
-            driver_version: part.by.as_ref().map(|by| by.version.clone()).unwrap_or_default(),
-            boot_id: if part.stale { part.prepared_in.clone() } else { self.boot_id.clone() },
+            memo: part
+                .prepared
+                .as_ref()
+                .map(|p| p.memo.clone())
+                .unwrap_or_default(),
+            driver_version: part
+                .by
+                .as_ref()
+                .map(|by| by.version.clone())
+                .unwrap_or_default(),
+            boot_id: if part.stale {
+                part.prepared_in.clone()
+            } else {
+                self.boot_id.clone()
+            },
         })
     }
 
@@ -174,8 +212,15 @@ impl ClaimRecord {
     /// Appends an entry about a driver, its cause, that may be repeated often: an entry equal to the last one about this driver increments
     /// its count, so that repetitions do not displace the rest of the history.
     pub fn note_repeated(&mut self, transition: Transition) {
-        let mut of_driver = self.timeline.iter_mut().rev().filter(|entry| entry.cause == transition.cause);
-        match of_driver.next().filter(|last| last.says_the_same(&transition)) {
+        let mut of_driver = self
+            .timeline
+            .iter_mut()
+            .rev()
+            .filter(|entry| entry.cause == transition.cause);
+        match of_driver
+            .next()
+            .filter(|last| last.says_the_same(&transition))
+        {
             Some(last) => last.repeat(transition),
             None => self.note(transition),
         }
@@ -220,7 +265,11 @@ pub struct Use {
 impl Hold {
     /// Returns the driver of the device, if it is known.
     pub fn is_of(&self, driver: &DriverName) -> bool {
-        let named = || self.key.strip_prefix(driver.as_str()).is_some_and(|rest| rest.starts_with('/'));
+        let named = || {
+            self.key
+                .strip_prefix(driver.as_str())
+                .is_some_and(|rest| rest.starts_with('/'))
+        };
         self.driver.as_ref().map_or_else(named, |of| of == driver)
     }
 }
@@ -255,7 +304,9 @@ pub struct DriverPart {
 impl DriverPart {
     /// Returns the driver's result of this boot, unless an unprepare was requested.
     pub fn current(&self) -> Option<&PreparedClaim> {
-        self.prepared.as_deref().filter(|_| !self.stale && !self.leaving)
+        self.prepared
+            .as_deref()
+            .filter(|_| !self.stale && !self.leaving)
     }
 }
 
@@ -273,7 +324,9 @@ pub struct PreparedBy {
 }
 
 /// Kind of a driver.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum DriverKind {
@@ -331,7 +384,10 @@ impl Transition {
 
     fn repeat(&mut self, last: Self) {
         let count = self.again.map_or(1, |again| again.count).saturating_add(1);
-        self.again = Some(Again { count, last_at_ms: last.at_ms });
+        self.again = Some(Again {
+            count,
+            last_at_ms: last.at_ms,
+        });
         (self.duration_us, self.problem) = (last.duration_us, last.problem);
     }
 }

@@ -112,17 +112,26 @@ pub struct PooledClaim {
 
 impl PooledClaim {
     /// Names the claim for a resource of a container: always the same name and UID.
-    pub fn named(pod: &ObjectRef, container: &str, resource: &ExtendedResource, driver: &DriverName) -> Self {
+    pub fn named(
+        pod: &ObjectRef,
+        container: &str,
+        resource: &ExtendedResource,
+        driver: &DriverName,
+    ) -> Self {
         let of = format!("{}/{container}/{resource}", pod.uid);
         let digits = hex::encode(Sha256::digest(&of));
         let name = format!("{}-{}", label(pod.name.as_str()), &digits[..HASH_DIGITS]);
         let uid = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string();
         let id = ObjectRef {
             namespace: pod.namespace.clone(),
-            name: ObjectName::new(&name).expect("the beginning of a pod's name and digits are a DNS label"),
+            name: ObjectName::new(&name)
+                .expect("the beginning of a pod's name and digits are a DNS label"),
             uid: Uid::new(&uid).expect("a UUID is a UID"),
         };
-        Self { driver: driver.clone(), id }
+        Self {
+            driver: driver.clone(),
+            id,
+        }
     }
 }
 
@@ -133,7 +142,11 @@ pub fn pod_claim_name(resource: &ExtendedResource, claim: &ObjectName) -> String
 
 /// The beginning of a pod's name as the beginning of a DNS label.
 fn label(name: &str) -> String {
-    let cut: String = name.chars().take(POD_NAME_BYTES_MAX).map(|c| if c == '.' { '-' } else { c }).collect();
+    let cut: String = name
+        .chars()
+        .take(POD_NAME_BYTES_MAX)
+        .map(|c| if c == '.' { '-' } else { c })
+        .collect();
     cut.trim_end_matches('-').to_owned()
 }
 
@@ -149,14 +162,25 @@ mod tests {
 
     #[test]
     fn a_claim_has_a_dns_label_as_its_name_whatever_the_pod_is_called() {
-        let (resource, driver) = ("example.com/gpu".parse().unwrap(), "gpu.example.com".parse().unwrap());
+        let (resource, driver) = (
+            "example.com/gpu".parse().unwrap(),
+            "gpu.example.com".parse().unwrap(),
+        );
         let long = format!("{}.{}", "x".repeat(39), "y".repeat(60));
         let (dashes, dots) = (format!("{}--b", "a".repeat(39)), "a.b.c".repeat(20));
         for pod in ["a", "0", &long, &dashes, &dots, &"z".repeat(63)] {
             let pod = ObjectRef::new("default", pod, "uid").unwrap();
             let claim = PooledClaim::named(&pod, "main", &resource, &driver).id;
-            assert!(claim.name.as_str().len() <= 63 && !claim.name.as_str().contains('.'), "{claim}");
-            assert_ne!(claim.name, PooledClaim::named(&pod, "other", &resource, &driver).id.name);
+            assert!(
+                claim.name.as_str().len() <= 63 && !claim.name.as_str().contains('.'),
+                "{claim}"
+            );
+            assert_ne!(
+                claim.name,
+                PooledClaim::named(&pod, "other", &resource, &driver)
+                    .id
+                    .name
+            );
         }
     }
 }

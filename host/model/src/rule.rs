@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 use regex::Regex;
 use unicode_general_category::{GeneralCategory, get_general_category};
 
-use crate::limit::{ENV_NAME_BYTES_MAX, PATH_BYTES_MAX, PROBLEM_CODE_BYTES_MAX, QUANTITY_BYTES_MAX};
+use crate::limit::{
+    ENV_NAME_BYTES_MAX, PATH_BYTES_MAX, PROBLEM_CODE_BYTES_MAX, QUANTITY_BYTES_MAX,
+};
 
 static QUANTITY: LazyLock<Regex> = LazyLock::new(|| {
     let quantity = r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i)?$";
@@ -47,8 +49,13 @@ pub fn is_quantity(text: &str) -> bool {
 
 /// Name of an environment variable: a letter or `_`, then letters, digits, `_`, `-` and `.`.
 pub fn is_env_name(text: &str) -> bool {
-    let first = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
-    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
+    let first = text
+        .bytes()
+        .next()
+        .is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    let plain = text
+        .bytes()
+        .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
     first && plain && text.len() <= ENV_NAME_BYTES_MAX
 }
 
@@ -61,19 +68,26 @@ pub fn is_plain_path(text: &str) -> bool {
 
 /// A name that the kernel takes for a network interface (`dev_valid_name`).
 pub fn is_interface_name(text: &str) -> bool {
-    let plain = text.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':'));
+    let plain = text
+        .bytes()
+        .all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':'));
     !text.is_empty() && text.len() <= 15 && plain && !matches!(text, "." | "..")
 }
 
 /// Permissions of a device node: a subset of `rwm`, not empty.
 pub fn is_node_permissions(text: &str) -> bool {
     let mut left = "rwm".to_owned();
-    !text.is_empty() && text.chars().all(|c| left.find(c).map(|at| left.remove(at)).is_some())
+    !text.is_empty()
+        && text
+            .chars()
+            .all(|c| left.find(c).map(|at| left.remove(at)).is_some())
 }
 
 /// A problem's code: lower-case letters, digits and dashes.
 pub fn is_problem_code(text: &str) -> bool {
-    let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    let plain = text
+        .bytes()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     !text.is_empty() && text.len() <= PROBLEM_CODE_BYTES_MAX && plain
 }
 
@@ -88,8 +102,12 @@ mod tests {
 
     /// Checks a rule against texts that it accepts and texts that it refuses.
     fn check(rule: fn(&str) -> bool, accepted: &[&str], refused: &[&str]) {
-        accepted.iter().for_each(|text| assert!(rule(text), "{text:?} is refused"));
-        refused.iter().for_each(|text| assert!(!rule(text), "{text:?} is accepted"));
+        accepted
+            .iter()
+            .for_each(|text| assert!(rule(text), "{text:?} is refused"));
+        refused
+            .iter()
+            .for_each(|text| assert!(!rule(text), "{text:?} is accepted"));
     }
 
     #[test]
@@ -147,7 +165,9 @@ mod tests {
         let is_escaped = |c: char| c.escape_debug().to_string().starts_with("\\u{");
         let is_extender = |c: char| format!("a{c}").escape_debug().count() == 2;
         let missed: Vec<_> = ('\0'..=char::MAX)
-            .filter(|c| is_escaped(*c) && !is_extender(*c) && !c.is_whitespace() && !is_unprintable(*c))
+            .filter(|c| {
+                is_escaped(*c) && !is_extender(*c) && !c.is_whitespace() && !is_unprintable(*c)
+            })
             .collect();
         assert!(missed.is_empty(), "{missed:?}");
     }
@@ -156,17 +176,58 @@ mod tests {
     fn each_rule_accepts_and_refuses() {
         check(
             is_quantity,
-            &["0", "4", "80Gi", "500m", "1.5", ".5", "1e3", "1E-3", "+1", "1k", "3n"],
-            &["", "Gi", "-1", "1 Gi", "1GiB", "1.2.3", "1e", "1K", ".", "1e+", "0x1", "１", &"1".repeat(65)],
+            &[
+                "0", "4", "80Gi", "500m", "1.5", ".5", "1e3", "1E-3", "+1", "1k", "3n",
+            ],
+            &[
+                "",
+                "Gi",
+                "-1",
+                "1 Gi",
+                "1GiB",
+                "1.2.3",
+                "1e",
+                "1K",
+                ".",
+                "1e+",
+                "0x1",
+                "１",
+                &"1".repeat(65),
+            ],
         );
-        check(is_env_name, &["A", "_a-b.c1"], &["", "1A", "A=B", "A B", &"A".repeat(257)]);
+        check(
+            is_env_name,
+            &["A", "_a-b.c1"],
+            &["", "1A", "A=B", "A B", &"A".repeat(257)],
+        );
         check(
             is_plain_path,
             &["/", "/dev/fuse"],
-            &["", "dev", "/dev/", "/dev//a", "/dev/../etc", "/./a", "/a\nb", "/a\u{200b}b"],
+            &[
+                "",
+                "dev",
+                "/dev/",
+                "/dev//a",
+                "/dev/../etc",
+                "/./a",
+                "/a\nb",
+                "/a\u{200b}b",
+            ],
         );
-        check(is_interface_name, &["eth0", "a.b"], &["", ".", "..", "a/b", "a:b", "a b", &"e".repeat(16)]);
-        check(is_node_permissions, &["r", "rwm", "mr"], &["", "x", "rr", "rwmr"]);
-        check(is_problem_code, &["no-such-profile", "a1"], &["", "No", "a b", "a_b", &"a".repeat(64)]);
+        check(
+            is_interface_name,
+            &["eth0", "a.b"],
+            &["", ".", "..", "a/b", "a:b", "a b", &"e".repeat(16)],
+        );
+        check(
+            is_node_permissions,
+            &["r", "rwm", "mr"],
+            &["", "x", "rr", "rwmr"],
+        );
+        check(
+            is_problem_code,
+            &["no-such-profile", "a1"],
+            &["", "No", "a b", "a_b", &"a".repeat(64)],
+        );
     }
 }

@@ -11,14 +11,22 @@ pub enum SideFileError {
     #[error("the file has {0} bytes, at most {max} are allowed", max = limit::SIDE_FILE_BYTES_MAX)]
     TooLarge(u64),
     #[error("line {line}, column {column}: {message}")]
-    At { line: u64, column: u64, message: String },
+    At {
+        line: u64,
+        column: u64,
+        message: String,
+    },
     #[error("{0}")]
     Whole(String),
 }
 
 impl SideFileError {
     pub(crate) fn at<T>(entry: &Spanned<T>, message: String) -> Self {
-        Self::At { line: entry.referenced.line(), column: entry.referenced.column(), message }
+        Self::At {
+            line: entry.referenced.line(),
+            column: entry.referenced.column(),
+            message,
+        }
     }
 }
 
@@ -33,8 +41,16 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, SideFile
         let message = plain.to_string();
         match plain.location() {
             Some(at) => {
-                let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
-                SideFileError::At { line: at.line(), column: at.column(), message }
+                let message = message
+                    .split(" at line ")
+                    .next()
+                    .unwrap_or(&message)
+                    .to_owned();
+                SideFileError::At {
+                    line: at.line(),
+                    column: at.column(),
+                    message,
+                }
             }
             None => SideFileError::Whole(message),
         }
@@ -42,9 +58,16 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, SideFile
 }
 
 /// Checks `apiVersion` or `kind`.
-pub(crate) fn expect(entry: &Spanned<String>, key: &str, wanted: &str) -> Result<(), SideFileError> {
+pub(crate) fn expect(
+    entry: &Spanned<String>,
+    key: &str,
+    wanted: &str,
+) -> Result<(), SideFileError> {
     if entry.value == wanted {
         return Ok(());
     }
-    Err(SideFileError::at(entry, format!("{key} is {:?}, and {wanted:?} is wanted", entry.value)))
+    Err(SideFileError::at(
+        entry,
+        format!("{key} is {:?}, and {wanted:?} is wanted", entry.value),
+    ))
 }

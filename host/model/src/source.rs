@@ -9,7 +9,9 @@ use super::{Caller, DriverName, ExtendedResource, Uid};
 use sha2::{Digest, Sha256};
 
 /// Kind of a source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum SourceKind {
@@ -36,19 +38,31 @@ pub struct NameSource {
 
 impl NameSource {
     pub fn file(stem: &str) -> Self {
-        Self { kind: SourceKind::File, name: stem.to_owned() }
+        Self {
+            kind: SourceKind::File,
+            name: stem.to_owned(),
+        }
     }
 
     pub fn image(name: &str) -> Self {
-        Self { kind: SourceKind::Image, name: name.to_owned() }
+        Self {
+            kind: SourceKind::Image,
+            name: name.to_owned(),
+        }
     }
 
     pub fn plugin(uid: u32) -> Self {
-        Self { kind: SourceKind::Plugin, name: uid.to_string() }
+        Self {
+            kind: SourceKind::Plugin,
+            name: uid.to_string(),
+        }
     }
 
     pub fn adapter(resource: &ExtendedResource) -> Self {
-        Self { kind: SourceKind::Adapter, name: resource.to_string() }
+        Self {
+            kind: SourceKind::Adapter,
+            name: resource.to_string(),
+        }
     }
 
     /// Whether it is a WebAssembly driver.
@@ -105,7 +119,13 @@ pub struct NameRecord {
 impl NameRecord {
     /// Returns the record of a name.
     pub fn new(name: Named, source: NameSource, since_ms: u64, by: Option<Caller>) -> Self {
-        Self { uid: Self::key(&name), name, source, since_ms, by }
+        Self {
+            uid: Self::key(&name),
+            name,
+            source,
+            since_ms,
+            by,
+        }
     }
 
     /// Returns the key of a name. A driver's name is a UID as it is, and contains no `_`.
@@ -114,7 +134,11 @@ impl NameRecord {
             Named::Driver(driver) => driver.to_string(),
             Named::Resource(resource) => {
                 let hash = Sha256::digest(resource.as_str().as_bytes());
-                let hex: String = hash.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
+                let hex: String = hash
+                    .iter()
+                    .take(20)
+                    .map(|byte| format!("{byte:02x}"))
+                    .collect();
                 format!("resource_{hex}")
             }
         };
@@ -132,8 +156,12 @@ mod tests {
 
     #[test]
     fn keys_of_drivers_and_resources_differ() {
-        let resource = |name: &str| NameRecord::key(&Named::Resource(ExtendedResource::new(name).unwrap()));
-        assert_eq!(NameRecord::key(&driver("gpu.example.com")).as_str(), "gpu.example.com");
+        let resource =
+            |name: &str| NameRecord::key(&Named::Resource(ExtendedResource::new(name).unwrap()));
+        assert_eq!(
+            NameRecord::key(&driver("gpu.example.com")).as_str(),
+            "gpu.example.com"
+        );
         let gpu = resource("example.com/gpu");
         assert!(gpu.as_str().starts_with("resource_"), "{gpu}");
         assert_ne!(gpu, resource("example.com/gpv"));
@@ -143,13 +171,28 @@ mod tests {
 
     #[test]
     fn a_record_reads_as_it_was_written() {
-        let by = Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) };
-        let record = NameRecord::new(driver("gpu.example.com"), NameSource::file("gpu"), 5, Some(by));
+        let by = Caller {
+            uid: Some(0),
+            user: Some("root".to_owned()),
+            pid: Some(7),
+        };
+        let record = NameRecord::new(
+            driver("gpu.example.com"),
+            NameSource::file("gpu"),
+            5,
+            Some(by),
+        );
         let text = serde_json::to_string(&record).unwrap();
-        assert!(text.contains(r#""source":{"kind":"file","name":"gpu"}"#), "{text}");
+        assert!(
+            text.contains(r#""source":{"kind":"file","name":"gpu"}"#),
+            "{text}"
+        );
         assert_eq!(serde_json::from_str::<NameRecord>(&text).unwrap(), record);
         assert!(serde_json::from_str::<NameRecord>(&text.replace("file", "socket")).is_err());
         let no_name = text.replacen(r#""name":"gpu.example.com""#, r#""name":"GPU""#, 1);
-        assert!(serde_json::from_str::<NameRecord>(&no_name).is_err(), "what is no name is no record");
+        assert!(
+            serde_json::from_str::<NameRecord>(&no_name).is_err(),
+            "what is no name is no record"
+        );
     }
 }

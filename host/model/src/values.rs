@@ -40,8 +40,9 @@ impl ClaimValues {
     /// Returns the values with the newest first: the order in which the host restores them.
     pub fn newest_first(&self) -> Vec<(&DriverName, &KeptValue)> {
         let drivers = self.drivers.iter();
-        let mut values: Vec<_> =
-            drivers.flat_map(|(driver, kept)| kept.iter().map(move |kept| (driver, kept))).collect();
+        let mut values: Vec<_> = drivers
+            .flat_map(|(driver, kept)| kept.iter().map(move |kept| (driver, kept)))
+            .collect();
         // The sort is stable: values of equal order keep their order of writing, which is then reversed.
         values.sort_by_key(|(_, kept)| kept.order);
         values.reverse();
@@ -85,8 +86,12 @@ impl KeptValue {
 
     /// Returns whether a value may be the driver's, or a restored one.
     pub fn may_have_left(&self, value: &str) -> bool {
-        let left = self.after.as_deref() == Some(value) || self.also_left.iter().any(|left| left == value);
-        left || self.pending.as_deref().is_some_and(|pending| pending.trim_end() == value)
+        let left =
+            self.after.as_deref() == Some(value) || self.also_left.iter().any(|left| left == value);
+        left || self
+            .pending
+            .as_deref()
+            .is_some_and(|pending| pending.trim_end() == value)
     }
 
     /// Returns the value that the driver left, if known.
@@ -96,7 +101,9 @@ impl KeptValue {
 
     /// Returns its approximate size in bytes.
     pub fn bytes(&self) -> usize {
-        let texts = [&self.before, &self.after, &self.pending].into_iter().flatten();
+        let texts = [&self.before, &self.after, &self.pending]
+            .into_iter()
+            .flatten();
         self.path.len() + texts.chain(&self.also_left).map(String::len).sum::<usize>()
     }
 }

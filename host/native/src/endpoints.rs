@@ -123,7 +123,14 @@ struct Registration {
 impl<S: PluginSink> Endpoints<S> {
     pub fn new(sink: S, steps: PluginTimes, recordings: Recordings, tasks: Tasks) -> Self {
         let at_once = Semaphore::new(REGISTRATIONS_AT_ONCE);
-        Self(Arc::new(Shared { sink, tasks, steps, recordings, at_once, slots: Mutex::default() }))
+        Self(Arc::new(Shared {
+            sink,
+            tasks,
+            steps,
+            recordings,
+            at_once,
+            slots: Mutex::default(),
+        }))
     }
 
     /// Reports a plugin's call to register, before it is checked.
@@ -133,9 +140,20 @@ impl<S: PluginSink> Endpoints<S> {
 
     /// Connects to a plugin, calls it for its options, and replaces the previous plugin. Returns when the sink has the report of its
     /// arrival, which is before its first list. If a step fails the previous plugin stays.
-    pub async fn register(&self, resource: &ExtendedResource, location: Location) -> Result<(), Problem> {
+    pub async fn register(
+        &self,
+        resource: &ExtendedResource,
+        location: Location,
+    ) -> Result<(), Problem> {
         let (done, outcome) = oneshot::channel();
-        self.begin(&mut self.0.slots(), resource, Registration { location, done: Some(done) })?;
+        self.begin(
+            &mut self.0.slots(),
+            resource,
+            Registration {
+                location,
+                done: Some(done),
+            },
+        )?;
         tokio::select! {
             biased;
             () = self.0.tasks.stopped() => Err(stopping()),
@@ -153,12 +171,25 @@ impl<S: PluginSink> Endpoints<S> {
         endpoint: PathBuf,
     ) -> Result<(), Problem> {
         let mut slots = self.0.slots();
-        if slots.get(resource).is_some_and(|slot| slot.accepted.get(socket) == Some(&endpoint)) {
+        if slots
+            .get(resource)
+            .is_some_and(|slot| slot.accepted.get(socket) == Some(&endpoint))
+        {
             return Ok(());
         }
         withdraw(&mut slots, socket);
-        let location = Location::At { endpoint: endpoint.clone(), registration: socket.to_owned() };
-        let slot = self.begin(&mut slots, resource, Registration { location, done: None })?;
+        let location = Location::At {
+            endpoint: endpoint.clone(),
+            registration: socket.to_owned(),
+        };
+        let slot = self.begin(
+            &mut slots,
+            resource,
+            Registration {
+                location,
+                done: None,
+            },
+        )?;
         slot.accepted.insert(socket.to_owned(), endpoint);
         Ok(())
     }
@@ -187,7 +218,9 @@ impl<S: PluginSink> Endpoints<S> {
             let slot = Slot::default();
             let controller = ResourceController::new(self.0.clone(), resource.clone());
             // Safe to drop: plugins register with the next daemon.
-            self.0.tasks.spawn_until_stopped("device-plugin", controller.run(slot.changed.clone()));
+            self.0
+                .tasks
+                .spawn_until_stopped("device-plugin", controller.run(slot.changed.clone()));
             slot
         });
         slot.next = Some(registration);

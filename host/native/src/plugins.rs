@@ -60,7 +60,9 @@ pub struct Plugins<S: PluginSink> {
 impl<S: PluginSink> Plugins<S> {
     /// Executes the requests of the watcher and of operators. Safe to drop: the sockets exist at the next start.
     pub async fn run(self, mut events: mpsc::Receiver<SocketEvent>) {
-        let Some(mut reloads) = self.registry.take_reloads(DriverKind::Grpc) else { return };
+        let Some(mut reloads) = self.registry.take_reloads(DriverKind::Grpc) else {
+            return;
+        };
         let mut workers: HashMap<PathBuf, mpsc::Sender<Order>> = HashMap::new();
         loop {
             tokio::select! {
@@ -90,7 +92,10 @@ impl<S: PluginSink> Plugins<S> {
     fn worker(&self, socket: PathBuf) -> mpsc::Sender<Order> {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
         // Safe to drop: the plugin detects the daemon's end, and a registration in progress starts again with the next daemon.
-        self.tasks.spawn_until_stopped("plugin-socket", Worker::new(self.clone(), socket).run(inbox));
+        self.tasks.spawn_until_stopped(
+            "plugin-socket",
+            Worker::new(self.clone(), socket).run(inbox),
+        );
         orders
     }
 }

@@ -30,9 +30,15 @@ const DIRECTORY_MODE: u32 = 0o700;
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error("create the directory of device plugins {}", directory.display())]
-    Directory { directory: PathBuf, source: io::Error },
+    Directory {
+        directory: PathBuf,
+        source: io::Error,
+    },
     #[error("remove the old sockets in {}", directory.display())]
-    Sweep { directory: PathBuf, source: io::Error },
+    Sweep {
+        directory: PathBuf,
+        source: io::Error,
+    },
     #[error(transparent)]
     Bind(#[from] BindError),
 }
@@ -40,12 +46,17 @@ pub enum ListenError {
 /// Creates the socket, and the directory if necessary. Removes every socket in the directory first, as a kubelet does: plugins that
 /// lost their socket and see the new one create theirs again and register.
 pub async fn listen(directory: &Path) -> Result<UnixListener, ListenError> {
-    directories::make(directory, DIRECTORY_MODE)
-        .map_err(|source| ListenError::Directory { directory: directory.to_owned(), source })?;
+    directories::make(directory, DIRECTORY_MODE).map_err(|source| ListenError::Directory {
+        directory: directory.to_owned(),
+        source,
+    })?;
     let path = directory.join(SOCKET);
     // Before anything is removed: the plugins belong to another process.
     socket::refuse_occupied(&path).await?;
-    sweep(directory).map_err(|source| ListenError::Sweep { directory: directory.to_owned(), source })?;
+    sweep(directory).map_err(|source| ListenError::Sweep {
+        directory: directory.to_owned(),
+        source,
+    })?;
     Ok(socket::bind(&path).await?)
 }
 
@@ -67,11 +78,20 @@ pub async fn serve<S: PluginSink>(
     endpoints: Endpoints<S>,
     tasks: Tasks,
 ) {
-    let service = RegistrationServer::new(Registrations { directory, endpoints });
+    let service = RegistrationServer::new(Registrations {
+        directory,
+        endpoints,
+    });
     let service = service.max_decoding_message_size(limit::REGISTER_BYTES_MAX);
     let server = tonic::transport::Server::builder().add_service(service);
-    if let Err(error) = server.serve_with_incoming_shutdown(unix::incoming(listener), tasks.stopped()).await {
-        tracing::error!(error = chain(&error), "the registration of device plugins ended");
+    if let Err(error) = server
+        .serve_with_incoming_shutdown(unix::incoming(listener), tasks.stopped())
+        .await
+    {
+        tracing::error!(
+            error = chain(&error),
+            "the registration of device plugins ended"
+        );
     }
 }
 
@@ -104,7 +124,8 @@ impl<S: PluginSink> Registration for Registrations<S> {
         match self.admit(&request).await {
             Ok(()) => Ok(Response::new(wire::Empty {})),
             Err(problem) => {
-                let (resource, endpoint) = (shown(&request.resource_name), shown(&request.endpoint));
+                let (resource, endpoint) =
+                    (shown(&request.resource_name), shown(&request.endpoint));
                 let code = &problem.code;
                 tracing::warn!(resource, endpoint, code, %problem, "device plugin not registered");
                 Err(status(&problem))
@@ -126,7 +147,10 @@ fn check_version(version: &str) -> Result<(), Problem> {
 
 fn resource(name: &str) -> Result<ExtendedResource, Problem> {
     let invalid = |error| {
-        Problem::invalid(ProblemCode::ResourceNotValid, format!("the ResourceName is invalid: {error}"))
+        Problem::invalid(
+            ProblemCode::ResourceNotValid,
+            format!("the ResourceName is invalid: {error}"),
+        )
     };
     ExtendedResource::new(name).map_err(invalid)
 }

@@ -35,7 +35,9 @@ pub async fn watch(directory: PathBuf, tasks: Tasks, events: mpsc::Sender<Socket
 
 /// Returns the current registration sockets. A missing directory has none.
 pub fn present(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    SocketDirectory::new(directory.to_owned()).list().map(|listing| listing.into_keys().collect())
+    SocketDirectory::new(directory.to_owned())
+        .list()
+        .map(|listing| listing.into_keys().collect())
 }
 
 /// Distinguishes sockets of the same path. A change of mode or owner does not change it.
@@ -60,13 +62,19 @@ struct SocketDirectory {
 
 impl SocketDirectory {
     fn new(directory: PathBuf) -> Self {
-        Self { directory, ..Self::default() }
+        Self {
+            directory,
+            ..Self::default()
+        }
     }
 
     /// A missing directory has no sockets.
     fn list(&mut self) -> io::Result<Listing> {
-        let mut walk =
-            Walk { entries_left: limit::REGISTRY_ENTRIES_MAX, found: Listing::new(), too_many: false };
+        let mut walk = Walk {
+            entries_left: limit::REGISTRY_ENTRIES_MAX,
+            found: Listing::new(),
+            too_many: false,
+        };
         match walk.directory(&self.directory, 0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -94,9 +102,13 @@ impl Directory for SocketDirectory {
 
     fn note(&mut self, event: &notify::Event) {
         let left = match event.kind {
-            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => &event.paths[..],
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
+                &event.paths[..]
+            }
             // The first of the two paths is the old one.
-            EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => event.paths.get(..1).unwrap_or_default(),
+            EventKind::Modify(ModifyKind::Name(RenameMode::Both)) => {
+                event.paths.get(..1).unwrap_or_default()
+            }
             _ => return,
         };
         let known = left.iter().filter(|path| self.reported.contains_key(*path));
@@ -110,7 +122,11 @@ impl Directory for SocketDirectory {
                 if !std::mem::replace(&mut self.complained, true) {
                     let directory = self.directory.display().to_string();
                     let error = chain(&error);
-                    tracing::warn!(directory, error, "cannot list the directory, its plugins stay");
+                    tracing::warn!(
+                        directory,
+                        error,
+                        "cannot list the directory, its plugins stay"
+                    );
                 }
                 return Vec::new();
             }
@@ -118,12 +134,20 @@ impl Directory for SocketDirectory {
         self.complained = false;
         let removed = std::mem::take(&mut self.removed);
         // Removed sockets are reported first, since they free names.
-        let gone = self.reported.keys().filter(|path| !listing.contains_key(*path));
+        let gone = self
+            .reported
+            .keys()
+            .filter(|path| !listing.contains_key(*path));
         let mut events: Vec<_> = gone.cloned().map(SocketEvent::Gone).collect();
         let is_new = |(path, stamp): &(&PathBuf, &Stamp)| {
             self.reported.get(*path) != Some(*stamp) || removed.contains(*path)
         };
-        events.extend(listing.iter().filter(is_new).map(|(path, _)| SocketEvent::Appeared(path.clone())));
+        events.extend(
+            listing
+                .iter()
+                .filter(is_new)
+                .map(|(path, _)| SocketEvent::Appeared(path.clone())),
+        );
         self.reported = listing;
         events
     }
@@ -179,7 +203,9 @@ impl Walk {
     }
 
     fn socket(&mut self, path: PathBuf) -> io::Result<()> {
-        let Some(stamp) = stamp(&path)? else { return Ok(()) };
+        let Some(stamp) = stamp(&path)? else {
+            return Ok(());
+        };
         if self.found.len() >= limit::PLUGIN_SOCKETS_MAX {
             self.too_many = true;
             return Ok(());
@@ -193,8 +219,11 @@ impl Walk {
 fn stamp(path: &Path) -> io::Result<Option<Stamp>> {
     let found = file::reachable(path)?.filter(|found| found.file_type().is_socket());
     // Not every file system has a time of birth.
-    let stamp =
-        |found: Metadata| Stamp { device: found.dev(), inode: found.ino(), born: found.created().ok() };
+    let stamp = |found: Metadata| Stamp {
+        device: found.dev(),
+        inode: found.ino(),
+        born: found.created().ok(),
+    };
     Ok(found.map(stamp))
 }
 
@@ -258,7 +287,8 @@ mod tests {
 
     #[tokio::test]
     async fn sockets_of_before_and_of_later_are_reported_and_nothing_else_is() {
-        let mut directory = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
+        let mut directory =
+            Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
         directory.appeared("a.sock").await;
         std::fs::write(directory.path("file.sock"), "no socket").unwrap();
         let _hidden = directory.bind(".hidden.sock");
@@ -271,18 +301,34 @@ mod tests {
 
     #[tokio::test]
     async fn each_of_many_sockets_is_reported_when_it_is_created_and_removed() {
-        let names = |when: &str| (0..10).map(|n| format!("{when}-{n}.sock")).collect::<Vec<_>>();
+        let names = |when: &str| {
+            (0..10)
+                .map(|n| format!("{when}-{n}.sock"))
+                .collect::<Vec<_>>()
+        };
         let before = names("before");
         let mut directory = Watching::new(|dir| {
-            before.iter().for_each(|name| drop(UnixListener::bind(dir.join(name)).unwrap()));
+            before
+                .iter()
+                .for_each(|name| drop(UnixListener::bind(dir.join(name)).unwrap()));
         });
-        assert_eq!(directory.next(10).await, directory.each(&before, SocketEvent::Appeared));
+        assert_eq!(
+            directory.next(10).await,
+            directory.each(&before, SocketEvent::Appeared)
+        );
         let later = names("later");
         let _later: Vec<_> = later.iter().map(|name| directory.bind(name)).collect();
-        assert_eq!(directory.next(10).await, directory.each(&later, SocketEvent::Appeared));
+        assert_eq!(
+            directory.next(10).await,
+            directory.each(&later, SocketEvent::Appeared)
+        );
         let all = [before, later].concat();
-        all.iter().for_each(|name| std::fs::remove_file(directory.path(name)).unwrap());
-        assert_eq!(directory.next(20).await, directory.each(&all, SocketEvent::Gone));
+        all.iter()
+            .for_each(|name| std::fs::remove_file(directory.path(name)).unwrap());
+        assert_eq!(
+            directory.next(20).await,
+            directory.each(&all, SocketEvent::Gone)
+        );
     }
 
     #[tokio::test]
@@ -304,7 +350,8 @@ mod tests {
         let _far = UnixListener::bind(elsewhere.path().join("far.sock")).unwrap();
         let mut directory = Watching::new(|dir| {
             std::os::unix::fs::symlink(elsewhere.path(), dir.join("all")).unwrap();
-            std::os::unix::fs::symlink(elsewhere.path().join("far.sock"), dir.join("near.sock")).unwrap();
+            std::os::unix::fs::symlink(elsewhere.path().join("far.sock"), dir.join("near.sock"))
+                .unwrap();
         });
         directory.appeared("near.sock").await;
         let _last = directory.bind("z.sock");
@@ -314,9 +361,11 @@ mod tests {
     #[tokio::test]
     async fn a_replaced_socket_is_reported_again_and_one_with_a_new_mode_is_not() {
         use std::os::unix::fs::PermissionsExt;
-        let mut directory = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
+        let mut directory =
+            Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
         directory.appeared("a.sock").await;
-        std::fs::set_permissions(directory.path("a.sock"), PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::set_permissions(directory.path("a.sock"), PermissionsExt::from_mode(0o600))
+            .unwrap();
         let _b = directory.bind("b.sock");
         directory.appeared("b.sock").await;
         std::fs::remove_file(directory.path("a.sock")).unwrap();
@@ -333,7 +382,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_renamed_socket_is_gone_under_its_old_name_and_new_under_the_other() {
-        let mut directory = Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
+        let mut directory =
+            Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
         directory.appeared("a.sock").await;
         std::fs::rename(directory.path("a.sock"), directory.path("b.sock")).unwrap();
         directory.gone("a.sock").await;

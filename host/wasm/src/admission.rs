@@ -88,7 +88,11 @@ pub enum LoadError {
     #[error("the file is WebAssembly of unknown kind (version {0:#x})")]
     Encoding(u32),
     #[error("the file is not valid WebAssembly: {message} (at byte {offset:#x} of {size})")]
-    Invalid { message: String, offset: usize, size: usize },
+    Invalid {
+        message: String,
+        offset: usize,
+        size: usize,
+    },
     #[error("the file ends at byte {size}, in the middle of a part: it was cut off")]
     Truncated { size: usize },
     #[error(
@@ -98,7 +102,10 @@ pub enum LoadError {
     #[error("the core module cannot be made a component: {0}")]
     Encode(String),
     #[error("the driver imports what this host does not have: {names}{hint}")]
-    UnknownImports { names: String, hint: Cow<'static, str> },
+    UnknownImports {
+        names: String,
+        hint: Cow<'static, str>,
+    },
     #[error(
         "the driver was built against {found}, and this host supports {CONTRACT}@0.2.x: build it with a matching SDK"
     )]
@@ -194,33 +201,50 @@ impl Surface {
             let rest = name.strip_prefix(CONTRACT)?.strip_prefix('/')?;
             rest.split_once('@').map(|(_, version)| version)
         });
-        versions.next().map(|version| format!("{CONTRACT}@{version}"))
+        versions
+            .next()
+            .map(|version| format!("{CONTRACT}@{version}"))
     }
 
     /// None: the file does not import or export the contract, and its imports may not all be known.
     pub fn profile(&self) -> Option<Profile> {
         self.contract()?;
         let is_wasi = self.imports.iter().any(|name| name.starts_with("wasi"));
-        Some(if is_wasi { Profile::Wasi } else { Profile::Pure })
+        Some(if is_wasi {
+            Profile::Wasi
+        } else {
+            Profile::Pure
+        })
     }
 
     /// Optional interfaces that it exports.
     pub fn facets(&self) -> Vec<&'static str> {
-        FACETS.iter().copied().filter(|facet| self.has_export(facet)).collect()
+        FACETS
+            .iter()
+            .copied()
+            .filter(|facet| self.has_export(facet))
+            .collect()
     }
 
     /// Whether it imports an interface of the contract.
     pub(crate) fn has_import(&self, interface: &str) -> bool {
-        self.imports.iter().any(|name| our_interface(name) == Some((interface, true)))
+        self.imports
+            .iter()
+            .any(|name| our_interface(name) == Some((interface, true)))
     }
 
     fn has_export(&self, interface: &str) -> bool {
-        self.exports.iter().any(|name| our_interface(name) == Some((interface, true)))
+        self.exports
+            .iter()
+            .any(|name| our_interface(name) == Some((interface, true)))
     }
 }
 
 /// Checks a file's form, size, validity and contract. Fills `surface` as far as it gets.
-pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a, [u8]>, LoadError> {
+pub(super) fn admit<'a>(
+    bytes: &'a [u8],
+    surface: &mut Surface,
+) -> Result<Cow<'a, [u8]>, LoadError> {
     let form = form(bytes)?;
     surface.form = Some(form);
     bulk::check(bytes)?;
@@ -234,7 +258,10 @@ pub(super) fn admit<'a>(bytes: &'a [u8], surface: &mut Surface) -> Result<Cow<'a
     if count > NAMES_MAX {
         return Err(LoadError::TooManyNames(count));
     }
-    *surface = Surface { form: Some(form), ..names };
+    *surface = Surface {
+        form: Some(form),
+        ..names
+    };
     if is_composed {
         return Err(LoadError::Composed);
     }
@@ -261,7 +288,10 @@ pub(super) fn form(bytes: &[u8]) -> Result<Form, LoadError> {
         if b"\0asm".starts_with(bytes) {
             return Err(LoadError::Truncated { size: bytes.len() });
         }
-        return Err(LoadError::NotWasm(format!("\"{}\"", bytes[..bytes.len().min(16)].escape_ascii())));
+        return Err(LoadError::NotWasm(format!(
+            "\"{}\"",
+            bytes[..bytes.len().min(16)].escape_ascii()
+        )));
     };
     match rest.first_chunk::<4>() {
         Some([1, 0, 0, 0]) => Ok(Form::CoreModule),
@@ -288,7 +318,11 @@ fn validate(bytes: &[u8]) -> Result<(), LoadError> {
         if error.message().contains("unexpected end") {
             return LoadError::Truncated { size };
         }
-        LoadError::Invalid { message: bounded_line(error.message()), offset: error.offset(), size }
+        LoadError::Invalid {
+            message: bounded_line(error.message()),
+            offset: error.offset(),
+            size,
+        }
     })
 }
 
@@ -298,8 +332,10 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
     for payload in Parser::new(0).parse_all(bytes).filter_map(Result::ok) {
         match payload {
             Payload::ImportSection(section) => {
-                let modules =
-                    section.into_imports().filter_map(Result::ok).map(|import| import.module.to_owned());
+                let modules = section
+                    .into_imports()
+                    .filter_map(Result::ok)
+                    .map(|import| import.module.to_owned());
                 surface.imports.extend(modules);
             }
             Payload::CustomSection(section) if section.name().starts_with("component-type") => {
@@ -315,7 +351,12 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
             || own.starts_with('$')
             || own.starts_with("[resource"))
     };
-    let foreign: Vec<&str> = surface.imports.iter().filter(foreign).map(String::as_str).collect();
+    let foreign: Vec<&str> = surface
+        .imports
+        .iter()
+        .filter(foreign)
+        .map(String::as_str)
+        .collect();
     if !foreign.is_empty() {
         return Err(unknown_imports(&foreign));
     }
@@ -333,7 +374,12 @@ fn encode(bytes: &[u8], wit: &[&[u8]]) -> Result<Vec<u8>, String> {
     let mut packages = WitPackages::default();
     wit.iter().try_for_each(|section| packages.add(section))?;
     packages.check()?;
-    let encode = || ComponentEncoder::default().validate(true).module(bytes)?.encode();
+    let encode = || {
+        ComponentEncoder::default()
+            .validate(true)
+            .module(bytes)?
+            .encode()
+    };
     encode().map_err(|error: anyhow::Error| bounded_line(&format!("{error:#}")))
 }
 
@@ -349,18 +395,25 @@ fn read_names(component: &[u8]) -> (Surface, bool) {
     for payload in Parser::new(0).parse_all(component).filter_map(Result::ok) {
         match payload {
             Payload::Version { encoding, .. } => {
-                let components = open.iter().filter(|outer| **outer == Encoding::Component).count();
+                let components = open
+                    .iter()
+                    .filter(|outer| **outer == Encoding::Component)
+                    .count();
                 is_composed |= encoding == Encoding::Module && components > 1;
                 open.push(encoding);
             }
             Payload::End(_) => drop(open.pop()),
             Payload::ComponentImportSection(section) if open.len() == 1 => {
                 let names = section.into_iter().filter_map(Result::ok);
-                surface.imports.extend(names.map(|import| import.name.name.to_owned()));
+                surface
+                    .imports
+                    .extend(names.map(|import| import.name.name.to_owned()));
             }
             Payload::ComponentExportSection(section) if open.len() == 1 => {
                 let names = section.into_iter().filter_map(Result::ok);
-                surface.exports.extend(names.map(|export| export.name.name.to_owned()));
+                surface
+                    .exports
+                    .extend(names.map(|export| export.name.name.to_owned()));
             }
             _ => {}
         }
@@ -370,9 +423,12 @@ fn read_names(component: &[u8]) -> (Surface, bool) {
 
 /// An interface of the contract, and whether its version is one of ours.
 fn our_interface(name: &str) -> Option<(&str, bool)> {
-    let (interface, version) = name.strip_prefix(CONTRACT)?.strip_prefix('/')?.split_once('@')?;
-    let ours =
-        semver::Version::parse(version).is_ok_and(|v| v.major == 0 && v.minor == 2 && v.pre.is_empty());
+    let (interface, version) = name
+        .strip_prefix(CONTRACT)?
+        .strip_prefix('/')?
+        .split_once('@')?;
+    let ours = semver::Version::parse(version)
+        .is_ok_and(|v| v.major == 0 && v.minor == 2 && v.pre.is_empty());
     Some((interface, ours))
 }
 
@@ -380,16 +436,28 @@ fn check_contract(surface: &Surface) -> Result<(), LoadError> {
     let names = || surface.exports.iter().chain(&surface.imports);
     if let Some(other) = names().find(|name| our_interface(name).is_some_and(|(_, ours)| !ours)) {
         let version = other.split_once('@').map_or("", |(_, version)| version);
-        return Err(LoadError::ContractVersion { found: bounded_line(&format!("{CONTRACT}@{version}")) });
+        return Err(LoadError::ContractVersion {
+            found: bounded_line(&format!("{CONTRACT}@{version}")),
+        });
     }
-    let unknown: Vec<&str> =
-        surface.imports.iter().filter(|name| !is_linked(name)).map(String::as_str).collect();
+    let unknown: Vec<&str> = surface
+        .imports
+        .iter()
+        .filter(|name| !is_linked(name))
+        .map(String::as_str)
+        .collect();
     if !unknown.is_empty() {
         return Err(unknown_imports(&unknown));
     }
-    let missing: Vec<&str> = REQUIRED.iter().copied().filter(|name| !surface.has_export(name)).collect();
+    let missing: Vec<&str> = REQUIRED
+        .iter()
+        .copied()
+        .filter(|name| !surface.has_export(name))
+        .collect();
     if !missing.is_empty() {
-        return Err(LoadError::MissingExports { missing: missing.join(", ") });
+        return Err(LoadError::MissingExports {
+            missing: missing.join(", "),
+        });
     }
     Ok(())
 }
@@ -398,7 +466,10 @@ fn is_linked(name: &str) -> bool {
     if let Some((interface, ours)) = our_interface(name) {
         return ours && CAPABILITIES.contains(&interface);
     }
-    let Some((interface, version)) = name.strip_prefix("wasi:").and_then(|rest| rest.split_once('@')) else {
+    let Some((interface, version)) = name
+        .strip_prefix("wasi:")
+        .and_then(|rest| rest.split_once('@'))
+    else {
         return false;
     };
     version.starts_with("0.2.") && wasi::LINKED.contains(&interface)
@@ -415,7 +486,10 @@ fn unknown_imports(names: &[&str]) -> LoadError {
             |name| name.starts_with("wasi:sockets") || name.starts_with("wasi:http"),
             ": a driver has no network; componentize-py leaves it out with --stub-wasi",
         ),
-        (|name| name.starts_with("wasi:"), ": of WASI 0.2 a driver has io, cli, clocks and random"),
+        (
+            |name| name.starts_with("wasi:"),
+            ": of WASI 0.2 a driver has io, cli, clocks and random",
+        ),
         (
             |name| name.starts_with("wasi_snapshot"),
             ": it was built for wasm32-wasip1; build it for wasm32-unknown-unknown or wasm32-wasip2",
@@ -424,13 +498,25 @@ fn unknown_imports(names: &[&str]) -> LoadError {
             |name| name.starts_with("__wbindgen") || *name == "wbg",
             ": a dependency takes the target for a browser (wasm-bindgen); turn that feature of it off (getrandom, uuid, chrono)",
         ),
-        (|name| *name == "env", ": functions of C that are not defined"),
-        (|name| name.starts_with(CONTRACT), ": it was built against a newer version of the contract"),
+        (
+            |name| *name == "env",
+            ": functions of C that are not defined",
+        ),
+        (
+            |name| name.starts_with(CONTRACT),
+            ": it was built against a newer version of the contract",
+        ),
     ];
-    let hint = hints.iter().find(|(test, _)| names.iter().any(test)).map_or("", |(_, hint)| *hint);
+    let hint = hints
+        .iter()
+        .find(|(test, _)| names.iter().any(test))
+        .map_or("", |(_, hint)| *hint);
     let mut shown = names[..names.len().min(NAMES_SHOWN)].join(", ");
     if names.len() > NAMES_SHOWN {
         shown.push_str(", …");
     }
-    LoadError::UnknownImports { names: bounded_line(&shown), hint: hint.into() }
+    LoadError::UnknownImports {
+        names: bounded_line(&shown),
+        hint: hint.into(),
+    }
 }

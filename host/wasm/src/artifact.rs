@@ -40,7 +40,10 @@ pub(super) struct Key {
 
 impl Key {
     pub(super) fn new(engine: &Engine, source: &[u8]) -> Self {
-        Self { source: Sha256::digest(source).into(), settings: settings(engine) }
+        Self {
+            source: Sha256::digest(source).into(),
+            settings: settings(engine),
+        }
     }
 
     /// The source's digest: `sha256:` and hex.
@@ -77,7 +80,8 @@ impl SealKey {
     /// A seal to which the artifact's bytes are still to be added.
     fn seal(&self, key: &Key) -> Hmac<Sha256> {
         let seal = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
-        seal.chain_update(key.source).chain_update(key.settings.to_le_bytes())
+        seal.chain_update(key.source)
+            .chain_update(key.settings.to_le_bytes())
     }
 }
 
@@ -113,7 +117,9 @@ pub(super) enum ArtifactError {
     Read(#[from] io::Error),
     #[error("it is cut off or damaged, or was compiled from another file or by another version")]
     Seal,
-    #[error("it is not a regular file of this daemon's user that only this user can write, under one name")]
+    #[error(
+        "it is not a regular file of this daemon's user that only this user can write, under one name"
+    )]
     NotPrivate,
     #[error("it has no code")]
     NoCode,
@@ -131,9 +137,15 @@ pub(super) struct Artifact {
 
 impl Artifact {
     /// Reads all of a file once, in small blocks, and verifies its seal.
-    pub(super) fn verify(mut file: File, key: &Key, seal_key: &SealKey) -> Result<Self, ArtifactError> {
+    pub(super) fn verify(
+        mut file: File,
+        key: &Key,
+        seal_key: &SealKey,
+    ) -> Result<Self, ArtifactError> {
         let length = file.metadata()?.len();
-        let end = length.checked_sub(SEAL_BYTES as u64).filter(|_| length <= ARTIFACT_BYTES_MAX);
+        let end = length
+            .checked_sub(SEAL_BYTES as u64)
+            .filter(|_| length <= ARTIFACT_BYTES_MAX);
         let end = end.ok_or(ArtifactError::Seal)?;
         file.rewind()?;
         let found = copy_sealed(seal_key.seal(key), (&file).take(end + 8), io::sink())?;
@@ -142,11 +154,17 @@ impl Artifact {
         let (code_bytes, sum) = seal.split_first_chunk().ok_or(ArtifactError::Seal)?;
         found.verify_slice(sum).map_err(|_| ArtifactError::Seal)?;
         let code_bytes = u64::from_le_bytes(*code_bytes);
-        let report_bytes = end.checked_sub(code_bytes).and_then(|bytes| usize::try_from(bytes).ok());
+        let report_bytes = end
+            .checked_sub(code_bytes)
+            .and_then(|bytes| usize::try_from(bytes).ok());
         let mut report = vec![0; report_bytes.unwrap_or(0).min(REPORT_BYTES_MAX)];
         file.read_exact_at(&mut report, code_bytes)?;
         let report = serde_json::from_slice(&report).map_err(|_| ArtifactError::Seal)?;
-        Ok(Self { file, report, code_bytes })
+        Ok(Self {
+            file,
+            report,
+            code_bytes,
+        })
     }
 
     /// Maps the code: unused pages cost no memory. Where the file system is mounted `noexec`, a copy in memory is mapped.
@@ -193,7 +211,11 @@ fn map(engine: &Engine, file: &File) -> wasmtime::Result<Component> {
 }
 
 /// Copies everything, and adds it to a seal.
-fn copy_sealed(mut seal: Hmac<Sha256>, mut from: impl Read, mut to: impl Write) -> io::Result<Hmac<Sha256>> {
+fn copy_sealed(
+    mut seal: Hmac<Sha256>,
+    mut from: impl Read,
+    mut to: impl Write,
+) -> io::Result<Hmac<Sha256>> {
     let mut buffer = vec![0; 64 << 10];
     loop {
         match from.read(&mut buffer)? {
@@ -207,12 +229,24 @@ fn copy_sealed(mut seal: Hmac<Sha256>, mut from: impl Read, mut to: impl Write) 
 }
 
 /// Writes compiled code and its report to a pipe, and seals them.
-pub(super) fn write(mut out: impl Write, key: &Key, code: &[u8], report: &Report) -> io::Result<()> {
+pub(super) fn write(
+    mut out: impl Write,
+    key: &Key,
+    code: &[u8],
+    report: &Report,
+) -> io::Result<()> {
     let mut text = serde_json::to_vec(report)?;
     if text.len() > REPORT_BYTES_MAX {
         let what = format!("has {} bytes of names of imports and exports", text.len());
-        let refusal = Some(LoadError::TooComplex { what, max: REPORT_BYTES_MAX });
-        text = serde_json::to_vec(&Report { surface: Surface::default(), refusal, spent: report.spent })?;
+        let refusal = Some(LoadError::TooComplex {
+            what,
+            max: REPORT_BYTES_MAX,
+        });
+        text = serde_json::to_vec(&Report {
+            surface: Surface::default(),
+            refusal,
+            spent: report.spent,
+        })?;
     }
     let mut seal = SealKey::OF_PIPE.seal(key);
     for part in [code, &text, &(code.len() as u64).to_le_bytes()] {

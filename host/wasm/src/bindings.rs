@@ -50,17 +50,18 @@ pub mod types {
     use super::nodedock::driver;
 
     pub use driver::claims::{
-        AllocatedDevice, Claim, ClaimRecord, ClaimRef, Condition, ConditionStatus, Consumer, DeviceStatus,
-        NetworkData, OpaqueParameters, ParametersSource, PrepareOutcome, PreparedClaim, PreparedDevice,
-        UnprepareOutcome,
+        AllocatedDevice, Claim, ClaimRecord, ClaimRef, Condition, ConditionStatus, Consumer,
+        DeviceStatus, NetworkData, OpaqueParameters, ParametersSource, PrepareOutcome,
+        PreparedClaim, PreparedDevice, UnprepareOutcome,
     };
     pub use driver::common::{Context, KeyValue, Problem, ProblemKind};
     pub use driver::container_edits::{
-        ContainerEdits, DeviceNode, Hook, HookStage, IntelRdt, Mount, NetDevice, NodeAccess, NodeKind,
+        ContainerEdits, DeviceNode, Hook, HookStage, IntelRdt, Mount, NetDevice, NodeAccess,
+        NodeKind,
     };
     pub use driver::inventory::{
-        Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Counter, CounterSet, Device,
-        Inventory, Pool, Taint, TaintEffect,
+        Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Counter, CounterSet,
+        Device, Inventory, Pool, Taint, TaintEffect,
     };
     pub use exports::health::{DeviceHealth, HealthState};
 }

@@ -44,7 +44,10 @@ pub struct CachePaths {
 impl CachePaths {
     /// A cache with its key, in a directory that only the caller's user can enter.
     pub fn inside(directory: &Path) -> Self {
-        Self { directory: directory.join("cache"), key: directory.join("cache.key") }
+        Self {
+            directory: directory.join("cache"),
+            key: directory.join("cache.key"),
+        }
     }
 }
 
@@ -68,7 +71,11 @@ impl Cache {
         });
         let is_new = found.is_none();
         let seal_key = found.map_or_else(|| key_file::renew(&paths.key), Ok)?;
-        let cache = Self { path: paths.directory.clone(), seal_key, suffix };
+        let cache = Self {
+            path: paths.directory.clone(),
+            seal_key,
+            suffix,
+        };
         let directory = cache.directory()?;
         directory.remove_all(|name| is_new || !name.ends_with(&cache.suffix))?;
         directory.trim(FILES_MAX, BYTES_MAX);
@@ -80,8 +87,12 @@ impl Cache {
         // The path leads through the open directory, which has to stay open until the file is.
         let (directory, name) = (self.directory_or_warn()?, self.name(key));
         let taken = open(&directory.path(&name), key, &self.seal_key).and_then(|artifact| {
-            let Some(artifact) = artifact else { return Ok(None) };
-            let mapped = artifact.map(engine).map_err(|error| ArtifactError::Engine(format!("{error:#}")));
+            let Some(artifact) = artifact else {
+                return Ok(None);
+            };
+            let mapped = artifact
+                .map(engine)
+                .map_err(|error| ArtifactError::Engine(format!("{error:#}")));
             mapped.map(|component| Some((component, artifact.report)))
         });
         taken.unwrap_or_else(|error| {
@@ -94,7 +105,9 @@ impl Cache {
 
     /// Stores a compiled driver and returns it in its stored file; if it cannot be stored, as it was.
     pub(super) fn put(&self, key: &Key, artifact: Artifact) -> Artifact {
-        let Some(directory) = self.directory_or_warn() else { return artifact };
+        let Some(directory) = self.directory_or_warn() else {
+            return artifact;
+        };
         let write_to = |file: &File| artifact.seal_to(file, key, &self.seal_key);
         match directory.write(&self.name(key), write_to) {
             Ok(file) => {
@@ -112,10 +125,16 @@ impl Cache {
     /// Opens the directory, which may have been removed meanwhile. One that others can read is closed to them; if they could write to
     /// it, its files are removed.
     fn directory(&self) -> io::Result<Directory> {
-        DirBuilder::new().mode(DIRECTORY_MODE).recursive(true).create(&self.path)?;
+        DirBuilder::new()
+            .mode(DIRECTORY_MODE)
+            .recursive(true)
+            .create(&self.path)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = Directory(rustix::fs::open(&self.path, flags, Mode::empty())?);
-        let (found, us) = (fs::metadata(directory.path("."))?, rustix::process::geteuid().as_raw());
+        let (found, us) = (
+            fs::metadata(directory.path("."))?,
+            rustix::process::geteuid().as_raw(),
+        );
         if found.uid() != us {
             let why = format!(
                 "it belongs to user {}, not to this daemon's ({us}): remove it, or chown it",
@@ -138,7 +157,9 @@ impl Cache {
     fn directory_or_warn(&self) -> Option<Directory> {
         let (path, opened) = (self.path.display(), self.directory());
         opened
-            .inspect_err(|error| tracing::warn!(directory = %path, %error, "no cache of compiled drivers"))
+            .inspect_err(
+                |error| tracing::warn!(directory = %path, %error, "no cache of compiled drivers"),
+            )
             .ok()
     }
 
@@ -164,7 +185,11 @@ fn open(path: &Path, key: &Key, seal_key: &SealKey) -> Result<Option<Artifact>, 
     // The least recently used file is removed first. A disk that takes no writes keeps the time that it has.
     let _ = file.set_modified(SystemTime::now());
     let artifact = Artifact::verify(file, key, seal_key)?;
-    if artifact.report.refusal.is_some() { Err(ArtifactError::NoCode) } else { Ok(Some(artifact)) }
+    if artifact.report.refusal.is_some() {
+        Err(ArtifactError::NoCode)
+    } else {
+        Ok(Some(artifact))
+    }
 }
 
 /// The open directory, so that nothing else that is put at its path is written to.
@@ -176,11 +201,19 @@ impl Directory {
     }
 
     /// Writes to a temporary name, then renames: whole or not at all.
-    fn write(&self, name: &str, write_to: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
+    fn write(
+        &self,
+        name: &str,
+        write_to: impl FnOnce(&File) -> io::Result<()>,
+    ) -> io::Result<File> {
         let temporary = self.path(&format!("{name}.new"));
         let _ = fs::remove_file(&temporary);
-        let file =
-            File::options().read(true).write(true).create_new(true).mode(FILE_MODE).open(&temporary)?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(FILE_MODE)
+            .open(&temporary)?;
         let written = write_to(&file).and_then(|()| fs::rename(&temporary, self.path(name)));
         if written.is_err() {
             let _ = fs::remove_file(&temporary);
@@ -192,13 +225,22 @@ impl Directory {
     fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.path("."))? {
-            names.extend(entry?.file_name().into_string().ok().filter(|name| is_ours(name)));
+            names.extend(
+                entry?
+                    .file_name()
+                    .into_string()
+                    .ok()
+                    .filter(|name| is_ours(name)),
+            );
         }
         Ok(names)
     }
 
     fn remove_all(&self, which: impl Fn(&str) -> bool) -> io::Result<()> {
-        self.names()?.iter().filter(|name| which(name)).for_each(|name| self.remove(name));
+        self.names()?
+            .iter()
+            .filter(|name| which(name))
+            .for_each(|name| self.remove(name));
         Ok(())
     }
 
@@ -218,7 +260,10 @@ impl Directory {
         };
         let mut entries: Vec<_> = names.into_iter().filter_map(entry).collect();
         entries.sort();
-        let (mut files, mut bytes) = (entries.len(), entries.iter().map(|(_, bytes, _)| bytes).sum::<u64>());
+        let (mut files, mut bytes) = (
+            entries.len(),
+            entries.iter().map(|(_, bytes, _)| bytes).sum::<u64>(),
+        );
         for (_, size, name) in entries {
             if files <= files_max && bytes <= bytes_max {
                 return;
@@ -231,7 +276,8 @@ impl Directory {
 
     fn remove(&self, name: &str) {
         let path = self.path(name);
-        let removed = fs::remove_file(&path).or_else(|error| fs::remove_dir(&path).map_err(|_| error));
+        let removed =
+            fs::remove_file(&path).or_else(|error| fs::remove_dir(&path).map_err(|_| error));
         if let Err(error) = removed
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -241,7 +287,9 @@ impl Directory {
 }
 
 fn is_ours(name: &str) -> bool {
-    let digest = name.get(..NAME_DIGITS).is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
+    let digest = name
+        .get(..NAME_DIGITS)
+        .is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
     digest && ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 

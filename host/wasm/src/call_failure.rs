@@ -32,7 +32,11 @@ pub enum CallFailure {
 }
 
 fn busy(limit: Limit, max: Option<usize>, waited: Duration) -> String {
-    let whose = if limit == Limit::DriverCalls { "the driver" } else { "the node" };
+    let whose = if limit == Limit::DriverCalls {
+        "the driver"
+    } else {
+        "the node"
+    };
     let max = max.map_or(String::new(), |max| format!("{max} "));
     format!("{whose} was busy with {max}other calls for {waited:?}")
 }

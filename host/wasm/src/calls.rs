@@ -23,10 +23,21 @@ pub(super) type Discovered = Result<(Inventory, Option<Additions>), Problem>;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub(super) enum GuestRequest {
-    Discover { context: Context, trigger: Trigger },
-    Health { context: Context },
-    Prepare { context: Context, claims: Vec<Claim> },
-    Unprepare { context: Context, claims: Vec<ClaimRecord> },
+    Discover {
+        context: Context,
+        trigger: Trigger,
+    },
+    Health {
+        context: Context,
+    },
+    Prepare {
+        context: Context,
+        claims: Vec<Claim>,
+    },
+    Unprepare {
+        context: Context,
+        claims: Vec<ClaimRecord>,
+    },
 }
 
 impl GuestRequest {
@@ -54,13 +65,20 @@ pub(super) fn discover(context: Context, trigger: Trigger) -> impl GuestCall<Dis
     guest(move |store, instance, exports| {
         Box::pin(async move {
             let discovery = exports.discovery.load(&mut *store, instance)?;
-            let inventory = match discovery.call_discover(&mut *store, &context, &trigger).await? {
+            let inventory = match discovery
+                .call_discover(&mut *store, &context, &trigger)
+                .await?
+            {
                 Ok(inventory) => inventory,
                 Err(problem) => return Ok(Err(problem)),
             };
-            let Some(scheduling) = &exports.scheduling else { return Ok(Ok((inventory, None))) };
+            let Some(scheduling) = &exports.scheduling else {
+                return Ok(Ok((inventory, None)));
+            };
             let scheduling = scheduling.load(&mut *store, instance)?;
-            let additions = scheduling.call_schedule(store, &context, &inventory).await?;
+            let additions = scheduling
+                .call_schedule(store, &context, &inventory)
+                .await?;
             Ok(additions.map(|additions| (inventory, Some(additions))))
         })
     })
@@ -69,8 +87,13 @@ pub(super) fn discover(context: Context, trigger: Trigger) -> impl GuestCall<Dis
 pub(super) fn health(context: Context) -> impl GuestCall<Result<Vec<DeviceHealth>, Problem>> {
     guest(move |store, instance, exports| {
         Box::pin(async move {
-            let Some(health) = &exports.health else { return Ok(Ok(Vec::new())) };
-            health.load(&mut *store, instance)?.call_check(store, &context).await
+            let Some(health) = &exports.health else {
+                return Ok(Ok(Vec::new()));
+            };
+            health
+                .load(&mut *store, instance)?
+                .call_check(store, &context)
+                .await
         })
     })
 }
@@ -84,7 +107,10 @@ pub(super) fn prepare(context: Context, claims: Vec<Claim>) -> impl GuestCall<Ve
     })
 }
 
-pub(super) fn unprepare(context: Context, claims: Vec<ClaimRecord>) -> impl GuestCall<Vec<UnprepareOutcome>> {
+pub(super) fn unprepare(
+    context: Context,
+    claims: Vec<ClaimRecord>,
+) -> impl GuestCall<Vec<UnprepareOutcome>> {
     guest(move |store, instance, exports| {
         Box::pin(async move {
             let preparation = exports.preparation.load(&mut *store, instance)?;
@@ -139,10 +165,19 @@ impl CallRecording {
             Err(CallFailure::Quarantined(_) | CallFailure::Busy { .. }) => return,
             Err(failure) => Answer::Failed(to_failure(failure)),
         };
-        let Some(host) = self.tap.take() else { return self.recorder.lose() };
+        let Some(host) = self.tap.take() else {
+            return self.recorder.lose();
+        };
         let (operation, request) = (self.operation.as_str().into(), self.request.to_string());
         let (at_ms, arguments) = (self.at_ms, self.arguments);
-        let call = RecordedCall { operation, request, at_ms, arguments, host, answer };
+        let call = RecordedCall {
+            operation,
+            request,
+            at_ms,
+            arguments,
+            host,
+            answer,
+        };
         self.recorder.record(&self.revision, call);
     }
 }
@@ -153,5 +188,9 @@ pub(super) fn to_failure(failure: &CallFailure) -> Failure {
         CallFailure::Limit(reached) => matches!(reached.limit, Limit::Cpu | Limit::Wall),
         CallFailure::Exited(_) | CallFailure::Trapped(_) => false,
     };
-    Failure { code: failure.code().to_string(), message: failure.to_string(), by_time }
+    Failure {
+        code: failure.code().to_string(),
+        message: failure.to_string(),
+        by_time,
+    }
 }

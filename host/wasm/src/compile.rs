@@ -25,7 +25,10 @@ pub const COMPILE_COMMAND: &str = "internal-compile";
 #[derive(Debug, Clone)]
 pub enum Compiler {
     /// In a process of its own, by a `nodedock` program of this very build.
-    Process { program: PathBuf, bounds: CompileBounds },
+    Process {
+        program: PathBuf,
+        bounds: CompileBounds,
+    },
     /// In this process and without limits.
     #[cfg(test)]
     InProcess,
@@ -44,14 +47,21 @@ impl Default for CompileBounds {
     /// A Python driver of 18 MB takes 5 s and some 450 MB; of addresses there are more. The wall clock is longer than the CPU time,
     /// because a compiler has the lowest priority.
     fn default() -> Self {
-        Self { memory: 1536 << 20, cpu: Duration::from_secs(120), wall: Duration::from_secs(180) }
+        Self {
+            memory: 1536 << 20,
+            cpu: Duration::from_secs(120),
+            wall: Duration::from_secs(180),
+        }
     }
 }
 
 impl Compiler {
     /// This program's own image, also after its file was replaced.
     pub fn this_program() -> Self {
-        Self::Process { program: "/proc/self/exe".into(), bounds: CompileBounds::default() }
+        Self::Process {
+            program: "/proc/self/exe".into(),
+            bounds: CompileBounds::default(),
+        }
     }
 
     /// Admits and compiles a file. When the future is dropped, the process is killed.
@@ -59,18 +69,28 @@ impl Compiler {
         let file = match self {
             #[cfg(test)]
             Self::InProcess => tests::compile(source).await?,
-            Self::Process { program, bounds } => match process::run(program, source.clone(), bounds).await {
-                // The node may have been short of memory for a moment.
-                Err(LoadError::CompilerKilled(signal)) => {
-                    let digest = key.digest();
-                    tracing::warn!(signal, digest, "compiler was killed and is started once more");
-                    process::run(program, source, bounds).await?
+            Self::Process { program, bounds } => {
+                match process::run(program, source.clone(), bounds).await {
+                    // The node may have been short of memory for a moment.
+                    Err(LoadError::CompilerKilled(signal)) => {
+                        let digest = key.digest();
+                        tracing::warn!(
+                            signal,
+                            digest,
+                            "compiler was killed and is started once more"
+                        );
+                        process::run(program, source, bounds).await?
+                    }
+                    outcome => outcome?,
                 }
-                outcome => outcome?,
-            },
+            }
         };
-        let unusable =
-            |error| LoadError::Host(format!("the compiler's answer is unusable: {}", chain(&error)));
+        let unusable = |error| {
+            LoadError::Host(format!(
+                "the compiler's answer is unusable: {}",
+                chain(&error)
+            ))
+        };
         blocking(move || Artifact::verify(file, &key, &SealKey::OF_PIPE).map_err(unusable)).await
     }
 }

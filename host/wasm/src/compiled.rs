@@ -22,7 +22,9 @@ pub(super) struct Compiled {
 
 /// Linear memories of an instance; the highest possible number where the component does not say.
 pub(super) fn memories(component: &Component) -> usize {
-    let required = component.resources_required().map(|required| required.num_memories as usize);
+    let required = component
+        .resources_required()
+        .map(|required| required.num_memories as usize);
     required.unwrap_or(CALL_MEMORIES).clamp(1, CALL_MEMORIES)
 }
 
@@ -40,7 +42,8 @@ impl Exports {
     pub(super) fn new(pre: &InstancePre<State>, surface: &Surface) -> Result<Self> {
         let facets = surface.facets();
         let has = |facet: &str| facets.contains(&facet);
-        let configuration = has("configuration").then(|| exports::configuration::GuestIndices::new(pre));
+        let configuration =
+            has("configuration").then(|| exports::configuration::GuestIndices::new(pre));
         let health = has("health").then(|| exports::health::GuestIndices::new(pre));
         let scheduling = has("scheduling").then(|| exports::scheduling::GuestIndices::new(pre));
         Ok(Self {
@@ -58,9 +61,18 @@ impl Exports {
         self.identity.load(&mut *store, instance)?;
         self.discovery.load(&mut *store, instance)?;
         self.preparation.load(&mut *store, instance)?;
-        self.configuration.as_ref().map(|facet| facet.load(&mut *store, instance)).transpose()?;
-        self.health.as_ref().map(|facet| facet.load(&mut *store, instance)).transpose()?;
-        self.scheduling.as_ref().map(|facet| facet.load(&mut *store, instance)).transpose()?;
+        self.configuration
+            .as_ref()
+            .map(|facet| facet.load(&mut *store, instance))
+            .transpose()?;
+        self.health
+            .as_ref()
+            .map(|facet| facet.load(&mut *store, instance))
+            .transpose()?;
+        self.scheduling
+            .as_ref()
+            .map(|facet| facet.load(&mut *store, instance))
+            .transpose()?;
         Ok(())
     }
 }

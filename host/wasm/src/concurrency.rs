@@ -30,18 +30,27 @@ pub(super) struct Pool {
 
 impl Pool {
     fn new(memories: usize, bytes: usize) -> Self {
-        Self { memories: Arc::new(Semaphore::new(memories)), mib: Arc::new(Semaphore::new(bytes >> 20)) }
+        Self {
+            memories: Arc::new(Semaphore::new(memories)),
+            mib: Arc::new(Semaphore::new(bytes >> 20)),
+        }
     }
 
     async fn acquire(&self, driver: &DriverPermits) -> [OwnedSemaphorePermit; 2] {
         let memories = acquire(&self.memories, driver.memories).await;
-        [memories, acquire(&self.mib, driver.bytes.div_ceil(1 << 20)).await]
+        [
+            memories,
+            acquire(&self.mib, driver.bytes.div_ceil(1 << 20)).await,
+        ]
     }
 }
 
 async fn acquire(semaphore: &Arc<Semaphore>, permits: usize) -> OwnedSemaphorePermit {
     let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-    Arc::clone(semaphore).acquire_many_owned(permits).await.expect("the semaphore is never closed")
+    Arc::clone(semaphore)
+        .acquire_many_owned(permits)
+        .await
+        .expect("the semaphore is never closed")
 }
 
 /// The permits of the node. Clones share them.
@@ -158,7 +167,10 @@ mod tests {
         let node = NodePermits::default();
         let drivers: Vec<_> = (0..8).map(|_| driver(&node)).collect();
         let held: Vec<_> = drivers.iter().map(|driver| take(driver, false)).collect();
-        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [CALLS_PER_DRIVER, 10, 1, 1, 1, 1, 1, 1]);
+        assert_eq!(
+            held.iter().map(Vec::len).collect::<Vec<_>>(),
+            [CALLS_PER_DRIVER, 10, 1, 1, 1, 1, 1, 1]
+        );
         drop(held);
         assert_eq!(take(&driver(&node), false).len(), CALLS_PER_DRIVER);
         assert!(are_all_free(&node));
@@ -178,9 +190,13 @@ mod tests {
     #[test]
     fn calls_with_much_memory_are_few_and_leave_room_for_small_ones() {
         let node = NodePermits::default();
-        let large: Vec<_> =
-            (0..8).map(|_| DriverPermits::new(&node, 1, CALL_MEMORY_MAX, CALLS_PER_DRIVER)).collect();
-        let held: Vec<_> = large.iter().flat_map(|driver| take(driver, false)).collect();
+        let large: Vec<_> = (0..8)
+            .map(|_| DriverPermits::new(&node, 1, CALL_MEMORY_MAX, CALLS_PER_DRIVER))
+            .collect();
+        let held: Vec<_> = large
+            .iter()
+            .flat_map(|driver| take(driver, false))
+            .collect();
         assert_eq!(held.len(), 3);
         assert!(!take(&driver(&node), false).is_empty());
     }
@@ -201,7 +217,10 @@ mod tests {
         let mut held = take(&one, true);
         let mut waits = Box::pin(one.acquire(true));
         assert!((&mut waits).now_or_never().is_none());
-        assert!(one.acquire(false).now_or_never().is_some() && two.acquire(true).now_or_never().is_some());
+        assert!(
+            one.acquire(false).now_or_never().is_some()
+                && two.acquire(true).now_or_never().is_some()
+        );
         held.pop();
         drop(waits);
         let mut next = Box::pin(one.acquire(true));

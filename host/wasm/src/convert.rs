@@ -12,7 +12,8 @@ use super::bindings::types;
 use crate::Limit;
 use nodedock_base::printable::{cut, is_unprintable};
 use nodedock_model::limit::{
-    LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX, PROBLEM_MESSAGE_BYTES_MAX,
+    LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX,
+    PROBLEM_MESSAGE_BYTES_MAX,
 };
 use nodedock_model::rule::{is_problem_code, is_quantity};
 use nodedock_model::{
@@ -35,11 +36,17 @@ pub struct Refusal {
 
 impl Refusal {
     pub(super) fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), limit: None }
+        Self {
+            text: text.into(),
+            limit: None,
+        }
     }
 
     fn beyond(limit: Limit, text: impl Into<String>) -> Self {
-        Self { text: text.into(), limit: Some(limit) }
+        Self {
+            text: text.into(),
+            limit: Some(limit),
+        }
     }
 
     /// The limit that the answer exceeds, if that is the error.
@@ -49,12 +56,17 @@ impl Refusal {
 
     /// The same, with the place that contains it.
     fn at(self, place: impl std::fmt::Display) -> Self {
-        Self { text: format!("{place}: {}", self.text), ..self }
+        Self {
+            text: format!("{place}: {}", self.text),
+            ..self
+        }
     }
 
     pub(super) fn into_problem(self) -> Problem {
-        let message =
-            cut(&format!("the driver's answer is refused: {}", self.text), PROBLEM_MESSAGE_BYTES_MAX);
+        let message = cut(
+            &format!("the driver's answer is refused: {}", self.text),
+            PROBLEM_MESSAGE_BYTES_MAX,
+        );
         Problem::internal(ProblemCode::DriverAnswerNotValid, message)
     }
 }
@@ -73,7 +85,10 @@ fn at_most(what: &str, count: usize, max: usize) -> Checked<()> {
 fn within(limit: Limit, what: &str, count: usize, max: usize) -> Checked<()> {
     match count <= max {
         true => Ok(()),
-        false => Err(Refusal::beyond(limit, format!("{count} {what}, at most {max} are allowed"))),
+        false => Err(Refusal::beyond(
+            limit,
+            format!("{count} {what}, at most {max} are allowed"),
+        )),
     }
 }
 
@@ -102,7 +117,11 @@ fn bytes_within(what: &str, text: &str, max: usize) -> Checked<()> {
 }
 
 fn non_empty_line(what: &str, text: String, max: usize) -> Checked<String> {
-    if text.is_empty() { refuse(format!("{what} is empty")) } else { line(what, text, max) }
+    if text.is_empty() {
+        refuse(format!("{what} is empty"))
+    } else {
+        line(what, text, max)
+    }
 }
 
 fn labels(what: &str, labels: Vec<types::KeyValue>) -> Checked<BTreeMap<String, String>> {
@@ -138,7 +157,10 @@ fn quantity(what: &str, text: String) -> Checked<String> {
     if is_quantity(&text) {
         return Ok(text);
     }
-    refuse(format!("{what} {} is not a quantity such as 80Gi, 500m or 4", shown(&text)))
+    refuse(format!(
+        "{what} {} is not a quantity such as 80Gi, 500m or 4",
+        shown(&text)
+    ))
 }
 
 /// Whether a problem is beyond its bounds.
@@ -172,19 +194,31 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     }
     Problem {
         kind,
-        code: if is_code { code } else { ProblemCode::NoCode.into() },
+        code: if is_code {
+            code
+        } else {
+            ProblemCode::NoCode.into()
+        },
         message,
         retry_after_ms: problem.retry_after_ms,
         details: (problem.details.iter().take(LABELS_MAX))
             .map(|types::KeyValue { key, value }| {
-                (plain(key, LABEL_KEY_BYTES_MAX), plain(value, LABEL_VALUE_BYTES_MAX))
+                (
+                    plain(key, LABEL_KEY_BYTES_MAX),
+                    plain(value, LABEL_VALUE_BYTES_MAX),
+                )
             })
             .collect(),
     }
 }
 
-pub(super) fn key_values(pairs: impl IntoIterator<Item = (String, String)>) -> Vec<types::KeyValue> {
-    pairs.into_iter().map(|(key, value)| types::KeyValue { key, value }).collect()
+pub(super) fn key_values(
+    pairs: impl IntoIterator<Item = (String, String)>,
+) -> Vec<types::KeyValue> {
+    pairs
+        .into_iter()
+        .map(|(key, value)| types::KeyValue { key, value })
+        .collect()
 }
 
 pub(super) fn problem_to_guest(problem: &Problem) -> types::Problem {
@@ -211,7 +245,10 @@ pub(super) fn claim_to_guest(claim: &DriverClaim) -> types::Claim {
         device: device.device.to_string(),
         share_id: device.share_id.clone(),
         consumed: (device.consumed.iter())
-            .map(|(name, value)| types::Counter { name: name.clone(), value: value.clone() })
+            .map(|(name, value)| types::Counter {
+                name: name.clone(),
+                value: value.clone(),
+            })
             .collect(),
         admin_access: device.admin_access,
     };

@@ -14,19 +14,22 @@ use super::calls::{self, CallRecording, GuestRequest};
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
 use super::sandbox::{GuestCall, Sandbox, Scope};
-use super::{CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema};
+use super::{
+    CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema,
+};
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{
-    Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, all_failed, settle,
+    Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, all_failed,
+    settle,
 };
 use nodedock_core::hardware_keys;
 use nodedock_core::recording::{Recorder, Revision};
 use nodedock_core::standard_attributes;
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::{
-    DeviceNode, DriverClaim, DriverClaimRecord, HealthReport, Inventory, NodeKind, ObjectRef, PreparedClaim,
-    Problem, ProblemCode, Uid,
+    DeviceNode, DriverClaim, DriverClaimRecord, HealthReport, Inventory, NodeKind, ObjectRef,
+    PreparedClaim, Problem, ProblemCode, Uid,
 };
 
 /// How long a call that only looks waits for its permits, in addition to its own time.
@@ -46,11 +49,19 @@ pub struct WasmDriver {
 }
 
 /// Returns the extended-resource names of pools that are not granted, as lines: `extendedResources: example.com/gpu`.
-pub(crate) fn missing_resources(inventory: &Inventory, is_granted: impl Fn(&str) -> bool) -> Vec<String> {
-    let names: BTreeSet<_> =
-        inventory.pools.values().filter_map(|pool| pool.extended_resource.as_ref()).collect();
+pub(crate) fn missing_resources(
+    inventory: &Inventory,
+    is_granted: impl Fn(&str) -> bool,
+) -> Vec<String> {
+    let names: BTreeSet<_> = inventory
+        .pools
+        .values()
+        .filter_map(|pool| pool.extended_resource.as_ref())
+        .collect();
     let missing = names.into_iter().filter(|name| !is_granted(name.as_str()));
-    missing.map(|name| format!("extendedResources: {name}")).collect()
+    missing
+        .map(|name| format!("extendedResources: {name}"))
+        .collect()
 }
 
 impl WasmDriver {
@@ -65,7 +76,9 @@ impl WasmDriver {
 
     /// Extended-resource names of pools beyond its grant, one readable line each. The contract has no list to request them.
     pub fn missing_resources(&self, inventory: &Inventory) -> Vec<String> {
-        missing_resources(inventory, |name| self.sandbox.scope.effective.allows_extended_resource(name))
+        missing_resources(inventory, |name| {
+            self.sandbox.scope.effective.allows_extended_resource(name)
+        })
     }
 
     /// Of the file: `sha256:` and hex.
@@ -107,18 +120,27 @@ impl WasmDriver {
             Ok(inventory)
         };
         let inventory = self.sandbox.scope.look(add).await?;
-        Ok(Published { inventory, health: self.check_health(call).await? })
+        Ok(Published {
+            inventory,
+            health: self.check_health(call).await?,
+        })
     }
 
     /// A call that only looks; its deadline includes the wait for permits.
     pub fn look_call(&self) -> Call {
         let deadline = self.sandbox.scope.limits.look_wall() + PERMIT_WAIT;
-        Call { request_id: nodedock_base::request::new_id(), deadline }
+        Call {
+            request_id: nodedock_base::request::new_id(),
+            deadline,
+        }
     }
 
     /// Makes an instance and drops it, without a call: what every call costs in addition to the driver's own work.
     pub async fn instantiate(&self, call: &Call) -> Result<(), Problem> {
-        self.call(call, Operation::Describe, None, None, |_, _, _| Box::pin(async { Ok(()) })).await
+        self.call(call, Operation::Describe, None, None, |_, _, _| {
+            Box::pin(async { Ok(()) })
+        })
+        .await
     }
 
     pub fn surface(&self) -> &Surface {
@@ -151,7 +173,8 @@ impl WasmDriver {
         let answer = self.call(call, Operation::Discover, None, recording, guest);
         let (inventory, additions) = answer.await?.map_err(|problem| self.problem(problem))?;
         let driver = &self.info.name;
-        let mut inventory = convert::inventory(driver, inventory).map_err(|why| self.refused(why))?;
+        let mut inventory =
+            convert::inventory(driver, inventory).map_err(|why| self.refused(why))?;
         if let Some(additions) = additions {
             let added = convert::add_scheduling(driver, &mut inventory, additions);
             added.map_err(|why| self.refused(why))?;
@@ -165,8 +188,16 @@ impl WasmDriver {
             return Ok(HealthReport::new());
         }
         let context = self.context(call);
-        let recording = self.recording(call, || GuestRequest::Health { context: context.clone() });
-        let answer = self.call(call, Operation::Health, None, recording, calls::health(context));
+        let recording = self.recording(call, || GuestRequest::Health {
+            context: context.clone(),
+        });
+        let answer = self.call(
+            call,
+            Operation::Health,
+            None,
+            recording,
+            calls::health(context),
+        );
         let report = answer.await?.map_err(|problem| self.problem(problem))?;
         convert::health_report(report).map_err(|why| self.refused(why))
     }
@@ -175,19 +206,33 @@ impl WasmDriver {
     pub async fn validate_config(&self, call: &Call) -> Result<(), Problem> {
         let text = self.config_text().to_owned();
         let value: Value = serde_json::from_str(&text).map_err(|error| {
-            Problem::invalid(ProblemCode::NotJson, format!("the config is not JSON: {error}"))
+            Problem::invalid(
+                ProblemCode::NotJson,
+                format!("the config is not JSON: {error}"),
+            )
         })?;
         if self.sandbox.compiled.exports.configuration.is_none() {
             return Ok(());
         }
-        let answer = self.call(call, Operation::Validate, None, None, move |store, instance, exports| {
-            Box::pin(async move {
-                let Some(configuration) = &exports.configuration else { return Ok((None, Ok(()))) };
-                let configuration = configuration.load(&mut *store, instance)?;
-                let schema = configuration.call_config_schema(&mut *store).await?;
-                Ok((schema, configuration.call_validate_config(store, &text).await?))
-            })
-        });
+        let answer = self.call(
+            call,
+            Operation::Validate,
+            None,
+            None,
+            move |store, instance, exports| {
+                Box::pin(async move {
+                    let Some(configuration) = &exports.configuration else {
+                        return Ok((None, Ok(())));
+                    };
+                    let configuration = configuration.load(&mut *store, instance)?;
+                    let schema = configuration.call_config_schema(&mut *store).await?;
+                    Ok((
+                        schema,
+                        configuration.call_validate_config(store, &text).await?,
+                    ))
+                })
+            },
+        );
         let (schema, verdict) = answer.await?;
         // The schema's error comes first: it names the place.
         if let Some(schema) = schema {
@@ -217,11 +262,15 @@ impl WasmDriver {
         }
         let uids: Vec<_> = outcomes.keys().cloned().collect();
         let stuck = || {
-            let message = format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
+            let message =
+                format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
             Problem::unavailable(ProblemCode::FileStuck, message)
         };
         let threads = &self.sandbox.scope.blocking;
-        let verified = blocking(threads, VERIFY_WALL, stuck, move || Ok(verify(&scope, outcomes))).await;
+        let verified = blocking(threads, VERIFY_WALL, stuck, move || {
+            Ok(verify(&scope, outcomes))
+        })
+        .await;
         verified.unwrap_or_else(|problem| all_failed(&uids, &problem))
     }
 
@@ -233,8 +282,14 @@ impl WasmDriver {
     ) -> Outcomes<T> {
         let (outcomes, others) = settle(requested, outcomes);
         if !others.is_empty() {
-            let (driver, request, count) = (self.info.name.as_str(), &*call.request_id, others.len());
-            tracing::warn!(driver, request, count, "driver answered for claims that were not requested");
+            let (driver, request, count) =
+                (self.info.name.as_str(), &*call.request_id, others.len());
+            tracing::warn!(
+                driver,
+                request,
+                count,
+                "driver answered for claims that were not requested"
+            );
         }
         outcomes
     }
@@ -248,7 +303,10 @@ impl WasmDriver {
         guest: impl GuestCall<R>,
     ) -> Result<R, Problem> {
         let tap = recording.as_ref().map(CallRecording::tap);
-        let answer = self.sandbox.call(call, operation, writes_for, tap, guest).await;
+        let answer = self
+            .sandbox
+            .call(call, operation, writes_for, tap, guest)
+            .await;
         if let Some(recording) = recording {
             recording.end(&answer);
         }
@@ -256,7 +314,11 @@ impl WasmDriver {
     }
 
     /// Begins to record a call, if the driver is recorded.
-    fn recording(&self, call: &Call, request: impl FnOnce() -> GuestRequest) -> Option<CallRecording> {
+    fn recording(
+        &self,
+        call: &Call,
+        request: impl FnOnce() -> GuestRequest,
+    ) -> Option<CallRecording> {
         let begin = || CallRecording::begin(&self.recorder, &self.revision, call, request());
         self.recorder.is_on().then(begin)
     }
@@ -264,7 +326,9 @@ impl WasmDriver {
     fn refused(&self, why: Refusal) -> Problem {
         let counters = &self.sandbox.scope.counters;
         counters.answers_refused.inc();
-        why.limit().into_iter().for_each(|limit| counters.refuse(limit));
+        why.limit()
+            .into_iter()
+            .for_each(|limit| counters.refuse(limit));
         why.into_problem()
     }
 
@@ -313,15 +377,23 @@ fn verify(scope: &Scope, outcomes: Outcomes<PreparedClaim>) -> Outcomes<Prepared
             scope.counters.answers_refused.inc();
         })
     };
-    outcomes.into_iter().map(|(uid, outcome)| (uid, verify(outcome))).collect()
+    outcomes
+        .into_iter()
+        .map(|(uid, outcome)| (uid, verify(outcome)))
+        .collect()
 }
 
 /// Whether an edit names a file outside the kernel's own file systems.
 fn names_files(claim: &PreparedClaim) -> bool {
-    let of_devices = claim.devices.iter().filter_map(|device| device.access.edits());
+    let of_devices = claim
+        .devices
+        .iter()
+        .filter_map(|device| device.access.edits());
     let is_block = |node: &DeviceNode| node.kind == Some(NodeKind::Block);
     of_devices.chain([&claim.edits]).any(|edits| {
-        !edits.mounts.is_empty() || !edits.hooks.is_empty() || edits.device_nodes.iter().any(is_block)
+        !edits.mounts.is_empty()
+            || !edits.hooks.is_empty()
+            || edits.device_nodes.iter().any(is_block)
     })
 }
 
@@ -364,18 +436,31 @@ impl ClaimDriver for WasmDriver {
 
     async fn unprepare(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         let context = self.context(call);
-        let requested: Vec<types::ClaimRecord> = claims.iter().map(convert::claim_record_to_guest).collect();
-        let writes_for = claims.iter().map(|record| record.claim.id.clone()).collect();
+        let requested: Vec<types::ClaimRecord> =
+            claims.iter().map(convert::claim_record_to_guest).collect();
+        let writes_for = claims
+            .iter()
+            .map(|record| record.claim.id.clone())
+            .collect();
         let recording = self.recording(call, || GuestRequest::Unprepare {
             context: context.clone(),
             claims: requested.clone(),
         });
         let guest = calls::unprepare(context, requested);
-        let answer = self.call(call, Operation::Unprepare, Some(writes_for), recording, guest);
+        let answer = self.call(
+            call,
+            Operation::Unprepare,
+            Some(writes_for),
+            recording,
+            guest,
+        );
         let answer = answer.await;
         let uids = claims.iter().map(|record| &record.claim.id.uid);
         let outcome = |entry: types::UnprepareOutcome| {
-            (entry.uid, entry.outcome.map_err(|problem| self.problem(problem)))
+            (
+                entry.uid,
+                entry.outcome.map_err(|problem| self.problem(problem)),
+            )
         };
         match answer {
             Ok(answer) => self.settled(call, uids, answer.into_iter().map(outcome)),

@@ -29,9 +29,15 @@ mod tests {
 
     #[test]
     fn a_driver_config_is_json_for_the_driver_and_its_errors_say_where() {
-        assert_eq!(driver_config("pools:\n- {name: misc}\n").unwrap(), r#"{"pools":[{"name":"misc"}]}"#);
+        assert_eq!(
+            driver_config("pools:\n- {name: misc}\n").unwrap(),
+            r#"{"pools":[{"name":"misc"}]}"#
+        );
         assert_eq!(driver_config("# nothing\n").unwrap(), "{}");
-        assert!(matches!(driver_config("- a\n"), Err(DriverConfigError::NotAMapping("a list"))));
+        assert!(matches!(
+            driver_config("- a\n"),
+            Err(DriverConfigError::NotAMapping("a list"))
+        ));
         let error = chain(&driver_config("a: 1\nb: [1,\n").unwrap_err());
         assert!(error.contains("line"), "{error}");
     }

@@ -24,14 +24,23 @@ pub struct DriverImage {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     #[error("driver image {name}: its directory {} cannot be listed: {why}", directory.display())]
-    Unlisted { name: String, directory: PathBuf, why: String },
+    Unlisted {
+        name: String,
+        directory: PathBuf,
+        why: String,
+    },
     #[error("driver image {name}: its directory {} has no file *.wasm, and one is needed", directory.display())]
     Empty { name: String, directory: PathBuf },
     #[error(
         "driver image {name}: its directory {} has more than one file *.wasm, {first} and {second}: make an image of each",
         directory.display()
     )]
-    Several { name: String, directory: PathBuf, first: String, second: String },
+    Several {
+        name: String,
+        directory: PathBuf,
+        first: String,
+        second: String,
+    },
 }
 
 impl DriverImage {
@@ -45,12 +54,23 @@ impl DriverImage {
         let (name, directory) = (self.name.clone(), self.directory.clone());
         let mut found = match first_two(&directory) {
             Ok(found) => found.into_iter(),
-            Err(error) => return Err(ImageError::Unlisted { name, directory, why: error.to_string() }),
+            Err(error) => {
+                return Err(ImageError::Unlisted {
+                    name,
+                    directory,
+                    why: error.to_string(),
+                });
+            }
         };
         match (found.next(), found.next()) {
             (None, _) => Err(ImageError::Empty { name, directory }),
             (Some(only), None) => Ok(directory.join(only)),
-            (Some(first), Some(second)) => Err(ImageError::Several { name, directory, first, second }),
+            (Some(first), Some(second)) => Err(ImageError::Several {
+                name,
+                directory,
+                first,
+                second,
+            }),
         }
     }
 

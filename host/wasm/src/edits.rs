@@ -16,8 +16,8 @@ use nodedock_core::sysfs::SysfsRoot;
 use nodedock_core::sysfs::pci::NodeUse;
 use nodedock_model::grant::{Effective, Naming, ceiling};
 use nodedock_model::{
-    DeviceAccess, DeviceNode, Edits, Hook, IntelRdt, Mount, NodeKind, PreparedClaim, Problem, ProblemCode,
-    ProblemKind,
+    DeviceAccess, DeviceNode, Edits, Hook, IntelRdt, Mount, NodeKind, PreparedClaim, Problem,
+    ProblemCode, ProblemKind,
 };
 
 /// Never covered in a container: the kernel's own file systems, files by which the dynamic loader runs code in every program, as
@@ -75,8 +75,15 @@ impl Verifier<'_> {
     /// Returns a prepared claim whose edits are granted and true.
     pub(super) fn claim(&self, mut claim: PreparedClaim) -> Result<PreparedClaim, Problem> {
         claim.edits = self.edits(claim.edits)?;
-        if let Some(key) = claim.annotations.keys().find(|key| !self.effective.allows_annotation(key)) {
-            return Err(refused(&format!("annotation {key}"), "it is not granted (annotations)"));
+        if let Some(key) = claim
+            .annotations
+            .keys()
+            .find(|key| !self.effective.allows_annotation(key))
+        {
+            return Err(refused(
+                &format!("annotation {key}"),
+                "it is not granted (annotations)",
+            ));
         }
         for device in &mut claim.devices {
             if let DeviceAccess::Edits(edits) = &mut device.access {
@@ -99,7 +106,10 @@ impl Verifier<'_> {
             if !self.effective.allows_net_device(&device.host_interface) {
                 return Err(refused(&what, "it is not granted (netDevices)"));
             }
-            if !self.sysfs.exists(&format!("class/net/{}", device.host_interface))? {
+            if !self
+                .sysfs
+                .exists(&format!("class/net/{}", device.host_interface))?
+            {
                 let message = format!("{what}: the node has no such interface");
                 return Err(Problem::unavailable(ProblemCode::EditInvalid, message));
             }
@@ -114,13 +124,25 @@ impl Verifier<'_> {
             self.hook(hook)?;
         }
         if edits.additional_gids.contains(&0) {
-            return Err(refused("additional groups", "the group of root is never given"));
+            return Err(refused(
+                "additional groups",
+                "the group of root is never given",
+            ));
         }
-        if let Some(group) = edits.additional_gids.iter().find(|group| !self.effective.allows_group(**group))
+        if let Some(group) = edits
+            .additional_gids
+            .iter()
+            .find(|group| !self.effective.allows_group(**group))
         {
-            return Err(refused(&format!("additional group {group}"), "it is not granted (groups)"));
+            return Err(refused(
+                &format!("additional group {group}"),
+                "it is not granted (groups)",
+            ));
         }
-        edits.intel_rdt.as_ref().map_or(Ok(()), |rdt| self.intel_rdt(rdt))?;
+        edits
+            .intel_rdt
+            .as_ref()
+            .map_or(Ok(()), |rdt| self.intel_rdt(rdt))?;
         Ok(edits)
     }
 
@@ -131,15 +153,19 @@ impl Verifier<'_> {
                 "Intel RDT",
                 "it names no class of service, and only those of the grant are given (rdtClasses)",
             )),
-            Some(class) if !self.effective.allows_rdt_class(class) => {
-                Err(refused(&format!("class of service {class}"), "it is not granted (rdtClasses)"))
-            }
+            Some(class) if !self.effective.allows_rdt_class(class) => Err(refused(
+                &format!("class of service {class}"),
+                "it is not granted (rdtClasses)",
+            )),
             Some(_) => Ok(()),
         }
     }
 
     fn env(&self, env: &[(String, String)]) -> Result<(), Problem> {
-        match env.iter().find(|(name, _)| !self.effective.allows_env(name)) {
+        match env
+            .iter()
+            .find(|(name, _)| !self.effective.allows_env(name))
+        {
             Some((name, _)) => Err(refused(&format!("env {name}"), "it is not granted (env)")),
             None => Ok(()),
         }
@@ -152,8 +178,13 @@ impl Verifier<'_> {
         if !self.effective.allows_device_node(&path, Naming::Glob) {
             return Err(refused(&what, "it is not granted (deviceNodes)"));
         }
-        let found = self.dev.stat(&path, self.sysfs).map_err(|problem| unseen(&what, problem))?;
-        found.check_grant(self.effective).map_err(|problem| refused(&what, problem.message))?;
+        let found = self
+            .dev
+            .stat(&path, self.sysfs)
+            .map_err(|problem| unseen(&what, problem))?;
+        found
+            .check_grant(self.effective)
+            .map_err(|problem| refused(&what, problem.message))?;
         let (found, subsystem) = (found.info, found.subsystem);
         let kind = node_kind(found.kind);
         if kind == NodeKind::Block && found.sysfs_path.is_none() {
@@ -164,7 +195,13 @@ impl Verifier<'_> {
         let may_be_disk = kind == NodeKind::Block || subsystem.as_deref() == Some("usb");
         if let Some(directory) = found.sysfs_path.as_ref().filter(|_| may_be_disk) {
             let (proc, dev) = (self.hardware.proc(), self.hardware.dev());
-            let in_use = self.sysfs.block_device_in_use(directory, NodeUse { proc: &proc, dev: &dev })?;
+            let in_use = self.sysfs.block_device_in_use(
+                directory,
+                NodeUse {
+                    proc: &proc,
+                    dev: &dev,
+                },
+            )?;
             if let Some(reason) = in_use {
                 let message = format!("{what}: the node uses it: {reason}");
                 return Err(Problem::conflict(ProblemCode::EditDenied, message));
@@ -189,17 +226,36 @@ impl Verifier<'_> {
         let (real, kind) = found.map_err(|problem| unseen(&what, problem))?;
         self.source(&what, &real)?;
         if !matches!(kind, FileType::Directory | FileType::RegularFile) {
-            return Err(refused(&what, "its source is neither a directory nor a regular file"));
+            return Err(refused(
+                &what,
+                "its source is neither a directory nor a regular file",
+            ));
         }
         if kind == FileType::RegularFile && Path::new(&real).parent() == Some(Path::new("/etc")) {
-            return Err(refused(&what, "the node's own configuration is never mounted"));
+            return Err(refused(
+                &what,
+                "the node's own configuration is never mounted",
+            ));
         }
-        self.sources().check_mount(&real).map_err(|problem| unseen(&what, problem))?;
-        if mount.fs_type.as_deref().is_some_and(|kind| !matches!(kind, "" | "bind" | "none")) {
+        self.sources()
+            .check_mount(&real)
+            .map_err(|problem| unseen(&what, problem))?;
+        if mount
+            .fs_type
+            .as_deref()
+            .is_some_and(|kind| !matches!(kind, "" | "bind" | "none"))
+        {
             return Err(refused(&what, "only bind mounts are made"));
         }
-        if let Some(option) = mount.options.iter().find(|option| !MOUNT_OPTIONS.contains(&option.as_str())) {
-            return Err(refused(&what, format!("the option {option:?} is not allowed")));
+        if let Some(option) = mount
+            .options
+            .iter()
+            .find(|option| !MOUNT_OPTIONS.contains(&option.as_str()))
+        {
+            return Err(refused(
+                &what,
+                format!("the option {option:?} is not allowed"),
+            ));
         }
         let has = |option: &str| mount.options.iter().any(|given| given == option);
         match (has("ro"), has("rw")) {
@@ -228,16 +284,24 @@ impl Verifier<'_> {
         if self.effective.allows_mount(path, naming) {
             return Ok(());
         }
-        Err(refused(what, format!("{path} is not granted{} (mounts)", how(naming))))
+        Err(refused(
+            what,
+            format!("{path} is not granted{} (mounts)", how(naming)),
+        ))
     }
 
     fn writable(&self, path: &str) -> Result<(), String> {
         let Some(naming) = ceiling::writable_source(path) else {
-            return Err(format!("no container may write to {path}, whatever is granted"));
+            return Err(format!(
+                "no container may write to {path}, whatever is granted"
+            ));
         };
         match self.effective.allows_writable_mount(path, naming) {
             true => Ok(()),
-            false => Err(format!("{path} is not granted{} with \":rw\" (mounts)", how(naming))),
+            false => Err(format!(
+                "{path} is not granted{} with \":rw\" (mounts)",
+                how(naming)
+            )),
         }
     }
 
@@ -245,16 +309,27 @@ impl Verifier<'_> {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let what = format!("hook {}", hook.path);
         if !self.effective.allows_hook(&hook.path) {
-            return Err(refused(&what, "the operator has not granted this very path (hooks)"));
+            return Err(refused(
+                &what,
+                "the operator has not granted this very path (hooks)",
+            ));
         }
         // It runs as root on the node, where such a variable does even more harm than in a container.
-        self.env(&hook.env)
-            .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
-        let (real, _) = self.files.resolve(&hook.path).map_err(|problem| unseen(&what, problem))?;
-        self.sources().check_way(&real).map_err(|problem| unseen(&what, problem))?;
+        self.env(&hook.env).map_err(|problem| Problem {
+            message: format!("{what}: {}", problem.message),
+            ..problem
+        })?;
+        let (real, _) = self
+            .files
+            .resolve(&hook.path)
+            .map_err(|problem| unseen(&what, problem))?;
+        self.sources()
+            .check_way(&real)
+            .map_err(|problem| unseen(&what, problem))?;
         let program = std::fs::metadata(self.sources().place(&real));
-        let program = program
-            .map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{what}: {error}")))?;
+        let program = program.map_err(|error| {
+            Problem::unavailable(ProblemCode::IoError, format!("{what}: {error}"))
+        })?;
         let mode = program.permissions().mode();
         if !program.is_file() || mode & 0o111 == 0 {
             return Err(wrong(&what, "it is not a program"));
@@ -279,34 +354,63 @@ fn how(naming: Naming) -> &'static str {
 
 fn in_container(what: &str, path: &str) -> Result<(), Problem> {
     let inside = Path::new(path);
-    let covered =
-        NEVER_COVERED.iter().find(|never| inside.starts_with(never) || Path::new(never).starts_with(inside));
+    let covered = NEVER_COVERED
+        .iter()
+        .find(|never| inside.starts_with(never) || Path::new(never).starts_with(inside));
     match covered {
         None => Ok(()),
-        Some(never) => {
-            Err(refused(what, format!("at {path} in a container nothing is put, because of {never}")))
-        }
+        Some(never) => Err(refused(
+            what,
+            format!("at {path} in a container nothing is put, because of {never}"),
+        )),
     }
 }
 
 /// A missing node may appear without a change of the driver's devices: the refusal is not permanent.
 fn unseen(what: &str, problem: Problem) -> Problem {
-    let kind = if problem.kind == ProblemKind::NotFound { ProblemKind::Unavailable } else { problem.kind };
-    Problem { kind, message: format!("{what}: {}", problem.message), ..problem }
+    let kind = if problem.kind == ProblemKind::NotFound {
+        ProblemKind::Unavailable
+    } else {
+        problem.kind
+    };
+    Problem {
+        kind,
+        message: format!("{what}: {}", problem.message),
+        ..problem
+    }
 }
 
-fn as_claimed(what: &str, node: &DeviceNode, is: NodeKind, found: &NodeInfo) -> Result<(), Problem> {
-    let differs =
-        |said: String, is: String| Err(wrong(what, format!("the driver says {said}, and it is {is}")));
+fn as_claimed(
+    what: &str,
+    node: &DeviceNode,
+    is: NodeKind,
+    found: &NodeInfo,
+) -> Result<(), Problem> {
+    let differs = |said: String, is: String| {
+        Err(wrong(
+            what,
+            format!("the driver says {said}, and it is {is}"),
+        ))
+    };
     if let Some(said) = node.kind.filter(|said| *said != is) {
-        return differs(format!("{said:?}").to_lowercase(), format!("{is:?}").to_lowercase());
+        return differs(
+            format!("{said:?}").to_lowercase(),
+            format!("{is:?}").to_lowercase(),
+        );
     }
-    let numbers = [("major", node.major, found.major), ("minor", node.minor, found.minor)];
+    let numbers = [
+        ("major", node.major, found.major),
+        ("minor", node.minor, found.minor),
+    ];
     for (which, said, is) in numbers {
         if let Some(said) = said.filter(|said| *said != is) {
-            let refused: Result<(), Problem> = differs(format!("{which} {said}"), format!("{which} {is}"));
+            let refused: Result<(), Problem> =
+                differs(format!("{which} {said}"), format!("{which} {is}"));
             // The device may have been plugged in again since the driver looked: a later prepare sees the new number.
-            return refused.map_err(|problem| Problem { kind: ProblemKind::Unavailable, ..problem });
+            return refused.map_err(|problem| Problem {
+                kind: ProblemKind::Unavailable,
+                ..problem
+            });
         }
     }
     Ok(())

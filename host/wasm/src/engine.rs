@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use wasmtime::component::Linker;
 use wasmtime::{
-    Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails,
+    Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig,
+    WasmBacktraceDetails,
 };
 
 use super::bindings::nodedock::driver;
@@ -48,7 +49,12 @@ impl Runtime {
         let engine = engine()?;
         let linker = linker(&engine)?;
         let clock = EpochClock::start(engine.clone())?;
-        Ok(Self { engine, linker, clock, slow: SlowRuntime::start()? })
+        Ok(Self {
+            engine,
+            linker,
+            clock,
+            slow: SlowRuntime::start()?,
+        })
     }
 }
 
@@ -154,19 +160,24 @@ impl EpochClock {
     fn start(engine: Engine) -> std::io::Result<Self> {
         let calls = Arc::<Calls>::default();
         let of_thread = Arc::clone(&calls);
-        let thread = std::thread::Builder::new().name("epoch".into()).spawn(move || {
-            loop {
-                if of_thread.running.load(SeqCst) > 0 {
-                    std::thread::sleep(EPOCH_TICK);
-                    engine.increment_epoch();
-                } else if of_thread.closed.load(SeqCst) {
-                    return;
-                } else {
-                    std::thread::park();
+        let thread = std::thread::Builder::new()
+            .name("epoch".into())
+            .spawn(move || {
+                loop {
+                    if of_thread.running.load(SeqCst) > 0 {
+                        std::thread::sleep(EPOCH_TICK);
+                        engine.increment_epoch();
+                    } else if of_thread.closed.load(SeqCst) {
+                        return;
+                    } else {
+                        std::thread::park();
+                    }
                 }
-            }
-        })?;
-        Ok(Self { calls, thread: thread.thread().clone() })
+            })?;
+        Ok(Self {
+            calls,
+            thread: thread.thread().clone(),
+        })
     }
 
     pub(super) fn tick(&self) -> Ticking {

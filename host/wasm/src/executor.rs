@@ -59,7 +59,8 @@ impl CpuMeter {
     }
 
     fn add_since(&self, start: Duration) {
-        self.used.fetch_add(nanoseconds(thread_cpu().saturating_sub(start)), Relaxed);
+        self.used
+            .fetch_add(nanoseconds(thread_cpu().saturating_sub(start)), Relaxed);
     }
 
     /// CPU time up to now, the current poll included. Only for code that runs within a poll.
@@ -117,7 +118,10 @@ impl SlowRuntime {
 
     /// Runs `work` to its end. When the returned future is dropped, the runtime drops `work` at its next yield.
     pub(super) async fn run<T: Send + 'static>(&self, work: BoxFuture<'static, T>) -> T {
-        let runtime = self.0.as_ref().expect("the runtime is taken only when this is dropped");
+        let runtime = self
+            .0
+            .as_ref()
+            .expect("the runtime is taken only when this is dropped");
         let ended = AbortOnDropHandle::new(runtime.spawn(work)).await;
         // A task is aborted only when its caller no longer waits for it: it has panicked.
         ended.unwrap_or_else(|error| resume_unwind(error.into_panic()))
@@ -158,7 +162,10 @@ mod tests {
         let mut work = Box::pin(Arc::clone(&meter).measure(work.boxed()));
         assert!(futures::poll!(&mut work).is_pending());
         let before = meter.used();
-        assert!(before >= Duration::from_millis(2) && meter.first_poll().is_some(), "{before:?}");
+        assert!(
+            before >= Duration::from_millis(2) && meter.first_poll().is_some(),
+            "{before:?}"
+        );
         let start = thread_cpu();
         while thread_cpu() - start < Duration::from_millis(20) {}
         go.send(()).unwrap();
@@ -176,7 +183,10 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(1)).await;
             tokio::task::spawn_blocking(name).await.unwrap().and(name())
         };
-        assert_eq!(slow.run(work.boxed()).await.as_deref(), Some("slow-drivers"));
+        assert_eq!(
+            slow.run(work.boxed()).await.as_deref(),
+            Some("slow-drivers")
+        );
         for spins in [false, true] {
             let (held, dropped) = oneshot::channel::<()>();
             let (start, started) = oneshot::channel();
@@ -195,14 +205,18 @@ mod tests {
                 assert!(futures::poll!(&mut call).is_pending());
                 started.await.unwrap();
             }
-            assert!(dropped.await.is_err(), "the sender is dropped with the work");
+            assert!(
+                dropped.await.is_err(),
+                "the sender is dropped with the work"
+            );
         }
     }
 
     #[tokio::test]
     async fn a_panic_reaches_the_caller_and_the_runtime_goes_on() {
         let slow = SlowRuntime::start().unwrap();
-        let panic = std::panic::AssertUnwindSafe(slow.run(async { panic!("story") }.boxed())).catch_unwind();
+        let panic = std::panic::AssertUnwindSafe(slow.run(async { panic!("story") }.boxed()))
+            .catch_unwind();
         let panic: Result<(), _> = panic.await;
         assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"story"));
         assert_eq!(slow.run(async { 7 }.boxed()).await, 7);

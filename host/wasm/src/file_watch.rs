@@ -77,14 +77,21 @@ pub async fn watch(
     tasks: Tasks,
     events: mpsc::Sender<FileEvent>,
 ) {
-    let drivers = DriversDirectory { path: directory, images, ..DriversDirectory::default() };
+    let drivers = DriversDirectory {
+        path: directory,
+        images,
+        ..DriversDirectory::default()
+    };
     watched::follow(drivers, tasks, events).await;
 }
 
 /// Names of the drivers' files that exist now. A missing directory has none.
 pub fn present(directory: &Path) -> io::Result<Vec<String>> {
     match list(directory, &Listing::new()) {
-        Ok((listing, _)) => Ok(listing.into_keys().map(|stem| format!("{stem}{}", SUFFIXES[0])).collect()),
+        Ok((listing, _)) => Ok(listing
+            .into_keys()
+            .map(|stem| format!("{stem}{}", SUFFIXES[0]))
+            .collect()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
     }
@@ -120,8 +127,15 @@ impl Directory for DriversDirectory {
     }
 
     fn others(&self) -> Vec<PathBuf> {
-        let directories = self.images.iter().flat_map(|image| [&image.directory, &image.side_files]);
-        directories.cloned().collect::<BTreeSet<_>>().into_iter().collect()
+        let directories = self
+            .images
+            .iter()
+            .flat_map(|image| [&image.directory, &image.side_files]);
+        directories
+            .cloned()
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
     }
 
     fn note(&mut self, event: &notify::Event) {
@@ -135,7 +149,8 @@ impl Directory for DriversDirectory {
                 EventKind::Create(_) | EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Any) => {
                     self.whole.remove(path);
                     // A writer that stalls: its file is taken as it is when nothing has come for ten times the usual.
-                    self.unsettled.insert(path.clone(), Instant::now() + limit::FILE_SETTLE * 10);
+                    self.unsettled
+                        .insert(path.clone(), Instant::now() + limit::FILE_SETTLE * 10);
                 }
                 EventKind::Remove(_) => {
                     self.unsettled.remove(path);
@@ -177,15 +192,23 @@ impl Directory for DriversDirectory {
                 self.reported.insert(stem.clone(), listed.clone());
             }
         }
-        let gone = self.reported.extract_if(.., |stem, _| !listing.contains_key(stem));
+        let gone = self
+            .reported
+            .extract_if(.., |stem, _| !listing.contains_key(stem));
         events.extend(gone.map(|(stem, _)| FileEvent::Gone(stem)));
         if !self.listed && is_complete && self.reported.len() == listing.len() {
             self.listed = true;
             events.push(FileEvent::Listed);
         }
         self.whole.retain(|path| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            SUFFIXES.iter().any(|s| name.strip_suffix(s).is_some_and(|n| listing.contains_key(n)))
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default();
+            SUFFIXES.iter().any(|s| {
+                name.strip_suffix(s)
+                    .is_some_and(|n| listing.contains_key(n))
+            })
         });
         events
     }
@@ -237,7 +260,9 @@ impl DriversDirectory {
                     self.reported.get(&image.name)?.clone()
                 }
             };
-            listing.insert(image.name.clone(), listed).and_then(is_shadowed)
+            listing
+                .insert(image.name.clone(), listed)
+                .and_then(is_shadowed)
         };
         self.images.iter().filter_map(add).collect()
     }
@@ -246,7 +271,9 @@ impl DriversDirectory {
     /// may change the config, and there is nothing left to protect.
     fn find_faults(&self) -> io::Result<Vec<Fault>> {
         let mut found: Vec<Fault> = Vec::new();
-        for directory in std::iter::once(&self.path).chain(self.images.iter().map(|image| &image.directory)) {
+        for directory in
+            std::iter::once(&self.path).chain(self.images.iter().map(|image| &image.directory))
+        {
             for fault in permissions::of_directory(directory)? {
                 if !found.contains(&fault) {
                     found.push(fault);
@@ -259,7 +286,9 @@ impl DriversDirectory {
     fn is_whole(&mut self, listed: &Listed, now: Instant) -> bool {
         let mut whole = true;
         for (path, stamp) in listed.files.paths().into_iter().zip(&listed.stamps) {
-            let (Some(path), Some(stamp)) = (path, stamp) else { continue };
+            let (Some(path), Some(stamp)) = (path, stamp) else {
+                continue;
+            };
             if self.unsettled.contains_key(path) {
                 whole = false;
             } else if !self.whole.contains(path) {
@@ -277,13 +306,22 @@ impl DriversDirectory {
 impl DriverFiles {
     /// The source of the driver's name.
     pub fn source(&self) -> NameSource {
-        if self.is_image { NameSource::image(&self.stem) } else { NameSource::file(&self.stem) }
+        if self.is_image {
+            NameSource::image(&self.stem)
+        } else {
+            NameSource::file(&self.stem)
+        }
     }
 
     /// In the order of the suffixes.
     fn paths(&self) -> [Option<&Path>; 4] {
         let wasm = self.wasm.as_deref().ok();
-        [wasm, self.grant.as_deref(), self.config.as_deref(), self.signature.as_deref()]
+        [
+            wasm,
+            self.grant.as_deref(),
+            self.config.as_deref(),
+            self.signature.as_deref(),
+        ]
     }
 }
 
@@ -332,7 +370,11 @@ fn list(directory: &Path, known: &Listing) -> io::Result<(Listing, Vec<(String, 
                 listing.insert(stem, listed);
             }
             Err(error) => {
-                listing.extend(known.get(&stem).map(|listed| (stem.clone(), listed.clone())));
+                listing.extend(
+                    known
+                        .get(&stem)
+                        .map(|listed| (stem.clone(), listed.clone())),
+                );
                 unread.push((stem, error));
             }
         }
@@ -348,9 +390,17 @@ pub fn stem(name: &OsStr) -> Option<&str> {
 
 /// Follows links: a mounted ConfigMap is a directory of them. None: there is no such file.
 fn stamp(path: &Path) -> io::Result<Option<Stamp>> {
-    let Some(found) = file::metadata(path)?.filter(std::fs::Metadata::is_file) else { return Ok(None) };
+    let Some(found) = file::metadata(path)?.filter(std::fs::Metadata::is_file) else {
+        return Ok(None);
+    };
     let changed = [found.ctime(), found.ctime_nsec()];
-    Ok(Some((found.dev(), found.ino(), found.size(), found.modified()?, changed)))
+    Ok(Some((
+        found.dev(),
+        found.ino(),
+        found.size(),
+        found.modified()?,
+        changed,
+    )))
 }
 
 /// The files of a driver in the drivers directory.

@@ -35,7 +35,10 @@ pub(super) fn check_path(path: &str) -> Result<(), Problem> {
         return Ok(());
     }
     let shown: String = path.chars().take(128).collect();
-    Err(Problem::invalid(ProblemCode::BadPath, format!("{shown:?} is not an absolute, plain path")))
+    Err(Problem::invalid(
+        ProblemCode::BadPath,
+        format!("{shown:?} is not an absolute, plain path"),
+    ))
 }
 
 pub(super) fn never(path: &str) -> Problem {
@@ -44,7 +47,10 @@ pub(super) fn never(path: &str) -> Problem {
 }
 
 fn too_wide(what: &str, max: usize) -> Problem {
-    Problem::invalid(ProblemCode::GlobTooWide, format!("the glob needs more than {max} {what}"))
+    Problem::invalid(
+        ProblemCode::GlobTooWide,
+        format!("the glob needs more than {max} {what}"),
+    )
 }
 
 /// The problem of a file system that does not answer.
@@ -57,7 +63,10 @@ impl FilesRoot {
     pub(super) fn open(path: &Path) -> std::io::Result<Self> {
         let path = path.canonicalize()?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self { root: rustix::fs::open(&path, flags, Mode::empty())?, path })
+        Ok(Self {
+            root: rustix::fs::open(&path, flags, Mode::empty())?,
+            path,
+        })
     }
 
     /// One file or directory.
@@ -69,15 +78,19 @@ impl FilesRoot {
     pub(super) fn read(&self, path: &str) -> Result<Vec<u8>, Problem> {
         let (info, _) = self.look(path)?;
         if info.kind != FileKind::Regular {
-            return Err(Problem::invalid(ProblemCode::NotAFile, format!("{path} is no regular file")));
+            return Err(Problem::invalid(
+                ProblemCode::NotAFile,
+                format!("{path} is no regular file"),
+            ));
         }
         // The path without links: it was checked, and what it names is checked again.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = self.open_beneath(&info.real_path, flags, ResolveFlags::NO_SYMLINKS)?;
         check_public(path, &stat(path, &file)?)?;
         let read = beneath::read(file, READ_BYTES_MAX + 1);
-        let content =
-            read.map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}")))?;
+        let content = read.map_err(|error| {
+            Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}"))
+        })?;
         if content.len() as u64 > READ_BYTES_MAX {
             let message = format!("{path} has more than {READ_BYTES_MAX} bytes");
             return Err(Problem::invalid(ProblemCode::FileTooLarge, message));
@@ -89,8 +102,12 @@ impl FilesRoot {
     pub(super) fn glob(&self, glob: &str) -> Result<Vec<FileInfo>, Problem> {
         pattern::compile(glob).map_err(|error| bad_glob(glob, &error))?;
         let segments: Vec<&str> = glob.trim_start_matches('/').split('/').collect();
-        let mut walk =
-            Walk { root: self, until: Instant::now() + LOOK_WALL, directories: 0, found: Vec::new() };
+        let mut walk = Walk {
+            root: self,
+            until: Instant::now() + LOOK_WALL,
+            directories: 0,
+            found: Vec::new(),
+        };
         walk.descend(String::new(), &segments, 0)?;
         let mut found = walk.found;
         found.sort_by(|a, b| a.path.cmp(&b.path));
@@ -100,7 +117,8 @@ impl FilesRoot {
 
     /// The path without links, and what kind of file it is; of any file, not only of those that drivers may read.
     pub(super) fn resolve(&self, path: &str) -> Result<(String, FileType), Problem> {
-        let file = self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty())?;
+        let file =
+            self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty())?;
         let kind = FileType::from_raw_mode(stat(path, &file)?.st_mode);
         Ok((self.real_path(path, &file)?, kind))
     }
@@ -111,10 +129,13 @@ impl FilesRoot {
         if ceiling::host_file(path).is_none() {
             return Err(never(path));
         }
-        let file = self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty())?;
+        let file =
+            self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty())?;
         let real_path = self.real_path(path, &file)?;
         // A link is no way to what has to be named more explicitly.
-        if ceiling::host_file(&real_path).is_none_or(|naming| Some(naming) > ceiling::host_file(path)) {
+        if ceiling::host_file(&real_path)
+            .is_none_or(|naming| Some(naming) > ceiling::host_file(path))
+        {
             return Err(never(path));
         }
         let found = stat(path, &file)?;
@@ -128,12 +149,29 @@ impl FilesRoot {
                 return Err(Problem::invalid(ProblemCode::NotAFile, message));
             }
         };
-        let size = if kind == FileKind::Regular { found.st_size.unsigned_abs() } else { 0 };
-        Ok((FileInfo { path: path.to_owned(), real_path, kind, size }, file))
+        let size = if kind == FileKind::Regular {
+            found.st_size.unsigned_abs()
+        } else {
+            0
+        };
+        Ok((
+            FileInfo {
+                path: path.to_owned(),
+                real_path,
+                kind,
+                size,
+            },
+            file,
+        ))
     }
 
     /// Links are resolved beneath the root, as in a chroot.
-    fn open_beneath(&self, path: &str, flags: OFlags, more: ResolveFlags) -> Result<OwnedFd, Problem> {
+    fn open_beneath(
+        &self,
+        path: &str,
+        flags: OFlags,
+        more: ResolveFlags,
+    ) -> Result<OwnedFd, Problem> {
         self.open_until(Instant::now() + LOOK_WALL, path, flags, more)
     }
 
@@ -171,10 +209,14 @@ impl FilesRoot {
         let inside = real_path.trim_start_matches('/');
         for (end, _) in inside.match_indices('/') {
             let found = rustix::fs::statat(&self.root, &inside[..end], AtFlags::SYMLINK_NOFOLLOW);
-            let found = found
-                .map_err(|errno| Problem::unavailable(ProblemCode::IoError, format!("{path}: {errno}")))?;
+            let found = found.map_err(|errno| {
+                Problem::unavailable(ProblemCode::IoError, format!("{path}: {errno}"))
+            })?;
             if !Mode::from_raw_mode(found.st_mode).contains(Mode::XOTH) {
-                let message = format!("no driver may read {path}: not everyone may pass /{}", &inside[..end]);
+                let message = format!(
+                    "no driver may read {path}: not everyone may pass /{}",
+                    &inside[..end]
+                );
                 return Err(Problem::denied(ProblemCode::NeverAllowed, message));
             }
         }
@@ -185,11 +227,13 @@ impl FilesRoot {
     fn entries(&self, directory: &str, until: Instant) -> Result<Vec<Entry>, Problem> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let name = if directory.is_empty() { "." } else { directory };
-        let Some(open) = present(self.open_until(until, name, flags, ResolveFlags::empty()))? else {
+        let Some(open) = present(self.open_until(until, name, flags, ResolveFlags::empty()))?
+        else {
             return Ok(Vec::new());
         };
-        let entries = beneath::entries(&open, GLOB_DIRECTORIES_MAX, until)
-            .map_err(|errno| Problem::unavailable(ProblemCode::IoError, format!("{directory}: {errno}")))?;
+        let entries = beneath::entries(&open, GLOB_DIRECTORIES_MAX, until).map_err(|errno| {
+            Problem::unavailable(ProblemCode::IoError, format!("{directory}: {errno}"))
+        })?;
         if entries.len() > GLOB_DIRECTORIES_MAX {
             return Err(too_wide("entries of a directory", GLOB_DIRECTORIES_MAX));
         }
@@ -206,11 +250,16 @@ fn stat(path: &str, file: &OwnedFd) -> Result<Stat, Problem> {
 fn check_public(path: &str, found: &Stat) -> Result<(), Problem> {
     let is_owned = found.st_uid == 0 || found.st_uid == rustix::process::geteuid().as_raw();
     let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
-    let needed = if is_directory { Mode::ROTH | Mode::XOTH } else { Mode::ROTH };
+    let needed = if is_directory {
+        Mode::ROTH | Mode::XOTH
+    } else {
+        Mode::ROTH
+    };
     if is_owned && Mode::from_raw_mode(found.st_mode).contains(needed) {
         return Ok(());
     }
-    let message = format!("no driver may read {path}: root does not own it, or not everyone may read it");
+    let message =
+        format!("no driver may read {path}: root does not own it, or not everyone may read it");
     Err(Problem::denied(ProblemCode::NeverAllowed, message))
 }
 
@@ -223,8 +272,15 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn descend(&mut self, directory: String, segments: &[&str], depth: usize) -> Result<(), Problem> {
-        let Some((first, rest)) = segments.split_first() else { return self.find(&directory) };
+    fn descend(
+        &mut self,
+        directory: String,
+        segments: &[&str],
+        depth: usize,
+    ) -> Result<(), Problem> {
+        let Some((first, rest)) = segments.split_first() else {
+            return self.find(&directory);
+        };
         if pattern::is_literal(first) {
             return self.descend(format!("{directory}/{first}"), rest, depth + 1);
         }
@@ -232,7 +288,9 @@ impl Walk<'_> {
             self.descend(directory.clone(), rest, depth)?;
         }
         let one = if *first == "**" { "*" } else { first };
-        let matcher = pattern::compile(one).map_err(|error| bad_glob(one, &error))?.compile_matcher();
+        let matcher = pattern::compile(one)
+            .map_err(|error| bad_glob(one, &error))?
+            .compile_matcher();
         self.directories += 1;
         if self.directories > GLOB_DIRECTORIES_MAX {
             return Err(too_wide("directories", GLOB_DIRECTORIES_MAX));
@@ -297,7 +355,11 @@ mod tests {
         symlink("libcuda.so.1.2", dir.path().join("usr/lib/libcuda.so")).unwrap();
         symlink("/usr/lib/vendor", dir.path().join("opt/vendor/lib")).unwrap();
         symlink("/etc/shadow", dir.path().join("opt/vendor/out")).unwrap();
-        symlink("../../../../../home/a/secret", dir.path().join("opt/vendor/up")).unwrap();
+        symlink(
+            "../../../../../home/a/secret",
+            dir.path().join("opt/vendor/up"),
+        )
+        .unwrap();
         symlink("circle", dir.path().join("opt/vendor/circle")).unwrap();
         let private = dir.path().join("opt/vendor/private");
         fs::set_permissions(private, fs::Permissions::from_mode(0o640)).unwrap();
@@ -312,7 +374,10 @@ mod tests {
     #[test]
     fn files_are_read_through_links_that_stay_within_the_ceiling() {
         let (_dir, root) = scene();
-        assert_eq!(root.read("/usr/lib/libcuda.so").unwrap(), b"usr/lib/libcuda.so.1.2");
+        assert_eq!(
+            root.read("/usr/lib/libcuda.so").unwrap(),
+            b"usr/lib/libcuda.so.1.2"
+        );
         let info = root.stat("/opt/vendor/lib/a.bin").unwrap();
         assert_eq!(
             (info.path.as_str(), info.real_path.as_str()),
@@ -349,8 +414,13 @@ mod tests {
         let large = fs::File::create(dir.path().join("opt/vendor/large")).unwrap();
         large.set_len(READ_BYTES_MAX + 1).unwrap();
         assert_eq!(code(root.read("/opt/vendor/large")), "file-too-large");
-        let socket = std::os::unix::net::UnixListener::bind(dir.path().join("opt/vendor/socket")).unwrap();
-        fs::set_permissions(dir.path().join("opt/vendor/socket"), fs::Permissions::from_mode(0o666)).unwrap();
+        let socket =
+            std::os::unix::net::UnixListener::bind(dir.path().join("opt/vendor/socket")).unwrap();
+        fs::set_permissions(
+            dir.path().join("opt/vendor/socket"),
+            fs::Permissions::from_mode(0o666),
+        )
+        .unwrap();
         assert_eq!(code(root.read("/opt/vendor/socket")), "not-a-file");
         drop(socket);
     }
@@ -359,13 +429,26 @@ mod tests {
     fn globs_find_what_may_be_read_and_leave_out_the_rest() {
         let (_dir, root) = scene();
         let paths = |glob: &str| -> Vec<String> {
-            root.glob(glob).unwrap().into_iter().map(|info| info.path).collect()
+            root.glob(glob)
+                .unwrap()
+                .into_iter()
+                .map(|info| info.path)
+                .collect()
         };
-        assert_eq!(paths("/usr/lib/libcuda.so*"), ["/usr/lib/libcuda.so", "/usr/lib/libcuda.so.1.2"]);
-        assert_eq!(paths("/opt/vendor/*"), ["/opt/vendor/lib", "/opt/vendor/readme"]);
+        assert_eq!(
+            paths("/usr/lib/libcuda.so*"),
+            ["/usr/lib/libcuda.so", "/usr/lib/libcuda.so.1.2"]
+        );
+        assert_eq!(
+            paths("/opt/vendor/*"),
+            ["/opt/vendor/lib", "/opt/vendor/readme"]
+        );
         assert_eq!(paths("/etc/*/*"), ["/etc/vendor/list.json"]);
         assert_eq!(paths("/opt/**/readme"), ["/opt/vendor/readme"]);
-        assert_eq!(paths("/proc/driver/nvidia/version"), ["/proc/driver/nvidia/version"]);
+        assert_eq!(
+            paths("/proc/driver/nvidia/version"),
+            ["/proc/driver/nvidia/version"]
+        );
         assert_eq!(paths("/root/*"), Vec::<String>::new());
         assert_eq!(code(root.glob("/opt/[")), "bad-glob");
     }

@@ -43,7 +43,10 @@ impl Kind {
             Self::Link => (Vec::new(), vec![sysfs.read_link(path)?]),
             Self::Glob => (Vec::new(), sysfs.glob(path)?),
         };
-        Ok(Seen { content: content.into(), names: names.into() })
+        Ok(Seen {
+            content: content.into(),
+            names: names.into(),
+        })
     }
 
     /// Names and links are the kernel's own tables. The content of an attribute comes from the driver of its device, which may hang; a
@@ -62,16 +65,29 @@ pub(super) struct Seen {
 
 impl Seen {
     fn size(&self) -> usize {
-        self.content.len() + self.names.iter().map(|name| name.len() + size_of::<String>()).sum::<usize>()
+        self.content.len()
+            + self
+                .names
+                .iter()
+                .map(|name| name.len() + size_of::<String>())
+                .sum::<usize>()
     }
 }
 
 fn granted(is_granted: bool, list: &str, what: &str) -> Result<(), Problem> {
-    if is_granted { Ok(()) } else { Err(not_granted(list, what)) }
+    if is_granted {
+        Ok(())
+    } else {
+        Err(not_granted(list, what))
+    }
 }
 
 pub(super) fn not_granted(list: &str, what: &str) -> Problem {
-    Problem::denied(ProblemCode::NotGranted, format!("{what} is not granted ({list})")).with("grant", list)
+    Problem::denied(
+        ProblemCode::NotGranted,
+        format!("{what} is not granted ({list})"),
+    )
+    .with("grant", list)
 }
 
 impl Scope {
@@ -107,7 +123,11 @@ impl State {
     fn count_bytes(&mut self, bytes: usize) -> Result<(), Reached> {
         let max = self.scope.limits.host_bytes;
         self.usage.host_bytes = self.usage.host_bytes.saturating_add(bytes);
-        if self.usage.host_bytes <= max { Ok(()) } else { Err(self.refuse(Limit::HostBytes, max)) }
+        if self.usage.host_bytes <= max {
+            Ok(())
+        } else {
+            Err(self.refuse(Limit::HostBytes, max))
+        }
     }
 
     /// Reads from the node in a thread of its own, whose CPU time is the call's.
@@ -119,7 +139,9 @@ impl State {
         let (scope, meter) = (Arc::clone(&self.scope), Arc::clone(&self.meter));
         async move {
             let node = Arc::clone(&scope.node);
-            scope.look(move || meter.charge(|| work(&node.sysfs, &node.dev))).await
+            scope
+                .look(move || meter.charge(|| work(&node.sysfs, &node.dev)))
+                .await
         }
     }
 
@@ -132,9 +154,14 @@ impl State {
             None => {
                 let path = key.1.clone();
                 let is_named = self.scope.effective.names_sysfs_read(&path);
-                let reader = if is_named { Reader::Named } else { Reader::Everyone };
+                let reader = if is_named {
+                    Reader::Named
+                } else {
+                    Reader::Everyone
+                };
                 let seen = if kind.may_hang() {
-                    self.look(move |sysfs, _| kind.read(sysfs, &path, reader)).await
+                    self.look(move |sysfs, _| kind.read(sysfs, &path, reader))
+                        .await
                 } else {
                     kind.read(&self.scope.node.sysfs, &path, reader)
                 };
@@ -151,7 +178,11 @@ impl State {
     /// Reads what the grant names itself, and not by a glob.
     async fn named(&mut self, kind: Kind, path: String) -> Result<Seen, Problem> {
         check_path(&path)?;
-        granted(self.scope.effective.allows_sysfs_read(&path), "sysfsRead", &path)?;
+        granted(
+            self.scope.effective.allows_sysfs_read(&path),
+            "sysfsRead",
+            &path,
+        )?;
         self.seen(kind, path).await
     }
 
@@ -163,11 +194,20 @@ impl State {
     ) -> wasmtime::Result<prepared_claims::Page> {
         self.count_operation()?;
         let Some(driver) = &self.scope.driver else {
-            return Ok(prepared_claims::Page { claims: Vec::new(), next: None });
+            return Ok(prepared_claims::Page {
+                claims: Vec::new(),
+                next: None,
+            });
         };
         let saved = self.scope.node.journal.progress(driver);
-        let mut found = self.scope.node.prepared_claims.after(driver, device, after, PAGE_CLAIMS_MAX + 1);
-        found.iter_mut().for_each(|record| add_progress(record, &saved));
+        let mut found =
+            self.scope
+                .node
+                .prepared_claims
+                .after(driver, device, after, PAGE_CLAIMS_MAX + 1);
+        found
+            .iter_mut()
+            .for_each(|record| add_progress(record, &saved));
         let (page, bytes) = first_page(found);
         self.count_bytes(bytes)?;
         Ok(page)
@@ -191,14 +231,21 @@ fn first_page(found: Vec<DriverClaimRecord>) -> (prepared_claims::Page, usize) {
     let (mut claims, mut bytes) = (Vec::new(), 0);
     let mut rest = found.into_iter().peekable();
     let fits = |claims: usize, bytes: usize, record: &DriverClaimRecord| {
-        claims == 0 || (claims < PAGE_CLAIMS_MAX && bytes + size_of_record(record) <= PAGE_BYTES_MAX)
+        claims == 0
+            || (claims < PAGE_CLAIMS_MAX && bytes + size_of_record(record) <= PAGE_BYTES_MAX)
     };
     while let Some(record) = rest.next_if(|record| fits(claims.len(), bytes, record)) {
         bytes += size_of_record(&record);
         claims.push(claim_record_to_guest(&record));
     }
     let last = claims.last().map(|record| record.claim.id.uid.clone());
-    (prepared_claims::Page { claims, next: last.filter(|_| rest.peek().is_some()) }, bytes)
+    (
+        prepared_claims::Page {
+            claims,
+            next: last.filter(|_| rest.peek().is_some()),
+        },
+        bytes,
+    )
 }
 
 /// Adds what the driver saved. Progress is read before the records: it ends when a prepare succeeds, after the record has the memo, so that a
@@ -208,10 +255,20 @@ fn add_progress(record: &mut DriverClaimRecord, saved: &BTreeMap<Uid, Vec<u8>>) 
 }
 
 fn size_of_record(record: &DriverClaimRecord) -> usize {
-    let DriverClaim { configs, progress, devices, reserved_for, .. } = &record.claim;
+    let DriverClaim {
+        configs,
+        progress,
+        devices,
+        reserved_for,
+        ..
+    } = &record.claim;
     let parameters: usize = configs.iter().map(|config| config.parameters.len()).sum();
     // Names of a claim, a device and a consumer have at most some hundred bytes each.
-    record.memo.len() + parameters + progress.len() + 1024 + 512 * (devices.len() + reserved_for.len())
+    record.memo.len()
+        + parameters
+        + progress.len()
+        + 1024
+        + 512 * (devices.len() + reserved_for.len())
 }
 
 impl inventory::Host for State {}
@@ -234,7 +291,10 @@ impl log::Host for State {
         fields: Vec<types::KeyValue>,
     ) -> wasmtime::Result<()> {
         self.count_operation()?;
-        let fields: Vec<_> = fields.into_iter().map(|field| (field.key, field.value)).collect();
+        let fields: Vec<_> = fields
+            .into_iter()
+            .map(|field| (field.key, field.value))
+            .collect();
         self.log.write(level, &message, &fields);
         Ok(())
     }
@@ -263,7 +323,11 @@ impl sysfs::Host for State {
     async fn glob(&mut self, glob: String) -> Result<Vec<String>, Problem> {
         check_path(&glob)?;
         pattern::compile(&glob).map_err(|error| bad_glob(&glob, &error))?;
-        granted(self.scope.effective.allows_sysfs_glob(&glob), "sysfsRead", &glob)?;
+        granted(
+            self.scope.effective.allows_sysfs_glob(&glob),
+            "sysfsRead",
+            &glob,
+        )?;
         let mut paths = self.seen(Kind::Glob, glob).await?.names.to_vec();
         paths.retain(|path| self.scope.effective.allows_sysfs_read(path));
         Ok(paths)
@@ -274,19 +338,32 @@ impl device_nodes::Host for State {
     async fn glob(&mut self, glob: String) -> Result<Vec<device_nodes::NodeInfo>, Problem> {
         self.count_operation()?;
         below_dev(&glob)?;
-        granted(self.scope.effective.allows_device_nodes_glob(&glob), "deviceNodes", &glob)?;
+        granted(
+            self.scope.effective.allows_device_nodes_glob(&glob),
+            "deviceNodes",
+            &glob,
+        )?;
         let mut nodes = self.look(move |sysfs, dev| dev.glob(&glob, sysfs)).await?;
         nodes.retain(|node| match node.check_grant(&self.scope.effective) {
             Ok(()) => true,
             Err(problem) => {
                 // The operator's line for it is missing in the grant; the driver does not see what it asked for.
-                if self.scope.effective.allows_device_node(&node.info.path, Naming::Glob) {
+                if self
+                    .scope
+                    .effective
+                    .allows_device_node(&node.info.path, Naming::Glob)
+                {
                     self.log.write(log::Level::Warn, &problem.message, &[]);
                 }
                 false
             }
         });
-        self.count_bytes(nodes.iter().map(|node| node.info.path.len() + size_of_val(&node.info)).sum())?;
+        self.count_bytes(
+            nodes
+                .iter()
+                .map(|node| node.info.path.len() + size_of_val(&node.info))
+                .sum(),
+        )?;
         Ok(nodes.into_iter().map(|node| node.info).collect())
     }
 
@@ -294,7 +371,11 @@ impl device_nodes::Host for State {
         self.count_operation()?;
         below_dev(&path)?;
         // What the grant does not name at all is not even looked at.
-        granted(self.scope.effective.allows_device_node(&path, Naming::Glob), "deviceNodes", &path)?;
+        granted(
+            self.scope.effective.allows_device_node(&path, Naming::Glob),
+            "deviceNodes",
+            &path,
+        )?;
         let node = self.scope.node.dev.stat(&path, &self.scope.node.sysfs)?;
         node.check_grant(&self.scope.effective)?;
         Ok(node.info)
@@ -317,7 +398,11 @@ impl files::Host for State {
 
     async fn glob(&mut self, glob: String) -> Result<Vec<files::FileInfo>, Problem> {
         host_files::check_path(&glob)?;
-        granted(self.scope.effective.allows_host_files_glob(&glob), "hostFiles", &glob)?;
+        granted(
+            self.scope.effective.allows_host_files_glob(&glob),
+            "hostFiles",
+            &glob,
+        )?;
         let mut found = self.look_at_files(move |files| files.glob(&glob)).await?;
         found.retain(|file| {
             let naming = ceiling::host_file(&file.path);
@@ -334,7 +419,10 @@ impl files::Host for State {
             is_granted
         });
         self.count_bytes(
-            found.iter().map(|file| file.path.len() + file.real_path.len() + size_of_val(file)).sum(),
+            found
+                .iter()
+                .map(|file| file.path.len() + file.real_path.len() + size_of_val(file))
+                .sum(),
         )?;
         Ok(found)
     }
@@ -344,7 +432,11 @@ impl State {
     fn check_host_file(&self, path: &str) -> Result<(), Problem> {
         host_files::check_path(path)?;
         let naming = ceiling::host_file(path).ok_or_else(|| host_files::never(path))?;
-        granted(self.scope.effective.allows_host_file(path, naming), "hostFiles", path)
+        granted(
+            self.scope.effective.allows_host_file(path, naming),
+            "hostFiles",
+            path,
+        )
     }
 }
 
@@ -353,7 +445,9 @@ impl interfaces::Host for State {
         self.count_operation()?;
         let scope = Arc::clone(&self.scope);
         let granted = move |name: &str| scope.effective.allows_net_device(name);
-        let found = self.look(move |sysfs, _| net_interfaces::all(sysfs, granted)).await?;
+        let found = self
+            .look(move |sysfs, _| net_interfaces::all(sysfs, granted))
+            .await?;
         self.count_bytes(found.len() * 128)?;
         Ok(found)
     }
@@ -361,8 +455,13 @@ impl interfaces::Host for State {
     async fn get(&mut self, name: String) -> Result<interfaces::NetInterface, Problem> {
         self.count_operation()?;
         net_interfaces::check_name(&name)?;
-        granted(self.scope.effective.allows_net_device(&name), "netDevices", &name)?;
-        self.look(move |sysfs, _| net_interfaces::get(sysfs, &name)).await
+        granted(
+            self.scope.effective.allows_net_device(&name),
+            "netDevices",
+            &name,
+        )?;
+        self.look(move |sysfs, _| net_interfaces::get(sysfs, &name))
+            .await
     }
 }
 
@@ -382,9 +481,13 @@ impl prepared_claims::Host for State {
 
     async fn get(&mut self, uid: String) -> wasmtime::Result<Option<types::ClaimRecord>> {
         self.count_operation()?;
-        let Some(driver) = &self.scope.driver else { return Ok(None) };
+        let Some(driver) = &self.scope.driver else {
+            return Ok(None);
+        };
         let saved = self.scope.node.journal.progress(driver);
-        let Some(mut record) = self.scope.node.prepared_claims.get(driver, &uid) else { return Ok(None) };
+        let Some(mut record) = self.scope.node.prepared_claims.get(driver, &uid) else {
+            return Ok(None);
+        };
         add_progress(&mut record, &saved);
         self.count_bytes(size_of_record(&record))?;
         Ok(Some(claim_record_to_guest(&record)))
@@ -404,12 +507,19 @@ impl progress::Host for State {
             return Err(Problem::denied(ProblemCode::NotNow, message));
         };
         if progress.len() > MEMO_BYTES_MAX {
-            let message =
-                format!("{} bytes of progress, at most {MEMO_BYTES_MAX} are allowed", progress.len());
+            let message = format!(
+                "{} bytes of progress, at most {MEMO_BYTES_MAX} are allowed",
+                progress.len()
+            );
             return Err(Problem::invalid(ProblemCode::ValueTooLarge, message));
         }
         self.count_write()?;
-        let saved = self.scope.node.journal.save_progress(&driver, claim, progress).await;
+        let saved = self
+            .scope
+            .node
+            .journal
+            .save_progress(&driver, claim, progress)
+            .await;
         failpoint::pass(Point::ProgressSaved);
         saved
     }
@@ -437,16 +547,25 @@ mod tests {
         let (page, _) = first_page(records(PAGE_CLAIMS_MAX, 0));
         assert_eq!((page.claims.len(), page.next), (PAGE_CLAIMS_MAX, None));
         let (page, _) = first_page(records(PAGE_CLAIMS_MAX + 1, 0));
-        assert_eq!((page.claims.len(), page.next.as_deref()), (PAGE_CLAIMS_MAX, Some("uid-00255")));
+        assert_eq!(
+            (page.claims.len(), page.next.as_deref()),
+            (PAGE_CLAIMS_MAX, Some("uid-00255"))
+        );
         let (page, bytes) = first_page(records(40, MEMO_BYTES_MAX));
         assert!(
             bytes <= PAGE_BYTES_MAX && page.claims.len() > 10,
             "{} claims of {bytes} bytes",
             page.claims.len()
         );
-        assert_eq!(page.next.as_ref(), page.claims.last().map(|record| &record.claim.id.uid));
+        assert_eq!(
+            page.next.as_ref(),
+            page.claims.last().map(|record| &record.claim.id.uid)
+        );
         let (page, _) = first_page(records(2, 2 * PAGE_BYTES_MAX));
-        assert_eq!((page.claims.len(), page.next.as_deref()), (1, Some("uid-00000")));
+        assert_eq!(
+            (page.claims.len(), page.next.as_deref()),
+            (1, Some("uid-00000"))
+        );
         let (page, _) = first_page(Vec::new());
         assert_eq!((page.claims.len(), page.next), (0, None));
     }

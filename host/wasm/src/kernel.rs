@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use bytes::BytesMut;
 use kobject_uevent::UEvent;
-use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket, protocols::NETLINK_KOBJECT_UEVENT};
+use netlink_sys::{
+    AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket, protocols::NETLINK_KOBJECT_UEVENT,
+};
 use notify::event::EventKind;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::broadcast;
@@ -63,7 +65,10 @@ pub async fn read_uevents(tasks: Tasks, events: KernelEvents) {
     let socket = match open() {
         Ok(socket) => socket,
         Err(error) => {
-            tracing::warn!(error = chain(&error), "no kernel events, devices are looked for on timers");
+            tracing::warn!(
+                error = chain(&error),
+                "no kernel events, devices are looked for on timers"
+            );
             return;
         }
     };
@@ -96,14 +101,23 @@ fn open() -> io::Result<TokioSocket> {
     let mut socket = TokioSocket::new(NETLINK_KOBJECT_UEVENT)?;
     // A smaller buffer loses events earlier, and lost events are noticed.
     let _ = socket.socket_ref().set_rx_buf_sz(RECEIVE_BUFFER);
-    socket.socket_mut().bind(&SocketAddr::new(0, KERNEL_GROUP))?;
+    socket
+        .socket_mut()
+        .bind(&SocketAddr::new(0, KERNEL_GROUP))?;
     Ok(socket)
 }
 
 fn parse(datagram: &[u8]) -> Option<KernelEvent> {
     let event = UEvent::from_netlink_packet(datagram).ok()?;
-    let path = event.devpath.to_string_lossy().trim_start_matches('/').to_owned();
-    Some(KernelEvent::Device { subsystem: event.subsystem, path })
+    let path = event
+        .devpath
+        .to_string_lossy()
+        .trim_start_matches('/')
+        .to_owned();
+    Some(KernelEvent::Device {
+        subsystem: event.subsystem,
+        path,
+    })
 }
 
 /// Publishes events of nodes that come and go in `/dev` until the tasks stop.
@@ -118,10 +132,11 @@ pub async fn watch_nodes(dev: PathBuf, tasks: Tasks, events: KernelEvents) {
 }
 
 fn watch_directory(dev: &Path, events: KernelEvents) -> notify::Result<RecommendedWatcher> {
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| match event {
-        Ok(event) if !matches!(event.kind, EventKind::Create(_) | EventKind::Remove(_)) => {}
-        _ => events.publish(KernelEvent::Node),
-    })?;
+    let mut watcher =
+        notify::recommended_watcher(move |event: notify::Result<notify::Event>| match event {
+            Ok(event) if !matches!(event.kind, EventKind::Create(_) | EventKind::Remove(_)) => {}
+            _ => events.publish(KernelEvent::Node),
+        })?;
     watcher.watch(dev, RecursiveMode::NonRecursive)?;
     Ok(watcher)
 }
@@ -136,12 +151,24 @@ mod tests {
             b"add@/devices/virtual/block/loop9\0ACTION=add\0DEVPATH=/devices/virtual/block/loop9\0\
             SUBSYSTEM=block\0MAJOR=7\0MINOR=9\0DEVNAME=loop9\0SEQNUM=4242\0";
         let path = "devices/virtual/block/loop9".to_owned();
-        assert_eq!(parse(datagram), Some(KernelEvent::Device { subsystem: "block".to_owned(), path }));
+        assert_eq!(
+            parse(datagram),
+            Some(KernelEvent::Device {
+                subsystem: "block".to_owned(),
+                path
+            })
+        );
     }
 
     #[test]
     fn datagrams_that_are_not_uevents_are_dropped() {
-        for bad in [&b""[..], b"libudev\0\xfe\xed\xca\xfe", b"add@", b"\xff\xff\xff", b"add@/x\0ACTION=\0"] {
+        for bad in [
+            &b""[..],
+            b"libudev\0\xfe\xed\xca\xfe",
+            b"add@",
+            b"\xff\xff\xff",
+            b"add@/x\0ACTION=\0",
+        ] {
             assert_eq!(parse(bad), None, "{bad:?}");
         }
     }

@@ -157,7 +157,8 @@ fn digest_text(sha256: &[u8; 32]) -> String {
 
 fn is_digest(text: &str) -> bool {
     let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-    text.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && hex.bytes().all(is_hex))
+    text.strip_prefix("sha256:")
+        .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(is_hex))
 }
 
 /// A driver's description of itself.
@@ -205,7 +206,14 @@ impl WasmHost {
         journal: Arc<dyn Journal>,
     ) -> Result<Arc<Self>, HostError> {
         let runtime = Runtime::new().map_err(|error| HostError::Engine(format!("{error:#}")))?;
-        let WasmSettings { cache, compiler, hardware, node, numa_node_form, recordings } = settings;
+        let WasmSettings {
+            cache,
+            compiler,
+            hardware,
+            node,
+            numa_node_form,
+            recordings,
+        } = settings;
         let root = |path: &Path| {
             let path = path.to_owned();
             move |source| HostError::Root { path, source }
@@ -215,7 +223,10 @@ impl WasmHost {
         let files = FilesRoot::open(hardware.root()).map_err(root(hardware.root()))?;
         let open = |paths: CachePaths| {
             let opened = Cache::open(&paths, &runtime.engine);
-            opened.map_err(|source| HostError::Cache { path: paths.directory, source })
+            opened.map_err(|source| HostError::Cache {
+                path: paths.directory,
+                source,
+            })
         };
         let cache = cache.map(open).transpose()?;
         let node = Node {
@@ -246,14 +257,20 @@ impl WasmHost {
         grant: Grant,
         config: Option<String>,
     ) -> Result<WasmDriver, LoadError> {
-        self.load_with(file, &grant, config, &mut Surface::default()).await
+        self.load_with(file, &grant, config, &mut Surface::default())
+            .await
     }
 
     /// Reports as much as possible about a file, also about one that cannot be loaded.
     pub async fn inspect(&self, file: DriverFile, grant: &Grant) -> Inspection {
         let (size, digest, mut surface) = (file.bytes.len(), file.digest(), Surface::default());
         let driver = self.load_with(file, grant, None, &mut surface).await;
-        Inspection { size, digest, surface, driver }
+        Inspection {
+            size,
+            digest,
+            surface,
+            driver,
+        }
     }
 
     async fn load_with(
@@ -269,7 +286,11 @@ impl WasmHost {
     }
 
     /// Takes a file's code from the cache, or compiles it. When the future is dropped, the compilation ends.
-    async fn compile(&self, file: DriverFile, surface: &mut Surface) -> Result<Arc<Compiled>, LoadError> {
+    async fn compile(
+        &self,
+        file: DriverFile,
+        surface: &mut Surface,
+    ) -> Result<Arc<Compiled>, LoadError> {
         surface.form = Some(admission::form(&file.bytes)?);
         let (engine, source) = (self.runtime.engine.clone(), file.bytes.clone());
         let key = blocking(move || Ok(Key::new(&engine, &source))).await?;
@@ -295,9 +316,20 @@ impl WasmHost {
         }
         let start = Instant::now();
         let artifact = self.compiler.compile(key, bytes).await?;
-        let Report { surface: found, refusal, spent } = &artifact.report;
+        let Report {
+            surface: found,
+            refusal,
+            spent,
+        } = &artifact.report;
         let (elapsed, code_bytes, digest) = (start.elapsed(), artifact.code_bytes, key.digest());
-        tracing::info!(digest, ?elapsed, code_bytes, ?spent, refused = refusal.is_some(), "compiled");
+        tracing::info!(
+            digest,
+            ?elapsed,
+            code_bytes,
+            ?spent,
+            refused = refusal.is_some(),
+            "compiled"
+        );
         surface.clone_from(found);
         let (cache, engine) = (self.cache.clone(), self.runtime.engine.clone());
         let stored = blocking(move || {
@@ -308,8 +340,14 @@ impl WasmHost {
         Ok((stored.await?, false))
     }
 
-    async fn cached(&self, key: Key, surface: &mut Surface) -> Result<Option<Component>, LoadError> {
-        let Some(cache) = self.cache.clone() else { return Ok(None) };
+    async fn cached(
+        &self,
+        key: Key,
+        surface: &mut Surface,
+    ) -> Result<Option<Component>, LoadError> {
+        let Some(cache) = self.cache.clone() else {
+            return Ok(None);
+        };
         let engine = self.runtime.engine.clone();
         let found = blocking(move || Ok(cache.take(&key, &engine))).await?;
         Ok(found.map(|(component, report)| {
@@ -329,17 +367,29 @@ impl WasmHost {
         let counters = Arc::new(Stats::default());
         let limits = Limits::new(&LimitValues::new(), &grant.limits);
         let sandbox = self.sandbox(&compiled, None, label, Effective::none(), limits, &counters);
-        let call = Call { request_id: "describe".into(), deadline: limits.look_wall() + PERMIT_WAIT };
-        let described = sandbox.call(&call, Operation::Describe, None, None, |store, instance, exports| {
-            Box::pin(async move {
-                if let Err(error) = exports.check(&mut *store, instance) {
-                    return Ok(Err(bounded_line(&format!("{error:#}"))));
-                }
-                let identity = exports.identity.load(&mut *store, instance)?;
-                Ok(Ok(identity.call_describe(store).await?))
-            })
-        });
-        let answer = described.await.map_err(LoadError::Describe)?.map_err(LoadError::Types)?;
+        let call = Call {
+            request_id: "describe".into(),
+            deadline: limits.look_wall() + PERMIT_WAIT,
+        };
+        let described = sandbox.call(
+            &call,
+            Operation::Describe,
+            None,
+            None,
+            |store, instance, exports| {
+                Box::pin(async move {
+                    if let Err(error) = exports.check(&mut *store, instance) {
+                        return Ok(Err(bounded_line(&format!("{error:#}"))));
+                    }
+                    let identity = exports.identity.load(&mut *store, instance)?;
+                    Ok(Ok(identity.call_describe(store).await?))
+                })
+            },
+        );
+        let answer = described
+            .await
+            .map_err(LoadError::Describe)?
+            .map_err(LoadError::Types)?;
         let info = convert::driver_info(answer)
             .map_err(|why| LoadError::Description(bounded_line(&why.to_string())))?;
         let missing_grants = grant::missing(&info.capabilities, &info.limits, grant);
@@ -357,7 +407,14 @@ impl WasmHost {
             config: config.clone(),
         };
         let recorder = self.recordings.recorder(name.as_str());
-        let sandbox = self.sandbox(&compiled, Some(&name), name.as_str(), effective, limits, &counters);
+        let sandbox = self.sandbox(
+            &compiled,
+            Some(&name),
+            name.as_str(),
+            effective,
+            limits,
+            &counters,
+        );
         Ok(WasmDriver {
             info: Arc::new(info),
             missing_grants: missing_grants.into(),
@@ -416,7 +473,9 @@ fn store(
         None => artifact,
     };
     // We have just compiled it: the engine refuses only what is beyond the limits of every driver.
-    artifact.map(engine).map_err(|error| LoadError::Compile(bounded_line(&format!("{error:#}"))))
+    artifact
+        .map(engine)
+        .map_err(|error| LoadError::Compile(bounded_line(&format!("{error:#}"))))
 }
 
 /// Checks the driver's imports and exports against the contract.
@@ -431,7 +490,14 @@ fn link(
     let pre = runtime.linker.instantiate_pre(component).map_err(types)?;
     let exports = Exports::new(&pre, &surface).map_err(types)?;
     let (memories, digest) = (compiled::memories(component), key.digest());
-    Ok(Arc::new(Compiled { pre, exports, memories, surface, digest, from_cache }))
+    Ok(Arc::new(Compiled {
+        pre,
+        exports,
+        memories,
+        surface,
+        digest,
+        from_cache,
+    }))
 }
 
 #[cfg(test)]

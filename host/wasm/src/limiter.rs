@@ -34,24 +34,52 @@ impl Reached {
     fn code_and_text(&self) -> (ProblemCode, String) {
         let (code, did, unit) = match self.limit {
             Limit::Cpu => (ProblemCode::DriverCpuLimit, "used more than", "ms of CPU"),
-            Limit::Memory => (ProblemCode::DriverMemoryLimit, "wanted more than", "MiB of memory"),
-            Limit::Memories => (ProblemCode::DriverMemoriesLimit, "wanted more than", "memories"),
+            Limit::Memory => (
+                ProblemCode::DriverMemoryLimit,
+                "wanted more than",
+                "MiB of memory",
+            ),
+            Limit::Memories => (
+                ProblemCode::DriverMemoriesLimit,
+                "wanted more than",
+                "memories",
+            ),
             Limit::Tables => (ProblemCode::DriverTablesLimit, "wanted more than", "tables"),
-            Limit::TableElements => {
-                (ProblemCode::DriverTableElementsLimit, "wanted more than", "entries over all its tables")
-            }
-            Limit::Instances => (ProblemCode::DriverInstancesLimit, "wanted more than", "core instances"),
-            Limit::HostcallData => (ProblemCode::DriverAnswerTooLarge, "passed more than", "bytes at once"),
-            Limit::Handles => (ProblemCode::DriverHandlesLimit, "wanted more than", "handles at once"),
-            Limit::HostOperations => {
-                (ProblemCode::HostCallLimit, "called the host more than", "times in one call")
-            }
-            Limit::HostBytes => {
-                (ProblemCode::HostCallLimit, "read more than", "bytes from the host in one call")
-            }
-            Limit::SysfsWrites => {
-                (ProblemCode::HostCallLimit, "wanted to write more than", "values in one call")
-            }
+            Limit::TableElements => (
+                ProblemCode::DriverTableElementsLimit,
+                "wanted more than",
+                "entries over all its tables",
+            ),
+            Limit::Instances => (
+                ProblemCode::DriverInstancesLimit,
+                "wanted more than",
+                "core instances",
+            ),
+            Limit::HostcallData => (
+                ProblemCode::DriverAnswerTooLarge,
+                "passed more than",
+                "bytes at once",
+            ),
+            Limit::Handles => (
+                ProblemCode::DriverHandlesLimit,
+                "wanted more than",
+                "handles at once",
+            ),
+            Limit::HostOperations => (
+                ProblemCode::HostCallLimit,
+                "called the host more than",
+                "times in one call",
+            ),
+            Limit::HostBytes => (
+                ProblemCode::HostCallLimit,
+                "read more than",
+                "bytes from the host in one call",
+            ),
+            Limit::SysfsWrites => (
+                ProblemCode::HostCallLimit,
+                "wanted to write more than",
+                "values in one call",
+            ),
             // Refusals at these limits have texts of their own.
             other @ (Limit::Wall
             | Limit::HostLook
@@ -62,9 +90,17 @@ impl Reached {
             | Limit::LogLines
             | Limit::LogBytes
             | Limit::DriverCalls
-            | Limit::NodeCalls) => (ProblemCode::HostCallLimit, "exceeded the limit of", other.as_str()),
+            | Limit::NodeCalls) => (
+                ProblemCode::HostCallLimit,
+                "exceeded the limit of",
+                other.as_str(),
+            ),
         };
-        let max = if self.limit == Limit::Memory { self.max >> 20 } else { self.max };
+        let max = if self.limit == Limit::Memory {
+            self.max >> 20
+        } else {
+            self.max
+        };
         (code, format!("{did} {max} {unit}"))
     }
 }
@@ -86,7 +122,11 @@ pub(super) struct Limiter {
 
 impl Limiter {
     pub(super) fn new(memory_max: usize) -> Self {
-        Self { memory_max, memory: 0, table_elements: 0 }
+        Self {
+            memory_max,
+            memory: 0,
+            table_elements: 0,
+        }
     }
 }
 
@@ -107,16 +147,26 @@ fn grow(
 
 /// The limit that a call's error is about. None: it is about something else.
 pub(super) fn reached(error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> {
-    error.downcast_ref::<Reached>().copied().or_else(|| of_engine(error, hostcall_bytes))
+    error
+        .downcast_ref::<Reached>()
+        .copied()
+        .or_else(|| of_engine(error, hostcall_bytes))
 }
 
 /// For limits that the engine itself enforces it has no error types, only texts.
 fn of_engine(error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> {
     if matches!(error.downcast_ref(), Some(ResourceTableError::Full)) {
-        return Some(Reached { limit: Limit::Handles, max: HANDLES_MAX });
+        return Some(Reached {
+            limit: Limit::Handles,
+            max: HANDLES_MAX,
+        });
     }
     let texts = [
-        ("hostcalls has been exhausted", Limit::HostcallData, hostcall_bytes),
+        (
+            "hostcalls has been exhausted",
+            Limit::HostcallData,
+            hostcall_bytes,
+        ),
         ("handle limit exceeded", Limit::Handles, HANDLES_MAX),
         ("instance count too high", Limit::Instances, CALL_INSTANCES),
         ("memory count too high", Limit::Memories, CALL_MEMORIES),
@@ -134,7 +184,12 @@ impl ResourceLimiter for Limiter {
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        grow(&mut self.memory, (current, desired), Limit::Memory, self.memory_max)
+        grow(
+            &mut self.memory,
+            (current, desired),
+            Limit::Memory,
+            self.memory_max,
+        )
     }
 
     fn table_growing(
@@ -143,7 +198,12 @@ impl ResourceLimiter for Limiter {
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        grow(&mut self.table_elements, (current, desired), Limit::TableElements, CALL_TABLE_ELEMENTS)
+        grow(
+            &mut self.table_elements,
+            (current, desired),
+            Limit::TableElements,
+            CALL_TABLE_ELEMENTS,
+        )
     }
 
     fn instances(&self) -> usize {
@@ -184,7 +244,10 @@ mod tests {
     }
 
     fn reached(text: &str, times: usize) -> Reached {
-        instantiate(text, times).map(drop).unwrap_err().expect("a limit is named")
+        instantiate(text, times)
+            .map(drop)
+            .unwrap_err()
+            .expect("a limit is named")
     }
 
     #[test]
@@ -192,8 +255,18 @@ mod tests {
         // There may be as many tables as instances: two in each module.
         for (text, within, limit, max) in [
             ("(module)", CALL_INSTANCES, Limit::Instances, CALL_INSTANCES),
-            ("(module (memory 0))", CALL_MEMORIES, Limit::Memories, CALL_MEMORIES),
-            ("(module (table 1 funcref) (table 1 funcref))", CALL_TABLES / 2, Limit::Tables, CALL_TABLES),
+            (
+                "(module (memory 0))",
+                CALL_MEMORIES,
+                Limit::Memories,
+                CALL_MEMORIES,
+            ),
+            (
+                "(module (table 1 funcref) (table 1 funcref))",
+                CALL_TABLES / 2,
+                Limit::Tables,
+                CALL_TABLES,
+            ),
         ] {
             assert!(instantiate(text, within).is_ok(), "{text}");
             let reached = reached(text, within + 1);
@@ -208,7 +281,10 @@ mod tests {
         assert_eq!((used.memory, used.table_elements), (6 * (64 << 10), 30));
         assert_eq!(reached("(module (memory 400))", 3).limit, Limit::Memory);
         let tables = reached("(module (table 40000 funcref))", 3);
-        assert_eq!((tables.limit, tables.max), (Limit::TableElements, CALL_TABLE_ELEMENTS));
+        assert_eq!(
+            (tables.limit, tables.max),
+            (Limit::TableElements, CALL_TABLE_ELEMENTS)
+        );
     }
 
     #[test]
@@ -220,8 +296,15 @@ mod tests {
     #[test]
     fn every_limit_says_its_value() {
         for limit in Limit::ALL {
-            let reached = Reached { limit: *limit, max: 7 << 20 };
-            let value = if *limit == Limit::Memory { "7 MiB" } else { "7340032" };
+            let reached = Reached {
+                limit: *limit,
+                max: 7 << 20,
+            };
+            let value = if *limit == Limit::Memory {
+                "7 MiB"
+            } else {
+                "7340032"
+            };
             assert!(reached.to_string().contains(value), "{reached}");
             assert!(!limit.as_str().is_empty());
         }

@@ -32,7 +32,13 @@ pub(super) struct DriverLog {
 impl DriverLog {
     pub(super) fn new(driver: &str, rates: LogRates, counters: Arc<Stats>) -> Self {
         let full = || Mutex::new(Share::full(rates, Instant::now()));
-        Self { driver: driver.into(), rates, lines: full(), refusals: full(), counters }
+        Self {
+            driver: driver.into(),
+            rates,
+            lines: full(),
+            refusals: full(),
+            counters,
+        }
     }
 
     /// Admits a line: how many were suppressed before it. None: it is suppressed.
@@ -62,7 +68,11 @@ pub(super) struct LogSink {
 
 impl LogSink {
     pub(super) fn new(log: Arc<DriverLog>, request: Arc<str>) -> Self {
-        Self { log, request, last_error: Arc::default() }
+        Self {
+            log,
+            request,
+            last_error: Arc::default(),
+        }
     }
 
     pub(super) fn last_error(&self) -> Option<String> {
@@ -74,10 +84,15 @@ impl LogSink {
         if level == Level::Error {
             *self.last_error.lock() = Some(text.clone());
         }
-        let Some(suppressed) = self.log.admit(text.len()) else { return };
+        let Some(suppressed) = self.log.admit(text.len()) else {
+            return;
+        };
         let (driver, request) = (&*self.log.driver, &*self.request);
         if suppressed > 0 {
-            let LogRates { lines: lines_per_second, bytes: bytes_per_second } = self.log.rates;
+            let LogRates {
+                lines: lines_per_second,
+                bytes: bytes_per_second,
+            } = self.log.rates;
             tracing::warn!(
                 driver,
                 request,
@@ -118,7 +133,10 @@ struct Share {
 impl Share {
     fn full(rates: LogRates, now: Instant) -> Self {
         // A line of any length passes after a pause.
-        let bytes = rates.bytes.saturating_mul(BURST_SECONDS).max(LOG_LINE_BYTES_MAX as u32);
+        let bytes = rates
+            .bytes
+            .saturating_mul(BURST_SECONDS)
+            .max(LOG_LINE_BYTES_MAX as u32);
         Self {
             lines: TokenBucket::full(rates.lines, rates.lines.saturating_mul(BURST_SECONDS), now),
             bytes: TokenBucket::full(rates.bytes, bytes, now),
@@ -129,7 +147,10 @@ impl Share {
     /// Takes a line: how many were suppressed before it, or the limit for which this one is suppressed.
     fn take(&mut self, bytes: usize, now: Instant) -> Result<u64, Limit> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let lacking = [(&mut self.lines, 1, Limit::LogLines), (&mut self.bytes, bytes, Limit::LogBytes)];
+        let lacking = [
+            (&mut self.lines, 1, Limit::LogLines),
+            (&mut self.bytes, bytes, Limit::LogBytes),
+        ];
         for (bucket, tokens, limit) in lacking {
             if bucket.delay_until(now, tokens).is_some() {
                 self.suppressed += 1;
@@ -148,7 +169,10 @@ mod tests {
     use nodedock_model::limit::{LOG_BYTES_PER_SECOND, LOG_LINES_PER_SECOND};
     use std::time::Duration;
 
-    const RATES: LogRates = LogRates { lines: LOG_LINES_PER_SECOND, bytes: LOG_BYTES_PER_SECOND };
+    const RATES: LogRates = LogRates {
+        lines: LOG_LINES_PER_SECOND,
+        bytes: LOG_BYTES_PER_SECOND,
+    };
 
     #[test]
     fn a_flood_is_cut_and_counted_and_the_driver_is_heard_again() {
@@ -165,8 +189,13 @@ mod tests {
     fn long_lines_use_up_the_bytes() {
         let start = Instant::now();
         let mut bucket = Share::full(RATES, start);
-        let passed = (0..1000).filter(|_| bucket.take(LOG_LINE_BYTES_MAX, start).is_ok()).count();
-        assert_eq!(passed, 4 * LOG_BYTES_PER_SECOND as usize / LOG_LINE_BYTES_MAX);
+        let passed = (0..1000)
+            .filter(|_| bucket.take(LOG_LINE_BYTES_MAX, start).is_ok())
+            .count();
+        assert_eq!(
+            passed,
+            4 * LOG_BYTES_PER_SECOND as usize / LOG_LINE_BYTES_MAX
+        );
         assert_eq!(bucket.take(LOG_LINE_BYTES_MAX, start), Err(Limit::LogBytes));
     }
 
@@ -175,7 +204,10 @@ mod tests {
         let start = Instant::now();
         let mut bucket = Share::full(LogRates { lines: 1, bytes: 1 }, start);
         assert_eq!(bucket.take(LOG_LINE_BYTES_MAX, start), Ok(0));
-        assert_eq!(bucket.take(2, start + Duration::from_secs(1)), Err(Limit::LogBytes));
+        assert_eq!(
+            bucket.take(2, start + Duration::from_secs(1)),
+            Err(Limit::LogBytes)
+        );
     }
 
     #[test]

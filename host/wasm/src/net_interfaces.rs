@@ -16,18 +16,27 @@ pub(super) fn check_name(name: &str) -> Result<(), Problem> {
         return Ok(());
     }
     let shown: String = name.chars().take(64).collect();
-    Err(Problem::invalid(ProblemCode::BadValue, format!("{shown:?} is not the name of a network interface")))
+    Err(Problem::invalid(
+        ProblemCode::BadValue,
+        format!("{shown:?} is not the name of a network interface"),
+    ))
 }
 
 /// The interfaces of these names, sorted. One that is removed meanwhile is left out.
-pub(super) fn all(sysfs: &SysfsRoot, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<NetInterface>, Problem> {
+pub(super) fn all(
+    sysfs: &SysfsRoot,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<NetInterface>, Problem> {
     let names = match sysfs.read_dir(CLASS) {
         Ok(names) => names,
         Err(problem) if problem.kind == ProblemKind::NotFound => Vec::new(),
         Err(problem) => return Err(problem),
     };
     let mut interfaces = Vec::new();
-    for name in names.iter().filter(|name| is_interface_name(name) && is_wanted(name)) {
+    for name in names
+        .iter()
+        .filter(|name| is_interface_name(name) && is_wanted(name))
+    {
         match get(sysfs, name) {
             Ok(interface) => interfaces.push(interface),
             Err(problem) if problem.kind == ProblemKind::NotFound => {}
@@ -40,11 +49,21 @@ pub(super) fn all(sysfs: &SysfsRoot, is_wanted: impl Fn(&str) -> bool) -> Result
 /// One interface. `bonding_masters` and other files of the class are none.
 pub(super) fn get(sysfs: &SysfsRoot, name: &str) -> Result<NetInterface, Problem> {
     let directory = format!("{CLASS}/{name}");
-    let index = sysfs.find_text(&format!("{directory}/ifindex"))?.ok_or_else(|| {
-        Problem::not_found(ProblemCode::NoSuchPath, format!("the node has no network interface {name}"))
-    })?;
-    let find =
-        |file: &str| Ok::<_, Problem>(sysfs.find_text(&format!("{directory}/{file}"))?.unwrap_or_default());
+    let index = sysfs
+        .find_text(&format!("{directory}/ifindex"))?
+        .ok_or_else(|| {
+            Problem::not_found(
+                ProblemCode::NoSuchPath,
+                format!("the node has no network interface {name}"),
+            )
+        })?;
+    let find = |file: &str| {
+        Ok::<_, Problem>(
+            sysfs
+                .find_text(&format!("{directory}/{file}"))?
+                .unwrap_or_default(),
+        )
+    };
     let flags = find("flags")?;
     let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or(0);
     let device = format!("{directory}/device");
@@ -101,14 +120,25 @@ mod tests {
         let sysfs = SysfsRoot::open(dir.path()).unwrap();
 
         let found = all(&sysfs, |_| true).unwrap();
-        let [eth0] = &found[..] else { panic!("{found:?}") };
-        assert_eq!((eth0.name.as_str(), eth0.index, eth0.mtu), ("eth0", 3, 9000));
+        let [eth0] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(
+            (eth0.name.as_str(), eth0.index, eth0.mtu),
+            ("eth0", 3, 9000)
+        );
         assert_eq!((eth0.admin_up, eth0.state), (true, OperationalState::Up));
         assert_eq!(eth0.hardware_address, "02:00:00:00:00:01");
-        assert_eq!(eth0.device_path.as_deref(), Some("devices/pci0000:00/0000:00:03.0"));
+        assert_eq!(
+            eth0.device_path.as_deref(),
+            Some("devices/pci0000:00/0000:00:03.0")
+        );
 
         assert_eq!(all(&sysfs, |name| name == "eth1").unwrap().len(), 0);
-        assert_eq!(get(&sysfs, "bonding_masters").unwrap_err().code, "no-such-path");
+        assert_eq!(
+            get(&sysfs, "bonding_masters").unwrap_err().code,
+            "no-such-path"
+        );
         assert_eq!(get(&sysfs, "eth9").unwrap_err().code, "no-such-path");
         for bad in ["", "..", "a/b", "eth0 ", "much-too-long-name"] {
             assert_eq!(check_name(bad).unwrap_err().code, "bad-value", "{bad:?}");

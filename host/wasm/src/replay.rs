@@ -63,7 +63,15 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { call, operation, request, host_call, place, expected, got } = self;
+        let Self {
+            call,
+            operation,
+            request,
+            host_call,
+            place,
+            expected,
+            got,
+        } = self;
         write!(f, "call {call} ({operation}, request {request}), ")?;
         match host_call {
             Some(number) => write!(f, "host call {number}")?,
@@ -79,7 +87,9 @@ impl fmt::Display for Difference {
 pub enum ReplayError {
     #[error(transparent)]
     Read(#[from] ReadError),
-    #[error("it is of the native plugin {0}, which cannot be replayed without its process: --print shows it")]
+    #[error(
+        "it is of the native plugin {0}, which cannot be replayed without its process: --print shows it"
+    )]
     Native(String),
     #[error(
         "it is of a driver for {0}, and this version replays {CONTRACT}@{track}",
@@ -91,7 +101,10 @@ pub enum ReplayError {
     #[error("its driver's file {0} is damaged")]
     File(String),
     #[error("load {label}")]
-    Load { label: String, source: Box<LoadError> },
+    Load {
+        label: String,
+        source: Box<LoadError>,
+    },
     #[error("the file is driver {found}, and the recording is of {recorded}")]
     OtherDriver { found: String, recorded: String },
     #[error("its grant")]
@@ -99,7 +112,11 @@ pub enum ReplayError {
     #[error("call {call} has no revision before it")]
     NoRevision { call: usize },
     #[error("call {call}: its arguments are not those of a {operation}: {why}")]
-    Arguments { call: usize, operation: String, why: String },
+    Arguments {
+        call: usize,
+        operation: String,
+        why: String,
+    },
 }
 
 /// Replays a recording with the driver in it, or with another file of the same driver, until the first difference. Checks first that the
@@ -111,7 +128,12 @@ pub async fn replay(
 ) -> Result<Replayed, ReplayError> {
     let mut whole = Reader::new(recording)?;
     while whole.next_line()?.is_some() {}
-    let mut replayed = Replayed { calls: 0, skipped: 0, lost: 0, difference: None };
+    let mut replayed = Replayed {
+        calls: 0,
+        skipped: 0,
+        lost: 0,
+        difference: None,
+    };
     // The one that was loaded last is the first.
     let mut drivers: VecDeque<(Arc<Revision>, ReplayedDriver)> = VecDeque::new();
     let (mut revision, mut number) = (None, 0);
@@ -123,12 +145,15 @@ pub async fn replay(
             Line::File(_) | Line::End(_) => {}
             Line::Call(call) => {
                 number += 1;
-                let revision = revision.as_ref().ok_or(ReplayError::NoRevision { call: number })?;
+                let revision = revision
+                    .as_ref()
+                    .ok_or(ReplayError::NoRevision { call: number })?;
                 let index = match drivers.iter().position(|(known, _)| known == revision) {
                     Some(index) => index,
                     None => {
                         drivers.truncate(DRIVERS_MAX - 1);
-                        let driver = ReplayedDriver::load(host, recording, revision, other.clone()).await?;
+                        let driver =
+                            ReplayedDriver::load(host, recording, revision, other.clone()).await?;
                         drivers.push_front((Arc::clone(revision), driver));
                         0
                     }
@@ -172,7 +197,10 @@ impl ReplayedDriver {
         if revision.kind == Kind::Native {
             return Err(ReplayError::Native(shown_text(&revision.driver)));
         }
-        let version = revision.contract.strip_prefix(CONTRACT).and_then(|rest| rest.strip_prefix('@'));
+        let version = revision
+            .contract
+            .strip_prefix(CONTRACT)
+            .and_then(|rest| rest.strip_prefix('@'));
         if version.map(contract_track) != Some(contract_track(CONTRACT_VERSION)) {
             return Err(ReplayError::Contract(shown_text(&revision.contract)));
         }
@@ -181,17 +209,36 @@ impl ReplayedDriver {
         grant.allowed = nodedock_model::grant::Capabilities::default();
         let (label, bytes) = match other {
             Some(bytes) => ("the driver's file".to_owned(), bytes),
-            None => ("the recorded driver".to_owned(), recorded_file(recording, &revision.digest)?),
+            None => (
+                "the recorded driver".to_owned(),
+                recorded_file(recording, &revision.digest)?,
+            ),
         };
-        let file = DriverFile { name: revision.driver.clone(), bytes };
+        let file = DriverFile {
+            name: revision.driver.clone(),
+            bytes,
+        };
         let loaded = host.load(file, grant, revision.config.clone()).await;
-        let driver = loaded.map_err(|source| ReplayError::Load { label, source: Box::new(source) })?;
+        let driver = loaded.map_err(|source| ReplayError::Load {
+            label,
+            source: Box::new(source),
+        })?;
         if driver.info().name.as_str() != revision.driver {
             let found = driver.info().name.to_string();
-            return Err(ReplayError::OtherDriver { found, recorded: shown_text(&revision.driver) });
+            return Err(ReplayError::OtherDriver {
+                found,
+                recorded: shown_text(&revision.driver),
+            });
         }
-        let (is_same, config) = (driver.digest() == revision.digest, driver.config_text().to_owned());
-        Ok(Self { sandbox: patient(driver), config, is_same })
+        let (is_same, config) = (
+            driver.digest() == revision.digest,
+            driver.config_text().to_owned(),
+        );
+        Ok(Self {
+            sandbox: patient(driver),
+            config,
+            is_same,
+        })
     }
 
     async fn replay(
@@ -199,10 +246,15 @@ impl ReplayedDriver {
         number: usize,
         call: RecordedCall<Raw>,
     ) -> Result<Option<Difference>, ReplayError> {
-        let mut request: GuestRequest = serde_json::from_str(call.arguments.get()).map_err(|error| {
-            let operation = shown_text(&call.operation);
-            ReplayError::Arguments { call: number, operation, why: error.to_string() }
-        })?;
+        let mut request: GuestRequest =
+            serde_json::from_str(call.arguments.get()).map_err(|error| {
+                let operation = shown_text(&call.operation);
+                ReplayError::Arguments {
+                    call: number,
+                    operation,
+                    why: error.to_string(),
+                }
+            })?;
         request.context_mut().config.clone_from(&self.config);
         let tap = Tap::replaying(call.host);
         let answer = match self.run(&call.request, request, &tap).await {
@@ -211,7 +263,11 @@ impl ReplayedDriver {
         };
         let found = match tap.replay_end() {
             Some(ReplayEnd::AsRecorded) => None,
-            Some(ReplayEnd::Differs { index, expected, got }) => {
+            Some(ReplayEnd::Differs {
+                index,
+                expected,
+                got,
+            }) => {
                 let got = got.unwrap_or_else(|| shown_answer(&answer));
                 let expected = expected.unwrap_or_else(|| shown_answer(&call.answer));
                 Some((Some(index + 1), String::new(), expected, got))
@@ -233,19 +289,26 @@ impl ReplayedDriver {
 
     async fn run(&self, id: &str, request: GuestRequest, tap: &Tap) -> Result<Raw, CallFailure> {
         let operation = request.operation();
-        let call = Call { request_id: id.into(), deadline: limit::CALL_WALL_MAX };
+        let call = Call {
+            request_id: id.into(),
+            deadline: limit::CALL_WALL_MAX,
+        };
         match request {
             GuestRequest::Discover { context, trigger } => {
-                self.call(&call, operation, tap, calls::discover(context, trigger)).await
+                self.call(&call, operation, tap, calls::discover(context, trigger))
+                    .await
             }
             GuestRequest::Health { context } => {
-                self.call(&call, operation, tap, calls::health(context)).await
+                self.call(&call, operation, tap, calls::health(context))
+                    .await
             }
             GuestRequest::Prepare { context, claims } => {
-                self.call(&call, operation, tap, calls::prepare(context, claims)).await
+                self.call(&call, operation, tap, calls::prepare(context, claims))
+                    .await
             }
             GuestRequest::Unprepare { context, claims } => {
-                self.call(&call, operation, tap, calls::unprepare(context, claims)).await
+                self.call(&call, operation, tap, calls::unprepare(context, claims))
+                    .await
             }
         }
     }
@@ -259,23 +322,34 @@ impl ReplayedDriver {
         guest: impl GuestCall<R>,
     ) -> Result<Raw, CallFailure> {
         let tap = Some(tap.clone());
-        let answer = self.sandbox.call_admitted(Instant::now(), call, operation, None, tap, guest).await?;
+        let answer = self
+            .sandbox
+            .call_admitted(Instant::now(), call, operation, None, tap, guest)
+            .await?;
         Ok(raw(&answer))
     }
 
     /// Place, expected and got.
-    fn difference(&self, expected: &Answer<Raw>, got: &Answer<Raw>) -> Option<(String, String, String)> {
+    fn difference(
+        &self,
+        expected: &Answer<Raw>,
+        got: &Answer<Raw>,
+    ) -> Option<(String, String, String)> {
         match (expected, got) {
-            (Answer::Returned(expected), Answer::Returned(got)) if expected.get() == got.get() => None,
+            (Answer::Returned(expected), Answer::Returned(got)) if expected.get() == got.get() => {
+                None
+            }
             (Answer::Returned(expected), Answer::Returned(got)) => {
-                let value = |raw: &Raw| serde_json::from_str::<Value>(raw.get()).unwrap_or_default();
+                let value =
+                    |raw: &Raw| serde_json::from_str::<Value>(raw.get()).unwrap_or_default();
                 let (expected, got) = (value(expected), value(got));
                 let (place, expected, got) = first_difference(String::new(), &expected, &got)?;
                 Some((place, shown(expected), shown(got)))
             }
             // Where a trap was depends on the build.
             (Answer::Failed(expected), Answer::Failed(got))
-                if expected.code == got.code && (!self.is_same || expected.message == got.message) =>
+                if expected.code == got.code
+                    && (!self.is_same || expected.message == got.message) =>
             {
                 None
             }
@@ -289,7 +363,10 @@ fn patient(driver: WasmDriver) -> Sandbox {
     let sandbox = driver.sandbox;
     let mut scope = Scope::clone(&sandbox.scope);
     (scope.limits.wall, scope.limits.cpu) = (limit::CALL_WALL_MAX * 2, limit::CALL_CPU_MAX);
-    Sandbox { scope: Arc::new(scope), ..sandbox }
+    Sandbox {
+        scope: Arc::new(scope),
+        ..sandbox
+    }
 }
 
 /// Passes through the recording to the file: no more than one driver's file is in memory.
@@ -303,8 +380,15 @@ fn recorded_file(recording: &[u8], digest: &str) -> Result<Bytes, ReplayError> {
         }
     };
     let bytes = STANDARD.decode(base64).unwrap_or_default();
-    let file = DriverFile { name: String::new(), bytes: bytes.into() };
-    if file.digest() == digest { Ok(file.bytes) } else { Err(ReplayError::File(shown_text(digest))) }
+    let file = DriverFile {
+        name: String::new(),
+        bytes: bytes.into(),
+    };
+    if file.digest() == digest {
+        Ok(file.bytes)
+    } else {
+        Err(ReplayError::File(shown_text(digest)))
+    }
 }
 
 /// The innermost place of the first difference, and the values there; null where one side has nothing.
@@ -324,7 +408,9 @@ fn first_difference<'a>(
         (Value::Object(expected), Value::Object(got)) if expected.keys().eq(got.keys()) => expected
             .iter()
             .zip(got.values())
-            .find_map(|((key, expected), got)| first_difference(format!("{place}/{key}"), expected, got)),
+            .find_map(|((key, expected), got)| {
+                first_difference(format!("{place}/{key}"), expected, got)
+            }),
         (expected, got) => (expected != got).then_some((place, expected, got)),
     }
 }
@@ -341,7 +427,11 @@ fn shown_answer(answer: &Answer<Raw>) -> String {
     match answer {
         Answer::Returned(value) => format!("the answer {}", shown_text(value.get())),
         Answer::Failed(failure) => {
-            format!("a failure, {}: {}", shown_text(&failure.code), shown_text(&failure.message))
+            format!(
+                "a failure, {}: {}",
+                shown_text(&failure.code),
+                shown_text(&failure.message)
+            )
         }
     }
 }

@@ -73,7 +73,11 @@ pub(super) struct Scope {
 
 impl Scope {
     fn wall(&self, operation: Operation) -> Duration {
-        if operation.acts() { self.limits.wall } else { self.limits.look_wall() }
+        if operation.acts() {
+            self.limits.wall
+        } else {
+            self.limits.look_wall()
+        }
     }
 }
 
@@ -89,14 +93,22 @@ pub(super) struct Sandbox {
 
 /// The function that is called in an instance.
 pub(super) trait GuestCall<R>:
-    for<'a> FnOnce(&'a mut Store<State>, &'a Instance, &'a Exports) -> BoxFuture<'a, wasmtime::Result<R>>
+    for<'a> FnOnce(
+        &'a mut Store<State>,
+        &'a Instance,
+        &'a Exports,
+    ) -> BoxFuture<'a, wasmtime::Result<R>>
     + Send
     + 'static
 {
 }
 
 impl<R, F> GuestCall<R> for F where
-    F: for<'a> FnOnce(&'a mut Store<State>, &'a Instance, &'a Exports) -> BoxFuture<'a, wasmtime::Result<R>>
+    F: for<'a> FnOnce(
+            &'a mut Store<State>,
+            &'a Instance,
+            &'a Exports,
+        ) -> BoxFuture<'a, wasmtime::Result<R>>
         + Send
         + 'static
 {
@@ -111,9 +123,20 @@ impl Sandbox {
         journal: Arc<dyn Journal>,
     ) -> Self {
         let scope = &self.scope;
-        let node = Node { facts, prepared_claims, journal, ..(*scope.node).clone() };
-        let scope = Scope { node: Arc::new(node), ..(**scope).clone() };
-        Self { scope: Arc::new(scope), ..self.clone() }
+        let node = Node {
+            facts,
+            prepared_claims,
+            journal,
+            ..(*scope.node).clone()
+        };
+        let scope = Scope {
+            node: Arc::new(node),
+            ..(**scope).clone()
+        };
+        Self {
+            scope: Arc::new(scope),
+            ..self.clone()
+        }
     }
 
     /// Calls into a fresh instance. `writes_for` are the claims for which the driver may write below `/sys`.
@@ -131,8 +154,13 @@ impl Sandbox {
             CallFailure::Quarantined(Box::new(problem))
         })?;
         let start = Instant::now();
-        let answer = self.call_admitted(start, call, operation, writes_for, tap, guest).await;
-        let outcome = answer.as_ref().err().map_or(Outcome::Answered, CallFailure::outcome);
+        let answer = self
+            .call_admitted(start, call, operation, writes_for, tap, guest)
+            .await;
+        let outcome = answer
+            .as_ref()
+            .err()
+            .map_or(Outcome::Answered, CallFailure::outcome);
         counters.record(operation, start.elapsed(), outcome);
         // The call's store counted the other limits.
         match &answer {
@@ -146,7 +174,12 @@ impl Sandbox {
                 | CallFailure::Trapped(_),
             ) => {}
         }
-        admitted.ended(answer.as_ref().err().map_or(CallResult::Succeeded, CallFailure::call_result));
+        admitted.ended(
+            answer
+                .as_ref()
+                .err()
+                .map_or(CallResult::Succeeded, CallFailure::call_result),
+        );
         answer
     }
 
@@ -163,7 +196,11 @@ impl Sandbox {
         let acquired = self.permits.acquire(self.containment.is_slow(operation));
         let Ok(permits) = tokio::time::timeout(call.deadline, acquired).await else {
             let (limit, max) = self.permits.exhausted();
-            return Err(CallFailure::Busy { limit, max: Some(max), waited: call.deadline });
+            return Err(CallFailure::Busy {
+                limit,
+                max: Some(max),
+                waited: call.deadline,
+            });
         };
         let admitted = Instant::now();
         let wall_max = self.scope.wall(operation).min(call.deadline);
@@ -171,15 +208,18 @@ impl Sandbox {
         let meter = Arc::new(CpuMeter::default());
         let state = State::new(&self.scope, call, writes_for, tap, &meter);
         let work = self.work(permits, state, guest);
-        let ended = self.in_time(operation, wall, pin!(self.run(operation, &meter, work))).await;
+        let ended = self
+            .in_time(operation, wall, pin!(self.run(operation, &meter, work)))
+            .await;
         if meter.is_slow() {
             self.containment.was_slow(operation);
         }
         match ended {
             Some((answer, mut state)) => answer.map_err(|error| self.failure(&mut state, &error)),
             None => {
-                let for_thread =
-                    meter.first_poll().map_or(wall, |first| first.saturating_duration_since(admitted));
+                let for_thread = meter
+                    .first_poll()
+                    .map_or(wall, |first| first.saturating_duration_since(admitted));
                 Err(timed_out(wall_max, wall_max - wall + for_thread, &meter))
             }
         }
@@ -197,7 +237,9 @@ impl Sandbox {
         }
         self.containment.was_slow(operation);
         // no error: `None` is the time that is over
-        tokio::time::timeout(wall.checked_sub(LONG_CALL)?, run).await.ok()
+        tokio::time::timeout(wall.checked_sub(LONG_CALL)?, run)
+            .await
+            .ok()
     }
 
     /// The whole of a call, on whatever thread. It holds its permits until its store is dropped.
@@ -250,7 +292,11 @@ impl Sandbox {
                 return Ok(UpdateDeadline::Interrupt);
             }
             // A tick alone says nothing: the call may have begun just before it.
-            Ok(if used >= FAST_CPU { UpdateDeadline::Yield(1) } else { UpdateDeadline::Continue(1) })
+            Ok(if used >= FAST_CPU {
+                UpdateDeadline::Yield(1)
+            } else {
+                UpdateDeadline::Continue(1)
+            })
         });
         store
     }
@@ -260,12 +306,26 @@ impl Sandbox {
             return CallFailure::Exited(exit.0);
         }
         // Components with several memories can use up the slots before the calls are too many.
-        if error.downcast_ref::<wasmtime::PoolConcurrencyLimitError>().is_some() {
-            return CallFailure::Busy { limit: Limit::NodeCalls, max: None, waited: Duration::ZERO };
+        if error
+            .downcast_ref::<wasmtime::PoolConcurrencyLimitError>()
+            .is_some()
+        {
+            return CallFailure::Busy {
+                limit: Limit::NodeCalls,
+                max: None,
+                waited: Duration::ZERO,
+            };
         }
         let interrupted = error.downcast_ref::<Trap>() == Some(&Trap::Interrupt);
-        let cpu = || interrupted.then(|| Reached { limit: Limit::Cpu, max: millis(self.scope.limits.cpu) });
-        if let Some(Reached { limit, max }) = reached(error, self.scope.limits.hostcall_bytes).or_else(cpu) {
+        let cpu = || {
+            interrupted.then(|| Reached {
+                limit: Limit::Cpu,
+                max: millis(self.scope.limits.cpu),
+            })
+        };
+        if let Some(Reached { limit, max }) =
+            reached(error, self.scope.limits.hostcall_bytes).or_else(cpu)
+        {
             return CallFailure::Limit(state.refuse(limit, max));
         }
         let root = error.root_cause().to_string();
@@ -284,7 +344,11 @@ impl Sandbox {
 /// A call that lost most of its time waiting for permits or for a thread says nothing about the driver.
 fn timed_out(wall: Duration, waited: Duration, meter: &CpuMeter) -> CallFailure {
     if waited > wall / 2 && !meter.is_slow() {
-        CallFailure::Busy { limit: Limit::NodeCalls, max: None, waited: wall }
+        CallFailure::Busy {
+            limit: Limit::NodeCalls,
+            max: None,
+            waited: wall,
+        }
     } else {
         CallFailure::Timeout(wall)
     }
@@ -294,13 +358,18 @@ fn timed_out(wall: Duration, waited: Duration, meter: &CpuMeter) -> CallFailure 
 fn trap_message(state: &State, root: &str, frames: &[String]) -> String {
     let message = state.log.last_error().unwrap_or_else(|| match frames {
         [] => root.to_owned(),
-        frames => format!("{root} in {}", frames[..frames.len().min(FRAMES_SHOWN)].join(" < ")),
+        frames => format!(
+            "{root} in {}",
+            frames[..frames.len().min(FRAMES_SHOWN)].join(" < ")
+        ),
     });
     cut(&message, TRAP_MESSAGE_BYTES)
 }
 
 fn frames(error: &wasmtime::Error) -> Vec<String> {
-    let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else { return Vec::new() };
+    let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else {
+        return Vec::new();
+    };
     let name = |frame: &wasmtime::FrameInfo| match (frame.func_name(), frame.module_offset()) {
         (Some(name), _) => printable(name, FRAME_NAME_BYTES),
         (None, Some(offset)) => format!("function {} at {offset:#x}", frame.func_index()),
@@ -356,7 +425,11 @@ impl State {
 
     pub(super) fn wasi_parts(&mut self) -> (&mut WasiCtx, &mut ResourceTable) {
         let (log, tap) = (&self.log, self.tap.as_ref());
-        (self.wasi.get_or_insert_with(|| Box::new(wasi::context(log, tap))), &mut self.table)
+        (
+            self.wasi
+                .get_or_insert_with(|| Box::new(wasi::context(log, tap))),
+            &mut self.table,
+        )
     }
 }
 
@@ -377,11 +450,20 @@ mod tests {
     #[test]
     fn a_call_that_got_its_permits_or_its_thread_late_did_not_time_out_by_itself() {
         let (wall, meter) = (Duration::from_secs(5), CpuMeter::default());
-        assert!(matches!(timed_out(wall, Duration::from_secs(4), &meter), CallFailure::Busy { .. }));
-        assert!(matches!(timed_out(wall, Duration::from_secs(1), &meter), CallFailure::Timeout(_)));
+        assert!(matches!(
+            timed_out(wall, Duration::from_secs(4), &meter),
+            CallFailure::Busy { .. }
+        ));
+        assert!(matches!(
+            timed_out(wall, Duration::from_secs(1), &meter),
+            CallFailure::Timeout(_)
+        ));
         while !meter.is_slow() {
             meter.charge(|| std::hint::black_box((0..10_000u64).sum::<u64>()));
         }
-        assert!(matches!(timed_out(wall, Duration::from_secs(4), &meter), CallFailure::Timeout(_)));
+        assert!(matches!(
+            timed_out(wall, Duration::from_secs(4), &meter),
+            CallFailure::Timeout(_)
+        ));
     }
 }

@@ -23,22 +23,36 @@ const FINDINGS_SHOWN: usize = 4;
 const FINDING_BYTES_MAX: usize = 200;
 
 /// Keywords that change the target of a reference.
-const MOVING: &[&str] =
-    &["$id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"];
+const MOVING: &[&str] = &[
+    "$id",
+    "$anchor",
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveAnchor",
+    "$recursiveRef",
+];
 
 /// Validates `value`. A refused schema is the driver's fault.
 pub(super) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
     let broken = |why: String| {
         let why = one_line(&why, 2 * FINDING_BYTES_MAX);
-        Problem::internal(ProblemCode::SchemaInvalid, format!("the driver's schema of its config: {why}"))
+        Problem::internal(
+            ProblemCode::SchemaInvalid,
+            format!("the driver's schema of its config: {why}"),
+        )
     };
     if schema.len() > SCHEMA_BYTES_MAX {
-        return Err(broken(format!("{} bytes, at most {SCHEMA_BYTES_MAX} are allowed", schema.len())));
+        return Err(broken(format!(
+            "{} bytes, at most {SCHEMA_BYTES_MAX} are allowed",
+            schema.len()
+        )));
     }
     let schema: Value = serde_json::from_str(schema).map_err(|error| broken(error.to_string()))?;
     measure(&schema).map_err(broken)?;
     let patterns = jsonschema::PatternOptions::regex();
-    let patterns = patterns.size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX);
+    let patterns = patterns
+        .size_limit(PATTERN_BYTES_MAX)
+        .dfa_size_limit(PATTERN_BYTES_MAX);
     let validator = jsonschema::options()
         .with_pattern_options(patterns)
         .build(&schema)
@@ -46,26 +60,46 @@ pub(super) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
     let finding = |error: jsonschema::ValidationError<'_>| {
         let place = one_line(&error.instance_path().to_string(), FINDING_BYTES_MAX);
         let text = one_line(&error.to_string(), FINDING_BYTES_MAX);
-        if place.is_empty() { text } else { format!("{place}: {text}") }
+        if place.is_empty() {
+            text
+        } else {
+            format!("{place}: {text}")
+        }
     };
-    let findings: Vec<String> = validator.iter_errors(value).take(FINDINGS_SHOWN).map(finding).collect();
+    let findings: Vec<String> = validator
+        .iter_errors(value)
+        .take(FINDINGS_SHOWN)
+        .map(finding)
+        .collect();
     if findings.is_empty() {
         return Ok(());
     }
     Err(Problem::invalid(
         ProblemCode::SchemaViolated,
-        format!("the config does not fit the driver's schema: {}", findings.join("; ")),
+        format!(
+            "the config does not fit the driver's schema: {}",
+            findings.join("; ")
+        ),
     ))
 }
 
 fn measure(schema: &Value) -> Result<(), String> {
-    let old = schema.get("$schema").and_then(Value::as_str).is_some_and(|text| text.contains("draft-04"));
+    let old = schema
+        .get("$schema")
+        .and_then(Value::as_str)
+        .is_some_and(|text| text.contains("draft-04"));
     if old {
         return Err("draft 4 is not taken: draft 6 is the oldest".to_owned());
     }
-    let size = Measure { root: schema, known: HashMap::new() }.size(schema, true)?;
+    let size = Measure {
+        root: schema,
+        known: HashMap::new(),
+    }
+    .size(schema, true)?;
     if size > VALUES_MAX {
-        return Err(format!("with its references replaced it is too large (more than {VALUES_MAX} values)"));
+        return Err(format!(
+            "with its references replaced it is too large (more than {VALUES_MAX} values)"
+        ));
     }
     Ok(())
 }
@@ -95,7 +129,11 @@ impl<'a> Measure<'a> {
             _ => {}
         }
         // `unevaluated…` keywords evaluate their siblings again.
-        Ok(if looks_twice { size.saturating_mul(2) } else { size })
+        Ok(if looks_twice {
+            size.saturating_mul(2)
+        } else {
+            size
+        })
     }
 
     fn keyword(&mut self, key: &str, value: &'a Value, is_root: bool) -> Result<u64, String> {
@@ -104,7 +142,9 @@ impl<'a> Measure<'a> {
             ("$ref", Value::String(reference)) => self.referred(reference)?,
             ("$id", Value::String(_)) if is_root => 0,
             (key, Value::String(_)) if MOVING.contains(&key) => {
-                return Err(format!("{key} is not taken here: references name places, such as #/$defs/name"));
+                return Err(format!(
+                    "{key} is not taken here: references name places, such as #/$defs/name"
+                ));
             }
             ("$recursiveAnchor", Value::Bool(_)) => return Err(format!("{key} is not taken")),
             ("pattern", Value::String(_)) => PATTERN_WEIGHT,
@@ -122,11 +162,15 @@ impl<'a> Measure<'a> {
             Some(None) => return Err(format!("{reference:?} refers to itself")),
             None => {}
         }
-        let pointer = reference.strip_prefix('#').filter(|rest| !rest.contains('%'));
+        let pointer = reference
+            .strip_prefix('#')
+            .filter(|rest| !rest.contains('%'));
         let pointer = pointer.filter(|rest| rest.is_empty() || rest.starts_with('/'));
         let found = pointer.and_then(|pointer| self.root.pointer(pointer));
         let Some(found) = found else {
-            return Err(format!("{reference:?} refers to nothing in it, and nothing else is looked for"));
+            return Err(format!(
+                "{reference:?} refers to nothing in it, and nothing else is looked for"
+            ));
         };
         self.known.insert(reference, None);
         let size = self.size(found, false)?;
@@ -153,7 +197,10 @@ mod tests {
             "properties": {"name": {"$ref": "#/$defs/name"}, "names": {"items": {"$ref": "#/$defs/name"}}},
             "$defs": {"name": {"type": "string", "pattern": "^[a-z]+$", "enum": ["a", "b"]}}
         });
-        assert_eq!(verdict(&schema, &json!({"name": "a", "names": ["a", "b"]})), Ok(()));
+        assert_eq!(
+            verdict(&schema, &json!({"name": "a", "names": ["a", "b"]})),
+            Ok(())
+        );
         let why = verdict(&schema, &json!({"name": "A"})).unwrap_err();
         assert!(why.contains("/name"), "{why}");
     }
@@ -161,7 +208,11 @@ mod tests {
     #[test]
     fn a_root_that_is_referred_to_within_itself_is_a_circle() {
         let schema = json!({"properties": {"a": {"$ref": "#"}}});
-        assert!(verdict(&schema, &json!({})).unwrap_err().contains("refers to itself"));
+        assert!(
+            verdict(&schema, &json!({}))
+                .unwrap_err()
+                .contains("refers to itself")
+        );
     }
 
     #[test]

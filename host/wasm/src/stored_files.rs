@@ -48,7 +48,11 @@ pub enum StoreError {
     #[error("read {}", path.display())]
     Read { path: PathBuf, source: OpenError },
     #[error("{action} {}", path.display())]
-    Io { action: &'static str, path: PathBuf, source: io::Error },
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
     #[error("the work on the stored files was interrupted")]
     Interrupted(#[from] tokio::task::JoinError),
     #[error(
@@ -66,12 +70,15 @@ pub(crate) struct StoredFiles {
 impl StoredFiles {
     /// Removes what an interrupted write or removal left.
     pub(crate) fn open(directory: &Path) -> Result<Self, StoreError> {
-        let files = Self { directory: directory.to_owned() };
+        let files = Self {
+            directory: directory.to_owned(),
+        };
         let whole = files.digests()?;
         for name in files.names()? {
             let stem = name.split('.').next().unwrap_or_default();
             let is_beside = name.ends_with(".json") || name.ends_with(".sig");
-            let is_left = name.ends_with(".new") || is_beside && !whole.contains(&with_prefix(stem));
+            let is_left =
+                name.ends_with(".new") || is_beside && !whole.contains(&with_prefix(stem));
             if is_digest(&with_prefix(stem)) && is_left {
                 remove(&files.directory.join(name));
             }
@@ -83,19 +90,34 @@ impl StoredFiles {
     pub(crate) fn digests(&self) -> Result<BTreeSet<String>, StoreError> {
         let names = self.names()?;
         let stems = names.iter().filter_map(|name| name.strip_suffix(".wasm"));
-        Ok(stems.map(with_prefix).filter(|digest| is_digest(digest)).collect())
+        Ok(stems
+            .map(with_prefix)
+            .filter(|digest| is_digest(digest))
+            .collect())
     }
 
     /// Stores a file durably. A whole stored file is not written again.
-    pub(crate) fn put(&self, digest: &str, facts: &StoredFacts, file: &SignedFile) -> Result<(), StoreError> {
+    pub(crate) fn put(
+        &self,
+        digest: &str,
+        facts: &StoredFacts,
+        file: &SignedFile,
+    ) -> Result<(), StoreError> {
         let [code, beside, signature] = self.paths(digest)?;
         self.make_room(digest, &facts.driver)?;
         let text = serde_json::to_vec(facts).expect("names and texts make JSON");
         let write = |path: &Path, content: &[u8]| {
-            let failed = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
+            let failed = |source| StoreError::Io {
+                action: "write",
+                path: path.to_owned(),
+                source,
+            };
             file::replace(path, content).map_err(failed)
         };
-        let beside = [(beside, Some(&text[..])), (signature, file.signature.as_deref())];
+        let beside = [
+            (beside, Some(&text[..])),
+            (signature, file.signature.as_deref()),
+        ];
         for (path, content) in beside {
             // no error: it is written then
             if let Some(content) = content
@@ -113,10 +135,14 @@ impl StoredFiles {
 
     fn make_room(&self, digest: &str, driver: &DriverName) -> Result<(), StoreError> {
         let others = self.digests()?.into_iter().filter(|other| other != digest);
-        let of_driver = others.filter(|other| self.facts(other).is_ok_and(|facts| facts.driver == *driver));
+        let of_driver =
+            others.filter(|other| self.facts(other).is_ok_and(|facts| facts.driver == *driver));
         let stored = of_driver.count();
         if stored >= VERSIONS_MAX {
-            return Err(StoreError::TooMany { driver: driver.clone(), stored });
+            return Err(StoreError::TooMany {
+                driver: driver.clone(),
+                stored,
+            });
         }
         Ok(())
     }
@@ -139,12 +165,18 @@ impl StoredFiles {
 
     fn code(&self, digest: &str, path: &Path) -> Result<Bytes, StoreError> {
         let bytes = self.read(digest, path, limit::DRIVER_FILE_BYTES_MAX)?;
-        let file = DriverFile { name: String::new(), bytes };
+        let file = DriverFile {
+            name: String::new(),
+            bytes,
+        };
         match file.digest() {
             found if found == digest => Ok(file.bytes),
             found => {
                 let why = format!("its digest is {found}");
-                Err(StoreError::Damaged { path: path.to_owned(), why })
+                Err(StoreError::Damaged {
+                    path: path.to_owned(),
+                    why,
+                })
             }
         }
     }
@@ -153,21 +185,30 @@ impl StoredFiles {
     pub(crate) fn facts(&self, digest: &str) -> Result<StoredFacts, StoreError> {
         let [_, path, _] = self.paths(digest)?;
         let text = self.read(digest, &path, limit::DRIVER_FILE_BYTES_MAX)?;
-        serde_json::from_slice(&text)
-            .map_err(|error| StoreError::Damaged { path: path.clone(), why: error.to_string() })
+        serde_json::from_slice(&text).map_err(|error| StoreError::Damaged {
+            path: path.clone(),
+            why: error.to_string(),
+        })
     }
 
     fn read(&self, digest: &str, path: &Path, max: u64) -> Result<Bytes, StoreError> {
         let failed = |source: OpenError| match source {
             OpenError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.missing(digest),
-            source => StoreError::Read { path: path.to_owned(), source },
+            source => StoreError::Read {
+                path: path.to_owned(),
+                source,
+            },
         };
-        open::open(path, max).map(|opened| opened.bytes.into()).map_err(failed)
+        open::open(path, max)
+            .map(|opened| opened.bytes.into())
+            .map_err(failed)
     }
 
     /// Removes a stored file. One that cannot be removed stays until the next start.
     pub(crate) fn remove(&self, digest: &str) {
-        let Ok([code, facts, signature]) = self.paths(digest) else { return };
+        let Ok([code, facts, signature]) = self.paths(digest) else {
+            return;
+        };
         remove(&code);
         failpoint::pass(Point::KeptForgotten);
         remove(&signature);
@@ -182,11 +223,18 @@ impl StoredFiles {
     }
 
     fn missing(&self, digest: &str) -> StoreError {
-        StoreError::Missing { digest: digest.to_owned(), directory: self.directory.clone() }
+        StoreError::Missing {
+            digest: digest.to_owned(),
+            directory: self.directory.clone(),
+        }
     }
 
     fn names(&self) -> Result<Vec<String>, StoreError> {
-        let failed = |source| StoreError::Io { action: "read", path: self.directory.clone(), source };
+        let failed = |source| StoreError::Io {
+            action: "read",
+            path: self.directory.clone(),
+            source,
+        };
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
             // A name that is not UTF-8 is not one of ours.
@@ -216,8 +264,17 @@ mod tests {
     use nodedock_base::error::chain;
 
     fn file(content: &str) -> (String, SignedFile) {
-        let file = DriverFile { name: String::new(), bytes: content.to_owned().into() };
-        (file.digest(), SignedFile { code: file.bytes, signature: None })
+        let file = DriverFile {
+            name: String::new(),
+            bytes: content.to_owned().into(),
+        };
+        (
+            file.digest(),
+            SignedFile {
+                code: file.bytes,
+                signature: None,
+            },
+        )
     }
 
     fn facts(driver: &str, config: Option<&str>) -> StoredFacts {
@@ -233,48 +290,75 @@ mod tests {
     #[test]
     fn a_stored_file_comes_back_whole_with_its_last_config_and_signature() {
         let directory = tempfile::tempdir().unwrap();
-        let (files, (digest, mut bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
-        files.put(&digest, &facts("a.example", None), &bytes).unwrap();
+        let (files, (digest, mut bytes)) =
+            (StoredFiles::open(directory.path()).unwrap(), file("code"));
+        files
+            .put(&digest, &facts("a.example", None), &bytes)
+            .unwrap();
         let last = facts("a.example", Some("{\"n\":1}"));
         for signature in [b"first" as &[u8], b"second"] {
             bytes.signature = Some(signature.into());
             files.put(&digest, &last, &bytes).unwrap();
         }
-        let unsigned = SignedFile { signature: None, ..bytes.clone() };
+        let unsigned = SignedFile {
+            signature: None,
+            ..bytes.clone()
+        };
         files.put(&digest, &last, &unsigned).unwrap();
         assert_eq!(files.take(&digest).unwrap(), (last, bytes));
         for entry in std::fs::read_dir(directory.path()).unwrap() {
-            assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+            assert_eq!(
+                entry.unwrap().metadata().unwrap().permissions().mode() & 0o7777,
+                0o600
+            );
         }
         files.remove(&digest);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
-        assert!(matches!(files.take(&digest), Err(StoreError::Missing { .. })));
+        assert!(matches!(
+            files.take(&digest),
+            Err(StoreError::Missing { .. })
+        ));
     }
 
     #[test]
     fn a_damaged_file_is_an_error_and_is_replaced_by_the_next_that_is_stored() {
         let directory = tempfile::tempdir().unwrap();
         let (files, (digest, bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
-        files.put(&digest, &facts("a.example", None), &bytes).unwrap();
+        files
+            .put(&digest, &facts("a.example", None), &bytes)
+            .unwrap();
         let [code, beside, _] = files.paths(&digest).unwrap();
         for path in [&code, &beside] {
             std::fs::write(path, "cod").unwrap();
             let error = files.take(&digest).unwrap_err();
-            assert!(chain(&error).contains(&path.display().to_string()), "{error}");
+            assert!(
+                chain(&error).contains(&path.display().to_string()),
+                "{error}"
+            );
             assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
-            files.put(&digest, &facts("a.example", None), &bytes).unwrap();
+            files
+                .put(&digest, &facts("a.example", None), &bytes)
+                .unwrap();
             files.take(&digest).unwrap();
         }
         std::fs::remove_file(&beside).unwrap();
-        assert!(matches!(files.take(&digest), Err(StoreError::Missing { .. })));
-        assert!(matches!(files.take("sha256:../../passwd"), Err(StoreError::Missing { .. })));
+        assert!(matches!(
+            files.take(&digest),
+            Err(StoreError::Missing { .. })
+        ));
+        assert!(matches!(
+            files.take("sha256:../../passwd"),
+            Err(StoreError::Missing { .. })
+        ));
     }
 
     #[test]
     fn leftovers_of_an_interruption_are_removed_and_files_of_others_are_not() {
         let directory = tempfile::tempdir().unwrap();
         let (files, (digest, bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
-        files.put(&digest, &facts("a.example", None), &bytes).unwrap();
+        files
+            .put(&digest, &facts("a.example", None), &bytes)
+            .unwrap();
         let (other, _) = file("other");
         let [code, beside, signature] = files.paths(&other).unwrap();
         std::fs::write(&beside, "{}").unwrap();
@@ -297,7 +381,10 @@ mod tests {
         for n in 0..VERSIONS_MAX {
             put("a.example", &format!("a {n}")).unwrap();
         }
-        assert!(matches!(put("a.example", "one more"), Err(StoreError::TooMany { .. })));
+        assert!(matches!(
+            put("a.example", "one more"),
+            Err(StoreError::TooMany { .. })
+        ));
         put("a.example", "a 0").unwrap();
         put("b.example", "b").unwrap();
         files.remove(&file("a 3").0);
@@ -310,7 +397,9 @@ mod tests {
         let files = StoredFiles::open(directory.path()).unwrap();
         drop(directory);
         let (digest, bytes) = file("code");
-        let error = files.put(&digest, &facts("a.example", None), &bytes).unwrap_err();
+        let error = files
+            .put(&digest, &facts("a.example", None), &bytes)
+            .unwrap_err();
         assert!(matches!(error, StoreError::Io { .. }), "{error:?}");
         assert!(StoredFiles::open(&files.directory).is_err());
     }

@@ -19,8 +19,8 @@ use wasmtime_wasi::clocks::{MonotonicClock, WallClock};
 use wasmtime_wasi::{HostMonotonicClock, HostWallClock, Rng, WasiCtxBuilder, thread_rng};
 
 use super::bindings::nodedock::driver::{
-    claims, common, container_edits, device_nodes, host_files, inventory, log, net_interfaces, pci_driver,
-    prepared_claims, progress, sysfs, sysfs_write,
+    claims, common, container_edits, device_nodes, host_files, inventory, log, net_interfaces,
+    pci_driver, prepared_claims, progress, sysfs, sysfs_write,
 };
 use super::bindings::types;
 use super::replay::{SHOWN_BYTES, shown_text};
@@ -59,7 +59,11 @@ pub(super) enum ReplayEnd {
     /// The host ended the recorded call here.
     AsRecorded,
     /// The driver calls something else.
-    Differs { index: usize, expected: Option<String>, got: Option<String> },
+    Differs {
+        index: usize,
+        expected: Option<String>,
+        got: Option<String>,
+    },
 }
 
 /// What a function of the host does.
@@ -74,12 +78,23 @@ enum Next {
 
 impl Tap {
     pub(super) fn recording(bytes_max: usize) -> Self {
-        Self::new(Mode::Recording(Recorded { calls: Vec::new(), bytes: 0, bytes_max }))
+        Self::new(Mode::Recording(Recorded {
+            calls: Vec::new(),
+            bytes: 0,
+            bytes_max,
+        }))
     }
 
     pub(super) fn replaying(calls: Vec<HostCall<Raw>>) -> Self {
-        let expected = calls.into_iter().filter(|call| call.function != LOG).collect();
-        Self::new(Mode::Replaying(Replayed { expected, done: 0, end: None }))
+        let expected = calls
+            .into_iter()
+            .filter(|call| call.function != LOG)
+            .collect();
+        Self::new(Mode::Replaying(Replayed {
+            expected,
+            done: 0,
+            end: None,
+        }))
     }
 
     fn new(mode: Mode) -> Self {
@@ -104,13 +119,20 @@ impl Tap {
             Mode::Replaying(replayed) => replayed.end.clone().or_else(|| {
                 let expected = replayed.expected.pop_front()?;
                 let expected = Some(shown_call(&expected.function, &expected.arguments));
-                Some(ReplayEnd::Differs { index: replayed.done, expected, got: None })
+                Some(ReplayEnd::Differs {
+                    index: replayed.done,
+                    expected,
+                    got: None,
+                })
             }),
         }
     }
 
     fn is_stopped(&self) -> bool {
-        matches!(&*self.0.lock(), Mode::Replaying(Replayed { end: Some(_), .. }))
+        matches!(
+            &*self.0.lock(),
+            Mode::Replaying(Replayed { end: Some(_), .. })
+        )
     }
 
     fn next(&self, function: &'static str, arguments: Raw) -> Next {
@@ -129,7 +151,11 @@ impl Tap {
             };
             recorded.bytes += function.len() + arguments.get().len() + answer_bytes + 64;
             if recorded.bytes <= recorded.bytes_max {
-                recorded.calls.push(HostCall { function: function.into(), arguments, answer });
+                recorded.calls.push(HostCall {
+                    function: function.into(),
+                    arguments,
+                    answer,
+                });
             } else {
                 recorded.calls = Vec::new();
             }
@@ -179,7 +205,9 @@ impl Replayed {
         let expected = self.expected.pop_front();
         self.done += 1;
         match expected {
-            Some(expected) if expected.function == function && is_same(&expected.arguments, arguments) => {
+            Some(expected)
+                if expected.function == function && is_same(&expected.arguments, arguments) =>
+            {
                 match expected.answer {
                     Answer::Returned(value) => Next::Return(value),
                     Answer::Failed(_) => {
@@ -191,7 +219,11 @@ impl Replayed {
             expected => {
                 let got = Some(shown_call(function, arguments));
                 let expected = expected.map(|call| shown_call(&call.function, &call.arguments));
-                self.end = Some(ReplayEnd::Differs { index: self.done - 1, expected, got });
+                self.end = Some(ReplayEnd::Differs {
+                    index: self.done - 1,
+                    expected,
+                    got,
+                });
                 Next::Stop
             }
         }
@@ -202,11 +234,16 @@ impl Replayed {
 pub(super) fn is_same(one: &Raw, other: &Raw) -> bool {
     let value = |raw: &Raw| serde_json::from_str::<Value>(raw.get());
     one.get() == other.get()
-        || value(one).ok().is_some_and(|one| value(other).is_ok_and(|other| one == other))
+        || value(one)
+            .ok()
+            .is_some_and(|one| value(other).is_ok_and(|other| one == other))
 }
 
 fn shown_call(function: &str, arguments: &Raw) -> String {
-    cut(&format!("{} {}", shown_text(function), shown_text(arguments.get())), SHOWN_BYTES)
+    cut(
+        &format!("{} {}", shown_text(function), shown_text(arguments.get())),
+        SHOWN_BYTES,
+    )
 }
 
 /// The host as a driver has it: its functions, behind the tap of the call.
@@ -267,7 +304,11 @@ fn trap() -> wasmtime::Error {
 }
 
 fn failed(error: &wasmtime::Error) -> Failure {
-    Failure { code: FAILED.to_owned(), message: error.root_cause().to_string(), by_time: false }
+    Failure {
+        code: FAILED.to_owned(),
+        message: error.root_cause().to_string(),
+        by_time: false,
+    }
 }
 
 impl inventory::Host for Tapped<'_> {}
@@ -293,7 +334,11 @@ impl log::Host for Tapped<'_> {
         fields: Vec<types::KeyValue>,
     ) -> wasmtime::Result<()> {
         if let Some(tap) = &self.0.tap {
-            tap.answered(LOG, raw(&(&level, &message, &fields)), Answer::Returned(raw(&())));
+            tap.answered(
+                LOG,
+                raw(&(&level, &message, &fields)),
+                Answer::Returned(raw(&())),
+            );
         }
         log::Host::write(self.0, level, message, fields)
     }
@@ -305,15 +350,30 @@ impl sysfs::Host for Tapped<'_> {
     }
 
     async fn read_bytes(&mut self, path: String) -> Result<Vec<u8>, Problem> {
-        tapped!(self, "sysfs.read-bytes", [path], sysfs::Host::read_bytes(self.0, path))
+        tapped!(
+            self,
+            "sysfs.read-bytes",
+            [path],
+            sysfs::Host::read_bytes(self.0, path)
+        )
     }
 
     async fn read_dir(&mut self, path: String) -> Result<Vec<String>, Problem> {
-        tapped!(self, "sysfs.read-dir", [path], sysfs::Host::read_dir(self.0, path))
+        tapped!(
+            self,
+            "sysfs.read-dir",
+            [path],
+            sysfs::Host::read_dir(self.0, path)
+        )
     }
 
     async fn read_link(&mut self, path: String) -> Result<String, Problem> {
-        tapped!(self, "sysfs.read-link", [path], sysfs::Host::read_link(self.0, path))
+        tapped!(
+            self,
+            "sysfs.read-link",
+            [path],
+            sysfs::Host::read_link(self.0, path)
+        )
     }
 
     async fn glob(&mut self, glob: String) -> Result<Vec<String>, Problem> {
@@ -323,57 +383,112 @@ impl sysfs::Host for Tapped<'_> {
 
 impl sysfs_write::Host for Tapped<'_> {
     async fn write(&mut self, path: String, value: String) -> Result<(), Problem> {
-        tapped!(self, "sysfs-write.write", [path, value], sysfs_write::Host::write(self.0, path, value))
+        tapped!(
+            self,
+            "sysfs-write.write",
+            [path, value],
+            sysfs_write::Host::write(self.0, path, value)
+        )
     }
 }
 
 impl host_files::Host for Tapped<'_> {
     async fn read(&mut self, path: String) -> Result<String, Problem> {
-        tapped!(self, "host-files.read", [path], host_files::Host::read(self.0, path))
+        tapped!(
+            self,
+            "host-files.read",
+            [path],
+            host_files::Host::read(self.0, path)
+        )
     }
 
     async fn stat(&mut self, path: String) -> Result<host_files::FileInfo, Problem> {
-        tapped!(self, "host-files.stat", [path], host_files::Host::stat(self.0, path))
+        tapped!(
+            self,
+            "host-files.stat",
+            [path],
+            host_files::Host::stat(self.0, path)
+        )
     }
 
     async fn glob(&mut self, glob: String) -> Result<Vec<host_files::FileInfo>, Problem> {
-        tapped!(self, "host-files.glob", [glob], host_files::Host::glob(self.0, glob))
+        tapped!(
+            self,
+            "host-files.glob",
+            [glob],
+            host_files::Host::glob(self.0, glob)
+        )
     }
 }
 
 impl pci_driver::Host for Tapped<'_> {
     async fn bind(&mut self, address: String, driver: String) -> Result<Vec<String>, Problem> {
-        tapped!(self, "pci-driver.bind", [address, driver], pci_driver::Host::bind(self.0, address, driver))
+        tapped!(
+            self,
+            "pci-driver.bind",
+            [address, driver],
+            pci_driver::Host::bind(self.0, address, driver)
+        )
     }
 
     async fn restore(&mut self, address: String) -> Result<Vec<String>, Problem> {
-        tapped!(self, "pci-driver.restore", [address], pci_driver::Host::restore(self.0, address))
+        tapped!(
+            self,
+            "pci-driver.restore",
+            [address],
+            pci_driver::Host::restore(self.0, address)
+        )
     }
 }
 
 impl device_nodes::Host for Tapped<'_> {
     async fn glob(&mut self, glob: String) -> Result<Vec<device_nodes::NodeInfo>, Problem> {
-        tapped!(self, "device-nodes.glob", [glob], device_nodes::Host::glob(self.0, glob))
+        tapped!(
+            self,
+            "device-nodes.glob",
+            [glob],
+            device_nodes::Host::glob(self.0, glob)
+        )
     }
 
     async fn stat(&mut self, path: String) -> Result<device_nodes::NodeInfo, Problem> {
-        tapped!(self, "device-nodes.stat", [path], device_nodes::Host::stat(self.0, path))
+        tapped!(
+            self,
+            "device-nodes.stat",
+            [path],
+            device_nodes::Host::stat(self.0, path)
+        )
     }
 }
 
 impl net_interfaces::Host for Tapped<'_> {
     async fn all(&mut self) -> Result<Vec<net_interfaces::NetInterface>, Problem> {
-        tapped!(self, "net-interfaces.all", [], net_interfaces::Host::all(self.0))
+        tapped!(
+            self,
+            "net-interfaces.all",
+            [],
+            net_interfaces::Host::all(self.0)
+        )
     }
 
     async fn get(&mut self, name: String) -> Result<net_interfaces::NetInterface, Problem> {
-        tapped!(self, "net-interfaces.get", [name], net_interfaces::Host::get(self.0, name))
+        tapped!(
+            self,
+            "net-interfaces.get",
+            [name],
+            net_interfaces::Host::get(self.0, name)
+        )
     }
 }
 
 impl prepared_claims::Host for Tapped<'_> {
     async fn all(&mut self, after: Option<String>) -> wasmtime::Result<prepared_claims::Page> {
-        tapped_plain!(self, "prepared-claims.all", [after], prepared_claims::Host::all(self.0, after))
+        tapped_plain!(
+            self,
+            "prepared-claims.all",
+            [after],
+            prepared_claims::Host::all(self.0, after)
+        )
     }
 
     async fn using_device(
@@ -391,22 +506,42 @@ impl prepared_claims::Host for Tapped<'_> {
     }
 
     async fn get(&mut self, uid: String) -> wasmtime::Result<Option<types::ClaimRecord>> {
-        tapped_plain!(self, "prepared-claims.get", [uid], prepared_claims::Host::get(self.0, uid))
+        tapped_plain!(
+            self,
+            "prepared-claims.get",
+            [uid],
+            prepared_claims::Host::get(self.0, uid)
+        )
     }
 }
 
 impl progress::Host for Tapped<'_> {
     async fn save(&mut self, uid: String, progress: Vec<u8>) -> Result<(), Problem> {
-        tapped!(self, "progress.save", [uid, progress], progress::Host::save(self.0, uid, progress))
+        tapped!(
+            self,
+            "progress.save",
+            [uid, progress],
+            progress::Host::save(self.0, uid, progress)
+        )
     }
 }
 
 /// Puts the clocks and random numbers of WASI behind the tap.
 pub(super) fn tap_wasi(builder: &mut WasiCtxBuilder, tap: &Tap) {
-    let clock = || Clock { tap: tap.clone(), wall: WallClock::new(), monotonic: MonotonicClock::new() };
+    let clock = || Clock {
+        tap: tap.clone(),
+        wall: WallClock::new(),
+        monotonic: MonotonicClock::new(),
+    };
     builder.wall_clock(clock()).monotonic_clock(clock());
-    let random = |function| Random { tap: tap.clone(), function, source: thread_rng() };
-    builder.secure_random(random("wasi-random.random")).insecure_random(random("wasi-random.insecure"));
+    let random = |function| Random {
+        tap: tap.clone(),
+        function,
+        source: thread_rng(),
+    };
+    builder
+        .secure_random(random("wasi-random.random"))
+        .insecure_random(random("wasi-random.insecure"));
     let mut source = thread_rng();
     let seed = || std::array::from_fn(|_| source.next_u64());
     let [high, low] = tap.value("wasi-random.insecure-seed", &(), seed, [0u64; 2]);
@@ -421,21 +556,41 @@ struct Clock {
 
 impl HostWallClock for Clock {
     fn resolution(&self) -> Duration {
-        self.tap.value("wasi-wall-clock.resolution", &(), || self.wall.resolution(), Duration::ZERO)
+        self.tap.value(
+            "wasi-wall-clock.resolution",
+            &(),
+            || self.wall.resolution(),
+            Duration::ZERO,
+        )
     }
 
     fn now(&self) -> Duration {
-        self.tap.value("wasi-wall-clock.now", &(), || self.wall.now(), Duration::ZERO)
+        self.tap.value(
+            "wasi-wall-clock.now",
+            &(),
+            || self.wall.now(),
+            Duration::ZERO,
+        )
     }
 }
 
 impl HostMonotonicClock for Clock {
     fn resolution(&self) -> u64 {
-        self.tap.value("wasi-monotonic-clock.resolution", &(), || self.monotonic.resolution(), 1)
+        self.tap.value(
+            "wasi-monotonic-clock.resolution",
+            &(),
+            || self.monotonic.resolution(),
+            1,
+        )
     }
 
     fn now(&self) -> u64 {
-        self.tap.value("wasi-monotonic-clock.now", &(), || self.monotonic.now(), u64::MAX)
+        self.tap.value(
+            "wasi-monotonic-clock.now",
+            &(),
+            || self.monotonic.now(),
+            u64::MAX,
+        )
     }
 }
 
@@ -461,7 +616,11 @@ impl TryRng for Random {
     }
 
     fn try_fill_bytes(&mut self, bytes: &mut [u8]) -> Result<(), Infallible> {
-        let Self { tap, function, source } = self;
+        let Self {
+            tap,
+            function,
+            source,
+        } = self;
         let fill = || {
             let mut filled = vec![0; bytes.len()];
             source.fill_bytes(&mut filled);
@@ -469,7 +628,10 @@ impl TryRng for Random {
         };
         let filled = tap.value(function, &bytes.len(), fill, Vec::new());
         // A recording that was edited may have fewer.
-        bytes.iter_mut().zip(filled).for_each(|(byte, value)| *byte = value);
+        bytes
+            .iter_mut()
+            .zip(filled)
+            .for_each(|(byte, value)| *byte = value);
         Ok(())
     }
 }
@@ -480,11 +642,24 @@ mod tests {
 
     /// What a call reads of clocks and random numbers.
     fn readings(tap: &Tap) -> (Duration, u64, [u8; 5], u64) {
-        let clock = Clock { tap: tap.clone(), wall: WallClock::new(), monotonic: MonotonicClock::new() };
-        let mut random = Random { tap: tap.clone(), function: "wasi-random.random", source: thread_rng() };
+        let clock = Clock {
+            tap: tap.clone(),
+            wall: WallClock::new(),
+            monotonic: MonotonicClock::new(),
+        };
+        let mut random = Random {
+            tap: tap.clone(),
+            function: "wasi-random.random",
+            source: thread_rng(),
+        };
         let mut bytes = [0; 5];
         random.fill_bytes(&mut bytes);
-        (HostWallClock::now(&clock), HostMonotonicClock::now(&clock), bytes, random.next_u64())
+        (
+            HostWallClock::now(&clock),
+            HostMonotonicClock::now(&clock),
+            bytes,
+            random.next_u64(),
+        )
     }
 
     #[test]
@@ -494,13 +669,28 @@ mod tests {
         let calls = tap.take().unwrap();
         let names: Vec<_> = calls.iter().map(|call| call.function.as_ref()).collect();
         let random = "wasi-random.random";
-        assert_eq!(names, [random, "wasi-wall-clock.now", "wasi-monotonic-clock.now", random]);
+        assert_eq!(
+            names,
+            [
+                random,
+                "wasi-wall-clock.now",
+                "wasi-monotonic-clock.now",
+                random
+            ]
+        );
         let again = Tap::replaying(calls.clone());
         assert_eq!((readings(&again), again.replay_end()), (recorded, None));
         let shorter = Tap::replaying(calls[..3].to_vec());
         let (wall, monotonic, bytes, number) = readings(&shorter);
-        assert_eq!((wall, monotonic, bytes, number), (recorded.0, recorded.1, recorded.2, 0));
-        let Some(ReplayEnd::Differs { index: 3, expected: None, got: Some(got) }) = shorter.replay_end()
+        assert_eq!(
+            (wall, monotonic, bytes, number),
+            (recorded.0, recorded.1, recorded.2, 0)
+        );
+        let Some(ReplayEnd::Differs {
+            index: 3,
+            expected: None,
+            got: Some(got),
+        }) = shorter.replay_end()
         else {
             panic!("{:?}", shorter.replay_end())
         };
@@ -515,7 +705,14 @@ mod tests {
         calls[2].answer = Answer::Returned(raw(&"soon"));
         let edited = Tap::replaying(calls);
         readings(&edited);
-        assert!(matches!(edited.replay_end(), Some(ReplayEnd::Differs { index: 2, got: None, .. })));
+        assert!(matches!(
+            edited.replay_end(),
+            Some(ReplayEnd::Differs {
+                index: 2,
+                got: None,
+                ..
+            })
+        ));
     }
 
     #[test]

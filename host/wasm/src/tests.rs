@@ -49,7 +49,10 @@ impl Stage {
             compiler: Compiler::InProcess,
             hardware: Hardware::in_directory(directory.path())
                 .with_own_directories(vec![directory.path().join("opt/dock/var/lib/nodedock")]),
-            node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
+            node: NodeFacts {
+                name: "node-1".into(),
+                boot_id: "boot-1".into(),
+            },
             numa_node_form: NumaNodeForm::default(),
             recordings,
         };
@@ -59,10 +62,19 @@ impl Stage {
         }
     }
 
-    async fn try_load(&self, bytes: impl Into<Bytes>, grant: &str) -> Result<WasmDriver, LoadError> {
-        let file = DriverFile { name: "tiny.wasm".into(), bytes: bytes.into() };
+    async fn try_load(
+        &self,
+        bytes: impl Into<Bytes>,
+        grant: &str,
+    ) -> Result<WasmDriver, LoadError> {
+        let file = DriverFile {
+            name: "tiny.wasm".into(),
+            bytes: bytes.into(),
+        };
         let head = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n";
-        self.host.load(file, Grant::parse(&format!("{head}{grant}")).unwrap(), None).await
+        self.host
+            .load(file, Grant::parse(&format!("{head}{grant}")).unwrap(), None)
+            .await
     }
 
     pub(crate) async fn load(&self, guest: &Guest) -> WasmDriver {
@@ -77,12 +89,17 @@ impl Stage {
 
 /// The number of calls that were started.
 fn calls(driver: &WasmDriver) -> u64 {
-    let started = Outcome::ALL.iter().filter(|outcome| **outcome != Outcome::Quarantined);
+    let started = Outcome::ALL
+        .iter()
+        .filter(|outcome| **outcome != Outcome::Quarantined);
     started.map(|outcome| driver.stats().ended(*outcome)).sum()
 }
 
 fn a_call() -> nodedock_core::driver::Call {
-    nodedock_core::driver::Call { request_id: "r-1".into(), deadline: Duration::from_secs(10) }
+    nodedock_core::driver::Call {
+        request_id: "r-1".into(),
+        deadline: Duration::from_secs(10),
+    }
 }
 
 pub(crate) fn a_claim(uid: &str) -> nodedock_model::DriverClaim {

@@ -111,12 +111,22 @@ pub enum Distrust {
     #[error(
         "key {key} signed it, and may sign drivers named {drivers} only, not {name}: have another key sign it, or widen the key's `drivers`"
     )]
-    NotForKey { key: String, drivers: String, name: String },
+    NotForKey {
+        key: String,
+        drivers: String,
+        name: String,
+    },
     #[error(
         "key {key} signed it, and may sign drivers named {drivers} only: give the file such a driver's name or its first label, it is called {stem}.wasm"
     )]
-    NotForStem { key: String, drivers: String, stem: String },
-    #[error("its digest {digest} is not pinned for {pin}: add it to `trust.pins` if this version is wanted")]
+    NotForStem {
+        key: String,
+        drivers: String,
+        stem: String,
+    },
+    #[error(
+        "its digest {digest} is not pinned for {pin}: add it to `trust.pins` if this version is wanted"
+    )]
     NotPinned { pin: String, digest: String },
 }
 
@@ -173,9 +183,21 @@ impl Policy {
 
     /// A policy of one key, for checking a file by hand.
     pub fn of_key_file(path: &Path) -> Result<Self, KeyError> {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let key = Key { name, public: PublicKey::read(path)?, drivers: None };
-        Ok(Self { mode: Mode::Enforce, keys: vec![key], pins: BTreeMap::new() })
+        let name = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let key = Key {
+            name,
+            public: PublicKey::read(path)?,
+            drivers: None,
+        };
+        Ok(Self {
+            mode: Mode::Enforce,
+            keys: vec![key],
+            pins: BTreeMap::new(),
+        })
     }
 
     /// Judges a file before its content is used, and before its driver's name is known, by its name without `.wasm` and the content of
@@ -185,13 +207,23 @@ impl Policy {
         let stem = stem.to_owned();
         let signer = match signature.map(signature::decode) {
             None => Err(Distrust::Unsigned { stem: stem.clone() }),
-            Some(Err(why)) => Err(Distrust::Unreadable { stem: stem.clone(), why }),
+            Some(Err(why)) => Err(Distrust::Unreadable {
+                stem: stem.clone(),
+                why,
+            }),
             Some(Ok(signature)) => {
-                let signer = self.keys.iter().find(|key| key.public.signed(bytes, &sha256, &signature));
+                let signer = self
+                    .keys
+                    .iter()
+                    .find(|key| key.public.signed(bytes, &sha256, &signature));
                 Ok(signer.map(|key| key.public.id))
             }
         };
-        let seen = Seen { stem, digest: digest_text(&sha256), signer };
+        let seen = Seen {
+            stem,
+            digest: digest_text(&sha256),
+            signer,
+        };
         self.decide(Arc::new(seen), None)
     }
 
@@ -203,7 +235,9 @@ impl Policy {
     fn decide(&self, seen: Arc<Seen>, name: Option<&str>) -> Verdict {
         let signed = self.signed(&seen, name);
         let pinned = self.pinned(&seen, name);
-        let nothing = || Distrust::NothingVouches { digest: seen.digest.clone() };
+        let nothing = || Distrust::NothingVouches {
+            digest: seen.digest.clone(),
+        };
         let (key, pin, distrust) = match (signed, pinned) {
             (Ok(None), Ok(None)) => (None, None, Some(nothing())),
             (Ok(key), Ok(pin)) => (key, pin, None),
@@ -211,7 +245,13 @@ impl Policy {
             (Ok(key), Err(distrust)) => (key, None, Some(distrust)),
         };
         let named = |key: &Key| key.name.clone();
-        Verdict { mode: self.mode, key: key.map(named), pin: pin.map(str::to_owned), distrust, seen }
+        Verdict {
+            mode: self.mode,
+            key: key.map(named),
+            pin: pin.map(str::to_owned),
+            distrust,
+            seen,
+        }
     }
 
     fn key_of(&self, seen: &Seen) -> Option<&Key> {
@@ -228,16 +268,29 @@ impl Policy {
         let stem = || seen.stem.clone();
         let key = self.key_of(seen).ok_or_else(|| {
             let keys: Vec<_> = self.keys.iter().map(|key| key.name.as_str()).collect();
-            Distrust::UnknownKey { stem: stem(), keys: keys.join(", ") }
+            Distrust::UnknownKey {
+                stem: stem(),
+                keys: keys.join(", "),
+            }
         })?;
-        let Some(globs) = &key.drivers else { return Ok(Some(key)) };
+        let Some(globs) = &key.drivers else {
+            return Ok(Some(key));
+        };
         let (of, drivers) = (key.name.clone(), globs.join(", "));
         match name {
             Some(name) if !globs.iter().any(|glob| matches(glob, name)) => {
-                Err(Distrust::NotForKey { key: of, drivers, name: name.to_owned() })
+                Err(Distrust::NotForKey {
+                    key: of,
+                    drivers,
+                    name: name.to_owned(),
+                })
             }
             None if !globs.iter().any(|glob| may_match(glob, &seen.stem)) => {
-                Err(Distrust::NotForStem { key: of, drivers, stem: stem() })
+                Err(Distrust::NotForStem {
+                    key: of,
+                    drivers,
+                    stem: stem(),
+                })
             }
             _ => Ok(Some(key)),
         }
@@ -248,15 +301,22 @@ impl Policy {
     fn pinned<'a>(&'a self, seen: &Seen, name: Option<&str>) -> Result<Option<&'a str>, Distrust> {
         let mut under = None;
         for wanted in [Some(seen.stem.as_str()), name].into_iter().flatten() {
-            let Some((pin, digests)) = self.pins.get_key_value(wanted) else { continue };
+            let Some((pin, digests)) = self.pins.get_key_value(wanted) else {
+                continue;
+            };
             if !digests.contains(&seen.digest) {
-                return Err(Distrust::NotPinned { pin: pin.clone(), digest: seen.digest.clone() });
+                return Err(Distrust::NotPinned {
+                    pin: pin.clone(),
+                    digest: seen.digest.clone(),
+                });
             }
             under = Some(pin.as_str());
         }
         if name.is_none() && under.is_none() {
             let mut pins = self.pins.iter();
-            under = pins.find(|(_, digests)| digests.contains(&seen.digest)).map(|(pin, _)| pin.as_str());
+            under = pins
+                .find(|(_, digests)| digests.contains(&seen.digest))
+                .map(|(pin, _)| pin.as_str());
         }
         Ok(under)
     }

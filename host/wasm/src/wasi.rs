@@ -71,7 +71,9 @@ pub(super) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
     clocks::monotonic_clock::add_to_linker::<State, WasiClocks>(linker, State::clocks)?;
     random::random::add_to_linker::<State, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
     random::insecure::add_to_linker::<State, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
-    random::insecure_seed::add_to_linker::<State, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
+    random::insecure_seed::add_to_linker::<State, WasiRandom>(linker, |state| {
+        state.ctx().ctx.random()
+    })?;
     add_empty_filesystem(linker)
 }
 
@@ -84,22 +86,31 @@ fn add_empty_filesystem(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     struct DirectoryEntryStream;
 
     let mut types = linker.instance("wasi:filesystem/types@0.2.6")?;
-    types.resource("descriptor", ResourceType::host::<Descriptor>(), |_, _| Ok(()))?;
-    types.resource("directory-entry-stream", ResourceType::host::<DirectoryEntryStream>(), |_, _| Ok(()))?;
+    types.resource("descriptor", ResourceType::host::<Descriptor>(), |_, _| {
+        Ok(())
+    })?;
+    types.resource(
+        "directory-entry-stream",
+        ResourceType::host::<DirectoryEntryStream>(),
+        |_, _| Ok(()),
+    )?;
     for name in DESCRIPTOR_METHODS {
         types.func_new(&format!("[method]descriptor.{name}"), |_, _, _, _| {
             Err(wasmtime::format_err!("there are no files in the sandbox"))
         })?;
     }
-    types.func_new("[method]directory-entry-stream.read-directory-entry", |_, _, _, _| {
-        Err(wasmtime::format_err!("there are no files in the sandbox"))
-    })?;
+    types.func_new(
+        "[method]directory-entry-stream.read-directory-entry",
+        |_, _, _, _| Err(wasmtime::format_err!("there are no files in the sandbox")),
+    )?;
     types.func_new("filesystem-error-code", |_, _, _, results| {
         results[0] = Val::Option(None);
         Ok(())
     })?;
     let mut preopens = linker.instance("wasi:filesystem/preopens@0.2.6")?;
-    preopens.func_wrap("get-directories", |_, (): ()| Ok((Vec::<(Resource<Descriptor>, String)>::new(),)))?;
+    preopens.func_wrap("get-directories", |_, (): ()| {
+        Ok((Vec::<(Resource<Descriptor>, String)>::new(),))
+    })?;
     Ok(())
 }
 
@@ -147,8 +158,14 @@ pub(super) fn context(log: &LogSink, tap: Option<&Tap>) -> WasiCtx {
     if let Some(tap) = tap {
         tap_wasi(&mut builder, tap);
     }
-    builder.stdout(Lines { log: log.clone(), level: Level::Info });
-    builder.stderr(Lines { log: log.clone(), level: Level::Warn });
+    builder.stdout(Lines {
+        log: log.clone(),
+        level: Level::Info,
+    });
+    builder.stderr(Lines {
+        log: log.clone(),
+        level: Level::Warn,
+    });
     builder.max_random_size(RANDOM_BYTES_MAX);
     builder.allow_tcp(false).allow_udp(false);
     builder.build()
@@ -172,7 +189,11 @@ impl StdoutStream for Lines {
     }
 
     fn p2_stream(&self) -> Box<dyn OutputStream> {
-        Box::new(LineStream { log: self.log.clone(), level: self.level, buffer: Vec::new() })
+        Box::new(LineStream {
+            log: self.log.clone(),
+            level: self.level,
+            buffer: Vec::new(),
+        })
     }
 }
 
@@ -202,7 +223,9 @@ impl OutputStream for LineStream {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
         // wasmtime-wasi leaves it to streams to enforce the permit of `check_write`.
         if bytes.len() > STREAM_PERMIT {
-            return Err(StreamError::trap("wrote more at once than check-write allows"));
+            return Err(StreamError::trap(
+                "wrote more at once than check-write allows",
+            ));
         }
         for byte in bytes {
             match byte {
@@ -241,8 +264,12 @@ mod tests {
     #[test]
     fn the_contract_lists_the_interfaces_that_are_linked() {
         let contract = include_str!("../../../wit/driver.wit");
-        let (_, list) = contract.split_once("Of WASI 0.2 the host links").expect("the contract has the list");
-        let (list, _) = list.split_once("A driver that imports anything else").expect("the list has an end");
+        let (_, list) = contract
+            .split_once("Of WASI 0.2 the host links")
+            .expect("the contract has the list");
+        let (list, _) = list
+            .split_once("A driver that imports anything else")
+            .expect("the list has an end");
         let mut listed = BTreeSet::new();
         let mut package = String::new();
         for word in list.split('`').skip(1).step_by(2) {

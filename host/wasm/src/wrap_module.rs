@@ -29,7 +29,9 @@ pub fn wrap_module(mut module: Vec<u8>, wit: &Path, world: &str) -> Result<Vec<u
     };
     let mut resolve = Resolve::default();
     let (package, _) = resolve.push_dir(wit).map_err(|error| bad_wit(&error))?;
-    let id = resolve.select_world(&[package], Some(world)).map_err(|error| bad_wit(&error))?;
+    let id = resolve
+        .select_world(&[package], Some(world))
+        .map_err(|error| bad_wit(&error))?;
     let bad_module = |error: &dyn std::fmt::Display| WrapError::Module {
         world: world.to_owned(),
         message: bounded_line(&format!("{error:#}")),
@@ -40,7 +42,10 @@ pub fn wrap_module(mut module: Vec<u8>, wit: &Path, world: &str) -> Result<Vec<u
         ComponentEncoder::default()
             .validate(true)
             .module(&module)?
-            .adapter(WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER)?
+            .adapter(
+                WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME,
+                WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
+            )?
             .encode()
     };
     encode().map_err(|error| bad_module(&error))

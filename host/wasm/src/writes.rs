@@ -25,7 +25,9 @@ pub(super) const WRITES_PER_CALL: usize = 256;
 impl sysfs_write::Host for State {
     async fn write(&mut self, path: String, value: String) -> Result<(), Problem> {
         let admitted = self.admit_write(&path, &value);
-        self.write_value(Target::Attribute(path), value, admitted).await.map(drop)
+        self.write_value(Target::Attribute(path), value, admitted)
+            .await
+            .map(drop)
     }
 }
 
@@ -83,7 +85,10 @@ impl State {
             return Err(Problem::invalid(ProblemCode::ValueTooLarge, message));
         }
         if value.contains('\0') {
-            return Err(Problem::invalid(ProblemCode::BadValue, "a value has no zero byte"));
+            return Err(Problem::invalid(
+                ProblemCode::BadValue,
+                "a value has no zero byte",
+            ));
         }
         Target::Attribute(path.to_owned()).check_grant(&self.scope.effective, value)?;
         self.count_write()?;
@@ -124,9 +129,9 @@ impl Target {
             Self::Attribute(path) if !effective.allows_sysfs_write(path, value) => {
                 Err(not_granted("sysfsWrite", path))
             }
-            Self::Bind(address, driver) if !effective.allows_bind(address.as_str(), driver) => {
-                Err(not_granted("pciDriver", &format!("{address} with {driver}")))
-            }
+            Self::Bind(address, driver) if !effective.allows_bind(address.as_str(), driver) => Err(
+                not_granted("pciDriver", &format!("{address} with {driver}")),
+            ),
             Self::Attribute(_) | Self::Bind(..) | Self::Unbind(_) => Ok(()),
         }
     }
@@ -165,8 +170,14 @@ impl ValueWrite {
         }
         let current = found.insert(current);
         let (claims, path, inode) = (&*self.claims, &*current.path, current.inode);
-        let write =
-            Write { driver, claims, path, inode, before: current.value.as_deref(), value: &self.value };
+        let write = Write {
+            driver,
+            claims,
+            path,
+            inode,
+            before: current.value.as_deref(),
+            value: &self.value,
+        };
         journal.intend(&write).await?;
         // Meanwhile an operator may have revoked the grant.
         if let Err(problem) = self.target.check_grant(&self.scope.effective, &self.value) {
@@ -182,7 +193,9 @@ impl ValueWrite {
         let outcome = match stored {
             Ok(written) => {
                 // A value that could not be read back is taken to be the written one.
-                let now = written.value.unwrap_or_else(|_| Some(self.value.trim_end().to_owned()));
+                let now = written
+                    .value
+                    .unwrap_or_else(|_| Some(self.value.trim_end().to_owned()));
                 let untouched = written.outcome.is_err() && now == current.value;
                 let value = now.unwrap_or_else(|| self.value.trim_end().to_owned());
                 journal.settle(&write, (!untouched).then_some(value));
@@ -231,12 +244,20 @@ impl ValueWrite {
         let line = self.line(found);
         match result {
             Ok(()) => {
-                Audited { outcome: "written", ..line }.tell(0);
+                Audited {
+                    outcome: "written",
+                    ..line
+                }
+                .tell(0);
                 Ok(())
             }
             Err(Failure::Unknown(problem)) => Err(problem),
             Err(Failure::Refused(problem)) => {
-                let line = Audited { outcome: "refused", problem: Some(&problem), ..line };
+                let line = Audited {
+                    outcome: "refused",
+                    problem: Some(&problem),
+                    ..line
+                };
                 if let Some(suppressed) = self.scope.log.admit_refusal(line.bytes()) {
                     line.tell(suppressed);
                 }

@@ -79,7 +79,10 @@ enum At {
     },
 }
 
-const NEXT_HEAD: At = At::Head { bytes: [0; HEAD_BYTES], filled: 0 };
+const NEXT_HEAD: At = At::Head {
+    bytes: [0; HEAD_BYTES],
+    filled: 0,
+};
 
 /// The header of a frame.
 #[derive(Debug, Clone, Copy)]
@@ -114,7 +117,11 @@ pub(super) struct Inbound {
 
 impl Default for Inbound {
     fn default() -> Self {
-        Self { at: At::Preface { matched: 0 }, hpack: hpack::Decoder::default(), block: Block::default() }
+        Self {
+            at: At::Preface { matched: 0 },
+            hpack: hpack::Decoder::default(),
+            block: Block::default(),
+        }
     }
 }
 
@@ -184,7 +191,11 @@ impl Inbound {
             return Err(Violation::NotHttp2);
         }
         let matched = matched + length;
-        self.at = if matched == PREFACE.len() { NEXT_HEAD } else { At::Preface { matched } };
+        self.at = if matched == PREFACE.len() {
+            NEXT_HEAD
+        } else {
+            At::Preface { matched }
+        };
         Ok(length)
     }
 
@@ -204,8 +215,15 @@ impl Inbound {
             return Ok(());
         }
         self.block.begin_frame(head)?;
-        self.at = At::Block { frame: head, left: head.length };
-        if head.length == 0 { self.end_frame(head, out) } else { Ok(()) }
+        self.at = At::Block {
+            frame: head,
+            left: head.length,
+        };
+        if head.length == 0 {
+            self.end_frame(head, out)
+        } else {
+            Ok(())
+        }
     }
 
     /// Handles a complete frame of a header block.
@@ -244,7 +262,12 @@ impl Head {
         let length = u32::from_be_bytes([0, l0, l1, l2]) as usize;
         // The highest bit is reserved and ignored.
         let stream = u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]);
-        Self { length, kind, flags, stream }
+        Self {
+            length,
+            kind,
+            flags,
+            stream,
+        }
     }
 
     fn write(self, out: &mut BytesMut) {
@@ -296,21 +319,37 @@ impl Block {
         }
         let payload = &self.fragments[self.frame_start..];
         let padded = frame.flags & PADDED != 0;
-        let padding = if padded { *payload.first().ok_or(Violation::HeadersTooShort)? } else { 0 };
-        let priority = if frame.flags & PRIORITY != 0 { PRIORITY_BYTES } else { 0 };
+        let padding = if padded {
+            *payload.first().ok_or(Violation::HeadersTooShort)?
+        } else {
+            0
+        };
+        let priority = if frame.flags & PRIORITY != 0 {
+            PRIORITY_BYTES
+        } else {
+            0
+        };
         let start = usize::from(padded) + priority;
-        let end = payload.len().checked_sub(usize::from(padding)).ok_or(Violation::HeadersTooShort)?;
+        let end = payload
+            .len()
+            .checked_sub(usize::from(padding))
+            .ok_or(Violation::HeadersTooShort)?;
         if start > end {
             return Err(Violation::HeadersTooShort);
         }
         self.fragments.truncate(self.frame_start + end);
-        self.fragments.drain(self.frame_start..self.frame_start + start);
+        self.fragments
+            .drain(self.frame_start..self.frame_start + start);
         Ok(())
     }
 }
 
 fn passing(left: usize) -> At {
-    if left == 0 { NEXT_HEAD } else { At::Passing { left } }
+    if left == 0 {
+        NEXT_HEAD
+    } else {
+        At::Passing { left }
+    }
 }
 
 fn after_head(head: Head) -> At {
@@ -323,9 +362,19 @@ fn write_block(stream: u32, end_stream: u8, list: &[u8], out: &mut BytesMut) {
     for index in 0..frames {
         let rest = &list[index * FRAME_BYTES_MAX..];
         let fragment = &rest[..rest.len().min(FRAME_BYTES_MAX)];
-        let (kind, begin) = if index == 0 { (HEADERS, end_stream) } else { (CONTINUATION, 0) };
+        let (kind, begin) = if index == 0 {
+            (HEADERS, end_stream)
+        } else {
+            (CONTINUATION, 0)
+        };
         let end = if index + 1 == frames { END_HEADERS } else { 0 };
-        Head { length: fragment.len(), kind, flags: begin | end, stream }.write(out);
+        Head {
+            length: fragment.len(),
+            kind,
+            flags: begin | end,
+            stream,
+        }
+        .write(out);
         out.extend_from_slice(fragment);
     }
 }

@@ -24,8 +24,14 @@ type List = Vec<(Vec<u8>, Vec<u8>)>;
 /// Checks one client's bytes. The first byte selects how they are split, and whether the preface of HTTP/2 precedes them. Returns whether
 /// all of them passed, with a request among them.
 pub fn http2(data: &[u8]) -> bool {
-    let Some((&seed, rest)) = data.split_first() else { return false };
-    let stream = if seed & 1 == 0 { [PREFACE, rest].concat() } else { rest.to_owned() };
+    let Some((&seed, rest)) = data.split_first() else {
+        return false;
+    };
+    let stream = if seed & 1 == 0 {
+        [PREFACE, rest].concat()
+    } else {
+        rest.to_owned()
+    };
     let whole = read(&stream, || usize::MAX, 64 << 10);
     let mut random = u64::from(seed) + 1;
     let cuts = [
@@ -75,15 +81,28 @@ impl<F: FnMut() -> usize + Unpin> AsyncRead for Pieces<'_, F> {
 }
 
 fn read(stream: &[u8], length: impl FnMut() -> usize + Unpin, at_once: usize) -> Seen {
-    let mut connection = Connection::new(Pieces { rest: stream, length });
+    let mut connection = Connection::new(Pieces {
+        rest: stream,
+        length,
+    });
     let mut cx = Context::from_waker(Waker::noop());
     let (mut output, mut space) = (Vec::new(), vec![0; at_once]);
     loop {
         let mut buf = ReadBuf::new(&mut space);
         match Pin::new(&mut connection).poll_read(&mut cx, &mut buf) {
-            Poll::Ready(Ok(())) if buf.filled().is_empty() => return Seen { output, violation: None },
+            Poll::Ready(Ok(())) if buf.filled().is_empty() => {
+                return Seen {
+                    output,
+                    violation: None,
+                };
+            }
             Poll::Ready(Ok(())) => output.extend_from_slice(buf.filled()),
-            Poll::Ready(Err(error)) => return Seen { output, violation: Some(error.to_string()) },
+            Poll::Ready(Err(error)) => {
+                return Seen {
+                    output,
+                    violation: Some(error.to_string()),
+                };
+            }
             Poll::Pending => unreachable!("the bytes are there"),
         }
     }
@@ -91,12 +110,25 @@ fn read(stream: &[u8], length: impl FnMut() -> usize + Unpin, at_once: usize) ->
 
 /// A violation ends the connection, and the number of valid bytes that passed before it depends on the split.
 fn check_same(one: &Seen, other: &Seen) {
-    assert_eq!(one.violation, other.violation, "what is refused depends on how it is cut");
+    assert_eq!(
+        one.violation, other.violation,
+        "what is refused depends on how it is cut"
+    );
     if one.violation.is_none() {
-        assert_eq!(one.output, other.output, "what passes depends on how it is cut");
+        assert_eq!(
+            one.output, other.output,
+            "what passes depends on how it is cut"
+        );
     }
-    let (short, long) = if one.output.len() < other.output.len() { (one, other) } else { (other, one) };
-    assert!(long.output.starts_with(&short.output), "what passes depends on how it is cut");
+    let (short, long) = if one.output.len() < other.output.len() {
+        (one, other)
+    } else {
+        (other, one)
+    };
+    assert!(
+        long.output.starts_with(&short.output),
+        "what passes depends on how it is cut"
+    );
 }
 
 /// A frame and the start of the next one. The last frame may be truncated.
@@ -117,7 +149,17 @@ impl<'a> Frame<'a> {
         let payload = &behind[..length.min(behind.len())];
         let (bytes, rest) = bytes.split_at(9 + payload.len());
         let is_whole = payload.len() == length;
-        Some((Self { bytes, kind, flags, stream: [s & 0x7f, t, u, v], payload, is_whole }, rest))
+        Some((
+            Self {
+                bytes,
+                kind,
+                flags,
+                stream: [s & 0x7f, t, u, v],
+                payload,
+                is_whole,
+            },
+            rest,
+        ))
     }
 
     /// Returns the payload of a header block's frame without padding and priority.
@@ -125,7 +167,11 @@ impl<'a> Frame<'a> {
         if self.kind != HEADERS {
             return self.payload;
         }
-        let padding = if self.flags & PADDED != 0 { 1 + usize::from(self.payload[0]) } else { 0 };
+        let padding = if self.flags & PADDED != 0 {
+            1 + usize::from(self.payload[0])
+        } else {
+            0
+        };
         let start = usize::from(padding > 0) + if self.flags & PRIORITY != 0 { 5 } else { 0 };
         &self.payload[start..self.payload.len() - padding.saturating_sub(1)]
     }
@@ -141,18 +187,32 @@ struct Block {
 impl Block {
     /// Returns the block that begins with a frame. `None`: it is incomplete.
     fn take<'a>(first: &Frame<'a>, mut rest: &'a [u8]) -> Option<(Self, &'a [u8])> {
-        let mut fragments = if first.is_whole { first.fragment().to_owned() } else { return None };
+        let mut fragments = if first.is_whole {
+            first.fragment().to_owned()
+        } else {
+            return None;
+        };
         let mut flags = first.flags;
         while flags & END_HEADERS == 0 {
             let (frame, behind) = Frame::first(rest)?;
             if !frame.is_whole {
                 return None;
             }
-            assert_eq!(frame.kind, CONTINUATION, "a block was interrupted and passed");
+            assert_eq!(
+                frame.kind, CONTINUATION,
+                "a block was interrupted and passed"
+            );
             fragments.extend_from_slice(frame.payload);
             (flags, rest) = (frame.flags, behind);
         }
-        Some((Self { stream: first.stream, end_stream: first.flags & END_STREAM != 0, fragments }, rest))
+        Some((
+            Self {
+                stream: first.stream,
+                end_stream: first.flags & END_STREAM != 0,
+                fragments,
+            },
+            rest,
+        ))
     }
 
     fn list(&self, decoder: &mut Decoder) -> List {
@@ -161,7 +221,9 @@ impl Block {
             list.push((name.to_owned(), value.to_owned()));
             Ok::<(), Malformed>(())
         };
-        decoder.decode(&self.fragments, field).expect("what passed can be decoded");
+        decoder
+            .decode(&self.fragments, field)
+            .expect("what passed can be decoded");
         list
     }
 }
@@ -170,25 +232,37 @@ impl Block {
 /// whether there was a block.
 fn check_meaning(input: &[u8], output: &[u8]) -> bool {
     let Some(mut input) = input.strip_prefix(PREFACE) else {
-        assert!(PREFACE.starts_with(input) && input == output, "the preface has not come to its end");
+        assert!(
+            PREFACE.starts_with(input) && input == output,
+            "the preface has not come to its end"
+        );
         return false;
     };
     let mut output = output.strip_prefix(PREFACE).expect("the preface passes");
     let (mut decoder, mut blocks) = (Decoder::default(), 0);
     while let Some((frame, rest)) = Frame::first(input) {
         if frame.kind != HEADERS {
-            let (same, behind) =
-                output.split_at_checked(frame.bytes.len()).expect("what passes is all there");
+            let (same, behind) = output
+                .split_at_checked(frame.bytes.len())
+                .expect("what passes is all there");
             assert_eq!(same, frame.bytes, "a frame without headers was changed");
             (input, output) = (rest, behind);
             continue;
         }
-        let Some((block, rest)) = Block::take(&frame, rest) else { break };
+        let Some((block, rest)) = Block::take(&frame, rest) else {
+            break;
+        };
         let (written, behind) = Frame::first(output).expect("a block passes as a whole");
         assert_eq!(written.kind, HEADERS);
         let (written, behind) = Block::take(&written, behind).expect("a block passes as a whole");
-        assert_eq!((written.stream, written.end_stream), (block.stream, block.end_stream));
-        check_list(&block.list(&mut decoder), &written.list(&mut Decoder::default()));
+        assert_eq!(
+            (written.stream, written.end_stream),
+            (block.stream, block.end_stream)
+        );
+        check_list(
+            &block.list(&mut decoder),
+            &written.list(&mut Decoder::default()),
+        );
         (input, output) = (rest, behind);
         blocks += 1;
     }
@@ -200,7 +274,11 @@ fn check_list(sent: &List, passed: &List) {
     assert_eq!(sent.len(), passed.len(), "fields came or went");
     for (sent, passed) in sent.iter().zip(passed) {
         let is_wrong = sent.0 == b":authority" && Authority::try_from(sent.1.as_slice()).is_err();
-        let expected = if is_wrong { b"localhost".as_slice() } else { &sent.1 };
+        let expected = if is_wrong {
+            b"localhost".as_slice()
+        } else {
+            &sent.1
+        };
         assert_eq!((&passed.0, passed.1.as_slice()), (&sent.0, expected));
     }
 }
@@ -218,7 +296,10 @@ mod tests {
         let mut passed = 0;
         for entry in std::fs::read_dir(&directory).unwrap() {
             let path = entry.unwrap().path();
-            let (name, bytes) = (path.file_name().unwrap().to_str().unwrap(), std::fs::read(&path).unwrap());
+            let (name, bytes) = (
+                path.file_name().unwrap().to_str().unwrap(),
+                std::fs::read(&path).unwrap(),
+            );
             assert_eq!(http2(&bytes), !name.starts_with("refused-"), "{name}");
             passed += usize::from(!name.starts_with("refused-"));
             for (at, change) in (0..bytes.len()).zip([0x01, 0x20, 0x80, 0xff].into_iter().cycle()) {

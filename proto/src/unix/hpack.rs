@@ -58,7 +58,11 @@ impl Entry {
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self { entries: VecDeque::new(), size: 0, size_max: TABLE_BYTES_MAX }
+        Self {
+            entries: VecDeque::new(),
+            size: 0,
+            size_max: TABLE_BYTES_MAX,
+        }
     }
 }
 
@@ -92,7 +96,10 @@ impl Decoder {
             let value = block.string(&mut value)?;
             field(name, value)?;
             if indexed {
-                let entry = Entry { name: name.into(), value: value.into() };
+                let entry = Entry {
+                    name: name.into(),
+                    value: value.into(),
+                };
                 self.insert(entry);
             }
         }
@@ -104,7 +111,10 @@ impl Decoder {
         if let Some((name, value)) = STATIC.get(position) {
             return Ok((name.as_bytes(), value.as_bytes()));
         }
-        let entry = self.entries.get(position - STATIC.len()).ok_or(Malformed::Index(index))?;
+        let entry = self
+            .entries
+            .get(position - STATIC.len())
+            .ok_or(Malformed::Index(index))?;
         Ok((&entry.name, &entry.value))
     }
 

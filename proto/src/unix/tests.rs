@@ -52,7 +52,11 @@ fn plain(name: &str, value: &str) -> Vec<u8> {
 
 /// POST, http and a path by the static table, and an authority.
 fn request(authority: &str) -> Vec<u8> {
-    [&[0x83, 0x86, 0x84][..], &remembered(":authority", authority)].concat()
+    [
+        &[0x83, 0x86, 0x84][..],
+        &remembered(":authority", authority),
+    ]
+    .concat()
 }
 
 fn headers(stream: u32, block: &[u8]) -> Vec<u8> {
@@ -140,7 +144,9 @@ async fn serve<S>(connection: Connection<S>, tell: mpsc::UnboundedSender<Seen>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let Ok(mut server) = h2::server::handshake(connection).await else { return };
+    let Ok(mut server) = h2::server::handshake(connection).await else {
+        return;
+    };
     while let Some(Ok((request, mut respond))) = server.accept().await {
         let tell = tell.clone();
         tokio::spawn(async move {
@@ -151,9 +157,15 @@ where
                 body += data.len();
                 let _ = stream.flow_control().release_capacity(data.len());
             }
-            let Ok(trailers) = stream.trailers().await else { return };
+            let Ok(trailers) = stream.trailers().await else {
+                return;
+            };
             let _ = respond.send_response(Response::new(()), true);
-            let _ = tell.send(Seen { request: Request::from_parts(parts, ()), body, trailers });
+            let _ = tell.send(Seen {
+                request: Request::from_parts(parts, ()),
+                body,
+                trailers,
+            });
         });
     }
 }
@@ -164,7 +176,10 @@ async fn authorities_of_go_and_python_become_localhost() {
         let mut client = Client::begin(&headers(1, &request(authority))).await;
         let seen = client.saw().await;
         assert_eq!(seen.authority(), "localhost", "{authority:?}");
-        assert_eq!((seen.request.method().as_str(), seen.request.uri().path()), ("POST", "/"));
+        assert_eq!(
+            (seen.request.method().as_str(), seen.request.uri().path()),
+            ("POST", "/")
+        );
     }
 }
 
@@ -174,18 +189,30 @@ async fn an_authority_stays_and_so_does_none() {
         let mut client = Client::begin(&headers(1, &request(authority))).await;
         assert_eq!(client.saw().await.authority(), authority);
     }
-    let mut client =
-        Client::begin(&headers(1, &[&[0x83, 0x86, 0x84][..], &plain("host", "a")].concat())).await;
+    let mut client = Client::begin(&headers(
+        1,
+        &[&[0x83, 0x86, 0x84][..], &plain("host", "a")].concat(),
+    ))
+    .await;
     let seen = client.saw().await;
-    assert_eq!((seen.request.uri().authority(), seen.header("host")), (None, "a"));
+    assert_eq!(
+        (seen.request.uri().authority(), seen.header("host")),
+        (None, "a")
+    );
 }
 
 /// Without the wrapper. If this fails one day, `h2` accepts such authorities and the wrapper can be removed.
 #[tokio::test]
 async fn h2_alone_refuses_them() {
     let (mut stream, server) = duplex(1 << 20);
-    stream.write_all(&[opening(), headers(1, &request(GO))].concat()).await.unwrap();
-    let mut server = h2::server::Builder::new().handshake::<_, Bytes>(server).await.unwrap();
+    stream
+        .write_all(&[opening(), headers(1, &request(GO))].concat())
+        .await
+        .unwrap();
+    let mut server = h2::server::Builder::new()
+        .handshake::<_, Bytes>(server)
+        .await
+        .unwrap();
     tokio::spawn(async move { while server.accept().await.is_some() {} });
     let reset = frame(0x3, 0, 1, &1_u32.to_be_bytes());
     let mut said = Vec::new();
@@ -202,7 +229,12 @@ async fn later_requests_may_refer_to_the_first() {
     // By the name of the dynamic table alone, and once more as a whole.
     let third = [&[0x83, 0x86, 0x84, 0x7f, 0x00][..], &[2], b"/x"].concat();
     let fourth = [0x83, 0x86, 0x84, 0xbe, 0xbf];
-    let frames = [headers(1, &first), headers(3, &second), headers(5, &third), headers(7, &fourth)];
+    let frames = [
+        headers(1, &first),
+        headers(3, &second),
+        headers(5, &third),
+        headers(7, &fourth),
+    ];
     let mut client = Client::begin(&frames.concat()).await;
     for agent in [true, true, false, true] {
         let seen = client.saw().await;
@@ -214,7 +246,11 @@ async fn later_requests_may_refer_to_the_first() {
 #[tokio::test]
 async fn a_client_may_change_the_size_of_its_table() {
     let resized = [&[0x20, 0x3f, 0xe1, 0x1f][..], &request("/b")].concat();
-    let frames = [headers(1, &request(GO)), headers(3, &resized), headers(5, &[0x83, 0x86, 0x84, 0xbe])];
+    let frames = [
+        headers(1, &request(GO)),
+        headers(3, &resized),
+        headers(5, &[0x83, 0x86, 0x84, 0xbe]),
+    ];
     let mut client = Client::begin(&frames.concat()).await;
     for _ in 0..3 {
         assert_eq!(client.saw().await.authority(), "localhost");
@@ -229,7 +265,12 @@ async fn a_block_may_come_in_pieces_with_padding_and_priority() {
     let padded = [&[3][..], a, &[0; 3]].concat();
     let both = [&[4, 0, 0, 0, 0, 16][..], a, &[0; 4]].concat();
     let priority = [&[0, 0, 0, 0, 16][..], a].concat();
-    let firsts = [(0, a), (PADDED, &padded[..]), (PRIORITY, &priority[..]), (PADDED | PRIORITY, &both[..])];
+    let firsts = [
+        (0, a),
+        (PADDED, &padded[..]),
+        (PRIORITY, &priority[..]),
+        (PADDED | PRIORITY, &both[..]),
+    ];
     for (flags, first) in firsts {
         let frames = [
             frame(HEADERS, flags | END_STREAM, 1, first),
@@ -268,9 +309,18 @@ async fn bodies_and_trailers_of_interleaved_streams_arrive() {
     ];
     let mut client = Client::begin(&frames.concat()).await;
     let first = client.saw().await;
-    assert_eq!((first.body, first.trailers.unwrap()["grpc-status"].to_str().unwrap()), (15_000, "0"));
+    assert_eq!(
+        (
+            first.body,
+            first.trailers.unwrap()["grpc-status"].to_str().unwrap()
+        ),
+        (15_000, "0")
+    );
     let second = client.saw().await;
-    assert_eq!((second.body, second.trailers, second.request.uri().host()), (20, None, Some("localhost")));
+    assert_eq!(
+        (second.body, second.trailers, second.request.uri().host()),
+        (20, None, Some("localhost"))
+    );
 }
 
 #[tokio::test]
@@ -286,30 +336,51 @@ async fn bytes_may_come_one_by_one() {
         tokio::task::yield_now().await;
     }
     let seen = client.saw().await;
-    assert_eq!((seen.authority(), seen.body, seen.trailers.is_some()), ("localhost", 5, true));
+    assert_eq!(
+        (seen.authority(), seen.body, seen.trailers.is_some()),
+        ("localhost", 5, true)
+    );
 }
 
 #[tokio::test]
 async fn a_list_that_fills_several_frames_arrives() {
     let value = "v".repeat(12_000);
-    let block = [request(GO), plain("a", &value), plain("b", &value), plain("c", &value), plain("d", &value)];
+    let block = [
+        request(GO),
+        plain("a", &value),
+        plain("b", &value),
+        plain("c", &value),
+        plain("d", &value),
+    ];
     let block = block.concat();
     // More pieces than `h2` itself would take.
     let mut frames = vec![frame(HEADERS, END_STREAM, 1, &[])];
-    frames.extend(block.chunks(1000).map(|chunk| frame(CONTINUATION, 0, 1, chunk)));
+    frames.extend(
+        block
+            .chunks(1000)
+            .map(|chunk| frame(CONTINUATION, 0, 1, chunk)),
+    );
     frames.push(frame(CONTINUATION, END_HEADERS, 1, &[]));
     let mut client = Client::begin(&frames.concat()).await;
     let seen = client.saw().await;
     assert_eq!(seen.authority(), "localhost");
-    assert!(["a", "b", "c", "d"].iter().all(|name| seen.header(name) == value));
+    assert!(
+        ["a", "b", "c", "d"]
+            .iter()
+            .all(|name| seen.header(name) == value)
+    );
 }
 
 #[tokio::test]
 async fn a_large_message_is_not_copied_through_our_buffers() {
     let (mut client, server) = duplex(64 << 10);
     let mut connection = Connection::new(server);
-    let bytes =
-        [opening(), frame(HEADERS, END_HEADERS, 1, &request(GO)), frame(DATA, 0, 1, &[9; 16_384])].concat();
+    let bytes = [
+        opening(),
+        frame(HEADERS, END_HEADERS, 1, &request(GO)),
+        frame(DATA, 0, 1, &[9; 16_384]),
+    ]
+    .concat();
     let mut buffer = vec![0; 32 << 10];
     client.write_all(&bytes).await.unwrap();
     let mut read = 0;
@@ -317,17 +388,26 @@ async fn a_large_message_is_not_copied_through_our_buffers() {
         read += connection.read(&mut buffer).await.unwrap();
     }
     for _ in 0..100 {
-        client.write_all(&frame(DATA, 0, 1, &[9; 16_384])).await.unwrap();
+        client
+            .write_all(&frame(DATA, 0, 1, &[9; 16_384]))
+            .await
+            .unwrap();
         let length = connection.read(&mut buffer).await.unwrap();
         assert_eq!(length, 9 + 16_384);
-        assert_eq!((connection.held.capacity(), connection.ready.capacity()), (0, 0));
+        assert_eq!(
+            (connection.held.capacity(), connection.ready.capacity()),
+            (0, 0)
+        );
     }
 }
 
 #[test]
 fn frames_without_header_blocks_pass_as_they_are() {
-    let frames =
-        [frame(DATA, END_STREAM, 1, &[0; 300]), frame(PING, 0, 0, &[1; 8]), frame(0xbb, 0x7f, 5, b"?")];
+    let frames = [
+        frame(DATA, END_STREAM, 1, &[0; 300]),
+        frame(PING, 0, 0, &[1; 8]),
+        frame(0xbb, 0x7f, 5, b"?"),
+    ];
     let input = [opening(), frames.concat()].concat();
     assert_eq!(Inbound::default().passing(&input), Ok(input.len()));
     assert_eq!(rewritten(&input).unwrap(), input);
@@ -335,21 +415,39 @@ fn frames_without_header_blocks_pass_as_they_are() {
 
 #[test]
 fn what_breaks_the_rules_of_frames_is_named() {
-    assert_eq!(rewritten(b"GET / HTTP/1.1\r\n").unwrap_err(), Violation::NotHttp2);
-    assert_eq!(violation(&[frame(CONTINUATION, 0, 1, &[])]), Violation::StrayContinuation);
+    assert_eq!(
+        rewritten(b"GET / HTTP/1.1\r\n").unwrap_err(),
+        Violation::NotHttp2
+    );
+    assert_eq!(
+        violation(&[frame(CONTINUATION, 0, 1, &[])]),
+        Violation::StrayContinuation
+    );
     assert_eq!(
         violation(&[headers(1, &[0x82]), frame(CONTINUATION, 0, 1, &[])]),
         Violation::StrayContinuation
     );
-    assert_eq!(violation(&[frame(HEADERS, END_HEADERS, 0, &[0x82])]), Violation::NoStream);
-    assert_eq!(violation(&[frame(PUSH_PROMISE, END_HEADERS, 1, &[0, 0, 0, 2])]), Violation::PushPromise);
+    assert_eq!(
+        violation(&[frame(HEADERS, END_HEADERS, 0, &[0x82])]),
+        Violation::NoStream
+    );
+    assert_eq!(
+        violation(&[frame(PUSH_PROMISE, END_HEADERS, 1, &[0, 0, 0, 2])]),
+        Violation::PushPromise
+    );
     let open = frame(HEADERS, 0, 1, &[0x82]);
     for kind in [DATA, HEADERS, SETTINGS, PUSH_PROMISE, 0xbb] {
         let within = frame(kind, 0, 1, &[]);
-        assert_eq!(violation(&[open.clone(), within]), Violation::BlockInterrupted(kind));
+        assert_eq!(
+            violation(&[open.clone(), within]),
+            Violation::BlockInterrupted(kind)
+        );
     }
     let foreign = frame(CONTINUATION, END_HEADERS, 3, &[]);
-    assert_eq!(violation(&[open, foreign]), Violation::BlockInterrupted(CONTINUATION));
+    assert_eq!(
+        violation(&[open, foreign]),
+        Violation::BlockInterrupted(CONTINUATION)
+    );
 }
 
 #[test]
@@ -359,17 +457,32 @@ fn padding_and_priority_that_do_not_fit_are_named() {
         frame(HEADERS, END_HEADERS | PADDED, 1, &[1]),
         frame(HEADERS, END_HEADERS | PADDED, 1, &[3, 0x82, 0]),
         frame(HEADERS, END_HEADERS | PRIORITY, 1, &[0; 4]),
-        frame(HEADERS, END_HEADERS | PADDED | PRIORITY, 1, &[1, 0, 0, 0, 0, 0]),
+        frame(
+            HEADERS,
+            END_HEADERS | PADDED | PRIORITY,
+            1,
+            &[1, 0, 0, 0, 0, 0],
+        ),
     ];
     for frame in short {
-        assert_eq!(violation(std::slice::from_ref(&frame)), Violation::HeadersTooShort, "{frame:x?}");
+        assert_eq!(
+            violation(std::slice::from_ref(&frame)),
+            Violation::HeadersTooShort,
+            "{frame:x?}"
+        );
     }
 }
 
 #[test]
 fn bad_compression_is_named() {
-    assert_eq!(violation(&[headers(1, &[0xbe])]), Malformed::Index(62).into());
-    assert_eq!(violation(&[headers(1, &[0x00, 0x05])]), Malformed::Cut.into());
+    assert_eq!(
+        violation(&[headers(1, &[0xbe])]),
+        Malformed::Index(62).into()
+    );
+    assert_eq!(
+        violation(&[headers(1, &[0x00, 0x05])]),
+        Malformed::Cut.into()
+    );
 }
 
 #[test]
@@ -401,7 +514,10 @@ async fn a_server_that_does_not_read_makes_nothing_grow() {
         let read = connection.read(&mut buffer).await.unwrap();
         assert!(read > 0);
         let waiting = connection.held.len() + connection.ready.len();
-        assert!(waiting <= (32 << 10) + READY_BYTES + (64 << 10), "{waiting}");
+        assert!(
+            waiting <= (32 << 10) + READY_BYTES + (64 << 10),
+            "{waiting}"
+        );
     }
 }
 
@@ -434,8 +550,10 @@ fn log() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
     });
     let text = Arc::new(Mutex::new(Vec::new()));
     let sink = text.clone();
-    let subscriber =
-        tracing_subscriber::fmt().with_ansi(false).with_writer(move || Sink(sink.clone())).finish();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || Sink(sink.clone()))
+        .finish();
     (text, tracing::subscriber::set_default(subscriber))
 }
 
@@ -444,7 +562,10 @@ async fn a_violation_is_logged_once_with_the_peer() {
     let (text, _guard) = log();
     let (mut client, server) = UnixStream::pair().unwrap();
     let mut connection = Connection::from(server);
-    client.write_all(&[opening(), frame(CONTINUATION, 0, 1, &[])].concat()).await.unwrap();
+    client
+        .write_all(&[opening(), frame(CONTINUATION, 0, 1, &[])].concat())
+        .await
+        .unwrap();
     let mut read = Vec::new();
     for _ in 0..3 {
         let error = connection.read_to_end(&mut read).await.unwrap_err();
@@ -464,7 +585,10 @@ async fn a_violation_is_logged_once_with_the_peer() {
 async fn a_client_that_ends_within_a_frame_has_ended() {
     let (mut client, server) = duplex(1024);
     let mut connection = Connection::new(server);
-    client.write_all(&[&opening(), &headers(1, &request(GO))[..20]].concat()).await.unwrap();
+    client
+        .write_all(&[&opening(), &headers(1, &request(GO))[..20]].concat())
+        .await
+        .unwrap();
     client.shutdown().await.unwrap();
     let mut read = Vec::new();
     connection.read_to_end(&mut read).await.unwrap();
@@ -477,15 +601,24 @@ async fn accepted_connections_keep_their_credentials() {
     let path = directory.path().join("a.sock");
     let mut incoming = incoming(UnixListener::bind(&path).unwrap());
     let _client = UnixStream::connect(&path).await.unwrap();
-    let Some(Ok(connection)) = tokio_stream::StreamExt::next(&mut incoming).await else { unreachable!() };
+    let Some(Ok(connection)) = tokio_stream::StreamExt::next(&mut incoming).await else {
+        unreachable!()
+    };
     let peer = connection.connect_info().peer_cred.unwrap();
     assert_eq!(peer.pid(), i32::try_from(std::process::id()).ok());
 }
 
 #[test]
 fn the_rewritten_block_needs_no_table() {
-    let output =
-        rewritten(&[opening(), headers(1, &request(GO)), headers(3, &[0x83, 0xbe])].concat()).unwrap();
+    let output = rewritten(
+        &[
+            opening(),
+            headers(1, &request(GO)),
+            headers(3, &[0x83, 0xbe]),
+        ]
+        .concat(),
+    )
+    .unwrap();
     let blocks = &output[opening().len()..];
     let first_length = usize::from(blocks[2]) + usize::from(blocks[1]) * 256;
     let second = &blocks[9 + first_length + 9..];
@@ -498,6 +631,9 @@ fn the_rewritten_block_needs_no_table() {
     decoded.unwrap();
     assert_eq!(
         fields,
-        [(b":method".to_vec(), b"POST".to_vec()), (b":authority".to_vec(), b"localhost".to_vec())]
+        [
+            (b":method".to_vec(), b"POST".to_vec()),
+            (b":authority".to_vec(), b"localhost".to_vec())
+        ]
     );
 }

@@ -157,7 +157,9 @@ impl FakeHost {
 
     /// Creates a link below `/sys`. As in sysfs its target is relative to its directory: `../../devices/virtual/misc/fuse`.
     pub fn link(&self, path: &str, target: &str) -> &Self {
-        self.state().sysfs.insert(path, Entry::Link(target.to_owned()));
+        self.state()
+            .sysfs
+            .insert(path, Entry::Link(target.to_owned()));
         self
     }
 
@@ -169,7 +171,9 @@ impl FakeHost {
 
     /// Creates a link outside `/sys` and `/dev`; its target is absolute or relative to its directory.
     pub fn host_link(&self, path: &str, target: &str) -> &Self {
-        self.state().files.insert(path, Entry::Link(target.to_owned()));
+        self.state()
+            .files
+            .insert(path, Entry::Link(target.to_owned()));
         self
     }
 
@@ -187,9 +191,15 @@ impl FakeHost {
     pub fn node(&self, node: NodeInfo) -> &Self {
         let mut state = self.state();
         if let Some(directory) = &node.sysfs_path {
-            let class = if node.kind == NodeKind::Block { "block" } else { "char" };
+            let class = if node.kind == NodeKind::Block {
+                "block"
+            } else {
+                "char"
+            };
             let link = format!("dev/{class}/{}:{}", node.major, node.minor);
-            state.sysfs.insert(&link, Entry::Link(format!("../../{directory}")));
+            state
+                .sysfs
+                .insert(&link, Entry::Link(format!("../../{directory}")));
         }
         state.nodes.insert(node.path.clone(), node);
         drop(state);
@@ -235,8 +245,12 @@ impl FakeHost {
     pub fn nodes_from_sysfs(&self) -> &Self {
         let state = self.state();
         let directories = state.sysfs.paths_of("uevent");
-        let nodes = directories.iter().filter_map(|path| state.described_node(path.strip_suffix("/uevent")?));
-        let nodes: Vec<_> = nodes.filter(|node| !state.nodes.contains_key(&node.path)).collect();
+        let nodes = directories
+            .iter()
+            .filter_map(|path| state.described_node(path.strip_suffix("/uevent")?));
+        let nodes: Vec<_> = nodes
+            .filter(|node| !state.nodes.contains_key(&node.path))
+            .collect();
         drop(state);
         for node in nodes {
             self.node(node);
@@ -246,7 +260,9 @@ impl FakeHost {
 
     /// Adds a claim that the driver has prepared, or may have begun to prepare; it replaces one of the same UID.
     pub fn claim(&self, record: ClaimRecord) -> &Self {
-        self.state().claims.insert(record.claim.id.uid.clone(), record);
+        self.state()
+            .claims
+            .insert(record.claim.id.uid.clone(), record);
         self
     }
 
@@ -271,7 +287,9 @@ impl FakeHost {
     /// Grants what is both requested and in the operator's grant.
     #[track_caller]
     pub(super) fn grant_of(&self, requested: &Capabilities, grant: &Grant) -> &Self {
-        let effective = grant.effective(requested).expect("globs and patterns must be valid");
+        let effective = grant
+            .effective(requested)
+            .expect("globs and patterns must be valid");
         let mut state = self.state();
         state.granted = Some(Arc::new(effective));
         state.has_grant_file = true;
@@ -282,7 +300,10 @@ impl FakeHost {
     /// Returns how a grant has to name a device node; a node that is not there by any glob.
     pub(super) fn node_naming(&self, path: &str) -> Option<Naming> {
         let state = self.state();
-        state.nodes.get(path).map_or(Some(Naming::Glob), |node| state.node_naming(node))
+        state
+            .nodes
+            .get(path)
+            .map_or(Some(Naming::Glob), |node| state.node_naming(node))
     }
 
     /// Returns whether the grant is an operator's: it has to name some things by their exact paths, and has what a driver does not request.
@@ -360,14 +381,23 @@ impl FakeHost {
         effect: impl Fn(&FakeHost, &SysfsWrite) -> Result<(), Problem> + Send + Sync + 'static,
     ) -> &Self {
         let glob = matcher(glob).expect("the glob must be valid");
-        self.state().write_hooks.push(WriteHook { glob, effect: Arc::new(effect) });
+        self.state().write_hooks.push(WriteHook {
+            glob,
+            effect: Arc::new(effect),
+        });
         self
     }
 
     /// The effects of a write, each called without the lock of the state.
     fn run_write_hooks(&self, write: &SysfsWrite) -> Result<(), Problem> {
         let matching = |hook: &&WriteHook| hook.glob.is_match(&write.path);
-        let hooks: Vec<_> = self.state().write_hooks.iter().filter(matching).cloned().collect();
+        let hooks: Vec<_> = self
+            .state()
+            .write_hooks
+            .iter()
+            .filter(matching)
+            .cloned()
+            .collect();
         hooks.iter().try_for_each(|hook| (hook.effect)(self, write))
     }
 }
@@ -383,7 +413,9 @@ struct WriteHook {
 
 impl fmt::Debug for WriteHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteHook").field("glob", &self.glob).finish_non_exhaustive()
+        f.debug_struct("WriteHook")
+            .field("glob", &self.glob)
+            .finish_non_exhaustive()
     }
 }
 
@@ -411,7 +443,8 @@ impl FakeHost {
 
     /// Returns the kernel driver of a PCI function; `None` if it is unbound.
     pub fn kernel_driver(&self, address: &str) -> Option<String> {
-        self.state().kernel_driver(&format!("{PCI_DEVICES}/{address}"))
+        self.state()
+            .kernel_driver(&format!("{PCI_DEVICES}/{address}"))
     }
 
     /// Returns whether there is a device node at this path, granted or not.
@@ -423,8 +456,15 @@ impl FakeHost {
 /// The host's functions for a driver.
 impl FakeHost {
     pub(crate) fn log(&self, level: Level, message: &str, fields: &[(&str, &str)]) {
-        let fields = fields.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        self.state().log.push(LogLine { level, message: message.to_owned(), fields });
+        let fields = fields
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect();
+        self.state().log.push(LogLine {
+            level,
+            message: message.to_owned(),
+            fields,
+        });
     }
 
     pub(crate) fn sysfs_read(&self, path: &str) -> Result<String, Problem> {
@@ -465,7 +505,11 @@ impl FakeHost {
     pub(crate) fn sysfs_glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
         let state = self.state();
         state.check_path(pattern)?;
-        state.demand(|granted| granted.allows_sysfs_glob(pattern), "sysfsRead", pattern)?;
+        state.demand(
+            |granted| granted.allows_sysfs_glob(pattern),
+            "sysfsRead",
+            pattern,
+        )?;
         let mut paths = state.sysfs.glob(pattern)?;
         if paths.len() > ENTRIES_MAX {
             let message = format!("the glob matches more than {ENTRIES_MAX} paths");
@@ -483,7 +527,11 @@ impl FakeHost {
         let resolved = state.sysfs.resolve(path, true)?;
         state.sysfs.insert(&resolved, Entry::File(value.into()));
         drop(state);
-        let write = SysfsWrite { path: path.to_owned(), before, value: value.to_owned() };
+        let write = SysfsWrite {
+            path: path.to_owned(),
+            before,
+            value: value.to_owned(),
+        };
         let taken = self.run_write_hooks(&write);
         let mut state = self.state();
         match taken {
@@ -497,26 +545,46 @@ impl FakeHost {
         let state = self.state();
         state.check_node(pattern)?;
         let glob = matcher(pattern)?;
-        state.demand(|granted| granted.allows_device_nodes_glob(pattern), "deviceNodes", pattern)?;
+        state.demand(
+            |granted| granted.allows_device_nodes_glob(pattern),
+            "deviceNodes",
+            pattern,
+        )?;
         let is_allowed = |node: &NodeInfo| {
             let naming = state.node_naming(node);
-            naming
-                .is_some_and(|naming| state.allows(|granted| granted.allows_device_node(&node.path, naming)))
+            naming.is_some_and(|naming| {
+                state.allows(|granted| granted.allows_device_node(&node.path, naming))
+            })
         };
-        let nodes = state.nodes.values().filter(|node| glob.is_match(&node.path) && is_allowed(node));
+        let nodes = state
+            .nodes
+            .values()
+            .filter(|node| glob.is_match(&node.path) && is_allowed(node));
         Ok(nodes.cloned().collect())
     }
 
     pub(crate) fn device_nodes_stat(&self, path: &str) -> Result<NodeInfo, Problem> {
         let state = self.state();
         state.check_node(path)?;
-        state.demand(|granted| granted.allows_device_node(path, Naming::Glob), "deviceNodes", path)?;
+        state.demand(
+            |granted| granted.allows_device_node(path, Naming::Glob),
+            "deviceNodes",
+            path,
+        )?;
         let missing = || Problem::not_found("no-such-node", format!("{path} does not exist"));
         let node = state.nodes.get(path).cloned().ok_or_else(missing)?;
-        let never =
-            || Problem::denied("never-allowed", format!("no driver may have {path}, whatever is granted"));
+        let never = || {
+            Problem::denied(
+                "never-allowed",
+                format!("no driver may have {path}, whatever is granted"),
+            )
+        };
         let naming = state.node_naming(&node).ok_or_else(never)?;
-        state.demand(|granted| granted.allows_device_node(path, naming), "deviceNodes", path)?;
+        state.demand(
+            |granted| granted.allows_device_node(path, naming),
+            "deviceNodes",
+            path,
+        )?;
         Ok(node)
     }
 
@@ -539,28 +607,51 @@ impl FakeHost {
     pub(crate) fn host_files_glob(&self, pattern: &str) -> Result<Vec<FileInfo>, Problem> {
         let state = self.state();
         state.check_host_path(pattern)?;
-        state.demand(|granted| granted.allows_host_files_glob(pattern), "hostFiles", pattern)?;
+        state.demand(
+            |granted| granted.allows_host_files_glob(pattern),
+            "hostFiles",
+            pattern,
+        )?;
         let paths = state.files.glob(pattern.trim_start_matches('/'))?;
-        let infos = paths.into_iter().filter_map(|path| state.host_file(&format!("/{path}")).ok());
+        let infos = paths
+            .into_iter()
+            .filter_map(|path| state.host_file(&format!("/{path}")).ok());
         Ok(infos.take(ENTRIES_MAX).collect())
     }
 
-    pub(crate) fn pci_driver_bind(&self, address: &str, driver: &str) -> Result<Vec<String>, Problem> {
+    pub(crate) fn pci_driver_bind(
+        &self,
+        address: &str,
+        driver: &str,
+    ) -> Result<Vec<String>, Problem> {
         let mut state = self.state();
         state.check_writes(address)?;
         state.check_failure(address)?;
         let functions = state.functions_with(address, driver)?;
         for function in &functions {
-            state.demand(|granted| granted.allows_bind(function, driver), "pciDriver", function)?;
+            state.demand(
+                |granted| granted.allows_bind(function, driver),
+                "pciDriver",
+                function,
+            )?;
         }
-        if state.sysfs.read_dir(&format!("bus/pci/drivers/{driver}")).is_err() {
+        if state
+            .sysfs
+            .read_dir(&format!("bus/pci/drivers/{driver}"))
+            .is_err()
+        {
             let message = format!("the kernel has no driver {driver}");
             return Err(Problem::not_found("no-such-kernel-driver", message));
         }
         for function in &functions {
-            let directory = state.sysfs.resolve(&format!("{PCI_DEVICES}/{function}"), true)?;
+            let directory = state
+                .sysfs
+                .resolve(&format!("{PCI_DEVICES}/{function}"), true)?;
             let before = state.kernel_driver(&directory);
-            state.bound_before.entry(directory.clone()).or_insert(before);
+            state
+                .bound_before
+                .entry(directory.clone())
+                .or_insert(before);
             state.set_kernel_driver(&directory, Some(driver));
         }
         Ok(functions)
@@ -572,7 +663,9 @@ impl FakeHost {
         state.check_failure(address)?;
         let mut restored = Vec::new();
         for function in state.group_of(address)? {
-            let directory = state.sysfs.resolve(&format!("{PCI_DEVICES}/{function}"), true)?;
+            let directory = state
+                .sysfs
+                .resolve(&format!("{PCI_DEVICES}/{function}"), true)?;
             if let Some(before) = state.bound_before.remove(&directory) {
                 state.set_kernel_driver(&directory, before.as_deref());
                 restored.push(function);
@@ -584,14 +677,20 @@ impl FakeHost {
     pub(crate) fn net_interfaces_all(&self) -> Result<Vec<NetInterface>, Problem> {
         let state = self.state();
         let names = state.sysfs.read_dir("class/net").unwrap_or_default();
-        let names = names.into_iter().filter(|name| state.allows(|granted| granted.allows_net_device(name)));
+        let names = names
+            .into_iter()
+            .filter(|name| state.allows(|granted| granted.allows_net_device(name)));
         Ok(names.map(|name| state.net_interface(&name)).collect())
     }
 
     pub(crate) fn net_interfaces_get(&self, name: &str) -> Result<NetInterface, Problem> {
         let state = self.state();
         state.check_failure(name)?;
-        state.demand(|granted| granted.allows_net_device(name), "netDevices", name)?;
+        state.demand(
+            |granted| granted.allows_net_device(name),
+            "netDevices",
+            name,
+        )?;
         state.sysfs.resolve(&format!("class/net/{name}"), true)?;
         Ok(state.net_interface(name))
     }
@@ -602,12 +701,24 @@ impl FakeHost {
 
     pub(crate) fn prepared_claims_get(&self, uid: &str) -> Option<ClaimRecord> {
         let state = self.state();
-        state.claims.get(uid).map(|record| state.with_progress(record))
+        state
+            .claims
+            .get(uid)
+            .map(|record| state.with_progress(record))
     }
 
-    pub(crate) fn prepared_claims_using_device(&self, pool: &str, device: &str, after: Option<&str>) -> Page {
+    pub(crate) fn prepared_claims_using_device(
+        &self,
+        pool: &str,
+        device: &str,
+        after: Option<&str>,
+    ) -> Page {
         let uses = |record: &ClaimRecord| {
-            record.claim.devices.iter().any(|used| used.pool == pool && used.device == device)
+            record
+                .claim
+                .devices
+                .iter()
+                .any(|used| used.pool == pool && used.device == device)
         };
         self.state().page(after, uses)
     }

@@ -24,7 +24,9 @@ impl Grant {
     ///
     /// What is wrong, with line and column: an unknown key, an invalid glob, another `kind`.
     pub fn parse(text: &str) -> Result<Self, String> {
-        grant::Grant::parse(text).map(Self).map_err(|error| error.to_string())
+        grant::Grant::parse(text)
+            .map(Self)
+            .map_err(|error| error.to_string())
     }
 
     /// Returns the requested capabilities and limits that are not granted, one line each; the host keeps the driver `blocked` while
@@ -47,7 +49,10 @@ impl Grant {
 
     /// A grant of exactly these capabilities.
     pub(super) fn of(capabilities: &Capabilities) -> Self {
-        Self(grant::Grant { allowed: requested(capabilities), ..grant::Grant::default() })
+        Self(grant::Grant {
+            allowed: requested(capabilities),
+            ..grant::Grant::default()
+        })
     }
 }
 
@@ -87,7 +92,10 @@ mod tests {
         );
         let grant = Grant::parse(&file).unwrap();
         let request = |glob, pattern| DriverInfo::new("a", "1.0.0").sysfs_write(glob, pattern);
-        assert_eq!(grant.missing(&request("class/net/eth0/x", "[0-9]")), Vec::<String>::new());
+        assert_eq!(
+            grant.missing(&request("class/net/eth0/x", "[0-9]")),
+            Vec::<String>::new()
+        );
         let refused = grant.missing(&request("class/net/eth0/x", ".*"));
         assert_eq!(refused, ["sysfsWrite: class/net/eth0/x with .*"]);
         let mut slow = request("class/net/eth0/x", "[0-9]");

@@ -7,8 +7,8 @@ use nodedock_model::grant::{Naming, ceiling};
 
 use super::{FakeHost, Grant, bounds};
 use crate::{
-    Additions, Claim, ClaimRecord, ContainerEdits, Context, DeviceHealth, DeviceNode, Driver, Health, Host,
-    Inventory, Outcomes, Prepared, Problem, Scheduling, Trigger,
+    Additions, Claim, ClaimRecord, ContainerEdits, Context, DeviceHealth, DeviceNode, Driver,
+    Health, Host, Inventory, Outcomes, Prepared, Problem, Scheduling, Trigger,
 };
 
 /// Calls a driver as the host does: it grants only what the driver requests, allows writes during prepare and unprepare only, keeps
@@ -71,7 +71,11 @@ impl<D: Driver> Harness<D> {
         demand("description", bounds::driver_info(&info));
         let fake = FakeHost::new();
         fake.grant(&info.capabilities).allow_writes(false);
-        Harness { fake, ctx: RefCell::default(), driver: PhantomData }
+        Harness {
+            fake,
+            ctx: RefCell::default(),
+            driver: PhantomData,
+        }
     }
 
     /// Returns the fake node.
@@ -159,7 +163,10 @@ impl<D: Driver> Harness<D> {
     #[track_caller]
     pub fn prepare_batch(&self, claims: &[Claim]) -> Outcomes<Prepared> {
         let host = self.fake.host();
-        let claims: Vec<_> = claims.iter().map(|claim| self.begun(&host, claim)).collect();
+        let claims: Vec<_> = claims
+            .iter()
+            .map(|claim| self.begun(&host, claim))
+            .collect();
         self.fake.allow_writes(true);
         let outcomes = D::prepare_batch(&host, &self.ctx.borrow(), &claims);
         self.fake.allow_writes(false);
@@ -170,7 +177,10 @@ impl<D: Driver> Harness<D> {
                 demand("answer", self.refusals(claim, prepared));
                 self.fake.drop_progress(&uid);
                 self.fake.claim(ClaimRecord {
-                    claim: Claim { progress: Vec::new(), ..claim.clone() },
+                    claim: Claim {
+                        progress: Vec::new(),
+                        ..claim.clone()
+                    },
                     prepared: true,
                     memo: prepared.memo.clone(),
                     driver_version: D::describe().version,
@@ -188,14 +198,23 @@ impl<D: Driver> Harness<D> {
         let known = host.prepared_claims().get(uid);
         if known.is_none() {
             self.fake.claim(ClaimRecord {
-                claim: Claim { progress: Vec::new(), ..claim.clone() },
+                claim: Claim {
+                    progress: Vec::new(),
+                    ..claim.clone()
+                },
                 driver_version: D::describe().version,
                 boot_id: self.ctx.borrow().boot_id.clone(),
                 ..ClaimRecord::default()
             });
         }
-        let progress = self.fake.progress(uid).unwrap_or_else(|| claim.progress.clone());
-        Claim { progress, ..claim.clone() }
+        let progress = self
+            .fake
+            .progress(uid)
+            .unwrap_or_else(|| claim.progress.clone());
+        Claim {
+            progress,
+            ..claim.clone()
+        }
     }
 
     /// Unprepares a claim. The driver receives an unknown claim with its UID and nothing else, as from
@@ -221,8 +240,15 @@ impl<D: Driver> Harness<D> {
     #[track_caller]
     pub fn unprepare_batch(&self, uids: &[&str]) -> Outcomes<()> {
         let host = self.fake.host();
-        let unknown = |uid: &str| ClaimRecord { claim: Claim::new("", "", uid), ..ClaimRecord::default() };
-        let record = |uid: &&str| host.prepared_claims().get(uid).unwrap_or_else(|| unknown(uid));
+        let unknown = |uid: &str| ClaimRecord {
+            claim: Claim::new("", "", uid),
+            ..ClaimRecord::default()
+        };
+        let record = |uid: &&str| {
+            host.prepared_claims()
+                .get(uid)
+                .unwrap_or_else(|| unknown(uid))
+        };
         let records: Vec<_> = uids.iter().map(record).collect();
         self.fake.allow_writes(true);
         let outcomes = D::unprepare_batch(&host, &self.ctx.borrow(), &records);
@@ -246,7 +272,10 @@ impl<D: Driver> Harness<D> {
                     == (&device.pool, &device.device, &device.share_id)
             });
             if !answered {
-                lines.push(format!("no answer for device {}/{}", device.pool, device.device));
+                lines.push(format!(
+                    "no answer for device {}/{}",
+                    device.pool, device.device
+                ));
             }
         }
         for prepared in &prepared.devices {
@@ -255,14 +284,24 @@ impl<D: Driver> Harness<D> {
                     == (&device.pool, &device.device, &device.share_id)
             });
             if !allocated {
-                lines.push(format!("device {}/{} is not of the claim", prepared.pool, prepared.device));
+                lines.push(format!(
+                    "device {}/{} is not of the claim",
+                    prepared.pool, prepared.device
+                ));
             }
         }
-        let edits = prepared.devices.iter().map(|device| &device.edits).chain([&prepared.edits]);
+        let edits = prepared
+            .devices
+            .iter()
+            .map(|device| &device.edits)
+            .chain([&prepared.edits]);
         edits.for_each(|edits| self.check_edits(edits, &mut lines));
         if let Some(granted) = self.fake.granted().filter(|_| self.fake.has_grant_file()) {
-            let keys =
-                prepared.annotations.iter().map(|(key, _)| key).filter(|key| !granted.allows_annotation(key));
+            let keys = prepared
+                .annotations
+                .iter()
+                .map(|(key, _)| key)
+                .filter(|key| !granted.allows_annotation(key));
             lines.extend(keys.map(|key| format!("annotations: {key} is not granted")));
         }
         lines
@@ -276,10 +315,13 @@ impl<D: Driver> Harness<D> {
                     lines.push(format!("{what}: {name} is not granted"));
                 }
             };
-            edits.env.iter().for_each(|(name, _)| demand_granted("env", granted.allows_env(name), name));
+            edits
+                .env
+                .iter()
+                .for_each(|(name, _)| demand_granted("env", granted.allows_env(name), name));
             for path in edits.mounts.iter().map(|mount| &mount.host_path) {
-                let naming =
-                    ceiling::mount_source(path).map(|naming| if by_file { naming } else { Naming::Glob });
+                let naming = ceiling::mount_source(path)
+                    .map(|naming| if by_file { naming } else { Naming::Glob });
                 demand_granted(
                     "mounts",
                     naming.is_some_and(|naming| granted.allows_mount(path, naming)),
@@ -289,12 +331,15 @@ impl<D: Driver> Harness<D> {
             for path in edits.hooks.iter().map(|hook| &hook.path) {
                 demand_granted("hooks", granted.allows_hook(path), path);
             }
-            let writable =
-                edits.mounts.iter().filter(|mount| mount.options.iter().any(|option| option == "rw"));
+            let writable = edits
+                .mounts
+                .iter()
+                .filter(|mount| mount.options.iter().any(|option| option == "rw"));
             for mount in writable.filter(|_| by_file) {
                 let path = &mount.host_path;
                 let naming = ceiling::writable_source(path);
-                let is_granted = naming.is_some_and(|naming| granted.allows_writable_mount(path, naming));
+                let is_granted =
+                    naming.is_some_and(|naming| granted.allows_writable_mount(path, naming));
                 demand_granted("mounts, with \":rw\"", is_granted, path);
             }
             for group in edits.additional_gids.iter().filter(|_| by_file) {
@@ -304,7 +349,11 @@ impl<D: Driver> Harness<D> {
                 let class = rdt.clos_id.as_deref().unwrap_or_default();
                 demand_granted("rdtClasses", granted.allows_rdt_class(class), class);
             }
-            for name in edits.net_devices.iter().map(|device| &device.host_interface) {
+            for name in edits
+                .net_devices
+                .iter()
+                .map(|device| &device.host_interface)
+            {
                 demand_granted("netDevices", granted.allows_net_device(name), name);
             }
             for path in edits.device_nodes.iter().map(node_path) {
@@ -338,7 +387,12 @@ impl<D: Scheduling> Harness<D> {
     pub fn schedule(&self) -> Result<Additions, Problem> {
         let inventory = self.discover()?;
         let answer = D::schedule(&self.fake.host(), &self.ctx.borrow(), &inventory);
-        demand("answer", beyond(&answer, |additions| bounds::additions(&inventory, additions)));
+        demand(
+            "answer",
+            beyond(&answer, |additions| {
+                bounds::additions(&inventory, additions)
+            }),
+        );
         answer
     }
 }
@@ -374,17 +428,29 @@ fn beyond<T>(answer: &Result<T, Problem>, bounds: impl FnOnce(&T) -> Vec<String>
 
 /// The outcomes in the order of the claims, of which the driver must answer each once.
 #[track_caller]
-fn in_order<'a, T>(uids: impl Iterator<Item = &'a String>, mut outcomes: Outcomes<T>) -> Outcomes<T> {
+fn in_order<'a, T>(
+    uids: impl Iterator<Item = &'a String>,
+    mut outcomes: Outcomes<T>,
+) -> Outcomes<T> {
     let take = |uid: &String| {
         let at = outcomes.iter().position(|(answered, _)| answered == uid);
-        outcomes.swap_remove(at.unwrap_or_else(|| panic!("the driver does not answer for claim {uid}")))
+        outcomes
+            .swap_remove(at.unwrap_or_else(|| panic!("the driver does not answer for claim {uid}")))
     };
     let answers: Vec<_> = uids.map(take).collect();
-    assert!(outcomes.is_empty(), "the driver answers for claim {}, which is not of the call", outcomes[0].0);
+    assert!(
+        outcomes.is_empty(),
+        "the driver answers for claim {}, which is not of the call",
+        outcomes[0].0
+    );
     answers
 }
 
 #[track_caller]
 fn demand(what: &str, lines: Vec<String>) {
-    assert!(lines.is_empty(), "the host would refuse the driver's {what}:\n  {}", lines.join("\n  "));
+    assert!(
+        lines.is_empty(),
+        "the host would refuse the driver's {what}:\n  {}",
+        lines.join("\n  ")
+    );
 }

@@ -26,14 +26,19 @@ pub(super) struct Tree {
 
 impl Tree {
     pub(super) fn new(mount: &'static str) -> Self {
-        Tree { mount, entries: BTreeMap::new() }
+        Tree {
+            mount,
+            entries: BTreeMap::new(),
+        }
     }
 
     pub(super) fn insert(&mut self, path: &str, entry: Entry) {
         let path = path.trim_matches('/');
         let mut end = 0;
         while let Some(slash) = path[end..].find('/') {
-            self.entries.entry(path[..end + slash].to_owned()).or_insert(Entry::Dir);
+            self.entries
+                .entry(path[..end + slash].to_owned())
+                .or_insert(Entry::Dir);
             end += slash + 1;
         }
         self.entries.insert(path.to_owned(), entry);
@@ -50,7 +55,8 @@ impl Tree {
 
     /// Returns every entry below a directory, which is not empty.
     fn inside(&self, directory: &str) -> impl Iterator<Item = (&String, &Entry)> {
-        self.entries.range(format!("{directory}/")..after_content(directory))
+        self.entries
+            .range(format!("{directory}/")..after_content(directory))
     }
 
     /// Returns the paths of all entries of this name.
@@ -60,7 +66,11 @@ impl Tree {
     }
 
     pub(super) fn get(&self, path: &str) -> Option<&Entry> {
-        if path.is_empty() { Some(&Entry::Dir) } else { self.entries.get(path) }
+        if path.is_empty() {
+            Some(&Entry::Dir)
+        } else {
+            self.entries.get(path)
+        }
     }
 
     /// Resolves the links of a path, including the last one if requested.
@@ -90,7 +100,13 @@ impl Tree {
                     if below_root.is_some() {
                         done.clear();
                     }
-                    todo.extend(below_root.unwrap_or(target).split('/').rev().map(str::to_owned));
+                    todo.extend(
+                        below_root
+                            .unwrap_or(target)
+                            .split('/')
+                            .rev()
+                            .map(str::to_owned),
+                    );
                 }
                 Some(Entry::File(_)) if !todo.is_empty() => return Err(self.missing(path)),
                 Some(_) => {}
@@ -103,14 +119,20 @@ impl Tree {
     pub(super) fn read(&self, path: &str) -> Result<&[u8], Problem> {
         match self.get(&self.resolve(path, true)?) {
             Some(Entry::File(content)) => Ok(content),
-            _ => Err(Problem::invalid("not-a-file", format!("{path} is not a regular file"))),
+            _ => Err(Problem::invalid(
+                "not-a-file",
+                format!("{path} is not a regular file"),
+            )),
         }
     }
 
     pub(super) fn read_link(&self, path: &str) -> Result<String, Problem> {
         match self.get(&self.resolve(path, false)?) {
             Some(Entry::Link(_)) => self.resolve(path, true),
-            _ => Err(Problem::invalid("not-a-link", format!("{path} is not a link"))),
+            _ => Err(Problem::invalid(
+                "not-a-link",
+                format!("{path} is not a link"),
+            )),
         }
     }
 
@@ -118,17 +140,26 @@ impl Tree {
         let resolved = self.resolve(path, true)?;
         match self.get(&resolved) {
             Some(Entry::Dir) => Ok(self.names(&resolved)),
-            _ => Err(Problem::invalid("not-a-directory", format!("{path} is not a directory"))),
+            _ => Err(Problem::invalid(
+                "not-a-directory",
+                format!("{path} is not a directory"),
+            )),
         }
     }
 
     /// Walks over the names only, not over what is in them: every directory has an entry of its own.
     fn names(&self, directory: &str) -> Vec<String> {
-        let inside = if directory.is_empty() { String::new() } else { format!("{directory}/") };
+        let inside = if directory.is_empty() {
+            String::new()
+        } else {
+            format!("{directory}/")
+        };
         let mut names = Vec::new();
         let mut next = Bound::Excluded(inside.clone());
         while let Some((path, _)) = self.entries.range((next, Bound::Unbounded)).next() {
-            let Some(name) = path.strip_prefix(&inside) else { break };
+            let Some(name) = path.strip_prefix(&inside) else {
+                break;
+            };
             next = match name.split_once('/') {
                 None => {
                     names.push(name.to_owned());
@@ -141,11 +172,17 @@ impl Tree {
     }
 
     fn missing(&self, path: &str) -> Problem {
-        Problem::not_found("no-such-path", format!("{}{path} does not exist", self.mount))
+        Problem::not_found(
+            "no-such-path",
+            format!("{}{path} does not exist", self.mount),
+        )
     }
 
     fn escapes(&self, path: &str) -> Problem {
-        Problem::denied("outside-sysfs", format!("{path} leads out of {}", self.mount))
+        Problem::denied(
+            "outside-sysfs",
+            format!("{path} leads out of {}", self.mount),
+        )
     }
 
     /// Paths as a walk from the root sees them, links kept.
@@ -159,7 +196,12 @@ impl Tree {
         Ok(found)
     }
 
-    fn walk(&self, directory: &str, segments: &[&str], found: &mut Vec<String>) -> Result<(), Problem> {
+    fn walk(
+        &self,
+        directory: &str,
+        segments: &[&str],
+        found: &mut Vec<String>,
+    ) -> Result<(), Problem> {
         let Some((first, rest)) = segments.split_first() else {
             found.push(directory.to_owned());
             return Ok(());
@@ -167,11 +209,20 @@ impl Tree {
         if *first == "**" {
             self.walk(directory, rest, found)?;
         }
-        let below =
-            |name: &str| if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") };
+        let below = |name: &str| {
+            if directory.is_empty() {
+                name.to_owned()
+            } else {
+                format!("{directory}/{name}")
+            }
+        };
         if !first.contains(['*', '?', '[', '{', '\\']) {
             let path = below(first);
-            return if self.resolve(&path, false).is_ok() { self.walk(&path, rest, found) } else { Ok(()) };
+            return if self.resolve(&path, false).is_ok() {
+                self.walk(&path, rest, found)
+            } else {
+                Ok(())
+            };
         }
         let segment = matcher(if *first == "**" { "*" } else { first })?;
         for name in self.read_dir(directory).unwrap_or_default() {
@@ -188,7 +239,10 @@ impl Tree {
 
     fn is_link(&self, path: &str) -> bool {
         let resolved = self.resolve(path, false).ok();
-        matches!(resolved.and_then(|path| self.get(&path)), Some(Entry::Link(_)))
+        matches!(
+            resolved.and_then(|path| self.get(&path)),
+            Some(Entry::Link(_))
+        )
     }
 }
 
@@ -199,7 +253,8 @@ fn after_content(directory: &str) -> String {
 
 /// Compiles a glob by the host's rules.
 pub(super) fn matcher(glob: &str) -> Result<GlobMatcher, Problem> {
-    let compiled = compile(glob).map_err(|why| Problem::invalid("bad-glob", format!("{glob:?}: {why}")))?;
+    let compiled =
+        compile(glob).map_err(|why| Problem::invalid("bad-glob", format!("{glob:?}: {why}")))?;
     Ok(compiled.compile_matcher())
 }
 
@@ -210,8 +265,14 @@ mod tests {
 
     fn tree() -> Tree {
         let mut tree = Tree::new("/sys/");
-        tree.insert("devices/pci0000:00/0000:00:01.0/vendor", Entry::File(b"0x1af4".into()));
-        tree.insert("devices/pci0000:00/0000:00:01.0/drm/card0/dev", Entry::File(b"226:0".into()));
+        tree.insert(
+            "devices/pci0000:00/0000:00:01.0/vendor",
+            Entry::File(b"0x1af4".into()),
+        );
+        tree.insert(
+            "devices/pci0000:00/0000:00:01.0/drm/card0/dev",
+            Entry::File(b"226:0".into()),
+        );
         tree.insert(
             "devices/pci0000:00/0000:00:01.0/driver",
             Entry::Link("../../../bus/pci/drivers/gpu".into()),
@@ -226,7 +287,10 @@ mod tests {
 
     #[test]
     fn files_are_found_through_links_that_leave_their_directory() {
-        assert_eq!(tree().read("bus/pci/devices/0000:00:01.0/vendor").unwrap(), b"0x1af4");
+        assert_eq!(
+            tree().read("bus/pci/devices/0000:00:01.0/vendor").unwrap(),
+            b"0x1af4"
+        );
     }
 
     #[test]
@@ -234,7 +298,9 @@ mod tests {
         let tree = tree();
         let device = tree.read_link("bus/pci/devices/0000:00:01.0").unwrap();
         assert_eq!(device, "devices/pci0000:00/0000:00:01.0");
-        let driver = tree.read_link("bus/pci/devices/0000:00:01.0/driver").unwrap();
+        let driver = tree
+            .read_link("bus/pci/devices/0000:00:01.0/driver")
+            .unwrap();
         assert_eq!(driver, "bus/pci/drivers/gpu");
     }
 
@@ -242,14 +308,21 @@ mod tests {
     fn globs_see_what_is_behind_links_under_the_name_they_asked_for() {
         let found = tree().glob("bus/pci/devices/*/drm/*/dev").unwrap();
         assert_eq!(found, ["bus/pci/devices/0000:00:01.0/drm/card0/dev"]);
-        assert_eq!(tree().glob("devices/**/dev").unwrap(), ["devices/pci0000:00/0000:00:01.0/drm/card0/dev"]);
+        assert_eq!(
+            tree().glob("devices/**/dev").unwrap(),
+            ["devices/pci0000:00/0000:00:01.0/drm/card0/dev"]
+        );
         assert_eq!(tree().glob("class/*").unwrap(), Vec::<String>::new());
     }
 
     #[test]
     fn what_is_not_there_is_not_found() {
         for path in ["nowhere", "devices/pci0000:00/0000:00:01.0/vendor/x"] {
-            assert_eq!(tree().read(path).unwrap_err().kind, ProblemKind::NotFound, "{path}");
+            assert_eq!(
+                tree().read(path).unwrap_err().kind,
+                ProblemKind::NotFound,
+                "{path}"
+            );
         }
     }
 
@@ -268,7 +341,12 @@ mod tests {
         let tree = tree();
         assert_eq!(tree.read("bus/pci").unwrap_err().code, "not-a-file");
         assert_eq!(tree.read_link("bus/pci").unwrap_err().code, "not-a-link");
-        assert_eq!(tree.read_dir("bus/pci/devices/0000:00:01.0/vendor").unwrap_err().code, "not-a-directory");
+        assert_eq!(
+            tree.read_dir("bus/pci/devices/0000:00:01.0/vendor")
+                .unwrap_err()
+                .code,
+            "not-a-directory"
+        );
     }
 
     #[test]
@@ -290,7 +368,15 @@ mod tests {
         let mut tree = tree();
         tree.insert("devices/pci0000:00/0000:00:01.01", Entry::Dir);
         tree.remove("devices/pci0000:00/0000:00:01.0");
-        assert_eq!(tree.read_dir("devices/pci0000:00").unwrap(), ["0000:00:01.01"]);
-        assert_eq!(tree.read("bus/pci/devices/0000:00:01.0/vendor").unwrap_err().kind, ProblemKind::NotFound);
+        assert_eq!(
+            tree.read_dir("devices/pci0000:00").unwrap(),
+            ["0000:00:01.01"]
+        );
+        assert_eq!(
+            tree.read("bus/pci/devices/0000:00:01.0/vendor")
+                .unwrap_err()
+                .kind,
+            ProblemKind::NotFound
+        );
     }
 }

@@ -1,7 +1,9 @@
 //! Conversions between the bindings' types and the SDK's, in the directions that calls need.
 
 use super::bindings::exports::nodedock::driver::{discovery, identity};
-use super::bindings::nodedock::driver::{device_nodes, host_files, log, net_interfaces, prepared_claims};
+use super::bindings::nodedock::driver::{
+    device_nodes, host_files, log, net_interfaces, prepared_claims,
+};
 use super::health::exports::nodedock::driver::health;
 use super::scheduling::exports::nodedock::driver::scheduling;
 use crate::host::Page;
@@ -12,17 +14,18 @@ mod wit {
     use super::super::bindings::nodedock::driver;
 
     pub(super) use driver::claims::{
-        AllocatedDevice, Claim, ClaimRecord, ClaimRef, Condition, ConditionStatus, Consumer, DeviceStatus,
-        NetworkData, OpaqueParameters, ParametersSource, PrepareOutcome, PreparedClaim, PreparedDevice,
-        UnprepareOutcome,
+        AllocatedDevice, Claim, ClaimRecord, ClaimRef, Condition, ConditionStatus, Consumer,
+        DeviceStatus, NetworkData, OpaqueParameters, ParametersSource, PrepareOutcome,
+        PreparedClaim, PreparedDevice, UnprepareOutcome,
     };
     pub(super) use driver::common::{Context, KeyValue, Problem, ProblemKind};
     pub(super) use driver::container_edits::{
-        ContainerEdits, DeviceNode, Hook, HookStage, IntelRdt, Mount, NetDevice, NodeAccess, NodeKind,
+        ContainerEdits, DeviceNode, Hook, HookStage, IntelRdt, Mount, NetDevice, NodeAccess,
+        NodeKind,
     };
     pub(super) use driver::inventory::{
-        Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CapacityRange, Counter,
-        CounterSet, Device, Inventory, Pool, Taint, TaintEffect,
+        Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CapacityRange,
+        Counter, CounterSet, Device, Inventory, Pool, Taint, TaintEffect,
     };
 }
 
@@ -88,7 +91,10 @@ impl Convert<(String, String)> for wit::KeyValue {
 
 impl Convert<wit::KeyValue> for (String, String) {
     fn convert(self) -> wit::KeyValue {
-        wit::KeyValue { key: self.0, value: self.1 }
+        wit::KeyValue {
+            key: self.0,
+            value: self.1,
+        }
     }
 }
 
@@ -215,7 +221,13 @@ same_fields!(wit::Inventory => Inventory: ; into; all pools);
 // To the host: results of a prepare.
 impl Convert<wit::NodeAccess> for NodeAccess {
     fn convert(self) -> wit::NodeAccess {
-        let flag = |is_set: bool, flag: wit::NodeAccess| if is_set { flag } else { wit::NodeAccess::empty() };
+        let flag = |is_set: bool, flag: wit::NodeAccess| {
+            if is_set {
+                flag
+            } else {
+                wit::NodeAccess::empty()
+            }
+        };
         flag(self.read, wit::NodeAccess::READ)
             | flag(self.write, wit::NodeAccess::WRITE)
             | flag(self.mknod, wit::NodeAccess::MKNOD)
@@ -238,14 +250,20 @@ same_fields!(Prepared => wit::PreparedClaim: memo; into edits; all devices, anno
 impl Convert<wit::PrepareOutcome> for (String, Result<Prepared, Problem>) {
     fn convert(self) -> wit::PrepareOutcome {
         let (uid, outcome) = self;
-        wit::PrepareOutcome { uid, outcome: outcome.map(Convert::convert).map_err(Convert::convert) }
+        wit::PrepareOutcome {
+            uid,
+            outcome: outcome.map(Convert::convert).map_err(Convert::convert),
+        }
     }
 }
 
 impl Convert<wit::UnprepareOutcome> for (String, Result<(), Problem>) {
     fn convert(self) -> wit::UnprepareOutcome {
         let (uid, outcome) = self;
-        wit::UnprepareOutcome { uid, outcome: outcome.map_err(Convert::convert) }
+        wit::UnprepareOutcome {
+            uid,
+            outcome: outcome.map_err(Convert::convert),
+        }
     }
 }
 
@@ -255,9 +273,17 @@ same_fields!(DeviceHealth => health::DeviceHealth: pool, device, message; into s
 impl Convert<scheduling::AllocatableMapping> for AllocatableMapping {
     fn convert(self) -> scheduling::AllocatableMapping {
         match self {
-            AllocatableMapping::PerDevice(quantity) => scheduling::AllocatableMapping::PerDevice(quantity),
-            AllocatableMapping::PerCapacity { capacity, multiplier } => {
-                let mapping = scheduling::CapacityMapping { capacity, multiplier };
+            AllocatableMapping::PerDevice(quantity) => {
+                scheduling::AllocatableMapping::PerDevice(quantity)
+            }
+            AllocatableMapping::PerCapacity {
+                capacity,
+                multiplier,
+            } => {
+                let mapping = scheduling::CapacityMapping {
+                    capacity,
+                    multiplier,
+                };
                 scheduling::AllocatableMapping::PerCapacity(mapping)
             }
         }
@@ -293,15 +319,23 @@ mod tests {
 
     impl Driver for Leds {
         fn describe() -> DriverInfo {
-            DriverInfo::new("leds.example.com", "0.1.0").sysfs_write("class/leds/*/brightness", "[0-9]+")
+            DriverInfo::new("leds.example.com", "0.1.0")
+                .sysfs_write("class/leds/*/brightness", "[0-9]+")
         }
 
         fn discover(_: &Host, ctx: &Context, trigger: &Trigger) -> Result<Inventory, Problem> {
             let Trigger::Events(directories) = trigger else {
                 return Err(Problem::unavailable("idle", "no events"));
             };
-            let range = CapacityChoice::Range { min: "1".into(), max: None, step: Some("2".into()) };
-            let policy = CapacityPolicy { default_amount: Some("1".into()), choice: range };
+            let range = CapacityChoice::Range {
+                min: "1".into(),
+                max: None,
+                step: Some("2".into()),
+            };
+            let policy = CapacityPolicy {
+                default_amount: Some("1".into()),
+                choice: range,
+            };
             let device = Device::new("led-0")
                 .attribute("directories", directories.clone())
                 .attribute("node", ctx.node_name.as_str())
@@ -315,11 +349,16 @@ mod tests {
         }
 
         fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
-            let parameters = claim.parse_parameters::<String>("r/sub")?.unwrap_or_default();
+            let parameters = claim
+                .parse_parameters::<String>("r/sub")?
+                .unwrap_or_default();
             Prepared::each(claim, |device| match device.device.as_str() {
                 "led-0" => Ok(ContainerEdits::new()
                     .env("LED", parameters.as_str())
-                    .device_node(DeviceNode { kind: Some(NodeKind::Block), ..DeviceNode::new("/dev/led") })
+                    .device_node(DeviceNode {
+                        kind: Some(NodeKind::Block),
+                        ..DeviceNode::new("/dev/led")
+                    })
                     .mount(Mount::read_only("/a", "/b"))
                     .net_device("eth0", "net1")
                     .additional_gid(7)),
@@ -345,7 +384,10 @@ mod tests {
             pool: "leds".into(),
             device: device.into(),
             share_id: Some("s".into()),
-            consumed: vec![wit::Counter { name: "percent".into(), value: "5".into() }],
+            consumed: vec![wit::Counter {
+                name: "percent".into(),
+                value: "5".into(),
+            }],
             admin_access: false,
         };
         let config = wit::OpaqueParameters {
@@ -354,7 +396,11 @@ mod tests {
             parameters: "\"bright\"".into(),
         };
         wit::Claim {
-            id: wit::ClaimRef { namespace: "ns".into(), name: "c".into(), uid: uid.into() },
+            id: wit::ClaimRef {
+                namespace: "ns".into(),
+                name: "c".into(),
+                uid: uid.into(),
+            },
             devices: vec![allocated],
             parameters: vec![config],
             reserved_for: Vec::new(),
@@ -366,7 +412,10 @@ mod tests {
     #[test]
     fn a_description_crosses_whole() {
         let info = Exported::<Leds>::describe();
-        assert_eq!((info.name.as_str(), info.version.as_str()), ("leds.example.com", "0.1.0"));
+        assert_eq!(
+            (info.name.as_str(), info.version.as_str()),
+            ("leds.example.com", "0.1.0")
+        );
         assert_eq!(info.capabilities.sysfs_write[0].pattern, "[0-9]+");
     }
 
@@ -378,12 +427,17 @@ mod tests {
         assert!(
             matches!(&device.attributes[0].value, wit::AttributeValue::Texts(directories) if *directories == ["devices/x"])
         );
-        assert!(matches!(&device.attributes[1].value, wit::AttributeValue::Text(node) if node == "n1"));
+        assert!(
+            matches!(&device.attributes[1].value, wit::AttributeValue::Text(node) if node == "n1")
+        );
         let policy = device.capacities[0].policy.as_ref().unwrap();
         assert!(
             matches!(&policy.choice, wit::CapacityChoice::Range(range) if range.min == "1" && range.step.as_deref() == Some("2"))
         );
-        assert!(matches!(device.taints[0].effect, wit::TaintEffect::NoExecute));
+        assert!(matches!(
+            device.taints[0].effect,
+            wit::TaintEffect::NoExecute
+        ));
         assert_eq!(device.consumes[0].counters[0].value, "1");
         assert_eq!(
             (device.identity.as_slice(), device.numa_nodes.as_slice()),
@@ -396,7 +450,10 @@ mod tests {
     fn a_problem_goes_out_with_all_it_says() {
         let problem = Exported::<Leds>::discover(context(), discovery::Trigger::Timer).unwrap_err();
         assert!(matches!(problem.kind, wit::ProblemKind::Unavailable));
-        assert_eq!((problem.code.as_str(), problem.message.as_str()), ("idle", "no events"));
+        assert_eq!(
+            (problem.code.as_str(), problem.message.as_str()),
+            ("idle", "no events")
+        );
     }
 
     #[test]
@@ -405,7 +462,13 @@ mod tests {
         let mut outcomes = Exported::<Leds>::prepare(context(), claims);
         let problem = outcomes.pop().unwrap();
         assert_eq!(problem.uid, "two");
-        let detail = problem.outcome.unwrap_err().details.pop().unwrap().convert();
+        let detail = problem
+            .outcome
+            .unwrap_err()
+            .details
+            .pop()
+            .unwrap()
+            .convert();
         assert_eq!(detail, ("device".to_owned(), "led-9".to_owned()));
         let prepared = outcomes.pop().unwrap().outcome.unwrap();
         let device = &prepared.devices[0];
@@ -413,8 +476,14 @@ mod tests {
             (device.requests.as_slice(), device.share_id.as_deref()),
             (&["r".to_owned()][..], Some("s"))
         );
-        assert_eq!(device.edits.env[0].clone().convert(), ("LED".to_owned(), "bright".to_owned()));
-        assert!(matches!(device.edits.device_nodes[0].kind, Some(wit::NodeKind::Block)));
+        assert_eq!(
+            device.edits.env[0].clone().convert(),
+            ("LED".to_owned(), "bright".to_owned())
+        );
+        assert!(matches!(
+            device.edits.device_nodes[0].kind,
+            Some(wit::NodeKind::Block)
+        ));
         assert_eq!(device.edits.mounts[0].container_path, "/b");
         assert_eq!(device.edits.net_devices[0].container_interface, "net1");
         assert_eq!(device.edits.additional_gids, [7]);

@@ -35,8 +35,14 @@ fn log_panic(info: &PanicHookInfo<'_>) {
         log::Level::Error,
         "driver panicked",
         &[
-            common::KeyValue { key: "message".to_owned(), value: message.to_owned() },
-            common::KeyValue { key: "location".to_owned(), value: location },
+            common::KeyValue {
+                key: "message".to_owned(),
+                value: message.to_owned(),
+            },
+            common::KeyValue {
+                key: "location".to_owned(),
+                value: location,
+            },
         ],
     );
 }
@@ -64,7 +70,10 @@ impl<D: Driver> preparation::Guest for Exported<D> {
         all(D::prepare_batch(&host(), &ctx.convert(), &claims))
     }
 
-    fn unprepare(ctx: common::Context, claims: Vec<claims::ClaimRecord>) -> Vec<claims::UnprepareOutcome> {
+    fn unprepare(
+        ctx: common::Context,
+        claims: Vec<claims::ClaimRecord>,
+    ) -> Vec<claims::UnprepareOutcome> {
         let claims = all(claims);
         all(D::unprepare_batch(&host(), &ctx.convert(), &claims))
     }
@@ -94,7 +103,9 @@ impl<D: Configuration> configuration_exports::Guest for Exported<D> {
 
 impl<D: Health> health_exports::Guest for Exported<D> {
     fn check(ctx: common::Context) -> Result<Vec<health_exports::DeviceHealth>, common::Problem> {
-        D::check(&host(), &ctx.convert()).map(all).map_err(Convert::convert)
+        D::check(&host(), &ctx.convert())
+            .map(all)
+            .map_err(Convert::convert)
     }
 }
 

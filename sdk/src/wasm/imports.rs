@@ -1,8 +1,8 @@
 //! The host's functions, called directly so that the linker drops those that a driver does not use.
 
 use super::bindings::nodedock::driver::{
-    common, device_nodes, host_files, log, net_interfaces, pci_driver, prepared_claims, progress, sysfs,
-    sysfs_write,
+    common, device_nodes, host_files, log, net_interfaces, pci_driver, prepared_claims, progress,
+    sysfs, sysfs_write,
 };
 use super::convert::{Convert, all};
 use crate::host::Page;
@@ -16,7 +16,10 @@ impl Imports {
     pub(crate) fn log(&self, level: Level, message: &str, fields: &[(&str, &str)]) {
         let fields: Vec<_> = fields
             .iter()
-            .map(|(key, value)| common::KeyValue { key: (*key).to_owned(), value: (*value).to_owned() })
+            .map(|(key, value)| common::KeyValue {
+                key: (*key).to_owned(),
+                value: (*value).to_owned(),
+            })
             .collect();
         log::write(level.convert(), message, &fields);
     }
@@ -46,11 +49,15 @@ impl Imports {
     }
 
     pub(crate) fn device_nodes_glob(&self, pattern: &str) -> Result<Vec<NodeInfo>, Problem> {
-        device_nodes::glob(pattern).map(all).map_err(Convert::convert)
+        device_nodes::glob(pattern)
+            .map(all)
+            .map_err(Convert::convert)
     }
 
     pub(crate) fn device_nodes_stat(&self, path: &str) -> Result<NodeInfo, Problem> {
-        device_nodes::stat(path).map(Convert::convert).map_err(Convert::convert)
+        device_nodes::stat(path)
+            .map(Convert::convert)
+            .map_err(Convert::convert)
     }
 
     pub(crate) fn host_files_read(&self, path: &str) -> Result<String, Problem> {
@@ -58,14 +65,20 @@ impl Imports {
     }
 
     pub(crate) fn host_files_stat(&self, path: &str) -> Result<FileInfo, Problem> {
-        host_files::stat(path).map(Convert::convert).map_err(Convert::convert)
+        host_files::stat(path)
+            .map(Convert::convert)
+            .map_err(Convert::convert)
     }
 
     pub(crate) fn host_files_glob(&self, pattern: &str) -> Result<Vec<FileInfo>, Problem> {
         host_files::glob(pattern).map(all).map_err(Convert::convert)
     }
 
-    pub(crate) fn pci_driver_bind(&self, address: &str, driver: &str) -> Result<Vec<String>, Problem> {
+    pub(crate) fn pci_driver_bind(
+        &self,
+        address: &str,
+        driver: &str,
+    ) -> Result<Vec<String>, Problem> {
         pci_driver::bind(address, driver).map_err(Convert::convert)
     }
 
@@ -78,7 +91,9 @@ impl Imports {
     }
 
     pub(crate) fn net_interfaces_get(&self, name: &str) -> Result<NetInterface, Problem> {
-        net_interfaces::get(name).map(Convert::convert).map_err(Convert::convert)
+        net_interfaces::get(name)
+            .map(Convert::convert)
+            .map_err(Convert::convert)
     }
 
     pub(crate) fn prepared_claims_all(&self, after: Option<&str>) -> Page {
@@ -89,7 +104,12 @@ impl Imports {
         prepared_claims::get(uid).map(Convert::convert)
     }
 
-    pub(crate) fn prepared_claims_using_device(&self, pool: &str, device: &str, after: Option<&str>) -> Page {
+    pub(crate) fn prepared_claims_using_device(
+        &self,
+        pool: &str,
+        device: &str,
+        after: Option<&str>,
+    ) -> Page {
         prepared_claims::using_device(pool, device, after).convert()
     }
 

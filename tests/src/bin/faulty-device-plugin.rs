@@ -55,7 +55,9 @@ struct Args {
 async fn main() -> Result<()> {
     if std::env::args().nth(1).as_deref() == Some("list") {
         for fault in Fault::value_variants() {
-            let name = fault.to_possible_value().context("a fault without a name")?;
+            let name = fault
+                .to_possible_value()
+                .context("a fault without a name")?;
             println!("{} {}", name.get_name(), fault.case());
         }
         return Ok(());
@@ -65,13 +67,21 @@ async fn main() -> Result<()> {
     let mut options = Options::new("faulty.example.com/device", &args.device_plugins);
     options.said_version = has(Fault::OtherVersion).then(|| "v1alpha".to_owned());
     options.said_resource = has(Fault::ResourceWithoutDomain).then(|| "device".to_owned());
-    let part =
-        if has(Fault::OtherIdsAtEachStart) { format!("{}-", std::process::id()) } else { String::new() };
+    let part = if has(Fault::OtherIdsAtEachStart) {
+        format!("{}-", std::process::id())
+    } else {
+        String::new()
+    };
     let ids = [0, 1, 2].map(|index| format!("device-{part}{index}"));
-    let plugin =
-        Plugin::unregistered(options, script(args.fault, ids.to_vec())).context("make the socket")?;
+    let plugin = Plugin::unregistered(options, script(args.fault, ids.to_vec()))
+        .context("make the socket")?;
     let again = has(Fault::ListsADeviceTwice).then(|| ids[0].clone());
-    plugin.list(ids.iter().chain(&again).map(|id| Device::healthy(id)).collect());
+    plugin.list(
+        ids.iter()
+            .chain(&again)
+            .map(|id| Device::healthy(id))
+            .collect(),
+    );
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
         registered = registered(&plugin, has(Fault::IgnoresANewKubeletSocket)) => registered?,
@@ -100,8 +110,14 @@ fn script(fault: Option<Fault>, listed: Vec<String>) -> Script {
         _ => Answer::ok(ids),
     });
     let script = script.choose(move |choice: &Choice| {
-        let must = choice.must_include.iter().filter(|_| fault != Some(Fault::IgnoresWhatMustBeIncluded));
-        let others = choice.available.iter().filter(|id| !choice.must_include.contains(id));
+        let must = choice
+            .must_include
+            .iter()
+            .filter(|_| fault != Some(Fault::IgnoresWhatMustBeIncluded));
+        let others = choice
+            .available
+            .iter()
+            .filter(|id| !choice.must_include.contains(id));
         let size = usize::try_from(choice.size).unwrap_or_default();
         must.chain(others).take(size).cloned().collect()
     });

@@ -42,7 +42,11 @@ impl ApiServer {
     pub async fn start() -> Self {
         let shared = Arc::new(Shared::new().await);
         let listening = Listening::on(0, Arc::clone(&shared)).await;
-        Self { shared, port: listening.port, listening: Mutex::new(Some(listening)) }
+        Self {
+            shared,
+            port: listening.port,
+            listening: Mutex::new(Some(listening)),
+        }
     }
 
     /// `http://127.0.0.1:PORT`
@@ -64,7 +68,10 @@ impl ApiServer {
     /// A kubeconfig file in `dir`, with the token that this server wants, if it wants one.
     pub fn kubeconfig(&self, dir: &Path) -> PathBuf {
         let token = self.shared.lock().tokens.first().cloned();
-        let user = token.map_or(serde_json::json!({}), |token| serde_json::json!({ "token": token }));
+        let user = token.map_or(
+            serde_json::json!({}),
+            |token| serde_json::json!({ "token": token }),
+        );
         let config = serde_json::json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -74,7 +81,8 @@ impl ApiServer {
             "current-context": "stand-in",
         });
         let path = dir.join("kubeconfig");
-        std::fs::write(&path, format!("{config:#}\n")).expect("the directory of a kubeconfig can be written");
+        std::fs::write(&path, format!("{config:#}\n"))
+            .expect("the directory of a kubeconfig can be written");
         path
     }
 
@@ -87,7 +95,9 @@ impl ApiServer {
     }
 
     fn listening(&self) -> MutexGuard<'_, Option<Listening>> {
-        self.listening.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.listening
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Serves again, on the port it had.
@@ -99,8 +109,9 @@ impl ApiServer {
 
     /// The versions of resource.k8s.io that are served, preferred first.
     pub fn serve_versions(&self, versions: &[&str]) {
-        self.shared
-            .change(|state| state.served.versions = versions.iter().map(ToString::to_string).collect());
+        self.shared.change(|state| {
+            state.served.versions = versions.iter().map(ToString::to_string).collect()
+        });
     }
 
     /// Serves DeviceTaintRules from now on, as Kubernetes 1.37 does: in `v1`, `v1beta2` and `v1alpha3`, as far as these are served.
@@ -110,17 +121,20 @@ impl ApiServer {
 
     /// Reports another minor version of Kubernetes 1, such as `34+`; what the server does stays the same.
     pub fn report_minor_version(&self, minor: &str) {
-        self.shared.change(|state| minor.clone_into(&mut state.minor_version));
+        self.shared
+            .change(|state| minor.clone_into(&mut state.minor_version));
     }
 
     /// Refuses, from now on, every request that has none of these tokens: 401. None: anyone is let in.
     pub fn require_tokens(&self, tokens: &[&str]) {
-        self.shared.change(|state| state.tokens = tokens.iter().map(ToString::to_string).collect());
+        self.shared
+            .change(|state| state.tokens = tokens.iter().map(ToString::to_string).collect());
     }
 
     /// Refuses `verb` on `resource` (`resourceclaims`, `resourceclaims/status`; `*` for each) as RBAC does: 403.
     pub fn deny(&self, verb: &str, resource: &str) {
-        self.shared.change(|state| state.denied.push((verb.to_owned(), resource.to_owned())));
+        self.shared
+            .change(|state| state.denied.push((verb.to_owned(), resource.to_owned())));
     }
 
     /// Ends what [`Self::deny`] and [`Self::enforce`] began.
@@ -134,17 +148,20 @@ impl ApiServer {
     /// Refuses what none of these rules covers; `rules` are as in a ClusterRole. Of what a driver may ask without any rule
     /// (discovery, `/version`, `/livez`), nothing is refused.
     pub fn enforce(&self, rules: &[Value]) {
-        self.shared.change(|state| state.rules = Some(rules.to_vec()));
+        self.shared
+            .change(|state| state.rules = Some(rules.to_vec()));
     }
 
     /// What becomes of requests that `when` matches, until it is lifted.
     pub fn fail(&self, fault: Fault, when: When) -> FaultId {
-        self.shared.change(|state| state.faults.add(fault, when, None))
+        self.shared
+            .change(|state| state.faults.add(fault, when, None))
     }
 
     /// What becomes of the next `times` requests that `when` matches.
     pub fn fail_times(&self, times: usize, fault: Fault, when: When) -> FaultId {
-        self.shared.change(|state| state.faults.add(fault, when, Some(times)))
+        self.shared
+            .change(|state| state.faults.add(fault, when, Some(times)))
     }
 
     pub fn lift(&self, fault: FaultId) {
@@ -212,7 +229,10 @@ impl ApiServer {
         match within(DEADLINE, work).await {
             Some(found) => found,
             None => {
-                panic!("waited {DEADLINE:?} for {what}; the API server saw:\n{}", self.look(State::story))
+                panic!(
+                    "waited {DEADLINE:?} for {what}; the API server saw:\n{}",
+                    self.look(State::story)
+                )
             }
         }
     }

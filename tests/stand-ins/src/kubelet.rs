@@ -96,7 +96,10 @@ impl Kubelet {
     /// `root` is what `/var/lib/kubelet` is on a node; its directories are made.
     pub async fn start(root: &Path, options: KubeletOptions) -> Self {
         let shared = Arc::new(Shared::new(root, options));
-        let mut kubelet = Self { shared, running: None };
+        let mut kubelet = Self {
+            shared,
+            running: None,
+        };
         kubelet.start_again().await;
         kubelet
     }
@@ -115,8 +118,14 @@ impl Kubelet {
     pub async fn start_again(&mut self) {
         self.stop().await;
         let (end, tasks) = (CancellationToken::new(), TaskTracker::new());
-        for dir in ["plugins_registry", "plugins", "device-plugins", "pod-resources"] {
-            std::fs::create_dir_all(self.root().join(dir)).expect("the kubelet's directories can be made");
+        for dir in [
+            "plugins_registry",
+            "plugins",
+            "device-plugins",
+            "pod-resources",
+        ] {
+            std::fs::create_dir_all(self.root().join(dir))
+                .expect("the kubelet's directories can be made");
         }
         if let Some(wipes) = &self.shared.options.wipes {
             wipes(None);
@@ -159,7 +168,10 @@ impl Kubelet {
         };
         match within(DEADLINE, work).await {
             Some(found) => found,
-            None => panic!("waited {DEADLINE:?} for {what}; the kubelet saw:\n{}", self.shared.story()),
+            None => panic!(
+                "waited {DEADLINE:?} for {what}; the kubelet saw:\n{}",
+                self.shared.story()
+            ),
         }
     }
 
@@ -170,27 +182,36 @@ impl Kubelet {
 
     /// Waits until a DRA driver is registered, has been notified, and is connected.
     pub async fn registered(&self, driver: &str) {
-        self.wait_until(&format!("driver {driver}"), |view| view.connected(driver) > 0).await;
+        self.wait_until(&format!("driver {driver}"), |view| {
+            view.connected(driver) > 0
+        })
+        .await;
     }
 
     /// Waits until no instance of a DRA driver is registered.
     pub async fn deregistered(&self, driver: &str) {
-        self.wait_until(&format!("the end of driver {driver}"), |view| view.endpoints(driver).is_empty())
-            .await;
+        self.wait_until(&format!("the end of driver {driver}"), |view| {
+            view.endpoints(driver).is_empty()
+        })
+        .await;
     }
 
     /// Waits until a device plugin has sent this many devices.
     pub async fn devices(&self, resource: &str, count: usize) -> Resource {
         let what = format!("{count} devices of {resource}");
         let found = |view: &View<'_>| {
-            view.resource(resource).filter(|found| found.devices.len() == count && found.running)
+            view.resource(resource)
+                .filter(|found| found.devices.len() == count && found.running)
         };
         self.wait_for(&what, found).await
     }
 
     /// Calls a DRA driver as this kubelet does, also while it starts again.
     pub fn driver(&self, name: &str) -> Driver {
-        Driver { shared: Arc::clone(&self.shared), name: name.to_owned() }
+        Driver {
+            shared: Arc::clone(&self.shared),
+            name: name.to_owned(),
+        }
     }
 
     /// Takes `count` devices of a resource for a container, as admission does, and asks their plugin to allocate them.
@@ -200,6 +221,10 @@ impl Kubelet {
 
     /// Frees devices, as when their pod has ended.
     pub fn free(&self, allocation: &Allocation) {
-        self.shared.change(|state| state.allocations.retain(|held| held.number != allocation.number));
+        self.shared.change(|state| {
+            state
+                .allocations
+                .retain(|held| held.number != allocation.number)
+        });
     }
 }

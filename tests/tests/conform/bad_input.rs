@@ -9,7 +9,8 @@ use super::{conform, of, outcomes, text};
 /// A process that has the word among its arguments; this one has it not.
 fn is_running(word: &str) -> bool {
     let entries = std::fs::read_dir("/proc").expect("proc").flatten();
-    let command = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+    let command =
+        |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
     entries.map(command).any(|command| {
         let words: Vec<&[u8]> = command.split(|byte| *byte == 0).collect();
         words.contains(&word.as_bytes())
@@ -22,7 +23,15 @@ async fn script(script: &str, word: &str) -> String {
     let file = directory.path().join("driver.sh");
     std::fs::write(&file, script).expect("it is written");
     let command = format!("sh {} {word}", text(&file));
-    let output = conform(&["--exec", &command, "--start-timeout", "2", "--call-timeout", "2"]).await;
+    let output = conform(&[
+        "--exec",
+        &command,
+        "--start-timeout",
+        "2",
+        "--call-timeout",
+        "2",
+    ])
+    .await;
     assert_eq!(output.status.code(), Some(1));
     assert!(!is_running(word), "{script} is still running");
     String::from_utf8(output.stdout).expect("text")
@@ -31,7 +40,11 @@ async fn script(script: &str, word: &str) -> String {
 #[tokio::test]
 async fn a_driver_that_does_not_come_up_is_reported_with_its_last_words() {
     for (word, text, expected) in [
-        ("exits-at-once-1", "echo no device here >&2; exit 3\n", "it ended with exit code 3"),
+        (
+            "exits-at-once-1",
+            "echo no device here >&2; exit 3\n",
+            "it ended with exit code 3",
+        ),
         (
             "prints-much-2",
             "yes | head -c 9000000; echo no device here; exit 3\n",
@@ -47,10 +60,17 @@ async fn a_driver_that_does_not_come_up_is_reported_with_its_last_words() {
             "echo no device here; setsid sh -c 'exec sleep 601' leaves-4 & sleep 602 & exit 3\n",
             "it ended with exit code 3",
         ),
-        ("dies-5", "echo no device here; kill -9 $$\n", "it was ended by signal 9"),
+        (
+            "dies-5",
+            "echo no device here; kill -9 $$\n",
+            "it was ended by signal 9",
+        ),
     ] {
         let shown = script(text, word).await;
-        assert!(shown.contains(expected) && shown.contains("| driver: no device here"), "{word}: {shown}");
+        assert!(
+            shown.contains(expected) && shown.contains("| driver: no device here"),
+            "{word}: {shown}"
+        );
         assert!(shown.contains("0 passed, 1 failed, "), "{word}: {shown}");
         assert!(shown.len() < 100_000, "{word} shows {} bytes", shown.len());
     }
@@ -68,21 +88,65 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
         file.set_len(bytes).expect("it takes no room");
     }
     for (args, code, expected) in [
-        (vec!["--exec", "driver {stat}"], 2, "{stat} stands for nothing"),
+        (
+            vec!["--exec", "driver {stat}"],
+            2,
+            "{stat} stands for nothing",
+        ),
         (vec!["--exec", "driver 'a"], 2, "a quote that is not closed"),
         (vec!["--exec", ""], 2, "the command is empty"),
-        (vec!["--exec", "true", "--only", "wire.nothing"], 2, "wire.nothing is neither a case nor a level"),
-        (vec!["--exec", "/nonexistent/driver"], 1, "start /nonexistent/driver"),
-        (vec!["--exec", "true", "--device", "gpu-0"], 2, "it is no POOL/DEVICE"),
-        (vec!["--exec", "true", "--parameters", "[]"], 2, "parameters are an object"),
-        (vec!["--exec", "true", "--slices-timeout", "0"], 2, "--slices-timeout"),
-        (vec!["--exec", "true", "--socket-dir", "/tmp"], 2, "cannot be used with"),
+        (
+            vec!["--exec", "true", "--only", "wire.nothing"],
+            2,
+            "wire.nothing is neither a case nor a level",
+        ),
+        (
+            vec!["--exec", "/nonexistent/driver"],
+            1,
+            "start /nonexistent/driver",
+        ),
+        (
+            vec!["--exec", "true", "--device", "gpu-0"],
+            2,
+            "it is no POOL/DEVICE",
+        ),
+        (
+            vec!["--exec", "true", "--parameters", "[]"],
+            2,
+            "parameters are an object",
+        ),
+        (
+            vec!["--exec", "true", "--slices-timeout", "0"],
+            2,
+            "--slices-timeout",
+        ),
+        (
+            vec!["--exec", "true", "--socket-dir", "/tmp"],
+            2,
+            "cannot be used with",
+        ),
         (vec![text(missing)], 1, "read /nonexistent/driver.wasm"),
-        (vec![text(&large)], 1, "large.wasm is larger than 67108864 bytes"),
-        (vec![text(&small), "--grant", text(&grant)], 1, "grant.yaml is larger than "),
+        (
+            vec![text(&large)],
+            1,
+            "large.wasm is larger than 67108864 bytes",
+        ),
+        (
+            vec![text(&small), "--grant", text(&grant)],
+            1,
+            "grant.yaml is larger than ",
+        ),
         (vec!["--socket-dir", "/tmp"], 2, "--driver <NAME>"),
-        (vec!["--socket-dir", "/tmp", "--driver", "a.example.com/b"], 2, "--socket-dir is for DRA drivers"),
-        (vec!["--socket-dir", "/nonexistent", "--driver", "a.example.com"], 1, "find /nonexistent"),
+        (
+            vec!["--socket-dir", "/tmp", "--driver", "a.example.com/b"],
+            2,
+            "--socket-dir is for DRA drivers",
+        ),
+        (
+            vec!["--socket-dir", "/nonexistent", "--driver", "a.example.com"],
+            1,
+            "find /nonexistent",
+        ),
         (vec![], 2, "required"),
     ] {
         let output = conform(&args).await;
@@ -99,12 +163,25 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
 #[tokio::test]
 async fn a_driver_of_another_name_does_not_register() {
     let program = beside("native-null");
-    let command = format!("{} --registry-dir {{registry}} --plugins-dir {{plugins}}", text(&program));
-    let args = ["--exec", &command, "--driver", "other.example.com", "--start-timeout", "10"];
+    let command = format!(
+        "{} --registry-dir {{registry}} --plugins-dir {{plugins}}",
+        text(&program)
+    );
+    let args = [
+        "--exec",
+        &command,
+        "--driver",
+        "other.example.com",
+        "--start-timeout",
+        "10",
+    ];
     let (outcomes, report) = outcomes(&args).await;
     assert_eq!(of(&outcomes, "failed"), ["wire.registers"]);
     let why = report["verdicts"][0]["reason"].as_str().expect("a reason");
-    assert!(why.contains(r#"the driver's name is "null.example.com", not "other.example.com""#), "{why}");
+    assert!(
+        why.contains(r#"the driver's name is "null.example.com", not "other.example.com""#),
+        "{why}"
+    );
 }
 
 #[tokio::test]

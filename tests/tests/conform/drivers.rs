@@ -12,11 +12,19 @@ use super::{all_pass, of, outcomes, text};
 #[tokio::test]
 async fn the_native_null_driver_passes() {
     let program = beside("native-null");
-    let command = format!("{} --registry-dir {{registry}} --plugins-dir {{plugins}}", text(&program));
+    let command = format!(
+        "{} --registry-dir {{registry}} --plugins-dir {{plugins}}",
+        text(&program)
+    );
     let (outcomes, report) = outcomes(&["--exec", &command, "--device", "null/null-0"]).await;
     all_pass("native-null", &outcomes, &report);
     for level in ["wire", "idempotency", "crash", "conduct"] {
-        assert!(of(&outcomes, "passed").iter().any(|id| id.starts_with(level)), "{level}: {outcomes:?}");
+        assert!(
+            of(&outcomes, "passed")
+                .iter()
+                .any(|id| id.starts_with(level)),
+            "{level}: {outcomes:?}"
+        );
     }
 }
 
@@ -26,37 +34,71 @@ async fn a_driver_that_runs_already_passes_what_does_not_restart_it() {
     let [registry, plugins] = ["plugins_registry", "plugins"].map(|name| kubelet.path().join(name));
     std::fs::create_dir(&registry).expect("a new directory");
     let mut driver = tokio::process::Command::new(beside("native-null"));
-    driver.args(["--registry-dir", text(&registry), "--plugins-dir", text(&plugins)]).kill_on_drop(true);
+    driver
+        .args([
+            "--registry-dir",
+            text(&registry),
+            "--plugins-dir",
+            text(&plugins),
+        ])
+        .kill_on_drop(true);
     let mut driver = driver.spawn().expect("it starts");
     let kubeconfig = kubelet.path().join("kubeconfig");
     let device = ["--driver", "null.example.com", "--device", "null/null-0"];
-    let args = ["--socket-dir", text(kubelet.path()), "--write-kubeconfig", text(&kubeconfig)];
+    let args = [
+        "--socket-dir",
+        text(kubelet.path()),
+        "--write-kubeconfig",
+        text(&kubeconfig),
+    ];
     let (outcomes, report) = outcomes(&[&args[..], &device[..]].concat()).await;
     all_pass("native-null", &outcomes, &report);
     assert_eq!(outcomes["wire.prepare"], "passed");
     assert_eq!(outcomes["crash.after-prepare"], "not-declared");
-    assert!(driver.try_wait().expect("its state").is_none(), "it is left running");
+    assert!(
+        driver.try_wait().expect("its state").is_none(),
+        "it is left running"
+    );
     // What is there already is not replaced.
     let again = super::conform(&[&args[..], &device[..]].concat()).await;
     let error = String::from_utf8_lossy(&again.stderr).into_owned();
-    assert!(again.status.code() == Some(1) && error.contains("File exists"), "{error}");
+    assert!(
+        again.status.code() == Some(1) && error.contains("File exists"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
 async fn the_native_device_plugin_passes() {
     let program = beside("native-device-plugin");
-    let command = format!("{} --device-plugins-dir {{device-plugins}} --prefer last", text(&program));
+    let command = format!(
+        "{} --device-plugins-dir {{device-plugins}} --prefer last",
+        text(&program)
+    );
     let (outcomes, report) = outcomes(&["--exec", &command]).await;
     all_pass("native-device-plugin", &outcomes, &report);
     let passed = of(&outcomes, "passed");
-    assert_eq!(passed.iter().filter(|id| id.starts_with("device-plugin.")).count(), 9, "{outcomes:?}");
+    assert_eq!(
+        passed
+            .iter()
+            .filter(|id| id.starts_with("device-plugin."))
+            .count(),
+        9,
+        "{outcomes:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_driver_on_the_official_go_library_passes() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/go");
     let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-conform");
-    let module = Module { sources, output, fetch_seconds: 300, build_seconds: 900, linker_flags: "" };
+    let module = Module {
+        sources,
+        output,
+        fetch_seconds: 300,
+        build_seconds: 900,
+        linker_flags: "",
+    };
     let program = match module.program("dra-driver") {
         Ok(program) => program,
         Err(why) => return skip("the conformance of a driver in Go", &why),
@@ -68,8 +110,20 @@ async fn a_driver_on_the_official_go_library_passes() {
     );
     let (outcomes, report) = outcomes(&["--exec", &command]).await;
     all_pass("the driver in Go", &outcomes, &report);
-    for level in ["wire", "idempotency", "crash", "slices", "features", "conduct"] {
-        assert!(of(&outcomes, "passed").iter().any(|id| id.starts_with(level)), "{level}: {outcomes:?}");
+    for level in [
+        "wire",
+        "idempotency",
+        "crash",
+        "slices",
+        "features",
+        "conduct",
+    ] {
+        assert!(
+            of(&outcomes, "passed")
+                .iter()
+                .any(|id| id.starts_with(level)),
+            "{level}: {outcomes:?}"
+        );
     }
 }
 
@@ -77,14 +131,23 @@ async fn a_driver_on_the_official_go_library_passes() {
 async fn wasm(name: &str, more: &[&str]) {
     let file = drivers().join(format!("{name}.wasm"));
     let example = examples().join(name);
-    let [grant, config] = ["grant", "config"].map(|kind| example.join(format!("{name}.{kind}.yaml")));
-    let args = [text(&file), "--grant", text(&grant), "--config", text(&config)];
+    let [grant, config] =
+        ["grant", "config"].map(|kind| example.join(format!("{name}.{kind}.yaml")));
+    let args = [
+        text(&file),
+        "--grant",
+        text(&grant),
+        "--config",
+        text(&config),
+    ];
     // What the host alone answers for is checked with one of them.
     let (outcomes, report) = outcomes(&[&args, more].concat()).await;
     all_pass(name, &outcomes, &report);
     for level in ["wire", "idempotency", "crash", "slices"] {
         assert!(
-            of(&outcomes, "passed").iter().any(|id| id.starts_with(level)),
+            of(&outcomes, "passed")
+                .iter()
+                .any(|id| id.starts_with(level)),
             "{name}, {level}: {outcomes:?}"
         );
     }
@@ -97,7 +160,11 @@ async fn the_simulated_gpus_pass() {
 
 #[tokio::test]
 async fn the_driver_of_device_nodes_passes() {
-    wasm("device-nodes", &["--only", "wire,idempotency,crash,slices,features"]).await;
+    wasm(
+        "device-nodes",
+        &["--only", "wire,idempotency,crash,slices,features"],
+    )
+    .await;
 }
 
 /// The levels that depend on a driver's own answers; the host answers for the rest, as with the simulated GPUs.
@@ -108,7 +175,13 @@ async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
     let driver = drivers().join(format!("{name}.wasm"));
     let grant = examples().join(name).join(format!("{name}.grant.yaml"));
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let mut args = vec![text(&driver), "--grant", text(&grant), "--hardware", text(machine)];
+    let mut args = vec![
+        text(&driver),
+        "--grant",
+        text(&grant),
+        "--hardware",
+        text(machine),
+    ];
     if let Some(config) = config {
         std::fs::write(file.path(), config).expect("it is written");
         args.extend(["--config", text(file.path())]);
@@ -116,7 +189,11 @@ async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
     args.extend(OWN);
     let (outcomes, report) = outcomes(&args).await;
     all_pass(name, &outcomes, &report);
-    for case in ["wire.cdi-files", "idempotency.unprepare-after-restart", "slices.repaired"] {
+    for case in [
+        "wire.cdi-files",
+        "idempotency.unprepare-after-restart",
+        "slices.repaired",
+    ] {
         assert_eq!(outcomes[case], "passed", "{name}");
     }
 }
@@ -128,9 +205,10 @@ async fn the_driver_of_gpus_passes() {
     for (bus, minor) in [(1, 0), (2, 1)] {
         let address = format!("0000:0{bus}:00.0");
         machine.function(&address, "0x030000", "amdgpu", Some(bus));
-        for (name, minor) in
-            [(format!("card{minor}"), minor), (format!("renderD{}", 128 + minor), 128 + minor)]
-        {
+        for (name, minor) in [
+            (format!("card{minor}"), minor),
+            (format!("renderD{}", 128 + minor), 128 + minor),
+        ] {
             let path = format!("sys/devices/pci0000:00/{address}/drm/{name}");
             machine.device_node(&path, 226, minor, &format!("dri/{name}"));
         }
@@ -150,19 +228,21 @@ async fn the_driver_of_ports_passes() {
         machine.file(&format!("sys/{port}/type"), "32");
         machine.link(&format!("sys/class/tty/{name}"), &format!("../../{port}"));
     }
-    on_machine("udev", Some("pools: [{name: ports, kind: serial}]"), machine.path()).await;
+    on_machine(
+        "udev",
+        Some("pools: [{name: ports, kind: serial}]"),
+        machine.path(),
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn the_driver_that_binds_functions_passes() {
     let directory = tempfile::tempdir().expect("a directory");
     let machine = Recorded::new(directory.path(), &["vfio-pci", "amdgpu", "igb"]);
-    machine.function("0000:01:00.0", "0x030000", "amdgpu", Some(7)).function(
-        "0000:02:00.0",
-        "0x020000",
-        "igb",
-        Some(8),
-    );
+    machine
+        .function("0000:01:00.0", "0x030000", "amdgpu", Some(7))
+        .function("0000:02:00.0", "0x020000", "igb", Some(8));
     let pools = "pools: [{name: all, select: [{class: \"0x02\"}, {class: \"0x03\"}]}]";
     on_machine("vfio-pci", Some(pools), machine.path()).await;
 }
@@ -186,6 +266,7 @@ async fn the_driver_of_virtual_functions_passes() {
     let directory = tempfile::tempdir().expect("a directory");
     let machine = Recorded::new(directory.path(), &["vfio-pci", "mlx5_core"]);
     machine.card(PF);
-    let pools = "pools: [{name: vf, select: [{addresses: [\"0000:05:00.0\"]}], vfs: 4, mode: vfio}]";
+    let pools =
+        "pools: [{name: vf, select: [{addresses: [\"0000:05:00.0\"]}], vfs: 4, mode: vfio}]";
     on_machine("sriov", Some(pools), machine.path()).await;
 }

@@ -20,12 +20,19 @@ const CLEAN_RUNS: usize = 5;
 /// The command line of the driver, or of the device plugin.
 fn command(program: &str, fault: Option<&str>) -> String {
     if program == PLUGIN {
-        let fault = fault.map(|fault| format!(" --fault {fault}")).unwrap_or_default();
-        return format!("{} --device-plugins {{device-plugins}}{fault}", text(&beside(program)));
+        let fault = fault
+            .map(|fault| format!(" --fault {fault}"))
+            .unwrap_or_default();
+        return format!(
+            "{} --device-plugins {{device-plugins}}{fault}",
+            text(&beside(program))
+        );
     }
     let program = beside(program);
-    let mut command =
-        format!("{} --registry {{registry}} --plugins {{plugins}} --cdi {{cdi}}", text(&program));
+    let mut command = format!(
+        "{} --registry {{registry}} --plugins {{plugins}} --cdi {{cdi}}",
+        text(&program)
+    );
     command.push_str(" --state {state} --kubeconfig {kubeconfig} --node {node}");
     // Without it, the names of its sockets are always the same.
     if fault != Some("keeps-stale-sockets") {
@@ -41,17 +48,34 @@ fn args(command: &str) -> [&str; 11] {
     let devices = ["--device", "node-1/dev-0", "--device", "node-1/dev-1"];
     let [d, first, _, second] = devices;
     let [call, start] = ["--call-timeout", "--start-timeout"];
-    ["--exec", command, "--admin-access", d, first, d, second, call, "5", start, "10"]
+    [
+        "--exec",
+        command,
+        "--admin-access",
+        d,
+        first,
+        d,
+        second,
+        call,
+        "5",
+        start,
+        "10",
+    ]
 }
 
 /// Each fault: its program, its name and its case.
 async fn faults() -> Vec<(&'static str, String, String)> {
     let mut faults = Vec::new();
     for program in [DRIVER, PLUGIN] {
-        let output = tokio::process::Command::new(beside(program)).arg("list").output().await;
+        let output = tokio::process::Command::new(beside(program))
+            .arg("list")
+            .output()
+            .await;
         let list = String::from_utf8(output.expect("it starts").stdout).expect("text");
-        let line =
-            |line: &str| line.split_once(' ').map(|(name, case)| (program, name.to_owned(), case.to_owned()));
+        let line = |line: &str| {
+            line.split_once(' ')
+                .map(|(name, case)| (program, name.to_owned(), case.to_owned()))
+        };
         faults.extend(list.lines().filter_map(line));
     }
     faults
@@ -67,10 +91,15 @@ async fn every_case_has_a_fault_that_it_finds() {
     let output = conform(&["--list"]).await;
     let list = String::from_utf8(output.stdout).expect("text");
     let list: serde_json::Value = serde_saphyr::from_str(&list).expect("YAML");
-    let ids = list.as_array().into_iter().flatten().filter_map(|case| case["id"].as_str());
+    let ids = list
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|case| case["id"].as_str());
     let is_excepted = |id: &&str| WITHOUT_FAULT.contains(id);
-    let unproven: Vec<_> =
-        ids.filter(|id| !is_excepted(id) && !faults.iter().any(|(_, _, case)| case == id)).collect();
+    let unproven: Vec<_> = ids
+        .filter(|id| !is_excepted(id) && !faults.iter().any(|(_, _, case)| case == id))
+        .collect();
     assert!(unproven.is_empty() && faults.len() >= 30, "{unproven:?}");
 }
 
@@ -79,8 +108,13 @@ async fn each_fault_is_found_by_its_case_alone_and_a_driver_without_one_passes_e
     let faults = faults().await;
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     let mut runs = JoinSet::new();
-    let clean = [DRIVER, PLUGIN].repeat(CLEAN_RUNS).into_iter().map(|program| (program, None));
-    let with_fault = faults.into_iter().map(|(program, fault, case)| (program, Some((fault, case))));
+    let clean = [DRIVER, PLUGIN]
+        .repeat(CLEAN_RUNS)
+        .into_iter()
+        .map(|program| (program, None));
+    let with_fault = faults
+        .into_iter()
+        .map(|(program, fault, case)| (program, Some((fault, case))));
     for (program, fault) in clean.chain(with_fault) {
         let turns = turns.clone();
         runs.spawn(async move {
@@ -102,11 +136,16 @@ async fn each_fault_is_found_by_its_case_alone_and_a_driver_without_one_passes_e
                     "crash.state-read-only" | "crash.reboot" | "crash.reboot-unprepare"
                 );
                 if needs_mounts && outcomes[&case] == "not-declared" && found.is_empty() {
-                    skip(&format!("the fault {fault}"), "its case needs mounts, which are not allowed here");
+                    skip(
+                        &format!("the fault {fault}"),
+                        "its case needs mounts, which are not allowed here",
+                    );
                 } else if found != [case.as_str()] {
                     let failed = report["verdicts"].as_array().expect("verdicts").iter();
                     let failed: Vec<_> = failed.filter(|one| one["outcome"] == "failed").collect();
-                    wrong.push(format!("{fault}: {case} is to find it, and {found:?} do: {failed:#?}"));
+                    wrong.push(format!(
+                        "{fault}: {case} is to find it, and {found:?} do: {failed:#?}"
+                    ));
                 }
             }
             None => {
@@ -124,7 +163,14 @@ async fn a_failure_says_what_was_exchanged_and_the_reports_agree() {
     let directory = tempfile::tempdir().expect("a directory");
     let junit = directory.path().join("junit.xml");
     let command = command(DRIVER, Some("refuses-empty-calls"));
-    let options = ["--exec", &command, "--only", "wire.empty", "--junit", text(&junit)];
+    let options = [
+        "--exec",
+        &command,
+        "--only",
+        "wire.empty",
+        "--junit",
+        text(&junit),
+    ];
     let output = conform(&options).await;
     let shown = String::from_utf8(output.stdout).expect("text");
     assert_eq!(output.status.code(), Some(1), "{shown}");
@@ -166,16 +212,24 @@ const OF_PREPARE: usize = 2;
 /// Config of the scripted driver, and the case that finds the fault: in the first claim of each case, or in the third of a call.
 fn scripts() -> Vec<(String, &'static str)> {
     let of_unprepare = &WORDS[..WORDS.len() - OF_PREPARE];
-    let prepare = WORDS.iter().map(|word| (format!("prepare: {{claim-1: {word}}}"), "wire.prepare"));
-    let unprepare =
-        of_unprepare.iter().map(|word| (format!("unprepare: {{claim-1: {word}}}"), "wire.unprepare"));
-    let several =
-        WORDS.iter().map(|word| (format!("prepare: {{claim-3: {word}}}"), "wire.batch-independent"));
+    let prepare = WORDS
+        .iter()
+        .map(|word| (format!("prepare: {{claim-1: {word}}}"), "wire.prepare"));
+    let unprepare = of_unprepare
+        .iter()
+        .map(|word| (format!("unprepare: {{claim-1: {word}}}"), "wire.unprepare"));
+    let several = WORDS.iter().map(|word| {
+        (
+            format!("prepare: {{claim-3: {word}}}"),
+            "wire.batch-independent",
+        )
+    });
     prepare.chain(unprepare).chain(several).collect()
 }
 
 #[tokio::test]
-async fn what_a_webassembly_driver_does_wrong_and_the_host_cannot_make_good_is_found_by_its_case_alone() {
+async fn what_a_webassembly_driver_does_wrong_and_the_host_cannot_make_good_is_found_by_its_case_alone()
+ {
     const GRANT: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: [\"SCRIPTED_*\"]\nlimits: {wallMs: 4000, cpuMs: 500}\n\
                          sysfsWrite: [{glob: class/scripted/value, pattern: \"[0-9]\"}]\n";
     let directory = tempfile::tempdir().expect("a directory");
@@ -192,9 +246,18 @@ async fn what_a_webassembly_driver_does_wrong_and_the_host_cannot_make_good_is_f
         std::fs::write(&config, format!("devices: 3\n{script}\n")).expect("it is written");
         runs.spawn(async move {
             let _turn = turns.acquire_owned().await.expect("it is open");
-            let devices = ["device-0", "device-1", "device-2"].map(|name| format!("node-1/script/{name}"));
-            let mut args = vec![text(&driver), "--grant", text(&grant), "--config", text(&config)];
-            devices.iter().for_each(|device| args.extend(["--device", device]));
+            let devices =
+                ["device-0", "device-1", "device-2"].map(|name| format!("node-1/script/{name}"));
+            let mut args = vec![
+                text(&driver),
+                "--grant",
+                text(&grant),
+                "--config",
+                text(&config),
+            ];
+            devices
+                .iter()
+                .for_each(|device| args.extend(["--device", device]));
             args.extend(["--only", "wire"]);
             let (outcomes, report) = outcomes(&args).await;
             (script, case, outcomes, report)

@@ -18,13 +18,25 @@ const RUN: Duration = Duration::from_secs(900);
 
 /// Runs the command with a directory for temporary files of its own, in which it has to leave nothing.
 async fn conform(args: &[&str]) -> Output {
-    let temporary = tempfile::Builder::new().prefix("c").tempdir_in("/tmp").expect("a directory");
+    let temporary = tempfile::Builder::new()
+        .prefix("c")
+        .tempdir_in("/tmp")
+        .expect("a directory");
     let mut command = Command::new(nodedock());
-    command.arg("conform").args(args).env("TMPDIR", temporary.path()).env("RUST_BACKTRACE", "0");
+    command
+        .arg("conform")
+        .args(args)
+        .env("TMPDIR", temporary.path())
+        .env("RUST_BACKTRACE", "0");
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(RUN, command.output()).await.expect("it ends");
+    let output = tokio::time::timeout(RUN, command.output())
+        .await
+        .expect("it ends");
     let output = output.expect("the program starts");
-    let left: Vec<_> = std::fs::read_dir(temporary.path()).expect("it is there").flatten().collect();
+    let left: Vec<_> = std::fs::read_dir(temporary.path())
+        .expect("it is there")
+        .flatten()
+        .collect();
     assert!(left.is_empty(), "{args:?} leaves {left:?}");
     output
 }
@@ -34,13 +46,20 @@ async fn outcomes(args: &[&str]) -> (BTreeMap<String, String>, Value) {
     let output = conform(&[args, &["--json"]].concat()).await;
     let text = String::from_utf8_lossy(&output.stdout);
     let error = String::from_utf8_lossy(&output.stderr);
-    let report: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{args:?}: {text}{error}"));
+    let report: Value =
+        serde_json::from_str(&text).unwrap_or_else(|_| panic!("{args:?}: {text}{error}"));
     let verdicts = report["verdicts"].as_array().expect("verdicts");
     let text = |verdict: &Value, field: &str| verdict[field].as_str().expect("a text").to_owned();
-    let outcomes: BTreeMap<_, _> =
-        verdicts.iter().map(|one| (text(one, "id"), text(one, "outcome"))).collect();
+    let outcomes: BTreeMap<_, _> = verdicts
+        .iter()
+        .map(|one| (text(one, "id"), text(one, "outcome")))
+        .collect();
     let has_failed = outcomes.values().any(|outcome| outcome == "failed");
-    assert_eq!(output.status.code(), Some(i32::from(has_failed)), "{args:?}");
+    assert_eq!(
+        output.status.code(),
+        Some(i32::from(has_failed)),
+        "{args:?}"
+    );
     (outcomes, report)
 }
 
@@ -51,10 +70,17 @@ fn of<'a>(outcomes: &'a BTreeMap<String, String>, outcome: &str) -> Vec<&'a str>
 
 /// Fails with what was exchanged in the cases that failed.
 fn all_pass(driver: &str, outcomes: &BTreeMap<String, String>, report: &Value) {
-    let failed = report["verdicts"].as_array().into_iter().flatten().filter(|one| one["outcome"] == "failed");
+    let failed = report["verdicts"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|one| one["outcome"] == "failed");
     let failed: Vec<_> = failed.collect();
     assert!(failed.is_empty(), "{driver}: {failed:#?}");
-    assert!(!of(outcomes, "passed").is_empty(), "{driver} passes nothing");
+    assert!(
+        !of(outcomes, "passed").is_empty(),
+        "{driver} passes nothing"
+    );
 }
 
 fn text(path: &Path) -> &str {

@@ -12,20 +12,37 @@ async fn a_device_that_is_not_the_claims_is_taken_from_a_plugin_only() {
     let mut scene = Scene::<Native>::start().await;
     scene.prepare_to(&[("other-device", "prepared")]).await;
     let mut scene = Scene::<Wasm>::start().await;
-    scene.prepare_to(&[("ok", "prepared"), ("other-device", "driver-answer-not-valid")]).await;
-    scene.see(&[("ok", "prepared"), ("other-device", "preparing")]).await;
+    scene
+        .prepare_to(&[
+            ("ok", "prepared"),
+            ("other-device", "driver-answer-not-valid"),
+        ])
+        .await;
+    scene
+        .see(&[("ok", "prepared"), ("other-device", "preparing")])
+        .await;
 }
 
 /// The kubelet's API has no word for a claim that can never be prepared: a plugin can only fail the call, for all its claims.
 #[tokio::test]
 async fn a_plugin_refuses_for_good_all_the_claims_of_a_call_or_none() {
     let mut scene = Scene::<Wasm>::start().await;
-    scene.prepare_to(&[("ok", "prepared"), ("refuse-permanent", "driver-refused")]).await;
+    scene
+        .prepare_to(&[("ok", "prepared"), ("refuse-permanent", "driver-refused")])
+        .await;
     scene.see(&[("ok", "prepared")]).await;
     let mut scene = Scene::<Native>::start().await;
-    scene.prepare_to(&[("ok", "driver-refused"), ("refuse-permanent", "driver-refused")]).await;
+    scene
+        .prepare_to(&[
+            ("ok", "driver-refused"),
+            ("refuse-permanent", "driver-refused"),
+        ])
+        .await;
     scene.see(&[]).await;
-    scene.expect_calls(&["prepare ok,refuse-permanent", "unprepare ok,refuse-permanent"]);
+    scene.expect_calls(&[
+        "prepare ok,refuse-permanent",
+        "unprepare ok,refuse-permanent",
+    ]);
 }
 
 /// A plugin that died keeps its registration, so its claims wait for the connection; a file that is gone is gone.
@@ -34,7 +51,9 @@ async fn a_plugin_that_died_is_not_connected_rather_than_unknown() {
     let mut scene = Scene::<Native>::start().await;
     scene.prepare(&["die"]).await;
     scene.prepare_to(&[("ok", "driver-not-connected")]).await;
-    scene.see(&[("die", "preparing"), ("ok", "preparing")]).await;
+    scene
+        .see(&[("die", "preparing"), ("ok", "preparing")])
+        .await;
     scene.kind.revive(&scene.daemon).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
 }
@@ -53,7 +72,11 @@ async fn a_permanent_refusal_is_retried_for_a_plugin_only() {
         .cli(&["explain", "claim", "refuse-permanent"])
         .await
         .done_with(&["was refused", "until the request changes"]);
-    let explained = scene.daemon.cli(&["explain", "claim", "refuse-permanent", "-o", "json"]).await.json();
+    let explained = scene
+        .daemon
+        .cli(&["explain", "claim", "refuse-permanent", "-o", "json"])
+        .await
+        .json();
     assert_eq!(
         (&explained["refused"][0]["attempts"], &explained["claims"]),
         (&1.into(), &serde_json::json!([]))
@@ -62,7 +85,9 @@ async fn a_permanent_refusal_is_retried_for_a_plugin_only() {
 
     let mut scene = Scene::<Native>::start().await;
     for _ in 0..2 {
-        scene.prepare_to(&[("refuse-permanent", "driver-refused")]).await;
+        scene
+            .prepare_to(&[("refuse-permanent", "driver-refused")])
+            .await;
     }
     scene.expect_calls(&[calls, calls].concat());
 }
@@ -74,16 +99,35 @@ async fn a_time_that_a_driver_wants_is_honoured() {
     for _ in 0..3 {
         let answer = scene.prepare(&["refuse-an-hour"]).await;
         let problem = answer.claims[0].problem.as_ref().expect("it is refused");
-        assert!((3_500_000..=3_600_000).contains(&problem.retry_after_ms()), "{problem:?}");
+        assert!(
+            (3_500_000..=3_600_000).contains(&problem.retry_after_ms()),
+            "{problem:?}"
+        );
     }
     scene.expect_calls(&["prepare refuse-an-hour"]);
-    let explained = scene.daemon.cli(&["explain", "claim", "refuse-an-hour", "-o", "json"]).await.json();
+    let explained = scene
+        .daemon
+        .cli(&["explain", "claim", "refuse-an-hour", "-o", "json"])
+        .await
+        .json();
     let driver = &explained["claims"][0]["drivers"][0];
-    assert_eq!((&driver["attempts"], &driver["retry"]["when"]), (&1.into(), &"at".into()), "{explained}");
-    let text = scene.daemon.cli(&["explain", "claim", "refuse-an-hour"]).await.done();
-    for part in
-        ["is preparing since", "may be called again on", "1 failed attempt", "history:", "refused by driver"]
-    {
+    assert_eq!(
+        (&driver["attempts"], &driver["retry"]["when"]),
+        (&1.into(), &"at".into()),
+        "{explained}"
+    );
+    let text = scene
+        .daemon
+        .cli(&["explain", "claim", "refuse-an-hour"])
+        .await
+        .done();
+    for part in [
+        "is preparing since",
+        "may be called again on",
+        "1 failed attempt",
+        "history:",
+        "refused by driver",
+    ] {
         assert!(text.contains(part), "{part} in {text}");
     }
     scene.set_prepare("refuse-an-hour", Word::Ok).await;

@@ -77,9 +77,14 @@ impl Kind for Wasm {
 
     async fn play(&mut self, daemon: &Daemon, script: Script) {
         self.generation += 1;
-        let script = Script { generation: self.generation, ..script };
+        let script = Script {
+            generation: self.generation,
+            ..script
+        };
         daemon.drop_in_script(&script);
-        daemon.until_device(POOL, &format!("generation-{}", self.generation), true).await;
+        daemon
+            .until_device(POOL, &format!("generation-{}", self.generation), true)
+            .await;
     }
 
     fn calls(&mut self, root: &Root) -> Vec<String> {
@@ -90,7 +95,11 @@ impl Kind for Wasm {
         let what = format!("{} is asked to {call}", Self::DRIVER);
         let asked = || {
             let calls: Vec<_> = logged_calls(&root.log()).collect();
-            if count(&calls, call) >= times { Ok(()) } else { Err(format!("{calls:?}")) }
+            if count(&calls, call) >= times {
+                Ok(())
+            } else {
+                Err(format!("{calls:?}"))
+            }
         };
         nodedock_tests::wait::until_path(&root.log_path(), &what, asked).await;
     }
@@ -148,9 +157,15 @@ impl Native {
     }
 
     fn note(&mut self, event: Event) {
-        let Event::Called { operation, claims, .. } = event else { return };
+        let Event::Called {
+            operation, claims, ..
+        } = event
+        else {
+            return;
+        };
         let names: Vec<_> = claims.iter().map(|claim| claim.name.as_str()).collect();
-        self.calls.push(format!("{operation:?} {}", names.join(",")).to_lowercase());
+        self.calls
+            .push(format!("{operation:?} {}", names.join(",")).to_lowercase());
     }
 }
 
@@ -161,7 +176,8 @@ fn write_spec(dir: &Path, claim: &Claim) {
     let spec = json!({"cdiVersion": "0.5.0", "kind": kind, "devices": [device]});
     let temporary = dir.join(format!(".{}", claim.uid));
     std::fs::write(&temporary, spec.to_string()).expect("write into the CDI directory");
-    std::fs::rename(temporary, dir.join(format!("{}.json", claim.uid))).expect("rename in the CDI directory");
+    std::fs::rename(temporary, dir.join(format!("{}.json", claim.uid)))
+        .expect("rename in the CDI directory");
 }
 
 fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
@@ -172,11 +188,16 @@ fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
         cdi_names: vec![format!("{}/script={}", Native::DRIVER, claim.uid)],
         share_id: None,
     };
-    let other = Device { device: format!("{}-else", claim.name), ..device.clone() };
+    let other = Device {
+        device: format!("{}-else", claim.name),
+        ..device.clone()
+    };
     let well = Answer::Devices(vec![device.clone()]);
     match word {
         Word::Ok => well,
-        Word::RefusePermanent => Answer::Status(Code::InvalidArgument, "the script refuses it".to_owned()),
+        Word::RefusePermanent => {
+            Answer::Status(Code::InvalidArgument, "the script refuses it".to_owned())
+        }
         // A plugin has no word for a time.
         Word::RefuseTransient | Word::RefuseAnHour => Answer::Error("the script waits".to_owned()),
         // Without this, the plugin would run for ever.
@@ -203,10 +224,20 @@ impl Kind for Native {
     const EDITS: bool = false;
 
     fn new(root: &Root) -> Self {
-        let options =
-            Options::new(Self::DRIVER, &root.state().join("plugins_registry"), &root.path().join("plugins"));
+        let options = Options::new(
+            Self::DRIVER,
+            &root.state().join("plugins_registry"),
+            &root.path().join("plugins"),
+        );
         let (cdi, script) = (root.cdi(), Script::default());
-        Self { options, cdi, plugin: None, script, release: Arc::default(), calls: Vec::new() }
+        Self {
+            options,
+            cdi,
+            plugin: None,
+            script,
+            release: Arc::default(),
+            calls: Vec::new(),
+        }
     }
 
     async fn come(&mut self, daemon: &Daemon) {
@@ -239,7 +270,11 @@ impl Kind for Native {
     }
 
     fn calls(&mut self, _: &Root) -> Vec<String> {
-        while let Some(event) = self.plugin.as_ref().and_then(|plugin| plugin.event().now_or_never()) {
+        while let Some(event) = self
+            .plugin
+            .as_ref()
+            .and_then(|plugin| plugin.event().now_or_never())
+        {
             self.note(event);
         }
         self.calls.clone()

@@ -83,7 +83,10 @@ cases! {
 fn assert_same(one: &Story, other: &Story) {
     for ((step, one), (_, other)) in one.iter().zip(other) {
         let (one_text, other_text) = (format!("{one:#}"), format!("{other:#}"));
-        assert!(one == other, "at {step:?} the one has\n{one_text}\nand the other\n{other_text}");
+        assert!(
+            one == other,
+            "at {step:?} the one has\n{one_text}\nand the other\n{other_text}"
+        );
     }
     assert_eq!(one.len(), other.len(), "they tell as many steps");
 }

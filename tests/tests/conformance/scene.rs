@@ -48,8 +48,18 @@ impl<K: Kind> Scene<K> {
         let mut kind = K::new(&daemon);
         kind.come(&daemon).await;
         let names = [(K::DRIVER, "DRIVER"); 2];
-        let view = View { names, edits: K::EDITS, problems: true, timelines: true };
-        Self { daemon, kind, story: Story::new(), view }
+        let view = View {
+            names,
+            edits: K::EDITS,
+            problems: true,
+            timelines: true,
+        };
+        Self {
+            daemon,
+            kind,
+            story: Story::new(),
+            view,
+        }
     }
 
     /// A driver of another kind beside it.
@@ -83,13 +93,19 @@ impl<K: Kind> Scene<K> {
 
     /// From now on a prepare of `claim` goes by `word`.
     pub(crate) async fn set_prepare(&mut self, claim: &str, word: Word) {
-        let script = Script { prepare: [(claim.to_owned(), word)].into(), ..Script::default() };
+        let script = Script {
+            prepare: [(claim.to_owned(), word)].into(),
+            ..Script::default()
+        };
         self.kind.play(&self.daemon, script).await;
     }
 
     /// From now on an unprepare of `claim` goes by `word`.
     pub(crate) async fn set_unprepare(&mut self, claim: &str, word: Word) {
-        let script = Script { unprepare: [(claim.to_owned(), word)].into(), ..Script::default() };
+        let script = Script {
+            unprepare: [(claim.to_owned(), word)].into(),
+            ..Script::default()
+        };
         self.kind.play(&self.daemon, script).await;
     }
 
@@ -115,7 +131,11 @@ impl<K: Kind> Scene<K> {
         let claims: Vec<_> = expected.iter().map(|(name, _)| *name).collect();
         let answer = self.prepare(&claims).await;
         let seen = answer.claims.iter().map(ended);
-        assert!(seen.eq(expected.iter().map(|(_, end)| *end)), "{answer:#?}\n{}", self.daemon.log());
+        assert!(
+            seen.eq(expected.iter().map(|(_, end)| *end)),
+            "{answer:#?}\n{}",
+            self.daemon.log()
+        );
         let all = expected.iter().all(|(_, end)| *end == "prepared");
         assert_eq!(answer.containers.len(), usize::from(all), "{answer:#?}");
     }
@@ -123,14 +143,26 @@ impl<K: Kind> Scene<K> {
     /// Asks, and does not wait for the answer.
     pub(crate) fn ask(&self, claims: &[&str]) -> Asked {
         let (mut client, request) = (self.daemon.client(), self.request(claims));
-        tokio::spawn(async move { client.prepare_pod(request).await.map(tonic::Response::into_inner) })
+        tokio::spawn(async move {
+            client
+                .prepare_pod(request)
+                .await
+                .map(tonic::Response::into_inner)
+        })
     }
 
     /// Asks for the pod's claims to be unprepared, and does not wait for the answer.
     pub(crate) fn ask_unprepare(&self) -> JoinHandle<Result<v1::UnpreparePodResponse, Status>> {
         let mut client = self.daemon.client();
-        let request = v1::UnpreparePodRequest { pod: Some(pod(POD)) };
-        tokio::spawn(async move { client.unprepare_pod(request).await.map(tonic::Response::into_inner) })
+        let request = v1::UnpreparePodRequest {
+            pod: Some(pod(POD)),
+        };
+        tokio::spawn(async move {
+            client
+                .unprepare_pod(request)
+                .await
+                .map(tonic::Response::into_inner)
+        })
     }
 
     /// Waits for an answer and tells it.
@@ -146,13 +178,19 @@ impl<K: Kind> Scene<K> {
         let answer = self.daemon.unprepare_pod(&pod(POD)).await;
         let outcomes: Vec<_> = answer.claims.iter().map(outcome).collect();
         self.tell("unprepare", outcomes.into());
-        let seen: Vec<_> = answer.claims.iter().map(|claim| (name_of(claim), ended(claim))).collect();
+        let seen: Vec<_> = answer
+            .claims
+            .iter()
+            .map(|claim| (name_of(claim), ended(claim)))
+            .collect();
         assert_eq!(seen, by_name(expected), "{}", self.daemon.log());
     }
 
     /// Ends every hold.
     pub(crate) async fn release(&self) {
-        self.daemon.prepared(request(&pod("releaser"), &[&self.claim("release")])).await;
+        self.daemon
+            .prepared(request(&pod("releaser"), &[&self.claim("release")]))
+            .await;
     }
 
     pub(crate) async fn until_asked(&mut self, call: &str, times: usize) {
@@ -175,8 +213,9 @@ impl<K: Kind> Scene<K> {
     pub(crate) async fn look(&mut self, expected: &[(&str, &str)]) {
         let dump = self.dump().await;
         let claims = dump["claims"].as_array().expect("a list").iter();
-        let states: Vec<_> =
-            claims.map(|claim| (text(&claim["id"]["name"]), text(&claim["state"]))).collect();
+        let states: Vec<_> = claims
+            .map(|claim| (text(&claim["id"]["name"]), text(&claim["state"])))
+            .collect();
         assert_eq!(states, by_name(expected), "{}", self.daemon.log());
         self.check_cdi_dir(expected);
         self.tell("checkpoint", dump);
@@ -186,25 +225,42 @@ impl<K: Kind> Scene<K> {
     pub(crate) async fn see(&mut self, expected: &[(&str, &str)]) {
         self.look(expected).await;
         let claims = self.daemon.claims().await;
-        let states: Vec<_> = claims.iter().map(|claim| (claim_name(claim), claim.state.as_str())).collect();
+        let states: Vec<_> = claims
+            .iter()
+            .map(|claim| (claim_name(claim), claim.state.as_str()))
+            .collect();
         assert_eq!(states, by_name(expected), "{}", self.daemon.log());
         self.tell("claims", claims.iter().map(status).collect());
     }
 
     async fn dump(&self) -> Value {
-        let mut dump = self.daemon.cli(&["checkpoint", "dump", "-o", "json"]).await.json();
+        let mut dump = self
+            .daemon
+            .cli(&["checkpoint", "dump", "-o", "json"])
+            .await
+            .json();
         json!({"claims": dump["claims"].take(), "pods": dump["pods"].take()})
     }
 
     /// A file for each claim that is prepared, and none for one that is unknown, or was never prepared.
     fn check_cdi_dir(&self, claims: &[(&str, &str)]) {
-        let files: Vec<_> = self.daemon.cdi_files().iter().map(|file| file.claim_uid().to_owned()).collect();
+        let files: Vec<_> = self
+            .daemon
+            .cdi_files()
+            .iter()
+            .map(|file| file.claim_uid().to_owned())
+            .collect();
         let named = |wanted: &str| -> Vec<String> {
-            let claims = claims.iter().filter(|(_, state)| self.view.edits && *state == wanted);
+            let claims = claims
+                .iter()
+                .filter(|(_, state)| self.view.edits && *state == wanted);
             claims.map(|(name, _)| format!("claim-{name}")).collect()
         };
         let (prepared, leaving) = (named("prepared"), named("unpreparing"));
-        assert!(prepared.iter().all(|claim| files.contains(claim)), "{prepared:?} in {files:?}");
+        assert!(
+            prepared.iter().all(|claim| files.contains(claim)),
+            "{prepared:?} in {files:?}"
+        );
         let owned = |file: &String| prepared.contains(file) || leaving.contains(file);
         assert!(files.iter().all(owned), "only {claims:?} in {files:?}");
     }
@@ -246,11 +302,17 @@ fn claim_name(claim: &v1::ClaimStatus) -> &str {
 
 /// `prepared`, `unprepared` or the problem's code.
 fn ended(claim: &v1::ClaimOutcome) -> &str {
-    claim.problem.as_ref().map_or(&claim.outcome, |problem| &problem.code)
+    claim
+        .problem
+        .as_ref()
+        .map_or(&claim.outcome, |problem| &problem.code)
 }
 
 fn problem(problem: Option<&v1::Problem>) -> Value {
-    problem.map_or(Value::Null, |problem| json!({"kind": problem.kind, "code": problem.code}))
+    problem.map_or(
+        Value::Null,
+        |problem| json!({"kind": problem.kind, "code": problem.code}),
+    )
 }
 
 fn outcome(claim: &v1::ClaimOutcome) -> Value {
@@ -258,7 +320,8 @@ fn outcome(claim: &v1::ClaimOutcome) -> Value {
 }
 
 pub(crate) fn answered(answer: &v1::PreparePodResponse) -> Value {
-    let devices = |container: &v1::ContainerDevices| json!([container.name, container.cdi_devices.len()]);
+    let devices =
+        |container: &v1::ContainerDevices| json!([container.name, container.cdi_devices.len()]);
     let containers: Vec<_> = answer.containers.iter().map(devices).collect();
     json!({"claims": answer.claims.iter().map(outcome).collect::<Vec<_>>(), "containers": containers})
 }
@@ -266,14 +329,20 @@ pub(crate) fn answered(answer: &v1::PreparePodResponse) -> Value {
 /// `POOL/DEVICE` of a device as claims name it.
 fn in_pool(device: &str) -> String {
     let parts: Vec<_> = device.rsplitn(3, '/').collect();
-    let [device, pool, ..] = parts[..] else { panic!("{device} is not POOL/DEVICE") };
+    let [device, pool, ..] = parts[..] else {
+        panic!("{device} is not POOL/DEVICE")
+    };
     format!("{pool}/{device}")
 }
 
 fn status(claim: &v1::ClaimStatus) -> Value {
     let driver = |driver: &v1::ClaimDriver| {
         // The daemon publishes the pools of a WASM driver as NODE/POOL; a plugin names its own as it likes.
-        let devices: Vec<_> = driver.devices.iter().map(|device| in_pool(device)).collect();
+        let devices: Vec<_> = driver
+            .devices
+            .iter()
+            .map(|device| in_pool(device))
+            .collect();
         let seen = json!({
             "state": driver.state,
             "devices": devices,
@@ -297,7 +366,10 @@ impl View {
     fn normal(&self, value: Value) -> Value {
         match value {
             Value::String(text) => self.renamed(&text).into(),
-            Value::Array(entries) => entries.into_iter().map(|entry| self.normal(entry)).collect(),
+            Value::Array(entries) => entries
+                .into_iter()
+                .map(|entry| self.normal(entry))
+                .collect(),
             Value::Object(entries) => {
                 let entry = |(key, value): (String, Value)| {
                     let value = self.field(&key, value)?;
@@ -310,7 +382,11 @@ impl View {
     }
 
     fn renamed(&self, text: &str) -> String {
-        self.names.iter().fold(text.to_owned(), |text, (name, instead)| text.replace(name, instead))
+        self.names
+            .iter()
+            .fold(text.to_owned(), |text, (name, instead)| {
+                text.replace(name, instead)
+            })
     }
 
     /// A field of a record; none if it says nothing that both kinds have.
@@ -330,8 +406,11 @@ impl View {
             "releasing" if !self.timelines => None,
             "releasing" => Some(json!("operator")),
             "prepared" => {
-                let device = |device: &Value| json!([device["requests"], device["pool"], device["device"]]);
-                value["devices"].as_array().map(|devices| devices.iter().map(device).collect())
+                let device =
+                    |device: &Value| json!([device["requests"], device["pool"], device["device"]]);
+                value["devices"]
+                    .as_array()
+                    .map(|devices| devices.iter().map(device).collect())
             }
             "problem" if value.is_null() => Some(value),
             "problem" if !self.problems => Some(json!("some")),

@@ -17,12 +17,19 @@ const ADAPTED: &str =
     "devicePluginAdapters: [{resource: example.com/nic, driver: nic.example.com, pool: nics}]\n";
 
 async fn is_enabled(daemon: &Daemon) -> bool {
-    let answer = daemon.client().list_adapters(v1::ListAdaptersRequest {}).await.expect("it answers");
+    let answer = daemon
+        .client()
+        .list_adapters(v1::ListAdaptersRequest {})
+        .await
+        .expect("it answers");
     answer.into_inner().adapters.remove(0).enabled
 }
 
 async fn switch(daemon: &Daemon, enabled: bool) -> Result<(), tonic::Status> {
-    let request = v1::SwitchAdapterRequest { driver: DRIVER.to_owned(), enabled };
+    let request = v1::SwitchAdapterRequest {
+        driver: DRIVER.to_owned(),
+        enabled,
+    };
     daemon.client().switch_adapter(request).await.map(drop)
 }
 
@@ -68,7 +75,11 @@ async fn a_claim_is_prepared_after_the_daemon_died_with_the_plugins_answer() {
         let claim = claim(&format!("of-{name}"), &[&format!("{DRIVER}/nics/nic-0")]);
         request(&pod(name), &[&claim])
     };
-    daemon.client().prepare_pod(asked("one")).await.expect_err("the daemon dies");
+    daemon
+        .client()
+        .prepare_pod(asked("one"))
+        .await
+        .expect_err("the daemon dies");
     assert_killed(daemon.ended().await);
     daemon.disarm();
     daemon.run().await;

@@ -12,8 +12,12 @@ use nodedock_tests::{Daemon, Options, Root};
 use crate::scene::assert_killed;
 use crate::{Place, every_pass};
 
-pub(crate) const POINTS: [Point; 4] =
-    [Point::BindOverridden, Point::BindUnbound, Point::BindProbed, Point::ProgressSaved];
+pub(crate) const POINTS: [Point; 4] = [
+    Point::BindOverridden,
+    Point::BindUnbound,
+    Point::BindProbed,
+    Point::ProgressSaved,
+];
 const OF_WRITES: [Point; 2] = [Point::SysfsWriteIntended, Point::SysfsWritten];
 
 const VFIO: &str = "vfio-pci.nodedock.dev";
@@ -34,21 +38,33 @@ struct Scene {
 impl Scene {
     async fn passthrough() -> Self {
         let root = Root::new();
-        let machine = Recorded::new(&root.path().join("machine"), &["vfio-pci", "amdgpu", "snd_hda_intel"]);
-        for (function, driver, class) in
-            [(FUNCTIONS[0], OWN[0], "0x030000"), (FUNCTIONS[1], OWN[1], "0x040300")]
-        {
+        let machine = Recorded::new(
+            &root.path().join("machine"),
+            &["vfio-pci", "amdgpu", "snd_hda_intel"],
+        );
+        for (function, driver, class) in [
+            (FUNCTIONS[0], OWN[0], "0x030000"),
+            (FUNCTIONS[1], OWN[1], "0x040300"),
+        ] {
             machine.function(function, class, driver, Some(7));
         }
         let config = "pools: [{name: gpu, select: [{class: \"0x03\"}, {class: \"0x0403\"}]}]";
-        Self::of(root, &machine, ("vfio-pci", VFIO), config, "gpu/0000-01-00-0").await
+        Self::of(
+            root,
+            &machine,
+            ("vfio-pci", VFIO),
+            config,
+            "gpu/0000-01-00-0",
+        )
+        .await
     }
 
     async fn card() -> Self {
         let root = Root::new();
         let machine = Recorded::new(&root.path().join("machine"), &["vfio-pci", "mlx5_core"]);
         machine.card(PF);
-        let config = "pools: [{name: vf, select: [{addresses: [\"0000:05:00.0\"]}], vfs: 4, mode: vfio}]";
+        let config =
+            "pools: [{name: vf, select: [{addresses: [\"0000:05:00.0\"]}], vfs: 4, mode: vfio}]";
         Self::of(root, &machine, ("sriov", SRIOV), config, "vf/0000-05-00-1").await
     }
 
@@ -66,7 +82,12 @@ impl Scene {
         let options = Options::default().arg("--hardware", machine.path().to_string_lossy());
         let daemon = Daemon::start_on(root, options).await;
         daemon.until_serving(driver).await;
-        Self { daemon, sys, driver, device: format!("{driver}/{device}") }
+        Self {
+            daemon,
+            sys,
+            driver,
+            device: format!("{driver}/{device}"),
+        }
     }
 
     /// Starts the daemon again after it has died.
@@ -89,7 +110,9 @@ impl Scene {
             died = true;
             self.again().await;
         }
-        let unprepare = v1::UnpreparePodRequest { pod: Some(pod("one")) };
+        let unprepare = v1::UnpreparePodRequest {
+            pod: Some(pod("one")),
+        };
         if self.daemon.client().unprepare_pod(unprepare).await.is_err() {
             assert!(!died, "it died twice\n{}", self.daemon.log());
             died = true;
@@ -114,7 +137,10 @@ impl Scene {
 
     fn value(&self, address: &str, file: &str) -> String {
         let path = self.sys.join("devices/pci0000:00").join(address).join(file);
-        std::fs::read_to_string(path).expect("a file of the machine").trim().to_owned()
+        std::fs::read_to_string(path)
+            .expect("a file of the machine")
+            .trim()
+            .to_owned()
     }
 }
 
@@ -127,12 +153,23 @@ async fn death_at_any_step_of_a_bind_leaves_no_function_without_its_driver() {
         let forced = FUNCTIONS.map(|function| scene.value(function, "driver_override"));
         assert_eq!(forced, ["(null)", "(null)"], "{}", scene.daemon.log());
     };
-    scene.play_all(&[&POINTS[..], &OF_WRITES].concat(), check).await;
+    scene
+        .play_all(&[&POINTS[..], &OF_WRITES].concat(), check)
+        .await;
 }
 
 #[tokio::test]
 async fn death_at_any_step_leaves_no_virtual_functions() {
     let mut scene = Scene::card().await;
-    let check = |scene: &Scene| assert_eq!(scene.value(PF, "sriov_numvfs"), "0", "{}", scene.daemon.log());
-    scene.play_all(&[&POINTS[..], &OF_WRITES].concat(), check).await;
+    let check = |scene: &Scene| {
+        assert_eq!(
+            scene.value(PF, "sriov_numvfs"),
+            "0",
+            "{}",
+            scene.daemon.log()
+        )
+    };
+    scene
+        .play_all(&[&POINTS[..], &OF_WRITES].concat(), check)
+        .await;
 }

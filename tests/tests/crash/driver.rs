@@ -47,13 +47,22 @@ impl Driver for Wasm {
     const EDITS: bool = true;
 
     fn new(root: &Root) -> Self {
-        root.install_scripted(&Script { devices: DEVICES, ..Script::default() });
-        Self { held: BTreeSet::new(), read: 0 }
+        root.install_scripted(&Script {
+            devices: DEVICES,
+            ..Script::default()
+        });
+        Self {
+            held: BTreeSet::new(),
+            read: 0,
+        }
     }
 
     fn held(&mut self, root: &Root) -> BTreeSet<String> {
         let log = self.new_lines(root);
-        assert!(!log.contains("lines of the driver were suppressed"), "the record has a gap");
+        assert!(
+            !log.contains("lines of the driver were suppressed"),
+            "the record has a gap"
+        );
         for call in logged_calls(&log) {
             let (operation, claims) = call.split_once(' ').expect("an operation and claims");
             let claims: BTreeSet<_> = claims.split(',').map(uid).collect();
@@ -71,7 +80,9 @@ impl Wasm {
     fn new_lines(&mut self, root: &Root) -> String {
         let mut log = std::fs::File::open(root.log_path()).expect("a daemon ran");
         let mut text = Vec::new();
-        log.seek(SeekFrom::Start(self.read)).and_then(|_| log.read_to_end(&mut text)).expect("read the log");
+        log.seek(SeekFrom::Start(self.read))
+            .and_then(|_| log.read_to_end(&mut text))
+            .expect("read the log");
         self.read += text.len() as u64;
         String::from_utf8_lossy(&text).into_owned()
     }
@@ -103,11 +114,17 @@ impl Driver for Native {
         });
         let plugin = Plugin::unregistered(options, script).expect("make the driver's socket");
         plugin.register().expect("make the registration socket");
-        Self { held, _plugin: plugin }
+        Self {
+            held,
+            _plugin: plugin,
+        }
     }
 
     fn held(&mut self, _: &Root) -> BTreeSet<String> {
-        self.held.lock().expect("no holder of the lock panics").clone()
+        self.held
+            .lock()
+            .expect("no holder of the lock panics")
+            .clone()
     }
 }
 

@@ -72,19 +72,37 @@ async fn prepare<D: Driver>(
     }
     let request = request_of::<D>(&name_of(number), &claims_of(number));
     let answer = client.prepare_pod(request).await?.into_inner();
-    assert!(answer.claims.iter().all(|claim| claim.outcome == "prepared"), "{answer:#?}");
-    assert!(before.is_none_or(|before| before == answer), "another answer: {answer:#?}");
+    assert!(
+        answer
+            .claims
+            .iter()
+            .all(|claim| claim.outcome == "prepared"),
+        "{answer:#?}"
+    );
+    assert!(
+        before.is_none_or(|before| before == answer),
+        "another answer: {answer:#?}"
+    );
     *known = Known::Prepared(answer);
     Ok(())
 }
 
-async fn unprepare(number: u64, known: &mut Known, client: &mut Client) -> Result<(), tonic::Status> {
+async fn unprepare(
+    number: u64,
+    known: &mut Known,
+    client: &mut Client,
+) -> Result<(), tonic::Status> {
     if *known != Known::Gone {
         *known = Known::Unknown;
     }
-    let request = v1::UnpreparePodRequest { pod: Some(pod(&name_of(number))) };
+    let request = v1::UnpreparePodRequest {
+        pod: Some(pod(&name_of(number))),
+    };
     let answer = client.unprepare_pod(request).await?.into_inner();
-    assert!(answer.claims.iter().all(|claim| claim.problem.is_none()), "{answer:#?}");
+    assert!(
+        answer.claims.iter().all(|claim| claim.problem.is_none()),
+        "{answer:#?}"
+    );
     *known = Known::Gone;
     Ok(())
 }
@@ -107,14 +125,23 @@ impl<D: Driver> Scene<D> {
         let mut workers = JoinSet::new();
         for number in 0..PODS {
             let known = self.known.remove(&name_of(number)).unwrap_or(Known::Gone);
-            workers.spawn(work::<D>(number, known, StdRng::from_rng(random), self.daemon.client()));
+            workers.spawn(work::<D>(
+                number,
+                known,
+                StdRng::from_rng(random),
+                self.daemon.client(),
+            ));
         }
         // Nothing is waited for: this is the moment.
         tokio::time::sleep(Duration::from_micros(random.random_range(0..KILL_MAX_US))).await;
         stop(self).await;
         while let Some(pod) = workers.join_next().await {
             let (name, known) = pod.expect("a pod was answered wrongly");
-            *if known == Known::Unknown { &mut tally.unknown } else { &mut tally.known } += 1;
+            *if known == Known::Unknown {
+                &mut tally.unknown
+            } else {
+                &mut tally.known
+            } += 1;
             self.known.insert(name, known);
         }
     }
@@ -128,12 +155,19 @@ async fn kill_at_any_moment<D: Driver>() {
     let (started, mut rounds) = (Instant::now(), 0);
     while rounds < ROUNDS_MIN || (rounds < ROUNDS && started.elapsed() < BUDGET) {
         let _round = Place(format!("in round {rounds}"));
-        scene.interrupted(&mut random, &mut tally, async |scene| scene.daemon.kill9().await).await;
+        scene
+            .interrupted(&mut random, &mut tally, async |scene| {
+                scene.daemon.kill9().await
+            })
+            .await;
         scene.restart().await;
         rounds += 1;
     }
     let (elapsed, restarts) = (started.elapsed(), scene.restart_times());
-    tell(&format!("{}: {rounds} kills under load in {elapsed:.0?}, {tally:?}; {restarts}", D::NAME));
+    tell(&format!(
+        "{}: {rounds} kills under load in {elapsed:.0?}, {tally:?}; {restarts}",
+        D::NAME
+    ));
     assert!(
         tally.known > rounds && tally.unknown > rounds,
         "the kills come too early or too late: {tally:?}"
@@ -152,9 +186,17 @@ async fn stop_under_load<D: Driver>() {
             assert!(status.success(), "{status}");
         };
         scene.interrupted(&mut random, &mut tally, stop).await;
-        assert!(!scene.daemon.log().contains("did not end in time"), "{}", scene.daemon.log());
+        assert!(
+            !scene.daemon.log().contains("did not end in time"),
+            "{}",
+            scene.daemon.log()
+        );
         // Each call was answered or never taken on: nothing is half done.
-        let open = scene.daemon.records().into_iter().filter(|record| record.state.as_str() != "prepared");
+        let open = scene
+            .daemon
+            .records()
+            .into_iter()
+            .filter(|record| record.state.as_str() != "prepared");
         assert_eq!(open.collect::<Vec<_>>(), []);
         scene.restart().await;
     }

@@ -43,8 +43,14 @@ enum Step {
     Gone,
 }
 
-const STEPS: [Step; 6] =
-    [Step::Create, Step::Allocated, Step::Prepare, Step::Unprepare, Step::Delete, Step::Gone];
+const STEPS: [Step; 6] = [
+    Step::Create,
+    Step::Allocated,
+    Step::Prepare,
+    Step::Unprepare,
+    Step::Delete,
+    Step::Gone,
+];
 
 struct Scene {
     daemon: Daemon,
@@ -58,8 +64,16 @@ impl Scene {
         let daemon = Daemon::start_on(root, Options::default().flag("--local-api")).await;
         let class = json!({ "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": { "name": "gpu" },
             "spec": { "selectors": [{ "cel": { "expression": "device.driver == 'mock-gpu.nodedock.dev'" } }] } });
-        api(&daemon).await.expect("it listens").create(&class, NAMESPACE).await.expect("a class");
-        Self { daemon, died: false }
+        api(&daemon)
+            .await
+            .expect("it listens")
+            .create(&class, NAMESPACE)
+            .await
+            .expect("a class");
+        Self {
+            daemon,
+            died: false,
+        }
     }
 
     /// Whether the daemon died.
@@ -107,30 +121,56 @@ impl Scene {
         let mut client = self.daemon.client();
         match step {
             Step::Create => match api.create(&claim(), NAMESPACE).await {
-                Err(ObjectError::Api(error)) if error.kind == ErrorKind::Conflict && self.died => Ok(()),
+                Err(ObjectError::Api(error)) if error.kind == ErrorKind::Conflict && self.died => {
+                    Ok(())
+                }
                 created => created.map(drop).map_err(|error| error.to_string()),
             },
             Step::Allocated => {
-                let claim = api.until_allocated(NAMESPACE, CLAIM).await.ok_or("the claim is gone")?;
+                let claim = api
+                    .until_allocated(NAMESPACE, CLAIM)
+                    .await
+                    .ok_or("the claim is gone")?;
                 let device = &claim["status"]["allocation"]["devices"]["results"][0]["device"];
                 assert_eq!(device, "gpu-0", "all are free: {claim}");
                 Ok(())
             }
             Step::Prepare => {
                 let request = of_claim(&pod("web"), CLAIM);
-                let answer = client.prepare_pod(request).await.map_err(|status| status.to_string())?;
+                let answer = client
+                    .prepare_pod(request)
+                    .await
+                    .map_err(|status| status.to_string())?;
                 let claims = answer.into_inner().claims;
-                assert!(claims.iter().all(|claim| claim.outcome == "prepared"), "{claims:#?}");
-                let claim = api.claim(NAMESPACE, CLAIM).await.map_err(|error| error.to_string())?;
+                assert!(
+                    claims.iter().all(|claim| claim.outcome == "prepared"),
+                    "{claims:#?}"
+                );
+                let claim = api
+                    .claim(NAMESPACE, CLAIM)
+                    .await
+                    .map_err(|error| error.to_string())?;
                 let claim = claim.expect("it is prepared");
-                assert_eq!(claim["status"]["reservedFor"][0]["uid"], pod("web").uid, "{claim}");
+                assert_eq!(
+                    claim["status"]["reservedFor"][0]["uid"],
+                    pod("web").uid,
+                    "{claim}"
+                );
                 Ok(())
             }
             Step::Unprepare => {
-                let request = v1::UnpreparePodRequest { pod: Some(pod("web")) };
-                let answer = client.unprepare_pod(request).await.map_err(|status| status.to_string())?;
+                let request = v1::UnpreparePodRequest {
+                    pod: Some(pod("web")),
+                };
+                let answer = client
+                    .unprepare_pod(request)
+                    .await
+                    .map_err(|status| status.to_string())?;
                 let claims = answer.into_inner().claims;
-                assert!(claims.iter().all(|claim| claim.problem.is_none()), "{claims:#?}");
+                assert!(
+                    claims.iter().all(|claim| claim.problem.is_none()),
+                    "{claims:#?}"
+                );
                 Ok(())
             }
             Step::Delete => {
@@ -138,32 +178,50 @@ impl Scene {
                 deleted.map(drop).map_err(|error| error.to_string())
             }
             Step::Gone => {
-                let claim = api.claim(NAMESPACE, CLAIM).await.map_err(|error| error.to_string())?;
+                let claim = api
+                    .claim(NAMESPACE, CLAIM)
+                    .await
+                    .map_err(|error| error.to_string())?;
                 let Some(claim) = claim else { return Ok(()) };
-                let uid = claim["metadata"]["uid"].as_str().expect("an object has a UID");
+                let uid = claim["metadata"]["uid"]
+                    .as_str()
+                    .expect("an object has a UID");
                 let is_gone = api.until_gone(NAMESPACE, CLAIM, uid, DEADLINE).await;
-                is_gone.then_some(()).ok_or_else(|| format!("it stays: {claim}"))
+                is_gone
+                    .then_some(())
+                    .ok_or_else(|| format!("it stays: {claim}"))
             }
         }
     }
 
     /// The daemon may die until it is asked.
     async fn nothing_is_left(&mut self) {
-        let asked = self.daemon.client().list_claims(v1::ListClaimsRequest::default()).await;
+        let asked = self
+            .daemon
+            .client()
+            .list_claims(v1::ListClaimsRequest::default())
+            .await;
         if asked.is_err() {
             assert!(!self.died, "{asked:?}\n{}", self.daemon.log());
             assert_killed(self.daemon.ended().await);
             self.again().await;
         }
         self.daemon.assert_empty().await;
-        let claims = api(&self.daemon).await.expect("it listens").claims(None).await.expect("claims");
+        let claims = api(&self.daemon)
+            .await
+            .expect("it listens")
+            .claims(None)
+            .await
+            .expect("claims");
         assert_eq!(claims, Vec::<Value>::new());
     }
 }
 
 async fn api(daemon: &Daemon) -> Result<LocalClient, String> {
     let socket = daemon.socket().with_file_name("api.sock");
-    LocalClient::connect(&socket).await.map_err(|error| error.to_string())
+    LocalClient::connect(&socket)
+        .await
+        .map_err(|error| error.to_string())
 }
 
 fn claim() -> Value {

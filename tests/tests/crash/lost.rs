@@ -8,8 +8,12 @@ use crate::driver::{Wasm, serves};
 use crate::scene::{Known, Scene, assert_killed, request_of};
 
 /// What a start with a damaged checkpoint passes on its way.
-const POINTS: [Point; 4] =
-    [Point::CheckpointOpened, Point::CheckpointCommit, Point::CheckpointCommitted, Point::Recovered];
+const POINTS: [Point; 4] = [
+    Point::CheckpointOpened,
+    Point::CheckpointCommit,
+    Point::CheckpointCommitted,
+    Point::Recovered,
+];
 
 #[tokio::test]
 async fn death_before_a_lost_checkpoint_is_made_up_for_loses_no_claim() {
@@ -22,16 +26,32 @@ async fn death_before_a_lost_checkpoint_is_made_up_for_loses_no_claim() {
         scene.daemon.kill9().await;
         std::fs::write(scene.daemon.checkpoint(), "not a database").unwrap();
         scene.daemon.arm(point, 1);
-        assert_killed(scene.daemon.try_run().await.expect_err("it dies before it is ready"));
+        assert_killed(
+            scene
+                .daemon
+                .try_run()
+                .await
+                .expect_err("it dies before it is ready"),
+        );
         scene.daemon.disarm();
         scene.daemon.run().await;
         serves::<Wasm>(&scene.daemon).await;
         let claims = scene.daemon.claims().await;
-        assert!(claims.iter().all(|claim| claim.pods == [pod("one")]), "{claims:#?}");
-        assert_eq!((claims.len(), scene.daemon.cdi_files()), (2, files), "{}", scene.daemon.log());
+        assert!(
+            claims.iter().all(|claim| claim.pods == [pod("one")]),
+            "{claims:#?}"
+        );
+        assert_eq!(
+            (claims.len(), scene.daemon.cdi_files()),
+            (2, files),
+            "{}",
+            scene.daemon.log()
+        );
         // A pod that comes back gets what it had.
         assert_eq!(scene.daemon.prepared(request).await, answer);
-        scene.known.insert("one".to_owned(), Known::Prepared(answer));
+        scene
+            .known
+            .insert("one".to_owned(), Known::Prepared(answer));
         scene.check().await;
         scene.clean().await;
     }

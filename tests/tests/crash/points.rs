@@ -37,16 +37,29 @@ const STEPS: [Step; 7] = [
 ];
 
 /// Points that need CDI files of ours, which a native plugin's claims do not have.
-const NOT_NATIVE: [Point; 4] =
-    [Point::OrphanFound, Point::OrphanRemoved, Point::CdiStaged, Point::CdiRenamed];
+const NOT_NATIVE: [Point; 4] = [
+    Point::OrphanFound,
+    Point::OrphanRemoved,
+    Point::CdiStaged,
+    Point::CdiRenamed,
+];
 
 fn points<D: Driver>() -> impl Iterator<Item = Point> {
     let elsewhere = |point: &Point| {
-        [&adapters::POINTS[..], &bindings::POINTS, &resources::POINTS, &swap::POINTS, &values::POINTS]
-            .iter()
-            .any(|of| of.contains(point))
+        [
+            &adapters::POINTS[..],
+            &bindings::POINTS,
+            &resources::POINTS,
+            &swap::POINTS,
+            &values::POINTS,
+        ]
+        .iter()
+        .any(|of| of.contains(point))
     };
-    let of_claims = Point::ALL.iter().copied().filter(move |point| !elsewhere(point));
+    let of_claims = Point::ALL
+        .iter()
+        .copied()
+        .filter(move |point| !elsewhere(point));
     of_claims.filter(|point| D::EDITS || !NOT_NATIVE.contains(point))
 }
 
@@ -77,7 +90,9 @@ impl<D: Driver> Play<'_, D> {
     async fn before(&mut self) {
         let request = request_of::<D>(BEFORE, &[CLAIM_BEFORE]);
         let answer = self.scene.daemon.prepared(request).await;
-        self.scene.known.insert(BEFORE.to_owned(), Known::Prepared(answer));
+        self.scene
+            .known
+            .insert(BEFORE.to_owned(), Known::Prepared(answer));
         let files = self.scene.daemon.cdi_files();
         self.scene.daemon.kill9().await;
         if D::EDITS {
@@ -100,7 +115,11 @@ impl<D: Driver> Play<'_, D> {
             () = until_path(&dir, "the CDI directory is as before", as_before) => {}
         }
         // The same: that it died is found by who asks next.
-        let _ = self.scene.daemon.try_until_driver(D::NAME, |driver| driver.state == "serving").await;
+        let _ = self
+            .scene
+            .daemon
+            .try_until_driver(D::NAME, |driver| driver.state == "serving")
+            .await;
     }
 
     /// The file of the claim is lost, and there is one of an unknown claim.
@@ -108,19 +127,30 @@ impl<D: Driver> Play<'_, D> {
         let file = self.scene.daemon.only_cdi_file();
         let (known, unknown) = (file.claim_uid(), "claim-unknown");
         let path = file.path.display().to_string();
-        std::fs::write(path.replace(known, unknown), file.text.replace(known, unknown))
-            .expect("write a file");
+        std::fs::write(
+            path.replace(known, unknown),
+            file.text.replace(known, unknown),
+        )
+        .expect("write a file");
         std::fs::remove_file(path).expect("remove a file");
     }
 
     async fn take(&mut self, step: Step) {
-        let Err(status) = self.ask(step).await else { return };
-        assert!(!self.died, "{step:?}: {status}\n{}", self.scene.daemon.log());
+        let Err(status) = self.ask(step).await else {
+            return;
+        };
+        assert!(
+            !self.died,
+            "{step:?}: {status}\n{}",
+            self.scene.daemon.log()
+        );
         assert_killed(self.scene.daemon.ended().await);
         self.resurrect().await;
         match step {
             _ if self.death.pods_return => self.asked(step).await,
-            Step::Prepare(name, _) | Step::Refused(name, _) => self.asked(Step::Unprepare(name)).await,
+            Step::Prepare(name, _) | Step::Refused(name, _) => {
+                self.asked(Step::Unprepare(name)).await
+            }
             Step::Unprepare(_) => {}
         }
     }
@@ -131,9 +161,19 @@ impl<D: Driver> Play<'_, D> {
         self.again().await;
         for (name, known) in &self.scene.known {
             if let (Known::Prepared(answer), true) = (known, self.death.pods_return) {
-                let claims: Vec<_> = answer.claims.iter().filter_map(|claim| claim.id.as_ref()).collect();
+                let claims: Vec<_> = answer
+                    .claims
+                    .iter()
+                    .filter_map(|claim| claim.id.as_ref())
+                    .collect();
                 let claims: Vec<_> = claims.iter().map(|id| &id.name).collect();
-                assert_eq!(self.scene.daemon.prepared(request_of::<D>(name, &claims)).await, *answer);
+                assert_eq!(
+                    self.scene
+                        .daemon
+                        .prepared(request_of::<D>(name, &claims))
+                        .await,
+                    *answer
+                );
             }
         }
     }
@@ -155,20 +195,40 @@ impl<D: Driver> Play<'_, D> {
         let mut client = self.scene.daemon.client();
         let known = match step {
             Step::Prepare(_, claims) => {
-                let answer = client.prepare_pod(request_of::<D>(name, claims)).await?.into_inner();
-                assert!(answer.claims.iter().all(|claim| claim.outcome == "prepared"), "{answer:#?}");
+                let answer = client
+                    .prepare_pod(request_of::<D>(name, claims))
+                    .await?
+                    .into_inner();
+                assert!(
+                    answer
+                        .claims
+                        .iter()
+                        .all(|claim| claim.outcome == "prepared"),
+                    "{answer:#?}"
+                );
                 Known::Prepared(answer)
             }
             Step::Refused(_, claim) => {
-                let answer = client.prepare_pod(request_of::<D>(name, &[claim])).await?.into_inner();
-                let code = answer.claims[0].problem.as_ref().map(|problem| problem.code.as_str());
+                let answer = client
+                    .prepare_pod(request_of::<D>(name, &[claim]))
+                    .await?
+                    .into_inner();
+                let code = answer.claims[0]
+                    .problem
+                    .as_ref()
+                    .map(|problem| problem.code.as_str());
                 assert_eq!(code, Some("driver-refused"), "{answer:#?}");
                 Known::Gone
             }
             Step::Unprepare(_) => {
-                let request = v1::UnpreparePodRequest { pod: Some(pod(name)) };
+                let request = v1::UnpreparePodRequest {
+                    pod: Some(pod(name)),
+                };
                 let answer = client.unprepare_pod(request).await?.into_inner();
-                assert!(answer.claims.iter().all(|claim| claim.problem.is_none()), "{answer:#?}");
+                assert!(
+                    answer.claims.iter().all(|claim| claim.problem.is_none()),
+                    "{answer:#?}"
+                );
                 Known::Gone
             }
         };
@@ -184,15 +244,28 @@ async fn die_everywhere<D: Driver>() {
     for point in points::<D>() {
         for pods_return in [true, false] {
             let play = async |pass| {
-                let death = Death { point, pass, pods_return };
-                Play { scene: &mut scene, death, died: false }.run().await
+                let death = Death {
+                    point,
+                    pass,
+                    pods_return,
+                };
+                Play {
+                    scene: &mut scene,
+                    death,
+                    died: false,
+                }
+                .run()
+                .await
             };
             deaths += every_pass(point, play).await;
         }
         reached += 1;
     }
     let (elapsed, restarts) = (started.elapsed(), scene.restart_times());
-    tell(&format!("{}: {deaths} deaths at {reached} points in {elapsed:.0?}; {restarts}", D::NAME));
+    tell(&format!(
+        "{}: {deaths} deaths at {reached} points in {elapsed:.0?}; {restarts}",
+        D::NAME
+    ));
 }
 
 #[tokio::test]

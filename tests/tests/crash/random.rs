@@ -8,7 +8,9 @@ const SEED: &str = "NODEDOCK_TEST_SEED";
 /// The seed of the environment, else a new one.
 pub(crate) fn seed() -> u64 {
     match std::env::var(SEED) {
-        Ok(text) => text.parse().unwrap_or_else(|error| panic!("{SEED}={text:?}: {error}")),
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|error| panic!("{SEED}={text:?}: {error}")),
         Err(_) => RandomState::new().hash_one(()),
     }
 }

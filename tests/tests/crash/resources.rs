@@ -41,8 +41,12 @@ enum Step {
     Unprepare(&'static str),
 }
 
-const STEPS: [Step; 4] =
-    [Step::Prepare("one"), Step::Prepare("two"), Step::Unprepare("one"), Step::Unprepare("two")];
+const STEPS: [Step; 4] = [
+    Step::Prepare("one"),
+    Step::Prepare("two"),
+    Step::Unprepare("one"),
+    Step::Unprepare("two"),
+];
 
 struct Scene {
     daemon: Daemon,
@@ -55,21 +59,38 @@ struct Scene {
 fn request_of(name: &str) -> v1::PreparePodRequest {
     let container = |name: &str, resources: &[&str]| v1::Container {
         name: name.to_owned(),
-        extended_resources: resources.iter().map(|resource| ((*resource).to_owned(), 1)).collect(),
+        extended_resources: resources
+            .iter()
+            .map(|resource| ((*resource).to_owned(), 1))
+            .collect(),
         ..Default::default()
     };
     let containers = vec![container("main", &[GPU, NIC]), container("second", &[NIC])];
-    v1::PreparePodRequest { pod: Some(pod(name)), containers, ..Default::default() }
+    v1::PreparePodRequest {
+        pod: Some(pod(name)),
+        containers,
+        ..Default::default()
+    }
 }
 
 impl Scene {
     async fn start() -> Self {
         let daemon = Daemon::start().await;
-        daemon.install_gpus(&format!("pools:\n- {{name: gpus, count: {GPUS}, extendedResource: {GPU}}}\n"));
+        daemon.install_gpus(&format!(
+            "pools:\n- {{name: gpus, count: {GPUS}, extendedResource: {GPU}}}\n"
+        ));
         let options = Options::new(NIC, &daemon.state().join("device-plugins"));
         let plugin = Plugin::unregistered(options, Script::ok()).expect("make the plugin's socket");
-        plugin.list((0..NICS).map(|n| Device::healthy(&format!("nic-{n}"))).collect());
-        let scene = Self { daemon, plugin, known: BTreeMap::new() };
+        plugin.list(
+            (0..NICS)
+                .map(|n| Device::healthy(&format!("nic-{n}")))
+                .collect(),
+        );
+        let scene = Self {
+            daemon,
+            plugin,
+            known: BTreeMap::new(),
+        };
         scene.sources().await;
         scene
     }
@@ -79,13 +100,29 @@ impl Scene {
     async fn sources(&self) {
         self.daemon.until_serving(MOCK_GPU_FILE).await;
         self.daemon.until_allocatable(GPU, GPUS as usize).await;
-        let lists = || self.daemon.log().matches("device plugin listed its devices").count();
+        let lists = || {
+            self.daemon
+                .log()
+                .matches("device plugin listed its devices")
+                .count()
+        };
         let before = lists();
         // The daemon removed the socket when it started.
         self.plugin.serve().expect("make the plugin's socket");
         self.plugin.register().await.expect("it registers");
-        let is_listed = || if lists() > before { Ok(()) } else { Err(before.to_string()) };
-        until_path(&self.daemon.log_path(), "the plugin's devices are there", is_listed).await;
+        let is_listed = || {
+            if lists() > before {
+                Ok(())
+            } else {
+                Err(before.to_string())
+            }
+        };
+        until_path(
+            &self.daemon.log_path(),
+            "the plugin's devices are there",
+            is_listed,
+        )
+        .await;
         self.daemon.until_allocatable(NIC, NICS as usize).await;
     }
 
@@ -102,7 +139,9 @@ impl Scene {
         self.run_again().await;
         let mut died = false;
         for step in STEPS {
-            let Err(status) = self.ask(step).await else { continue };
+            let Err(status) = self.ask(step).await else {
+                continue;
+            };
             assert!(!died, "{step:?}: {status}\n{}", self.daemon.log());
             died = true;
             assert_killed(self.daemon.ended().await);
@@ -135,14 +174,22 @@ impl Scene {
         match step {
             Step::Prepare(name) => {
                 let answer = client.prepare_pod(request_of(name)).await?.into_inner();
-                assert!(answer.resources.iter().all(|of| of.outcome == "allocated"), "{answer:#?}");
+                assert!(
+                    answer.resources.iter().all(|of| of.outcome == "allocated"),
+                    "{answer:#?}"
+                );
                 self.known.insert(name, answer);
             }
             Step::Unprepare(name) => {
                 self.known.remove(name);
-                let request = v1::UnpreparePodRequest { pod: Some(pod(name)) };
+                let request = v1::UnpreparePodRequest {
+                    pod: Some(pod(name)),
+                };
                 let answer = client.unprepare_pod(request).await?.into_inner();
-                assert!(answer.resources.iter().all(|of| of.outcome == "freed"), "{answer:#?}");
+                assert!(
+                    answer.resources.iter().all(|of| of.outcome == "freed"),
+                    "{answer:#?}"
+                );
             }
         }
         Ok(())
@@ -155,25 +202,46 @@ impl Scene {
         for pod in self.daemon.pods().await {
             for of in &pod.resources {
                 for id in &of.device_ids {
-                    assert!(taken.insert((of.resource.clone(), id.clone())), "{id} is taken twice");
+                    assert!(
+                        taken.insert((of.resource.clone(), id.clone())),
+                        "{id} is taken twice"
+                    );
                 }
             }
         }
         for (name, answer) in &self.known {
-            assert_eq!(self.daemon.pod_devices(&pod(name)).await.as_ref().ok(), Some(answer), "{name}");
-            assert_eq!(self.daemon.prepare(request_of(name)).await, *answer, "{name}");
+            assert_eq!(
+                self.daemon.pod_devices(&pod(name)).await.as_ref().ok(),
+                Some(answer),
+                "{name}"
+            );
+            assert_eq!(
+                self.daemon.prepare(request_of(name)).await,
+                *answer,
+                "{name}"
+            );
         }
     }
 
     /// One pod can have everything.
     async fn is_empty(&self) {
         let resources = [(NIC.to_owned(), NICS), (GPU.to_owned(), GPUS)].into();
-        let container =
-            v1::Container { name: "main".to_owned(), extended_resources: resources, ..Default::default() };
+        let container = v1::Container {
+            name: "main".to_owned(),
+            extended_resources: resources,
+            ..Default::default()
+        };
         let (pod, containers) = (pod("all"), vec![container]);
-        let all = v1::PreparePodRequest { pod: Some(pod.clone()), containers, ..Default::default() };
+        let all = v1::PreparePodRequest {
+            pod: Some(pod.clone()),
+            containers,
+            ..Default::default()
+        };
         let answer = self.daemon.prepare(all).await;
-        assert!(answer.resources.iter().all(|of| of.outcome == "allocated"), "{answer:#?}");
+        assert!(
+            answer.resources.iter().all(|of| of.outcome == "allocated"),
+            "{answer:#?}"
+        );
         self.daemon.unprepare(&pod).await;
         self.daemon.assert_empty().await;
     }
@@ -186,11 +254,27 @@ async fn death_at_any_point_of_an_allocation_gives_no_device_twice_and_loses_non
     let points = [POINTS.as_slice(), &OF_CLAIMS].concat();
     for point in points.iter().copied() {
         // A pod that leaves retries in any case.
-        let pods_return: &[bool] = if LEAVING.contains(&point) { &[true] } else { &[true, false] };
+        let pods_return: &[bool] = if LEAVING.contains(&point) {
+            &[true]
+        } else {
+            &[true, false]
+        };
         for pods_return in pods_return.iter().copied() {
-            let play = async |pass| scene.play(Death { point, pass, pods_return }).await;
+            let play = async |pass| {
+                scene
+                    .play(Death {
+                        point,
+                        pass,
+                        pods_return,
+                    })
+                    .await
+            };
             deaths += every_pass(point, play).await;
         }
     }
-    tell(&format!("allocations: {deaths} deaths at {} points in {:.0?}", points.len(), started.elapsed()));
+    tell(&format!(
+        "allocations: {deaths} deaths at {} points in {:.0?}",
+        points.len(),
+        started.elapsed()
+    ));
 }

@@ -34,16 +34,25 @@ pub(crate) struct Scene<D> {
 }
 
 /// A request for claims by name, each for the device of its name.
-pub(crate) fn request_of<D: Driver>(name: &str, claims: &[impl AsRef<str>]) -> v1::PreparePodRequest {
+pub(crate) fn request_of<D: Driver>(
+    name: &str,
+    claims: &[impl AsRef<str>],
+) -> v1::PreparePodRequest {
     let claims = claims.iter().map(AsRef::as_ref);
-    let claims: Vec<_> = claims.map(|name| claim(name, &[&format!("{}/{POOL}/{name}", D::NAME)])).collect();
+    let claims: Vec<_> = claims
+        .map(|name| claim(name, &[&format!("{}/{POOL}/{name}", D::NAME)]))
+        .collect();
     request(&pod(name), &claims.iter().collect::<Vec<_>>())
 }
 
 /// What a crash of ours looks like; the daemon never crashes otherwise.
 #[track_caller]
 pub(crate) fn assert_killed(status: ExitStatus) {
-    assert_eq!(status.signal(), Some(9), "the daemon ended by itself: {status}");
+    assert_eq!(
+        status.signal(),
+        Some(9),
+        "the daemon ended by itself: {status}"
+    );
 }
 
 impl<D: Driver> Scene<D> {
@@ -52,7 +61,12 @@ impl<D: Driver> Scene<D> {
         let driver = D::new(&root);
         let daemon = Daemon::start_on(root, nodedock_tests::Options::default()).await;
         serves::<D>(&daemon).await;
-        Self { daemon, driver, known: BTreeMap::new(), restarts: Vec::new() }
+        Self {
+            daemon,
+            driver,
+            known: BTreeMap::new(),
+            restarts: Vec::new(),
+        }
     }
 
     /// Starts a daemon that ended, and checks everything.
@@ -77,16 +91,37 @@ impl<D: Driver> Scene<D> {
         }
     }
 
-    async fn check_prepared(&self, name: &str, answer: &v1::PreparePodResponse, records: &[ClaimRecord]) {
+    async fn check_prepared(
+        &self,
+        name: &str,
+        answer: &v1::PreparePodResponse,
+        records: &[ClaimRecord],
+    ) {
         for claim in &answer.claims {
             let uid = &claim.id.as_ref().expect("an outcome has a claim").uid;
             let record = records.iter().find(|record| record.id.uid.as_str() == uid);
-            let record = record.unwrap_or_else(|| panic!("{uid} was answered to {name} and is gone"));
-            assert_eq!(record.state.as_str(), "prepared", "{uid} was answered to {name}");
-            assert!(record.pods.contains_key(pod(name).uid.as_str()), "{name} is not a pod of {record:?}");
+            let record =
+                record.unwrap_or_else(|| panic!("{uid} was answered to {name} and is gone"));
+            assert_eq!(
+                record.state.as_str(),
+                "prepared",
+                "{uid} was answered to {name}"
+            );
+            assert!(
+                record.pods.contains_key(pod(name).uid.as_str()),
+                "{name} is not a pod of {record:?}"
+            );
         }
-        let again = self.daemon.pod_devices(&pod(name)).await.expect("a pod that holds claims is known");
-        assert_eq!(by_claim(again), by_claim(answer.clone()), "{name} was answered otherwise");
+        let again = self
+            .daemon
+            .pod_devices(&pod(name))
+            .await
+            .expect("a pod that holds claims is known");
+        assert_eq!(
+            by_claim(again),
+            by_claim(answer.clone()),
+            "{name} was answered otherwise"
+        );
     }
 
     /// Every pod leaves, and nothing is left.
@@ -96,7 +131,9 @@ impl<D: Driver> Scene<D> {
         }
         // Then everything is at rest, and the driver's record is whole.
         self.check().await;
-        self.daemon.holds_nothing(&self.driver.held(&self.daemon)).await;
+        self.daemon
+            .holds_nothing(&self.driver.held(&self.daemon))
+            .await;
     }
 
     /// Median and longest of the restarts.
@@ -114,11 +151,18 @@ impl<D: Driver> Scene<D> {
 
 /// In the order of the claims' UIDs, as claims are listed for a pod whatever it asked for first.
 fn by_claim(mut answer: v1::PreparePodResponse) -> v1::PreparePodResponse {
-    answer.claims.sort_by_key(|claim| claim.id.as_ref().map(|id| id.uid.clone()));
+    answer
+        .claims
+        .sort_by_key(|claim| claim.id.as_ref().map(|id| id.uid.clone()));
     answer
 }
 
 fn check_gone(name: &str, records: &[ClaimRecord]) {
-    let held = records.iter().find(|record| record.pods.contains_key(pod(name).uid.as_str()));
-    assert!(held.is_none(), "{name} gave everything up, and holds {held:?}");
+    let held = records
+        .iter()
+        .find(|record| record.pods.contains_key(pod(name).uid.as_str()));
+    assert!(
+        held.is_none(),
+        "{name} gave everything up, and holds {held:?}"
+    );
 }

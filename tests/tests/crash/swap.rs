@@ -40,7 +40,12 @@ enum Step {
     Forget,
 }
 
-const STEPS: [Step; 4] = [Step::Replace, Step::Configure, Step::Unprepare, Step::Forget];
+const STEPS: [Step; 4] = [
+    Step::Replace,
+    Step::Configure,
+    Step::Unprepare,
+    Step::Forget,
+];
 
 /// Takes a step; the error says that the daemon died.
 async fn take(daemon: &Daemon, step: Step) -> Result<(), Status> {
@@ -53,14 +58,20 @@ async fn take(daemon: &Daemon, step: Step) -> Result<(), Status> {
         }
         Step::Configure => {
             daemon.drop_in_script(&with_unprepare(refusing(), &[CLAIM], Word::RefusePermanent));
-            let has_config =
-                |driver: &v1::Driver| driver.state == "serving" && driver.devices == refusing_devices();
+            let has_config = |driver: &v1::Driver| {
+                driver.state == "serving" && driver.devices == refusing_devices()
+            };
             daemon.try_until_driver(NAME, has_config).await.map(drop)
         }
         Step::Unprepare => {
-            let request = v1::UnpreparePodRequest { pod: Some(pod(CLAIM)) };
+            let request = v1::UnpreparePodRequest {
+                pod: Some(pod(CLAIM)),
+            };
             let answer = daemon.client().unprepare_pod(request).await?.into_inner();
-            assert!(answer.claims.iter().all(|claim| claim.problem.is_none()), "{answer:#?}");
+            assert!(
+                answer.claims.iter().all(|claim| claim.problem.is_none()),
+                "{answer:#?}"
+            );
             Ok(())
         }
         Step::Forget => {
@@ -70,20 +81,33 @@ async fn take(daemon: &Daemon, step: Step) -> Result<(), Status> {
                 () = daemon.death() => {}
                 () = until_path(&dir, "one version is kept", || only_one(daemon)) => {}
             }
-            daemon.client().get_node(v1::GetNodeRequest {}).await.map(drop)
+            daemon
+                .client()
+                .get_node(v1::GetNodeRequest {})
+                .await
+                .map(drop)
         }
     }
 }
 
 /// A file and what is beside it.
 fn only_one(daemon: &Daemon) -> Result<(), String> {
-    let entries = std::fs::read_dir(daemon.kept_drivers()).expect("the directory is there").count();
-    if entries == 2 { Ok(()) } else { Err(format!("{entries} files")) }
+    let entries = std::fs::read_dir(daemon.kept_drivers())
+        .expect("the directory is there")
+        .count();
+    if entries == 2 {
+        Ok(())
+    } else {
+        Err(format!("{entries} files"))
+    }
 }
 
 /// One device fewer, by which the config is known to be in use.
 fn refusing() -> Script {
-    Script { devices: 63, ..script(2) }
+    Script {
+        devices: 63,
+        ..script(2)
+    }
 }
 
 fn refusing_devices() -> u32 {
@@ -98,9 +122,15 @@ async fn begin(daemon: &mut Daemon) {
     daemon.install_scripted(&script(1));
     daemon.drop_in(FILE, file("old"));
     daemon.run().await;
-    daemon.until_driver(FILE, |driver| driver.digest == old && driver.state == "serving").await;
+    daemon
+        .until_driver(FILE, |driver| {
+            driver.digest == old && driver.state == "serving"
+        })
+        .await;
     daemon.until_kept(&[&old]).await;
-    daemon.prepared(request(&pod(CLAIM), &[&claim(CLAIM)])).await;
+    daemon
+        .prepared(request(&pod(CLAIM), &[&claim(CLAIM)]))
+        .await;
     daemon.kill9().await;
 }
 
@@ -131,7 +161,10 @@ async fn play(daemon: &mut Daemon, point: Point, pass: u32) -> bool {
 }
 
 fn unprepared(daemon: &Daemon) -> usize {
-    daemon.log().matches("claim unprepared by the version that prepared it").count()
+    daemon
+        .log()
+        .matches("claim unprepared by the version that prepared it")
+        .count()
 }
 
 async fn again(daemon: &mut Daemon) {
@@ -147,5 +180,9 @@ async fn death_at_any_point_of_a_swap_loses_neither_a_claim_nor_the_code_that_pr
     for point in POINTS {
         deaths += every_pass(point, async |pass| play(&mut daemon, point, pass).await).await;
     }
-    tell(&format!("swaps: {deaths} deaths at {} points in {:.0?}", POINTS.len(), started.elapsed()));
+    tell(&format!(
+        "swaps: {deaths} deaths at {} points in {:.0?}",
+        POINTS.len(),
+        started.elapsed()
+    ));
 }

@@ -40,11 +40,19 @@ impl Scene {
         let device = sys.join("devices/scripted");
         std::fs::create_dir_all(&device).expect("a new directory");
         std::fs::create_dir_all(sys.join("class")).expect("a new directory");
-        std::os::unix::fs::symlink("../devices/scripted", sys.join("class/scripted")).expect("a new link");
+        std::os::unix::fs::symlink("../devices/scripted", sys.join("class/scripted"))
+            .expect("a new link");
         let value = device.join("value");
         std::fs::write(&value, "0\n").expect("a new file");
-        let write = Some(ScriptedWrite { path: path.to_owned(), value: "1".to_owned() });
-        let script = Script { devices: 1, write, ..Script::default() };
+        let write = Some(ScriptedWrite {
+            path: path.to_owned(),
+            value: "1".to_owned(),
+        });
+        let script = Script {
+            devices: 1,
+            write,
+            ..Script::default()
+        };
         root.install_scripted(&script);
         let daemon = Daemon::start_on(root, Options::default()).await;
         daemon.until_serving(scripted::NAME).await;
@@ -52,7 +60,10 @@ impl Scene {
     }
 
     fn value(&self) -> String {
-        std::fs::read_to_string(&self.value).expect("a file of the test").trim().to_owned()
+        std::fs::read_to_string(&self.value)
+            .expect("a file of the test")
+            .trim()
+            .to_owned()
     }
 
     /// Starts the daemon again, if it has died; that it dies by itself is an error.
@@ -80,9 +91,19 @@ impl Scene {
         self.daemon.take_out("scripted.wasm");
         self.daemon.until_gone(scripted::NAME).await;
         let left = self.daemon.unprepare_pod(&pod(POD)).await;
-        assert!(left.claims.iter().all(|claim| claim.problem.is_some()), "{left:#?}");
-        let claim = v1::ObjectRef { namespace: "default".into(), name: CLAIM.into(), uid: String::new() };
-        let release = v1::ReleaseClaimRequest { claim: Some(claim), dry_run: false };
+        assert!(
+            left.claims.iter().all(|claim| claim.problem.is_some()),
+            "{left:#?}"
+        );
+        let claim = v1::ObjectRef {
+            namespace: "default".into(),
+            name: CLAIM.into(),
+            uid: String::new(),
+        };
+        let release = v1::ReleaseClaimRequest {
+            claim: Some(claim),
+            dry_run: false,
+        };
         if let Err(status) = self.daemon.client().release_claim(release).await {
             assert!(!died, "{status}\n{}", self.daemon.log());
             died = true;
@@ -96,20 +117,43 @@ impl Scene {
     async fn check(&self) {
         assert_eq!(self.value(), "0", "{}", self.daemon.log());
         assert!(self.daemon.claims().await.is_empty());
-        let request = v1::ListClaimsRequest { with_timeline: true, ..Default::default() };
-        let answer = self.daemon.client().list_claims(request).await.expect("list claims").into_inner();
+        let request = v1::ListClaimsRequest {
+            with_timeline: true,
+            ..Default::default()
+        };
+        let answer = self
+            .daemon
+            .client()
+            .list_claims(request)
+            .await
+            .expect("list claims")
+            .into_inner();
         let released = answer.released.first().expect("it was released");
-        let ends: Vec<_> = released.values.iter().map(|value| value.end.as_str()).collect();
+        let ends: Vec<_> = released
+            .values
+            .iter()
+            .map(|value| value.end.as_str())
+            .collect();
         assert!(matches!(ends[..], ["put-back" | "as-before"]), "{ends:?}");
-        self.daemon.drop_in("scripted.wasm", wasm("scripted", Form::Core));
+        self.daemon
+            .drop_in("scripted.wasm", wasm("scripted", Form::Core));
         self.daemon.until_serving(scripted::NAME).await;
     }
 }
 
 async fn no_claim(mut client: Client) -> Result<(), String> {
     let request = v1::ListClaimsRequest::default();
-    let claims = client.list_claims(request).await.map_err(|status| status.to_string())?.into_inner().claims;
-    if claims.is_empty() { Ok(()) } else { Err(format!("{claims:?}")) }
+    let claims = client
+        .list_claims(request)
+        .await
+        .map_err(|status| status.to_string())?
+        .into_inner()
+        .claims;
+    if claims.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{claims:?}"))
+    }
 }
 
 #[tokio::test]

@@ -10,13 +10,18 @@ use crate::objects::{base, defects, deploy, of_kind, one, parse};
 
 /// In the PATH, or where the set-up of the tests puts it.
 fn tool(name: &str) -> Option<PathBuf> {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/deploy-tools").join(name);
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../target/deploy-tools")
+        .join(name);
     if own.is_file() {
         return Some(own);
     }
     let found = program(name);
     if found.is_none() {
-        skip(&format!("the deployment as {name} makes it"), &format!("{name} is not installed"));
+        skip(
+            &format!("the deployment as {name} makes it"),
+            &format!("{name} is not installed"),
+        );
     }
     found
 }
@@ -27,8 +32,18 @@ fn render(helm: &Path, values: &str) -> Result<String, String> {
     let file = dir.path().join("values.yaml");
     std::fs::write(&file, values).unwrap();
     let mut command = Command::new(helm);
-    command.args(["template", "nodedock"]).arg(deploy().join("chart/nodedock"));
-    command.args(["--namespace", "nodedock", "--kube-version", "1.36.0", "--values"]).arg(&file);
+    command
+        .args(["template", "nodedock"])
+        .arg(deploy().join("chart/nodedock"));
+    command
+        .args([
+            "--namespace",
+            "nodedock",
+            "--kube-version",
+            "1.36.0",
+            "--values",
+        ])
+        .arg(&file);
     // It keeps nothing of this in the home directory of this user.
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(variable, dir.path());
@@ -58,7 +73,10 @@ fn comparable(objects: Vec<Value>) -> Vec<(String, Value)> {
         .filter(|object| object["kind"] != "Namespace")
         .map(|mut object| {
             strip(&mut object);
-            (format!("{} {}", object["kind"], object["metadata"]["name"]), object)
+            (
+                format!("{} {}", object["kind"], object["metadata"]["name"]),
+                object,
+            )
         })
         .collect();
     named.sort_by(|a, b| a.0.cmp(&b.0));
@@ -70,8 +88,12 @@ fn with_its_defaults_the_chart_is_the_base() {
     let Some(helm) = tool("helm") else { return };
     let chart = comparable(parse(&render(&helm, "").unwrap()));
     let base = comparable(base());
-    let names =
-        |objects: &[(String, Value)]| objects.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    let names = |objects: &[(String, Value)]| {
+        objects
+            .iter()
+            .map(|(name, _)| name.clone())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(names(&chart), names(&base));
     for ((name, of_chart), (_, of_base)) in chart.iter().zip(&base) {
         assert_eq!(of_chart, of_base, "{name}");
@@ -100,7 +122,8 @@ fn every_value_makes_what_the_api_knows() {
         "config: {kubernetes: {extendedResources: device-plugin, bindingConditions: [{driver: gpu.example.com}]}}",
     ];
     for values in sets {
-        let objects = parse(&render(&helm, values).unwrap_or_else(|error| panic!("{values}: {error}")));
+        let objects =
+            parse(&render(&helm, values).unwrap_or_else(|error| panic!("{values}: {error}")));
         let wrong: Vec<_> = objects.iter().flat_map(defects).collect();
         assert!(wrong.is_empty(), "{values}: {wrong:#?}");
     }
@@ -119,20 +142,34 @@ fn values_arrive_where_they_belong() {
     assert_eq!(config["trust"]["mode"], "warn");
     let pod = &one(&metrics, "DaemonSet")["spec"]["template"]["spec"];
     assert_eq!(pod["containers"][0]["ports"][0]["containerPort"], 9401);
-    assert_eq!(one(&metrics, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"], "metrics");
+    assert_eq!(
+        one(&metrics, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"],
+        "metrics"
+    );
 
-    let elsewhere =
-        rendered("kubeletRoot: /data/kubelet\ndriversDir: /opt/drivers\nadmissionPolicy: {enabled: false}");
+    let elsewhere = rendered(
+        "kubeletRoot: /data/kubelet\ndriversDir: /opt/drivers\nadmissionPolicy: {enabled: false}",
+    );
     let pod = one(&elsewhere, "DaemonSet")["spec"]["template"]["spec"].to_string();
     // A kubelet's directory of device plugins does not follow its root; the pod has it where the other directories are.
     let fixed = r#""path":"/var/lib/kubelet/device-plugins""#;
-    assert!(pod.contains(fixed) && !pod.replace(fixed, "").contains("/var/lib/kubelet"), "{pod}");
-    assert!(pod.contains(r#""mountPath":"/data/kubelet/device-plugins""#), "{pod}");
-    assert!(pod.contains("--kubelet-root=/data/kubelet") && pod.contains("\"/opt/drivers\""), "{pod}");
+    assert!(
+        pod.contains(fixed) && !pod.replace(fixed, "").contains("/var/lib/kubelet"),
+        "{pod}"
+    );
+    assert!(
+        pod.contains(r#""mountPath":"/data/kubelet/device-plugins""#),
+        "{pod}"
+    );
+    assert!(
+        pod.contains("--kubelet-root=/data/kubelet") && pod.contains("\"/opt/drivers\""),
+        "{pod}"
+    );
     assert!(of_kind(&elsewhere, "ValidatingAdmissionPolicy").is_empty());
     let role = |values: &str| one(&rendered(values), "ClusterRole")["rules"].to_string();
     assert!(
-        role("rbac: {pods: true}").contains("\"pods\"") && !role("rbac: {pods: false}").contains("\"pods\"")
+        role("rbac: {pods: true}").contains("\"pods\"")
+            && !role("rbac: {pods: false}").contains("\"pods\"")
     );
     let digest = format!("sha256:{}", "0".repeat(64));
     let pinned = rendered(&format!("image: {{digest: \"{digest}\", tag: ignored}}"));
@@ -149,7 +186,10 @@ fn bad_values_are_refused_by_name() {
         ("kubeletRoot: var/lib/kubelet", "kubeletRoot"),
         ("metrics: {port: 70000}", "port"),
         ("config: {admin: {listen: x}}", "config"),
-        ("terminationGracePeriodSeconds: 5", "terminationGracePeriodSeconds"),
+        (
+            "terminationGracePeriodSeconds: 5",
+            "terminationGracePeriodSeconds",
+        ),
         ("updateStrategy: {maxSurge: 0}", "maxSurge"),
         ("rbac: {pods: none}", "pods"),
         ("metrics: {podMonitor: {enabled: true}}", "metrics.enabled"),
@@ -160,9 +200,18 @@ fn bad_values_are_refused_by_name() {
         ("drivers: [{image: a}]", "name"),
         ("drivers: [{name: Gpu, image: a}]", "name"),
         ("drivers: [{name: gpu.v1, image: a}]", "name"),
-        ("drivers: [{name: gpu, image: a, pullPolicy: Sometimes}]", "pullPolicy"),
-        ("drivers: [{name: gpu, image: a, allowTag: true, subPath: /a}]", "subPath"),
-        ("drivers: [{name: gpu, image: a, allowTag: true, grant: [a]}]", "grant"),
+        (
+            "drivers: [{name: gpu, image: a, pullPolicy: Sometimes}]",
+            "pullPolicy",
+        ),
+        (
+            "drivers: [{name: gpu, image: a, allowTag: true, subPath: /a}]",
+            "subPath",
+        ),
+        (
+            "drivers: [{name: gpu, image: a, allowTag: true, grant: [a]}]",
+            "grant",
+        ),
         ("drivers: [{name: gpu, image: a, grnt: {}}]", "grnt"),
     ] {
         let error = render(&helm, values).expect_err(values);
@@ -198,38 +247,58 @@ fn a_driver_is_an_image_volume_with_its_grant_and_its_config_in_the_config_map()
     let config = parse(data["config.yaml"].as_str().unwrap()).remove(0);
     let entry = |name: &str| json!({"name": name, "directory": format!("/drivers/{name}")});
     assert_eq!(config["driverImages"], json!([entry("gpu"), entry("nic")]));
-    assert_eq!(data["gpu.grant.yaml"], "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv:\n- GPU_*\n");
+    assert_eq!(
+        data["gpu.grant.yaml"],
+        "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv:\n- GPU_*\n"
+    );
     assert_eq!(data["gpu.config.yaml"], "pools: []\n");
     let nic = |kind: &str| parse(data[format!("nic.{kind}.yaml")].as_str().unwrap()).remove(0);
-    assert_eq!(nic("grant"), json!({"apiVersion": "nodedock.dev/v1", "kind": "DriverGrant"}));
+    assert_eq!(
+        nic("grant"),
+        json!({"apiVersion": "nodedock.dev/v1", "kind": "DriverGrant"})
+    );
     assert_eq!(nic("config"), json!({"pools": [{"name": "nics"}]}));
     assert_eq!(data.as_object().unwrap().len(), 5);
 
     let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
     let by_name = |list: &Value, name: &str| {
-        let found = list.as_array().unwrap().iter().find(|entry| entry["name"] == name);
+        let found = list
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|entry| entry["name"] == name);
         found.unwrap_or_else(|| panic!("{name} in {list}")).clone()
     };
     let image = |name: &str| by_name(&pod["volumes"], name)["image"].clone();
     let (gpu, nic) = ("0".repeat(64), "1".repeat(64));
     let gpu = format!("registry.example.com/gpu-driver@sha256:{gpu}");
-    assert_eq!(image("driver-gpu"), json!({"reference": gpu, "pullPolicy": "IfNotPresent"}));
+    assert_eq!(
+        image("driver-gpu"),
+        json!({"reference": gpu, "pullPolicy": "IfNotPresent"})
+    );
     let nic = format!("localhost:5000/nic:1.0@sha256:{nic}");
-    assert_eq!(image("driver-nic"), json!({"reference": nic, "pullPolicy": "Always"}));
+    assert_eq!(
+        image("driver-nic"),
+        json!({"reference": nic, "pullPolicy": "Always"})
+    );
     let mounts = &pod["containers"][0]["volumeMounts"];
     let gpu = json!({"name": "driver-gpu", "mountPath": "/drivers/gpu", "readOnly": true});
     assert_eq!(by_name(mounts, "driver-gpu"), gpu);
     assert_eq!(by_name(mounts, "driver-nic")["subPath"], "drivers/nic");
 
     let without = render(&helm, "").unwrap();
-    assert!(!without.contains("driverImages") && !without.contains("image: {reference"), "{without}");
+    assert!(
+        !without.contains("driverImages") && !without.contains("image: {reference"),
+        "{without}"
+    );
 }
 
 /// A driver without a grant is shown as blocked, with what it requests.
 #[test]
 fn side_files_that_are_not_given_are_not_made() {
     let Some(helm) = tool("helm") else { return };
-    let objects = parse(&render(&helm, "drivers: [{name: a, image: r/a, allowTag: true}]").unwrap());
+    let objects =
+        parse(&render(&helm, "drivers: [{name: a, image: r/a, allowTag: true}]").unwrap());
     let data = one(&objects, "ConfigMap")["data"].as_object().unwrap();
     assert_eq!(data.keys().collect::<Vec<_>>(), ["config.yaml"]);
 }
@@ -238,16 +307,31 @@ fn side_files_that_are_not_given_are_not_made() {
 fn an_image_that_is_not_pinned_is_refused_unless_that_is_allowed() {
     let Some(helm) = tool("helm") else { return };
     let digest = |length: usize| format!("sha256:{}", "0".repeat(length));
-    for image in ["r/gpu", "r/gpu:1.0", &format!("r/gpu@{}", digest(63)), &format!("r/gpu@{}x", digest(64))] {
+    for image in [
+        "r/gpu",
+        "r/gpu:1.0",
+        &format!("r/gpu@{}", digest(63)),
+        &format!("r/gpu@{}x", digest(64)),
+    ] {
         let values = |more: &str| format!("drivers: [{{name: gpu, image: \"{image}\"{more}}}]");
         let error = render(&helm, &values("")).expect_err(image);
-        assert!(error.contains("drivers[0].image") && error.contains("driver gpu"), "{error}");
-        assert!(error.contains("REPOSITORY@sha256:DIGEST") && error.contains("allowTag"), "{error}");
+        assert!(
+            error.contains("drivers[0].image") && error.contains("driver gpu"),
+            "{error}"
+        );
+        assert!(
+            error.contains("REPOSITORY@sha256:DIGEST") && error.contains("allowTag"),
+            "{error}"
+        );
         render(&helm, &values(", allowTag: true")).unwrap();
     }
     let twice = format!("{{name: gpu, image: \"r/gpu@{}\"}}", digest(64));
-    let error = render(&helm, &format!("drivers: [{twice}, {twice}]")).expect_err("two of one name");
-    assert!(error.contains("drivers[1].name") && error.contains("gpu"), "{error}");
+    let error =
+        render(&helm, &format!("drivers: [{twice}, {twice}]")).expect_err("two of one name");
+    assert!(
+        error.contains("drivers[1].name") && error.contains("gpu"),
+        "{error}"
+    );
 }
 
 /// The image of a driver is part of the pod's template: a DaemonSet replaces its pods when that changes, the new one first.
@@ -259,7 +343,10 @@ fn another_digest_changes_the_pods_template_and_another_grant_does_not() {
         one(&objects, "DaemonSet")["spec"]["template"].clone()
     };
     let first = template(DRIVERS);
-    assert_ne!(first, template(&DRIVERS.replace(&"0".repeat(64), &"2".repeat(64))));
+    assert_ne!(
+        first,
+        template(&DRIVERS.replace(&"0".repeat(64), &"2".repeat(64)))
+    );
     assert_eq!(first, template(&DRIVERS.replace("GPU_*", "GPU_A")));
 }
 
@@ -270,7 +357,8 @@ fn unordered(objects: Vec<Value>) -> Vec<(String, Value)> {
             Value::Object(map) => {
                 for (key, value) in map {
                     sort(value);
-                    if let ("volumes" | "volumeMounts", Value::Array(list)) = (key.as_str(), value) {
+                    if let ("volumes" | "volumeMounts", Value::Array(list)) = (key.as_str(), value)
+                    {
                         list.sort_by_key(|entry| entry["name"].to_string());
                     }
                 }
@@ -286,22 +374,45 @@ fn unordered(objects: Vec<Value>) -> Vec<(String, Value)> {
 
 #[test]
 fn the_kustomize_example_of_a_driver_is_what_the_chart_makes_of_it() {
-    let (Some(helm), Some(kustomize)) = (tool("helm"), tool("kustomize")) else { return };
+    let (Some(helm), Some(kustomize)) = (tool("helm"), tool("kustomize")) else {
+        return;
+    };
     let example = deploy().join("kustomize/driver-image");
-    let output = Command::new(kustomize).arg("build").arg(&example).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(kustomize)
+        .arg("build")
+        .arg(&example)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let built = parse(std::str::from_utf8(&output.stdout).unwrap());
     let wrong: Vec<_> = built.iter().flat_map(defects).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     let gpu = DRIVERS.split("- name: nic").next().unwrap();
-    assert_eq!(unordered(built), unordered(parse(&render(&helm, gpu).unwrap())));
+    assert_eq!(
+        unordered(built),
+        unordered(parse(&render(&helm, gpu).unwrap()))
+    );
 }
 
 #[test]
 fn kustomize_builds_the_base() {
-    let Some(kustomize) = tool("kustomize") else { return };
-    let output = Command::new(kustomize).arg("build").arg(deploy().join("kustomize/base")).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Some(kustomize) = tool("kustomize") else {
+        return;
+    };
+    let output = Command::new(kustomize)
+        .arg("build")
+        .arg(deploy().join("kustomize/base"))
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let built = comparable(parse(std::str::from_utf8(&output.stdout).unwrap()));
     assert_eq!(built, comparable(base()));
 }

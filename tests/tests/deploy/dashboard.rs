@@ -10,11 +10,15 @@ use crate::objects::deploy;
 fn families() -> BTreeMap<String, BTreeSet<String>> {
     let text = std::fs::read_to_string(deploy().join("../docs/metrics.md")).unwrap();
     let cell = |cell: &str| cell.trim().replace('`', "");
-    let rows = text.lines().filter(|line| line.starts_with("| `") && line.matches('|').count() >= 5);
+    let rows = text
+        .lines()
+        .filter(|line| line.starts_with("| `") && line.matches('|').count() >= 5);
     let family = |line: &str| {
         let cells: Vec<_> = line.split('|').map(cell).collect();
-        let labels =
-            cells[3].split(',').map(|label| label.trim().to_owned()).filter(|label| !label.is_empty());
+        let labels = cells[3]
+            .split(',')
+            .map(|label| label.trim().to_owned())
+            .filter(|label| !label.is_empty());
         (cells[1].clone(), labels.collect())
     };
     rows.map(family).collect()
@@ -44,7 +48,11 @@ fn words(expression: &str) -> Vec<String> {
         })
         .collect();
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$';
-    unquoted.split(|c| !is_word(c)).map(str::to_owned).filter(|word| !word.is_empty()).collect()
+    unquoted
+        .split(|c| !is_word(c))
+        .map(str::to_owned)
+        .filter(|word| !word.is_empty())
+        .collect()
 }
 
 #[test]
@@ -72,14 +80,22 @@ fn every_expression_names_figures_and_labels_that_are_there() {
     for expression in &found {
         let words = words(expression);
         let family = words.iter().find_map(|word| {
-            let plain = word.strip_suffix("_bucket").or_else(|| word.strip_suffix("_count"));
+            let plain = word
+                .strip_suffix("_bucket")
+                .or_else(|| word.strip_suffix("_count"));
             let name = plain.unwrap_or(word);
             families.get(name).map(|labels| (word.clone(), labels))
         });
         let (name, labels) =
             family.unwrap_or_else(|| panic!("no figure that docs/metrics.md has: {expression}"));
-        for word in words.iter().filter(|word| **word != name && !known.contains(&word.as_str())) {
-            assert!(labels.contains(word), "{word} is no label of {name}: {expression}");
+        for word in words
+            .iter()
+            .filter(|word| **word != name && !known.contains(&word.as_str()))
+        {
+            assert!(
+                labels.contains(word),
+                "{word} is no label of {name}: {expression}"
+            );
         }
     }
 }
@@ -89,7 +105,10 @@ fn panels_have_places_of_their_own() {
     let text = std::fs::read_to_string(deploy().join("grafana/nodedock.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
-    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+    let ids: BTreeSet<_> = panels
+        .iter()
+        .map(|panel| panel["id"].as_u64().unwrap())
+        .collect();
     assert_eq!(ids.len(), panels.len());
     let number = |panel: &Value, key: &str| panel["gridPos"][key].as_u64().unwrap();
     for (n, a) in panels.iter().enumerate() {
@@ -99,7 +118,12 @@ fn panels_have_places_of_their_own() {
                 number(a, at) + number(a, size) <= number(b, at)
                     || number(b, at) + number(b, size) <= number(a, at)
             };
-            assert!(apart("x", "w") || apart("y", "h"), "{} and {}", a["title"], b["title"]);
+            assert!(
+                apart("x", "w") || apart("y", "h"),
+                "{} and {}",
+                a["title"],
+                b["title"]
+            );
         }
     }
 }

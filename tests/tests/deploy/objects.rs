@@ -21,20 +21,33 @@ pub(crate) fn deploy() -> PathBuf {
 /// The objects of a text with one or several YAML documents.
 pub(crate) fn parse(text: &str) -> Vec<Value> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).expect("the objects are YAML");
-    documents.into_iter().filter(|document| !document.is_null()).collect()
+    documents
+        .into_iter()
+        .filter(|document| !document.is_null())
+        .collect()
 }
 
 /// All objects of the kustomize base, in the order of its list.
 pub(crate) fn base() -> Vec<Value> {
     let dir = deploy().join("kustomize/base");
-    let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let read = |name: &str| {
+        std::fs::read_to_string(dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    };
     let list = parse(&read("kustomization.yaml"));
-    let files = list[0]["resources"].as_array().expect("the base lists its files");
-    files.iter().flat_map(|file| parse(&read(file.as_str().expect("a file's name")))).collect()
+    let files = list[0]["resources"]
+        .as_array()
+        .expect("the base lists its files");
+    files
+        .iter()
+        .flat_map(|file| parse(&read(file.as_str().expect("a file's name"))))
+        .collect()
 }
 
 pub(crate) fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
-    objects.iter().filter(|object| object["kind"] == kind).collect()
+    objects
+        .iter()
+        .filter(|object| object["kind"] == kind)
+        .collect()
 }
 
 /// The only object of a kind.
@@ -84,8 +97,11 @@ fn is_empty(value: &Value) -> bool {
 
 /// What is wrong with an object: it does not parse, or has fields that the API does not know.
 pub(crate) fn defects(object: &Value) -> Vec<String> {
-    let kind =
-        format!("{}/{}", object["apiVersion"].as_str().unwrap_or(""), object["kind"].as_str().unwrap_or(""));
+    let kind = format!(
+        "{}/{}",
+        object["apiVersion"].as_str().unwrap_or(""),
+        object["kind"].as_str().unwrap_or("")
+    );
     let kept = match kind.as_str() {
         "v1/Namespace" => kept::<Namespace>(object),
         "v1/ServiceAccount" => kept::<ServiceAccount>(object),
@@ -124,10 +140,16 @@ fn the_base_is_what_the_api_knows() {
 
 #[test]
 fn a_field_that_the_api_does_not_know_is_seen() {
-    let object =
-        |line: &str| parse(&format!("apiVersion: v1\nkind: ServiceAccount\nmetadata: {{name: a}}\n{line}"));
+    let object = |line: &str| {
+        parse(&format!(
+            "apiVersion: v1\nkind: ServiceAccount\nmetadata: {{name: a}}\n{line}"
+        ))
+    };
     assert!(defects(&object("")[0]).is_empty());
-    assert_eq!(defects(&object("automount: true")[0]), ["v1/ServiceAccount.automount"]);
+    assert_eq!(
+        defects(&object("automount: true")[0]),
+        ["v1/ServiceAccount.automount"]
+    );
     assert_eq!(defects(&object("secrets: 3")[0]).len(), 1);
 }
 
@@ -138,14 +160,23 @@ fn references_within_the_base_lead_somewhere() {
     let pod = &one(&objects, "DaemonSet")["spec"]["template"];
     let name = |kind: &str| one(&objects, kind)["metadata"]["name"].clone();
     assert_eq!(pod["spec"]["serviceAccountName"], name("ServiceAccount"));
-    assert_eq!(one(&objects, "ClusterRoleBinding")["roleRef"]["name"], name("ClusterRole"));
-    assert_eq!(one(&objects, "ClusterRoleBinding")["subjects"][0]["name"], name("ServiceAccount"));
+    assert_eq!(
+        one(&objects, "ClusterRoleBinding")["roleRef"]["name"],
+        name("ClusterRole")
+    );
+    assert_eq!(
+        one(&objects, "ClusterRoleBinding")["subjects"][0]["name"],
+        name("ServiceAccount")
+    );
     assert_eq!(
         one(&objects, "ValidatingAdmissionPolicyBinding")["spec"]["policyName"],
         name("ValidatingAdmissionPolicy")
     );
     let volumes = pod["spec"]["volumes"].as_array().unwrap();
-    let config = volumes.iter().find(|volume| volume["name"] == "config").unwrap();
+    let config = volumes
+        .iter()
+        .find(|volume| volume["name"] == "config")
+        .unwrap();
     assert_eq!(config["configMap"]["name"], name("ConfigMap"));
     let selector = &one(&objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"];
     for (label, value) in selector.as_object().unwrap() {
@@ -153,10 +184,19 @@ fn references_within_the_base_lead_somewhere() {
     }
     for container in pod["spec"]["containers"].as_array().unwrap() {
         for mount in container["volumeMounts"].as_array().unwrap() {
-            assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
+            assert!(
+                volumes.iter().any(|volume| volume["name"] == mount["name"]),
+                "{mount}"
+            );
         }
     }
-    assert_eq!(volumes.len(), pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap().len());
+    assert_eq!(
+        volumes.len(),
+        pod["spec"]["containers"][0]["volumeMounts"]
+            .as_array()
+            .unwrap()
+            .len()
+    );
 }
 
 /// What the admission policy says of who writes is about the account that the pods have.
@@ -169,6 +209,10 @@ fn the_admission_policy_is_about_our_account() {
         account["metadata"]["namespace"].as_str().unwrap(),
         account["metadata"]["name"].as_str().unwrap()
     );
-    let condition = &one(&objects, "ValidatingAdmissionPolicy")["spec"]["matchConditions"][0]["expression"];
-    assert!(condition.as_str().unwrap().contains(&format!("\"{user}\"")), "{condition}");
+    let condition =
+        &one(&objects, "ValidatingAdmissionPolicy")["spec"]["matchConditions"][0]["expression"];
+    assert!(
+        condition.as_str().unwrap().contains(&format!("\"{user}\"")),
+        "{condition}"
+    );
 }

@@ -31,7 +31,10 @@ fn the_pod_has_three_powers_of_root_and_none_of_the_hosts_namespaces() {
     for namespace in ["hostNetwork", "hostPID", "hostIPC"] {
         assert_eq!(pod(&objects)[namespace], Value::Null, "{namespace}");
     }
-    assert_eq!(pod(&objects)["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    assert_eq!(
+        pod(&objects)["securityContext"]["seccompProfile"]["type"],
+        "RuntimeDefault"
+    );
     assert_eq!(container(&objects)["ports"], Value::Null, "no port is open");
 }
 
@@ -58,18 +61,37 @@ fn each_mount_of_the_node_is_documented_with_its_reason() {
         "/run/nodedock",
         "/var/run/cdi",
     ];
-    assert_eq!(of_the_node, expected.iter().map(|path| (*path).to_owned()).collect());
+    assert_eq!(
+        of_the_node,
+        expected.iter().map(|path| (*path).to_owned()).collect()
+    );
     for path in expected {
         let name = path.trim_start_matches("/var/lib/kubelet/");
-        let name = if name == "/var/run/cdi" { "CDI directory" } else { name };
+        let name = if name == "/var/run/cdi" {
+            "CDI directory"
+        } else {
+            name
+        };
         assert!(readme.contains(name), "{name}");
     }
     let mounts = container(&objects)["volumeMounts"].as_array().unwrap();
-    let is_read_only = |name: &str| mounts.iter().any(|m| m["name"] == name && m["readOnly"] == true);
-    assert!(["dev", "pod-resources", "pods-api", "config"].into_iter().all(is_read_only));
+    let is_read_only = |name: &str| {
+        mounts
+            .iter()
+            .any(|m| m["name"] == name && m["readOnly"] == true)
+    };
+    assert!(
+        ["dev", "pod-resources", "pods-api", "config"]
+            .into_iter()
+            .all(is_read_only)
+    );
     // The kubelet receives paths of sockets, so they have to be the same within.
     for mount in mounts {
-        let volume = pod(&objects)["volumes"].as_array().unwrap().iter().find(|v| v["name"] == mount["name"]);
+        let volume = pod(&objects)["volumes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|v| v["name"] == mount["name"]);
         if let Some(path) = volume.unwrap()["hostPath"]["path"].as_str() {
             assert_eq!(mount["mountPath"], path);
         }
@@ -87,7 +109,8 @@ fn an_update_brings_the_new_before_the_old_goes() {
     let env = container(&objects)["env"].as_array().unwrap();
     let field = |name: &str| {
         let entry = env.iter().find(|entry| entry["name"] == name);
-        entry.unwrap_or_else(|| panic!("{name} is not set"))["valueFrom"]["fieldRef"]["fieldPath"].clone()
+        entry.unwrap_or_else(|| panic!("{name} is not set"))["valueFrom"]["fieldRef"]["fieldPath"]
+            .clone()
     };
     assert_eq!(field("NODEDOCK_NODE_NAME"), "spec.nodeName");
     assert_eq!(field("NODEDOCK_INSTANCE_UID"), "metadata.uid");
@@ -96,11 +119,17 @@ fn an_update_brings_the_new_before_the_old_goes() {
 #[test]
 fn probes_ask_the_program() {
     let objects = base();
-    for (probe, question) in
-        [("startupProbe", "ready"), ("readinessProbe", "ready"), ("livenessProbe", "live")]
-    {
+    for (probe, question) in [
+        ("startupProbe", "ready"),
+        ("readinessProbe", "ready"),
+        ("livenessProbe", "live"),
+    ] {
         let command = &container(&objects)[probe]["exec"]["command"];
-        assert_eq!(command, &json!(["/usr/bin/nodedock", "probe", question]), "{probe}");
+        assert_eq!(
+            command,
+            &json!(["/usr/bin/nodedock", "probe", question]),
+            "{probe}"
+        );
     }
 }
 
@@ -111,9 +140,19 @@ fn the_role_has_no_verb_for_all_and_no_secret() {
     for rule in rules {
         for field in ["apiGroups", "resources", "verbs"] {
             let names = rule[field].as_array().unwrap();
-            assert!(!names.is_empty() && names.iter().all(|name| name != "*"), "{rule}");
+            assert!(
+                !names.is_empty() && names.iter().all(|name| name != "*"),
+                "{rule}"
+            );
         }
-        assert!(rule["resources"].as_array().unwrap().iter().all(|name| name != "secrets"), "{rule}");
+        assert!(
+            rule["resources"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|name| name != "secrets"),
+            "{rule}"
+        );
         assert_eq!(rule["nonResourceURLs"], Value::Null);
     }
 }

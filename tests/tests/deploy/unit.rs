@@ -18,10 +18,18 @@ fn the_unit_is_what_systemd_knows() {
     let check = |text: &str| {
         let unit = dir.path().join("nodedock.service");
         std::fs::write(&unit, text).unwrap();
-        let output = Command::new(&analyze).arg("verify").arg("--man=no").arg(&unit).output().unwrap();
+        let output = Command::new(&analyze)
+            .arg("verify")
+            .arg("--man=no")
+            .arg(&unit)
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         // It looks at what else the machine has, too; what it says of this unit names it.
-        said.lines().filter(|line| line.contains("nodedock.service")).map(str::to_owned).collect::<Vec<_>>()
+        said.lines()
+            .filter(|line| line.contains("nodedock.service"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     let here = text.replace("/usr/bin/nodedock", &installed);
     assert_eq!(check(&here), Vec::<String>::new());

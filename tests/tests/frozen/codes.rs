@@ -17,11 +17,17 @@ fn sources() -> String {
     )
     .unwrap();
     let files = files_below(&host, "rs").into_iter();
-    let files = files.filter(|file| !others.is_match(file.strip_prefix(&host).unwrap().to_str().unwrap()));
+    let files =
+        files.filter(|file| !others.is_match(file.strip_prefix(&host).unwrap().to_str().unwrap()));
     let code = files.flat_map(|file| {
         let text = std::fs::read_to_string(&file).expect("read a source file");
-        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-        let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let code = text
+            .split("#[cfg(test)]\nmod tests {")
+            .next()
+            .unwrap_or_default();
+        let lines = code
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"));
         lines.map(|line| format!("{line}\n")).collect::<Vec<_>>()
     });
     code.collect()
@@ -31,8 +37,11 @@ fn sources() -> String {
 fn literal_codes(sources: &str) -> Vec<String> {
     const KINDS: &str =
         r"(?:invalid|denied|not_found|conflict|unavailable|internal)\(\s*|ProblemKind::\w+,\s*";
-    let rule = Regex::new(&format!(r#"(?:{KINDS})"([a-z][-a-z0-9]*)""#)).expect("a regular expression");
-    rule.captures_iter(sources).map(|found| found[1].to_owned()).collect()
+    let rule =
+        Regex::new(&format!(r#"(?:{KINDS})"([a-z][-a-z0-9]*)""#)).expect("a regular expression");
+    rule.captures_iter(sources)
+        .map(|found| found[1].to_owned())
+        .collect()
 }
 
 #[test]
@@ -45,8 +54,12 @@ fn codes_of_problems_and_conditions_are_those_that_are_recorded() {
 fn the_host_makes_problems_with_codes_of_the_enum_and_with_all_of_them() {
     let sources = sources();
     assert_eq!(literal_codes(&sources), Vec::<String>::new());
-    let unused = ProblemCode::all().filter(|code| !sources.contains(&format!("ProblemCode::{code:?}")));
-    assert_eq!(unused.map(ProblemCode::as_str).collect::<Vec<_>>(), Vec::<&str>::new());
+    let unused =
+        ProblemCode::all().filter(|code| !sources.contains(&format!("ProblemCode::{code:?}")));
+    assert_eq!(
+        unused.map(ProblemCode::as_str).collect::<Vec<_>>(),
+        Vec::<&str>::new()
+    );
 }
 
 #[test]

@@ -13,10 +13,16 @@ pub(crate) async fn assert_transcript(name: &str, root: &Root) {
     let script = std::fs::read_to_string(fixture(name)).expect("read a transcript");
     let mut transcript = String::new();
     for line in script.lines() {
-        let Some((sign @ ("$" | "?"), command)) = line.split_once(" nodedock ") else { continue };
+        let Some((sign @ ("$" | "?"), command)) = line.split_once(" nodedock ") else {
+            continue;
+        };
         let arguments = command.replace("ROOT", path);
         let output = root.cli(&Vec::from_iter(arguments.split(' '))).await;
-        let said = if sign == "$" { normalised(&output.stdout, root) } else { String::new() };
+        let said = if sign == "$" {
+            normalised(&output.stdout, root)
+        } else {
+            String::new()
+        };
         let code = output.code.expect("no signal ends it");
         transcript.push_str(&format!("{line}\n{said}exit code {code}\n\n"));
     }
@@ -28,7 +34,8 @@ pub(crate) async fn assert_transcript(name: &str, root: &Root) {
 pub(crate) fn cdi_files(root: &Root) -> String {
     let text = |path: std::path::PathBuf| std::fs::read_to_string(path).expect("read a CDI file");
     let files = root.cdi_files().into_iter();
-    let files = files.map(|file| format!("== {}\n{}\n", file.path.display(), text(file.path.clone())));
+    let files =
+        files.map(|file| format!("== {}\n{}\n", file.path.display(), text(file.path.clone())));
     without_volatile(&files.collect::<String>(), root)
 }
 
@@ -42,8 +49,18 @@ async fn play(name: &str) -> Scene {
         &[("own", &gpu("gpus/gpu-1")), ("part", &gpu("shared/gpu-2"))],
         &[GPU, NIC],
     );
-    write_pod(&scene.daemon, "greedy", &[("taken", &gpu("gpus/gpu-1"))], &[GPU]);
-    write_pod(&scene.daemon, "native", &[("null", "null.example.com/null/null-0")], &[]);
+    write_pod(
+        &scene.daemon,
+        "greedy",
+        &[("taken", &gpu("gpus/gpu-1"))],
+        &[GPU],
+    );
+    write_pod(
+        &scene.daemon,
+        "native",
+        &[("null", "null.example.com/null/null-0")],
+        &[],
+    );
     for claim in ["device-0", "device-1", "refuse-an-hour", "refuse-permanent"] {
         let device = format!("scripted.nodedock.dev/script/{claim}");
         write_pod(&scene.daemon, claim, &[(claim, &device)], &[]);

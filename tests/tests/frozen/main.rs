@@ -21,7 +21,9 @@ const SHOWN_LINES_MAX: usize = 20;
 
 /// A file of the recorded fixtures.
 fn fixture(name: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "tests/frozen/fixtures", name].iter().collect()
+    [env!("CARGO_MANIFEST_DIR"), "tests/frozen/fixtures", name]
+        .iter()
+        .collect()
 }
 
 fn is_recording() -> bool {
@@ -35,8 +37,8 @@ fn assert_frozen(name: &str, found: &str) {
     if is_recording() {
         return std::fs::write(&path, found).expect("write a fixture");
     }
-    let recorded =
-        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let recorded = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(
         found == recorded,
         "{name} differs from what is recorded:\n{}\nIf that is a decision, record it: NODEDOCK_RECORD=1 cargo xtask test --test frozen",
@@ -46,19 +48,42 @@ fn assert_frozen(name: &str, found: &str) {
 
 /// The lines between the common beginning and the common end of two texts.
 fn difference(recorded: &str, found: &str) -> String {
-    let (old, new) = (Vec::from_iter(recorded.lines()), Vec::from_iter(found.lines()));
-    let same = old.iter().zip(&new).take_while(|(old, new)| old == new).count();
+    let (old, new) = (
+        Vec::from_iter(recorded.lines()),
+        Vec::from_iter(found.lines()),
+    );
+    let same = old
+        .iter()
+        .zip(&new)
+        .take_while(|(old, new)| old == new)
+        .count();
     let (old, new) = (&old[same..], &new[same..]);
-    let after = old.iter().rev().zip(new.iter().rev()).take_while(|(old, new)| old == new).count();
+    let after = old
+        .iter()
+        .rev()
+        .zip(new.iter().rev())
+        .take_while(|(old, new)| old == new)
+        .count();
     let side = |sign: &str, lines: &[&str]| -> Vec<String> {
         let differ = &lines[..lines.len() - after];
-        differ.iter().take(SHOWN_LINES_MAX).map(|line| format!("{sign} {line}")).collect()
+        differ
+            .iter()
+            .take(SHOWN_LINES_MAX)
+            .map(|line| format!("{sign} {line}"))
+            .collect()
     };
-    format!("from line {}:\n{}", same + 1, [side("-", old), side("+", new)].concat().join("\n"))
+    format!(
+        "from line {}:\n{}",
+        same + 1,
+        [side("-", old), side("+", new)].concat().join("\n")
+    )
 }
 
 #[test]
 fn a_difference_is_shown_by_the_lines_that_differ() {
-    assert_eq!(difference("a\nb\nc\nd\n", "a\nx\nd\n"), "from line 2:\n- b\n- c\n+ x");
+    assert_eq!(
+        difference("a\nb\nc\nd\n", "a\nx\nd\n"),
+        "from line 2:\n- b\n- c\n+ x"
+    );
     assert_eq!(difference("a\n", "a\na\n"), "from line 2:\n+ a");
 }

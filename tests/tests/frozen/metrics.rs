@@ -21,11 +21,22 @@ const CLOSED: [&str; 2] = ["le", "limit"];
 type Families = BTreeMap<String, (String, BTreeMap<String, BTreeSet<String>>)>;
 
 async fn add(families: &mut Families, root: &Root) {
-    for Family { name, kind, samples } in root.metrics().await.families {
-        let labels = &mut families.entry(name).or_insert_with(|| (kind, BTreeMap::new())).1;
+    for Family {
+        name,
+        kind,
+        samples,
+    } in root.metrics().await.families
+    {
+        let labels = &mut families
+            .entry(name)
+            .or_insert_with(|| (kind, BTreeMap::new()))
+            .1;
         for (label, value) in samples.into_keys().flat_map(|(_, labels)| labels) {
             let is_closed = CLOSED.contains(&label.as_str());
-            labels.entry(label).or_default().extend(is_closed.then_some(value));
+            labels
+                .entry(label)
+                .or_default()
+                .extend(is_closed.then_some(value));
         }
     }
 }
@@ -33,11 +44,17 @@ async fn add(families: &mut Families, root: &Root) {
 /// On a node without Kubernetes.
 async fn alone(families: &mut Families) {
     let scene = Scene::start().await;
-    let claims = [("gpu", "mock-gpu.nodedock.dev/gpus/gpu-0"), ("null", "null.example.com/null/null-0")];
+    let claims = [
+        ("gpu", "mock-gpu.nodedock.dev/gpus/gpu-0"),
+        ("null", "null.example.com/null/null-0"),
+    ];
     let pod = write_pod(&scene.daemon, "one", &claims, &[GPU, NIC]);
     scene.daemon.cli(&["prepare", "-f", &pod]).await.done();
     let mut client = PodResourcesListerClient::new(scene.daemon.pod_resources_channel());
-    client.list(ListPodResourcesRequest {}).await.expect("an answer");
+    client
+        .list(ListPodResourcesRequest {})
+        .await
+        .expect("an answer");
     add(families, &scene.daemon).await;
 }
 
@@ -52,7 +69,11 @@ async fn in_cluster(families: &mut Families) {
     kubelet.devices(GPU, 2).await;
     kubelet.allocate(GPU, 1).await.expect("there are two");
     let claim = ClaimRef::new(NAMESPACE, "one", &cluster.gpu_claim("one", &["gpus/gpu-0"]));
-    kubelet.driver(MOCK_GPU_NAME).prepare(&[claim]).await.expect("it is prepared");
+    kubelet
+        .driver(MOCK_GPU_NAME)
+        .prepare(&[claim])
+        .await
+        .expect("it is prepared");
     daemon.until_log("slices written").await;
     add(families, &daemon).await;
 }
@@ -64,11 +85,17 @@ async fn families_of_metrics_are_those_that_are_recorded() {
     in_cluster(&mut families).await;
     let label = |(name, values): (&String, &BTreeSet<String>)| match values.is_empty() {
         true => format!(" {name}"),
-        false => format!(" {name}={}", Vec::from_iter(values.iter().map(String::as_str)).join("|")),
+        false => format!(
+            " {name}={}",
+            Vec::from_iter(values.iter().map(String::as_str)).join("|")
+        ),
     };
     let lines = families.iter().map(|(name, (kind, labels))| {
         // The parser refuses units: no family has one.
-        format!("{name} {kind} unit={}\n", labels.iter().map(label).collect::<String>())
+        format!(
+            "{name} {kind} unit={}\n",
+            labels.iter().map(label).collect::<String>()
+        )
     });
     assert_frozen("metrics.txt", &lines.collect::<String>());
 }

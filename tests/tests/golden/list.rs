@@ -32,12 +32,16 @@ pub(crate) async fn run(loaded: &Loaded) {
 
 async fn prepare(loaded: &Loaded, claim: &DriverClaim) -> Result<PreparedClaim, Problem> {
     let mut outcomes = loaded.driver.prepare(&call(), from_ref(claim)).await;
-    outcomes.remove(&claim.id.uid).expect("each claim has an outcome")
+    outcomes
+        .remove(&claim.id.uid)
+        .expect("each claim has an outcome")
 }
 
 async fn unprepare(loaded: &Loaded, live: &DriverClaimRecord) -> Result<(), Problem> {
     let mut outcomes = loaded.driver.unprepare(&call(), from_ref(live)).await;
-    outcomes.remove(&live.claim.id.uid).expect("each claim has an outcome")
+    outcomes
+        .remove(&live.claim.id.uid)
+        .expect("each claim has an outcome")
 }
 
 fn json_of(value: impl serde::Serialize) -> Value {
@@ -45,35 +49,77 @@ fn json_of(value: impl serde::Serialize) -> Value {
 }
 
 #[track_caller]
-fn is_refusal<T: std::fmt::Debug>(outcome: Result<T, Problem>, kind: ProblemKind, code: &str) -> String {
+fn is_refusal<T: std::fmt::Debug>(
+    outcome: Result<T, Problem>,
+    kind: ProblemKind,
+    code: &str,
+) -> String {
     let problem = outcome.expect_err("it is refused");
-    assert_eq!((problem.kind, problem.code.as_str()), (kind, code), "{problem:?}");
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (kind, code),
+        "{problem:?}"
+    );
     assert_eq!(problem.retry_after_ms, None, "{problem:?}");
     problem.message
 }
 
-fn describes_itself(Loaded { golden, driver, denied, .. }: &Loaded) {
+fn describes_itself(
+    Loaded {
+        golden,
+        driver,
+        denied,
+        ..
+    }: &Loaded,
+) {
     let info = driver.info();
-    assert_eq!((info.name.as_str(), info.version.as_str()), (GOLDEN_NAME, "0.1.0"));
+    assert_eq!(
+        (info.name.as_str(), info.version.as_str()),
+        (GOLDEN_NAME, "0.1.0")
+    );
     assert_eq!(info.summary, "Two slots, the same driver in every language");
-    assert_eq!(info.annotations, [("language".to_owned(), golden.language.to_owned())].into());
+    assert_eq!(
+        info.annotations,
+        [("language".to_owned(), golden.language.to_owned())].into()
+    );
     assert!(info.event_subsystems.is_empty());
     assert_eq!(info.limits, Default::default());
     assert_eq!(info, denied.info(), "the same with nothing granted");
-    assert_eq!(denied.missing_grants(), ["sysfsRead: devices/system/cpu/online", "env: GOLDEN_*"]);
+    assert_eq!(
+        denied.missing_grants(),
+        ["sysfsRead: devices/system/cpu/online", "env: GOLDEN_*"]
+    );
     assert!(driver.missing_grants().is_empty());
     assert!(driver.surface().facets().is_empty());
-    assert_eq!(driver.surface().profile(), Some(golden.profile), "{:?}", driver.surface().imports);
+    assert_eq!(
+        driver.surface().profile(),
+        Some(golden.profile),
+        "{:?}",
+        driver.surface().imports
+    );
 }
 
 async fn is_denied_what_is_not_granted(Loaded { denied, .. }: &Loaded) {
-    let problem = denied.discover(&call(), Trigger::Load).await.expect_err("nothing is granted");
-    let through_the_driver = Problem::denied("not-granted", format!("{CPUS} is not granted (sysfsRead)"));
+    let problem = denied
+        .discover(&call(), Trigger::Load)
+        .await
+        .expect_err("nothing is granted");
+    let through_the_driver =
+        Problem::denied("not-granted", format!("{CPUS} is not granted (sysfsRead)"));
     assert_eq!(problem, through_the_driver.with("grant", "sysfsRead"));
     let claim = claim("denied", &["slot-0"]);
-    let outcome = denied.prepare(&call(), from_ref(&claim)).await.remove(&claim.id.uid);
-    let problem = outcome.expect("an outcome").expect_err("the variable is not granted");
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Denied, "edit-denied"), "{problem:?}");
+    let outcome = denied
+        .prepare(&call(), from_ref(&claim))
+        .await
+        .remove(&claim.id.uid);
+    let problem = outcome
+        .expect("an outcome")
+        .expect_err("the variable is not granted");
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Denied, "edit-denied"),
+        "{problem:?}"
+    );
 }
 
 async fn discovers_its_slots(Loaded { driver, .. }: &Loaded) {
@@ -90,7 +136,10 @@ async fn discovers_its_slots(Loaded { driver, .. }: &Loaded) {
         "devices": {"slot-0": slot(0), "slot-1": slot(1)},
         "shared_counters": [], "extended_resource": null, "annotations": {},
     });
-    for trigger in [Trigger::Load, Trigger::Events(vec!["devices/virtual/mem/null".to_owned()])] {
+    for trigger in [
+        Trigger::Load,
+        Trigger::Events(vec!["devices/virtual/mem/null".to_owned()]),
+    ] {
         let inventory = driver.discover(&call(), trigger).await.expect("discover");
         assert_eq!(json_of(inventory), json!({"pools": {"slots": pool}}));
     }
@@ -108,7 +157,10 @@ async fn prepares_and_comes_to_the_same_again(loaded: &Loaded) {
     };
     let mut second = device("request-1", "slot-1", "GOLDEN_SLOT_1");
     second["share_id"] = json!("5c3f1f1e-share");
-    assert_eq!(json_of(&prepared.devices), json!([device("request-0", "slot-0", "GOLDEN_SLOT_0"), second]));
+    assert_eq!(
+        json_of(&prepared.devices),
+        json!([device("request-0", "slot-0", "GOLDEN_SLOT_0"), second])
+    );
     assert!(prepared.edits.is_empty() && prepared.annotations.is_empty());
     assert_eq!(prepare(loaded, &claim).await, Ok(prepared));
 }
@@ -116,17 +168,34 @@ async fn prepares_and_comes_to_the_same_again(loaded: &Loaded) {
 async fn reads_parameters_as_they_apply(loaded: &Loaded) {
     let both = || claim("modes", &["slot-0", "slot-1"]);
     for (claim, memo) in [
-        (with_parameters(both(), &[], QUIET), "slot-0 quiet\nslot-1 quiet\n"),
-        (with_parameters(both(), &["request-1"], QUIET), "slot-0 normal\nslot-1 quiet\n"),
-        (with_parameters(both(), &["request-1/sub"], QUIET), "slot-0 normal\nslot-1 quiet\n"),
-        (with_parameters(both(), &["another"], QUIET), "slot-0 normal\nslot-1 normal\n"),
+        (
+            with_parameters(both(), &[], QUIET),
+            "slot-0 quiet\nslot-1 quiet\n",
+        ),
+        (
+            with_parameters(both(), &["request-1"], QUIET),
+            "slot-0 normal\nslot-1 quiet\n",
+        ),
+        (
+            with_parameters(both(), &["request-1/sub"], QUIET),
+            "slot-0 normal\nslot-1 quiet\n",
+        ),
+        (
+            with_parameters(both(), &["another"], QUIET),
+            "slot-0 normal\nslot-1 normal\n",
+        ),
         (
             with_parameters(with_parameters(both(), &[], QUIET), &["request-0"], " { } "),
             "slot-0 normal\nslot-1 quiet\n",
         ),
     ] {
         let prepared = prepare(loaded, &claim).await.expect("prepare");
-        assert_eq!(String::from_utf8_lossy(&prepared.memo), memo, "{:?}", claim.configs);
+        assert_eq!(
+            String::from_utf8_lossy(&prepared.memo),
+            memo,
+            "{:?}",
+            claim.configs
+        );
     }
 }
 
@@ -145,7 +214,11 @@ async fn refuses_for_good(loaded: &Loaded) {
         r#"{"made": "quiet"}"#,
         r#"{"mode": "quiet"} x"#,
     ] {
-        is_refusal(prepare(loaded, &with(parameters)).await, ProblemKind::Invalid, "bad-parameters");
+        is_refusal(
+            prepare(loaded, &with(parameters)).await,
+            ProblemKind::Invalid,
+            "bad-parameters",
+        );
     }
     let outcome = prepare(loaded, &claim("none", &["slot-9"])).await;
     let message = is_refusal(outcome, ProblemKind::NotFound, "no-such-device");
@@ -153,11 +226,19 @@ async fn refuses_for_good(loaded: &Loaded) {
 }
 
 async fn gives_each_claim_its_own_outcome(loaded: &Loaded) {
-    let claims = [claim("good", &["slot-0"]), claim("bad", &["slot-9"]), claim("fine", &["slot-1"])];
+    let claims = [
+        claim("good", &["slot-0"]),
+        claim("bad", &["slot-9"]),
+        claim("fine", &["slot-1"]),
+    ];
     let outcomes = loaded.driver.prepare(&call(), &claims).await;
     assert_eq!(outcomes.len(), 3);
     for claim in &claims {
-        assert_eq!(outcomes[&claim.id.uid].is_ok(), claim.id.uid.as_str() != "bad", "{outcomes:?}");
+        assert_eq!(
+            outcomes[&claim.id.uid].is_ok(),
+            claim.id.uid.as_str() != "bad",
+            "{outcomes:?}"
+        );
     }
     assert!(loaded.driver.prepare(&call(), &[]).await.is_empty());
 }
@@ -168,21 +249,40 @@ async fn knows_its_claims_by_the_ledger(loaded: &Loaded) {
     loaded.bench.claims.keep(live(known.clone(), memo));
     assert_eq!(prepare(loaded, &known).await.expect("prepare").memo, memo);
     let otherwise = with_parameters(known, &[], QUIET);
-    is_refusal(prepare(loaded, &otherwise).await, ProblemKind::Invalid, "prepared-otherwise");
+    is_refusal(
+        prepare(loaded, &otherwise).await,
+        ProblemKind::Invalid,
+        "prepared-otherwise",
+    );
 }
 
 async fn unprepares_by_the_memo(loaded: &Loaded) {
     let claim = || claim("pair", &["slot-0", "slot-1"]);
     let memo = prepare(loaded, &claim()).await.expect("prepare").memo;
     assert_eq!(unprepare(loaded, &live(claim(), &memo)).await, Ok(()));
-    assert_eq!(unprepare(loaded, &live(claim(), b"")).await, Ok(()), "an unknown claim is success");
-    for memo in [&b"slot-9 normal\n"[..], b"slot-0 loud\n", b"{}", b"\xff\xfe\0"] {
-        is_refusal(unprepare(loaded, &live(claim(), memo)).await, ProblemKind::Internal, "bad-memo");
+    assert_eq!(
+        unprepare(loaded, &live(claim(), b"")).await,
+        Ok(()),
+        "an unknown claim is success"
+    );
+    for memo in [
+        &b"slot-9 normal\n"[..],
+        b"slot-0 loud\n",
+        b"{}",
+        b"\xff\xfe\0",
+    ] {
+        is_refusal(
+            unprepare(loaded, &live(claim(), memo)).await,
+            ProblemKind::Internal,
+            "bad-memo",
+        );
     }
 }
 
 async fn answers_twenty_calls_at_once(loaded: &Loaded) {
-    let claims: Vec<_> = (0..20).map(|i| claim(&format!("at-once-{i}"), &["slot-1"])).collect();
+    let claims: Vec<_> = (0..20)
+        .map(|i| claim(&format!("at-once-{i}"), &["slot-1"]))
+        .collect();
     let outcomes = join_all(claims.iter().map(|claim| prepare(loaded, claim))).await;
     for outcome in outcomes {
         assert_eq!(outcome.expect("prepare").memo, b"slot-1 normal\n");
@@ -191,10 +291,19 @@ async fn answers_twenty_calls_at_once(loaded: &Loaded) {
 
 fn stays_within_the_default_limits(Loaded { driver, .. }: &Loaded) {
     let stats = driver.stats();
-    let others = Outcome::ALL.iter().filter(|outcome| **outcome != Outcome::Answered);
-    assert_eq!(others.map(|outcome| stats.ended(*outcome)).sum::<u64>(), 0, "{stats:?}");
+    let others = Outcome::ALL
+        .iter()
+        .filter(|outcome| **outcome != Outcome::Answered);
+    assert_eq!(
+        others.map(|outcome| stats.ended(*outcome)).sum::<u64>(),
+        0,
+        "{stats:?}"
+    );
     assert!(stats.ended(Outcome::Answered) > 0, "{stats:?}");
-    let refusals: u64 = Limit::ALL.iter().map(|limit| stats.refusals(*limit).get()).sum();
+    let refusals: u64 = Limit::ALL
+        .iter()
+        .map(|limit| stats.refusals(*limit).get())
+        .sum();
     assert_eq!((refusals, stats.answers_refused.get()), (0, 0), "{stats:?}");
     assert!(stats.peak_memory.get() <= CALL_MEMORY as u64, "{stats:?}");
 }
@@ -204,16 +313,28 @@ async fn tells_what_it_costs(Loaded { golden, driver, .. }: &Loaded) {
     let mut times = Vec::new();
     for _ in 0..20 {
         let began = Instant::now();
-        driver.discover(&call(), Trigger::Timer).await.expect("discover");
+        driver
+            .discover(&call(), Trigger::Timer)
+            .await
+            .expect("discover");
         times.push(began.elapsed());
     }
     let (first, peak) = (times[0], driver.stats().peak_memory.get() >> 10);
     let least = times.iter().min().expect("there are twenty");
     let bytes = golden.bytes().expect("it was loaded");
-    let (build, size, Spent { cpu_ms, memory_peak_mib, kept }) =
-        (golden.build, bytes.len(), Spent::on(&bytes));
+    let (
+        build,
+        size,
+        Spent {
+            cpu_ms,
+            memory_peak_mib,
+            kept,
+        },
+    ) = (golden.build, bytes.len(), Spent::on(&bytes));
     println!(
         "{build}: {size} bytes, kept as {kept}, compiled in {cpu_ms} ms of CPU and {memory_peak_mib} MiB"
     );
-    println!("{build}: {peak} KiB at most, discover in {least:?} at best, {first:?} the first time");
+    println!(
+        "{build}: {peak} KiB at most, discover in {least:?} at best, {first:?} the first time"
+    );
 }

@@ -21,13 +21,27 @@ struct Loaded {
 /// None: it is not built, which is said.
 async fn load(golden: Golden) -> Option<Loaded> {
     let Some(bytes) = golden.bytes() else {
-        skip(&format!("the golden driver in {}", golden.language), "`cargo xtask golden` did not build it");
+        skip(
+            &format!("the golden driver in {}", golden.language),
+            "`cargo xtask golden` did not build it",
+        );
         return None;
     };
     let bench = Bench::new(Some(golden::cache()));
-    let denied = bench.load(&bytes, Grant::empty()).await.expect("a driver loads with nothing granted");
-    let driver = bench.load(&bytes, golden::grant()).await.expect("a driver loads with what it asks for");
-    Some(Loaded { golden, bench, denied, driver })
+    let denied = bench
+        .load(&bytes, Grant::empty())
+        .await
+        .expect("a driver loads with nothing granted");
+    let driver = bench
+        .load(&bytes, golden::grant())
+        .await
+        .expect("a driver loads with what it asks for");
+    Some(Loaded {
+        golden,
+        bench,
+        denied,
+        driver,
+    })
 }
 
 async fn holds_to_the_list(golden: Golden) {

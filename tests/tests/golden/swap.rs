@@ -22,7 +22,10 @@ async fn built() -> Vec<(Golden, Vec<u8>)> {
     let mut built = Vec::new();
     for golden in ALL {
         if let Some(bytes) = golden.bytes() {
-            bench.load(&bytes, Grant::empty()).await.expect("a driver loads with nothing granted");
+            bench
+                .load(&bytes, Grant::empty())
+                .await
+                .expect("a driver loads with nothing granted");
             built.push((golden, bytes));
         }
     }
@@ -33,15 +36,27 @@ async fn built() -> Vec<(Golden, Vec<u8>)> {
 fn root_with_cache() -> Root {
     let root = Root::new();
     let cache = root.path().join("var/cache/nodedock");
-    DirBuilder::new().recursive(true).mode(0o700).create(&cache).expect("a new directory");
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&cache)
+        .expect("a new directory");
     let state = root.path().join("var/lib/nodedock");
-    DirBuilder::new().recursive(true).mode(0o700).create(&state).expect("a new directory");
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&state)
+        .expect("a new directory");
     std::fs::copy(golden::cache().key, state.join("cache.key")).expect("copy the key");
     for entry in std::fs::read_dir(golden::cache().directory).expect("read the cache") {
         let from = entry.expect("read the cache").path();
         // What another test is writing just now has another ending.
-        if from.extension().is_some_and(|ending| ending == "cwasm" || ending == "sha256") {
-            std::fs::copy(&from, cache.join(from.file_name().expect("a file"))).expect("copy a file");
+        if from
+            .extension()
+            .is_some_and(|ending| ending == "cwasm" || ending == "sha256")
+        {
+            std::fs::copy(&from, cache.join(from.file_name().expect("a file")))
+                .expect("copy a file");
         }
     }
     root
@@ -52,11 +67,17 @@ async fn replace(daemon: &Daemon, bytes: &[u8], claims: usize) {
     let before = daemon.log().len();
     let digest = format!("sha256:{}", sha256(bytes));
     daemon.drop_in(GOLDEN_FILE, bytes);
-    daemon.until_driver(GOLDEN_FILE, |driver| driver.digest == digest && driver.state == "serving").await;
+    daemon
+        .until_driver(GOLDEN_FILE, |driver| {
+            driver.digest == digest && driver.state == "serving"
+        })
+        .await;
     let line = format!("discovered devices=2 claims={claims}");
     let says = || {
         let log = daemon.log().split_off(before);
-        let said = log.lines().any(|entry| entry.contains(&line) && entry.contains(GOLDEN_NAME));
+        let said = log
+            .lines()
+            .any(|entry| entry.contains(&line) && entry.contains(GOLDEN_NAME));
         said.then_some(()).ok_or(log)
     };
     until_path(&daemon.log_path(), &line, says).await;
@@ -76,9 +97,18 @@ async fn each_unprepares_what_another_prepared() {
     for (i, (golden, bytes)) in built.iter().enumerate() {
         replace(&daemon, bytes, usize::from(held.is_some())).await;
         daemon.prepared(request_for(*golden, i % 2)).await;
-        daemon.until_log(&format!("prepared claim={}", golden.build)).await;
-        let env = daemon.cdi_files().iter().flat_map(|file| file.env()).collect::<Vec<_>>();
-        assert!(env.contains(&format!("GOLDEN_SLOT_{}=normal", i % 2)), "{env:?}");
+        daemon
+            .until_log(&format!("prepared claim={}", golden.build))
+            .await;
+        let env = daemon
+            .cdi_files()
+            .iter()
+            .flat_map(|file| file.env())
+            .collect::<Vec<_>>();
+        assert!(
+            env.contains(&format!("GOLDEN_SLOT_{}=normal", i % 2)),
+            "{env:?}"
+        );
         if let Some(before) = held.replace(*golden) {
             unprepare(&daemon, before).await;
         }
@@ -92,8 +122,13 @@ async fn each_unprepares_what_another_prepared() {
 
 async fn unprepare(daemon: &Daemon, golden: Golden) {
     let name = golden.build.to_owned();
-    assert_eq!(daemon.unprepare(&pod(golden.build)).await, [(name, "unprepared".to_owned())]);
-    daemon.until_log(&format!("unprepared claim={}", golden.build)).await;
+    assert_eq!(
+        daemon.unprepare(&pod(golden.build)).await,
+        [(name, "unprepared".to_owned())]
+    );
+    daemon
+        .until_log(&format!("unprepared claim={}", golden.build))
+        .await;
 }
 
 #[tokio::test]
@@ -101,16 +136,24 @@ async fn inspect_tells_the_profile() {
     let root = Root::new();
     // The others take long without a cache, and are held against their profiles in the list.
     for golden in [RUST, RUST_WASIP2, C] {
-        let Some(bytes) = golden.bytes() else { continue };
+        let Some(bytes) = golden.bytes() else {
+            continue;
+        };
         let file = root.write(GOLDEN_FILE, bytes);
         let file = file.to_str().expect("UTF-8");
-        let found = root.cli(&["driver", "inspect", file, "-o", "json"]).await.json();
+        let found = root
+            .cli(&["driver", "inspect", file, "-o", "json"])
+            .await
+            .json();
         assert_eq!(found["profile"], json!(golden.profile.as_str()), "{found}");
         root.cli(&["driver", "inspect", file])
             .await
             .done_with(&[&format!("profile   {}\n", golden.profile.as_str())]);
     }
     let bad = root.write("bad.wasm", "not a driver");
-    let text = root.cli(&["driver", "inspect", bad.to_str().expect("UTF-8")]).await.failed(1);
+    let text = root
+        .cli(&["driver", "inspect", bad.to_str().expect("UTF-8")])
+        .await
+        .failed(1);
     assert!(!text.contains("profile"), "{text}");
 }

@@ -32,27 +32,57 @@ fn mock_gpu(root: &Root) -> (String, String) {
 async fn a_golden_file_that_differs_and_sources_that_do_not_compile_are_shown() {
     // The tools that built the golden driver build this one.
     if golden::C.bytes().is_none() {
-        return skip("a new driver in C", "`cargo xtask golden` did not build the golden driver in C");
+        return skip(
+            "a new driver in C",
+            "`cargo xtask golden` did not build the golden driver in C",
+        );
     }
     let root = Root::new();
     let directory = root.path().join("driver");
-    let new = ["driver", "new", "fast-nic.example.org", "--lang", "c", "--dir", text(&directory)];
+    let new = [
+        "driver",
+        "new",
+        "fast-nic.example.org",
+        "--lang",
+        "c",
+        "--dir",
+        text(&directory),
+    ];
     root.cli(&new).await.done();
-    root.cli(&["driver", "build", text(&directory)]).await.done();
+    root.cli(&["driver", "build", text(&directory)])
+        .await
+        .done();
     let [file, machine, expected] =
         ["fast-nic.wasm", "machine", "golden.yaml"].map(|name| directory.join(name));
-    let compare = ["driver", "test", text(&file), "--hardware", text(&machine), "--golden", text(&expected)];
+    let compare = [
+        "driver",
+        "test",
+        text(&file),
+        "--hardware",
+        text(&machine),
+        "--golden",
+        text(&expected),
+    ];
     let wanted = std::fs::read_to_string(&expected).unwrap();
     std::fs::write(&expected, wanted.replace("minor: 229", "minor: 230")).unwrap();
-    root.cli(&compare)
+    root.cli(&compare).await.failed_with(
+        1,
+        &[
+            "-          minor: 230\n",
+            "+          minor: 229\n",
+            "--update",
+        ],
+    );
+    root.cli(&[&compare[..], &["--update"]].concat())
         .await
-        .failed_with(1, &["-          minor: 230\n", "+          minor: 229\n", "--update"]);
-    root.cli(&[&compare[..], &["--update"]].concat()).await.done();
+        .done();
     assert_eq!(std::fs::read_to_string(&expected).unwrap(), wanted);
 
     // An error in the sources is the compiler's to explain.
     std::fs::write(directory.join("driver.c"), "int main(void) {").unwrap();
-    root.cli(&["driver", "build", text(&directory)]).await.failed_with(1, &["clang failed"]);
+    root.cli(&["driver", "build", text(&directory)])
+        .await
+        .failed_with(1, &["clang failed"]);
 }
 
 #[tokio::test]
@@ -60,13 +90,30 @@ async fn a_check_finds_what_keeps_a_driver_from_serving() {
     let root = Root::new();
     let (file, machine) = mock_gpu(&root);
     let check = async |more: &[&str]| {
-        root.cli(&[&["driver", "check", &file, "--hardware", &machine, "-o", "json"][..], more].concat())
-            .await
+        root.cli(
+            &[
+                &[
+                    "driver",
+                    "check",
+                    &file,
+                    "--hardware",
+                    &machine,
+                    "-o",
+                    "json",
+                ][..],
+                more,
+            ]
+            .concat(),
+        )
+        .await
     };
     let ids = |output: &str| -> Vec<(String, String)> {
         let findings: Vec<Value> = serde_json::from_str(output).unwrap();
         let field = |finding: &Value, name: &str| finding[name].as_str().unwrap().to_owned();
-        findings.iter().map(|finding| (field(finding, "severity"), field(finding, "id"))).collect()
+        findings
+            .iter()
+            .map(|finding| (field(finding, "severity"), field(finding, "id")))
+            .collect()
     };
     let pair = |severity: &str, id: &str| (severity.to_owned(), id.to_owned());
     assert_eq!(ids(&check(&[]).await.done()), []);
@@ -74,7 +121,10 @@ async fn a_check_finds_what_keeps_a_driver_from_serving() {
     let wide = root.write("wide.yaml", wide);
     let found = ids(&check(&["--grant", text(&wide)]).await.done());
     assert_eq!(found, [pair("warning", "grant-unneeded")]);
-    let narrow = root.write("narrow.yaml", "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n");
+    let narrow = root.write(
+        "narrow.yaml",
+        "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n",
+    );
     let blocked = check(&["--grant", text(&narrow)]).await;
     assert_eq!(ids(&blocked.stdout), [pair("error", "grant-missing")]);
     blocked.failed_with(1, &["MOCK_GPU_*"]);
@@ -85,7 +135,9 @@ async fn a_check_finds_what_keeps_a_driver_from_serving() {
     root.cli(&["driver", "check", text(&junk), "--hardware", &machine])
         .await
         .failed_with(1, &["error", "not-loadable", "not WebAssembly"]);
-    root.cli(&["driver", "check", &file, "--hardware", "/nowhere"]).await.failed_with(1, &["/nowhere"]);
+    root.cli(&["driver", "check", &file, "--hardware", "/nowhere"])
+        .await
+        .failed_with(1, &["/nowhere"]);
 }
 
 #[tokio::test]
@@ -96,26 +148,61 @@ async fn a_test_shows_what_a_driver_writes_and_restores() {
     machine.function(GPU, "0x030000", "amdgpu", Some(7));
     let file = root.write("vfio-pci.wasm", wasm("vfio-pci", Form::Core));
     root.write("vfio-pci.grant.yaml", side_file("vfio-pci", "grant"));
-    root.write("vfio-pci.config.yaml", "pools: [{name: gpu, select: [{class: \"0x03\"}]}]\n");
-    let args = ["driver", "test", text(&file), "--hardware", text(machine.path()), "-o", "json"];
+    root.write(
+        "vfio-pci.config.yaml",
+        "pools: [{name: gpu, select: [{class: \"0x03\"}]}]\n",
+    );
+    let args = [
+        "driver",
+        "test",
+        text(&file),
+        "--hardware",
+        text(machine.path()),
+        "-o",
+        "json",
+    ];
     let result = root.cli(&args).await.json();
     let claim = &result["claims"]["gpu/0000-01-00-0"];
     assert_eq!(claim["written"][0]["before"], "amdgpu", "{claim:#}");
-    assert_eq!(claim["written_by_unprepare"][0]["after"], "amdgpu", "{claim:#}");
-    assert_eq!(claim["prepared"]["devices"][0]["device"], "0000-01-00-0", "{claim:#}");
+    assert_eq!(
+        claim["written_by_unprepare"][0]["after"], "amdgpu",
+        "{claim:#}"
+    );
+    assert_eq!(
+        claim["prepared"]["devices"][0]["device"], "0000-01-00-0",
+        "{claim:#}"
+    );
     assert!(claim.get("refused").is_none(), "{claim:#}");
     let sys = machine.path().join("sys");
-    assert_eq!(recorded::kernel_driver(&sys, GPU), "amdgpu", "the snapshot is read only");
+    assert_eq!(
+        recorded::kernel_driver(&sys, GPU),
+        "amdgpu",
+        "the snapshot is read only"
+    );
 }
 
 #[tokio::test]
 async fn a_bench_measures_every_function() {
     let root = Root::new();
     let (file, machine) = mock_gpu(&root);
-    let args = ["driver", "bench", &file, "--hardware", &machine, "--rounds", "3", "-o", "json"];
+    let args = [
+        "driver",
+        "bench",
+        &file,
+        "--hardware",
+        &machine,
+        "--rounds",
+        "3",
+        "-o",
+        "json",
+    ];
     let rows = root.cli(&args).await.json();
     let count = |what: &str| {
-        let row = rows.as_array().unwrap().iter().find(|row| row["what"] == what);
+        let row = rows
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["what"] == what);
         let row = row.unwrap_or_else(|| panic!("{what} is not in {rows:#}"));
         assert!(row["median"].as_f64().unwrap() > 0.0, "{row}");
         row["count"].as_u64().unwrap()
@@ -126,10 +213,17 @@ async fn a_bench_measures_every_function() {
     for what in ["discover, CPU", "prepare, CPU", "unprepare, CPU"] {
         assert_eq!(count(what), 3);
     }
-    for what in ["memory of a call, at most", "devices, as JSON", "prepared claim, as JSON", "file"] {
+    for what in [
+        "memory of a call, at most",
+        "devices, as JSON",
+        "prepared claim, as JSON",
+        "file",
+    ] {
         assert_eq!(count(what), 1);
     }
-    root.cli(&["driver", "bench", &file, "--rounds", "0"]).await.failed_with(2, &["--rounds"]);
+    root.cli(&["driver", "bench", &file, "--rounds", "0"])
+        .await
+        .failed_with(2, &["--rounds"]);
 }
 
 fn signal(child: &Child, signal: Signal) {
@@ -147,17 +241,39 @@ async fn a_command_that_is_stopped_leaves_no_files() {
         let temporary = root.path().join("temporary");
         std::fs::create_dir(&temporary).unwrap();
         let mut started = root.command();
-        started.args(["driver", "bench", &file, "--hardware", &machine]).env("TMPDIR", &temporary);
+        started
+            .args(["driver", "bench", &file, "--hardware", &machine])
+            .env("TMPDIR", &temporary);
         // For longer than the test waits.
         started.args(["--rounds", "10000"]);
-        let child = started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
-        let entries = || std::fs::read_dir(&temporary).unwrap().flatten().map(|entry| entry.path());
-        let exists = || entries().next().map(drop).ok_or_else(|| "nothing".to_owned());
+        let child = started
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let entries = || {
+            std::fs::read_dir(&temporary)
+                .unwrap()
+                .flatten()
+                .map(|entry| entry.path())
+        };
+        let exists = || {
+            entries()
+                .next()
+                .map(drop)
+                .ok_or_else(|| "nothing".to_owned())
+        };
         until_path(&temporary, "the machine is copied", exists).await;
         signal(&child, stop);
-        let ended = tokio::time::timeout(DEADLINE, child.wait_with_output()).await.expect("it ends").unwrap();
+        let ended = tokio::time::timeout(DEADLINE, child.wait_with_output())
+            .await
+            .expect("it ends")
+            .unwrap();
         let error = String::from_utf8_lossy(&ended.stderr);
-        assert!(ended.status.code() == Some(1) && error.contains("error: interrupted"), "{error}");
+        assert!(
+            ended.status.code() == Some(1) && error.contains("error: interrupted"),
+            "{error}"
+        );
         assert!(entries().next().is_none(), "{error}");
         std::fs::remove_dir(&temporary).unwrap();
     }
@@ -181,7 +297,9 @@ impl Running {
             }
             panic!("it ended before {part:?}: {read}")
         };
-        tokio::time::timeout(DEADLINE, found).await.unwrap_or_else(|_| panic!("it does not print {part:?}"))
+        tokio::time::timeout(DEADLINE, found)
+            .await
+            .unwrap_or_else(|_| panic!("it does not print {part:?}"))
     }
 }
 
@@ -190,12 +308,19 @@ async fn a_driver_runs_alone_and_is_loaded_again_when_its_file_changes() {
     let root = Root::new();
     let (file, machine) = mock_gpu(&root);
     let mut command = root.command();
-    let child = command.args(["driver", "run", &file, "--hardware", &machine]).stdout(Stdio::piped()).spawn();
+    let child = command
+        .args(["driver", "run", &file, "--hardware", &machine])
+        .stdout(Stdio::piped())
+        .spawn();
     let mut child = child.expect("the program starts");
     let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
     let mut running = Running { child, lines };
     let line = running.until("root ").await;
-    let daemon_root = line.strip_prefix("root ").and_then(|rest| rest.split_once(';')).expect("a root").0;
+    let daemon_root = line
+        .strip_prefix("root ")
+        .and_then(|rest| rest.split_once(';'))
+        .expect("a root")
+        .0;
     let first = running.until(&format!("{MOCK_GPU_NAME} (")).await;
     assert_parts(&first, &["is serving"]);
     let added = running.until("/gpus/gpu-1 ").await;
@@ -203,14 +328,23 @@ async fn a_driver_runs_alone_and_is_loaded_again_when_its_file_changes() {
 
     let second = version(wasm(MOCK_GPU, Form::Core), "two");
     root.write(MOCK_GPU_FILE, &second);
-    assert_parts(&running.until(&digest(&second)[..19]).await, &["is serving"]);
+    assert_parts(
+        &running.until(&digest(&second)[..19]).await,
+        &["is serving"],
+    );
     root.write("mock-gpu.config.yaml", "pools: [{name: gpus, count: 1}]\n");
     let removed = running.until("/gpus/gpu-1").await;
-    assert!(removed.contains(&format!("- {MOCK_GPU_NAME}/")), "{removed}");
+    assert!(
+        removed.contains(&format!("- {MOCK_GPU_NAME}/")),
+        "{removed}"
+    );
 
     assert!(Path::new(daemon_root).is_dir());
     signal(&running.child, Signal::INT);
-    let ended = tokio::time::timeout(DEADLINE, running.child.wait()).await.expect("it ends").unwrap();
+    let ended = tokio::time::timeout(DEADLINE, running.child.wait())
+        .await
+        .expect("it ends")
+        .unwrap();
     assert!(ended.success(), "{ended}");
     assert!(!Path::new(daemon_root).exists(), "the root is removed");
 }

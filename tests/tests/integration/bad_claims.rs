@@ -16,8 +16,14 @@ async fn a_request_that_cannot_be_is_an_invalid_argument_with_the_field() {
     };
     let cases = [
         (edited(|request| request.pod = None), "pod"),
-        (edited(|request| request.containers[0].claims[0].pod_claim_name = "other".into()), "other"),
-        (edited(|request| request.inline_claims[0].owner_pod_uid = "-".into()), "owner_pod_uid"),
+        (
+            edited(|request| request.containers[0].claims[0].pod_claim_name = "other".into()),
+            "other",
+        ),
+        (
+            edited(|request| request.inline_claims[0].owner_pod_uid = "-".into()),
+            "owner_pod_uid",
+        ),
     ];
     let daemon = with_gpus().await;
     for (request, field) in cases {
@@ -28,7 +34,15 @@ async fn a_request_that_cannot_be_is_an_invalid_argument_with_the_field() {
         assert_eq!(problem.kind, "invalid");
     }
     let no_pod = v1::UnpreparePodRequest { pod: None };
-    assert_eq!(daemon.client().unprepare_pod(no_pod).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    assert_eq!(
+        daemon
+            .client()
+            .unprepare_pod(no_pod)
+            .await
+            .unwrap_err()
+            .code(),
+        tonic::Code::InvalidArgument
+    );
     assert_eq!(daemon.claims().await, []);
 }
 
@@ -54,7 +68,11 @@ spec:
 async fn a_manifest_that_cannot_be_is_refused_with_the_file_and_the_reason() {
     let cases = [
         ("apiVersion: [", 1, "line"),
-        (&CLAIM.replace(", uid: claim-a", ""), 1, "metadata.uid is missing"),
+        (
+            &CLAIM.replace(", uid: claim-a", ""),
+            1,
+            "metadata.uid is missing",
+        ),
         (CLAIM, 2, "there is no Pod"),
         ("", 2, "there is no Pod"),
         (POD, 1, "default/a does not exist"),
@@ -62,10 +80,16 @@ async fn a_manifest_that_cannot_be_is_refused_with_the_file_and_the_reason() {
     let daemon = with_gpus().await;
     for (text, code, expected) in cases {
         let file = daemon.write("bad.yaml", text);
-        let said = daemon.cli(&["prepare", "-f", file.to_str().unwrap()]).await.failed(code);
+        let said = daemon
+            .cli(&["prepare", "-f", file.to_str().unwrap()])
+            .await
+            .failed(code);
         assert!(said.contains(expected), "{expected:?} in {said} for {text}");
     }
-    daemon.cli(&["prepare", "-f", "/nowhere/pod.yaml"]).await.failed_with(1, &["/nowhere/pod.yaml"]);
+    daemon
+        .cli(&["prepare", "-f", "/nowhere/pod.yaml"])
+        .await
+        .failed_with(1, &["/nowhere/pod.yaml"]);
     assert_eq!(daemon.claims().await, []);
 }
 

@@ -11,12 +11,18 @@ async fn a_file_beyond_the_bound_is_refused_without_being_read_whole() {
     let daemon = Daemon::start().await;
     let file = File::create(daemon.driver_path(".huge.tmp")).unwrap();
     file.set_len(100 << 30).unwrap();
-    std::fs::rename(daemon.driver_path(".huge.tmp"), daemon.driver_path("huge.wasm")).unwrap();
+    std::fs::rename(
+        daemon.driver_path(".huge.tmp"),
+        daemon.driver_path("huge.wasm"),
+    )
+    .unwrap();
     daemon.until_failed("huge.wasm", &["larger than"]).await;
 
     daemon.copy_in("mock-gpu.grant.yaml", vec![b'#'; 1 << 20]);
     daemon.copy_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
-    daemon.until_failed(MOCK_GPU_FILE, &["mock-gpu.grant.yaml is larger than"]).await;
+    daemon
+        .until_failed(MOCK_GPU_FILE, &["mock-gpu.grant.yaml is larger than"])
+        .await;
 }
 
 #[tokio::test]
@@ -38,15 +44,28 @@ async fn a_half_copied_driver_is_not_served_before_the_rest_is_there() {
 async fn odd_names_are_taken_and_what_is_no_driver_file_is_passed_over() {
     let daemon = Daemon::start().await;
     let bytes = wasm(MOCK_GPU, Form::Core);
-    for ignored in
-        [".wasm", ".hidden.wasm", "mock-gpu.wasm.bak", "mock-gpu.WASM", "README.md", "alone.grant.yaml"]
-    {
+    for ignored in [
+        ".wasm",
+        ".hidden.wasm",
+        "mock-gpu.wasm.bak",
+        "mock-gpu.WASM",
+        "README.md",
+        "alone.grant.yaml",
+    ] {
         daemon.copy_in(ignored, &bytes);
     }
     std::fs::create_dir(daemon.driver_path("directory.wasm")).unwrap();
-    std::os::unix::fs::symlink("/nowhere/at/all.wasm", daemon.driver_path("dangling.wasm")).unwrap();
+    std::os::unix::fs::symlink("/nowhere/at/all.wasm", daemon.driver_path("dangling.wasm"))
+        .unwrap();
     let fifo = daemon.driver_path("pipe.wasm");
-    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
 
     let odd = "My GPU driver (1) – ünïcode";
     daemon.copy_in(&format!("{odd}.grant.yaml"), side_file(MOCK_GPU, "grant"));
@@ -55,11 +74,23 @@ async fn odd_names_are_taken_and_what_is_no_driver_file_is_passed_over() {
     daemon.copy_in("two\nlines.wasm", "nothing");
     daemon.until_state("two\nlines.wasm", "failed").await;
 
-    let mut sources: Vec<_> = daemon.drivers().await.into_iter().map(|driver| driver.source).collect();
+    let mut sources: Vec<_> = daemon
+        .drivers()
+        .await
+        .into_iter()
+        .map(|driver| driver.source)
+        .collect();
     sources.sort();
-    assert_eq!(sources, [format!("{odd}.wasm"), "two\nlines.wasm".to_owned()]);
+    assert_eq!(
+        sources,
+        [format!("{odd}.wasm"), "two\nlines.wasm".to_owned()]
+    );
     let table = daemon.cli(&["get", "drivers"]).await.done();
-    assert_eq!(table.lines().count(), 3, "a name cannot break the table: {table}");
+    assert_eq!(
+        table.lines().count(),
+        3,
+        "a name cannot break the table: {table}"
+    );
 }
 
 #[tokio::test]
@@ -68,7 +99,11 @@ async fn a_link_to_a_driver_is_followed_as_in_a_mounted_config_map() {
     let dir = daemon.driver_path("..2026_01_01");
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join(MOCK_GPU_FILE), wasm(MOCK_GPU, Form::Core)).unwrap();
-    std::fs::write(dir.join("mock-gpu.grant.yaml"), side_file(MOCK_GPU, "grant")).unwrap();
+    std::fs::write(
+        dir.join("mock-gpu.grant.yaml"),
+        side_file(MOCK_GPU, "grant"),
+    )
+    .unwrap();
     std::os::unix::fs::symlink("..2026_01_01", daemon.driver_path("..data")).unwrap();
     for name in ["mock-gpu.grant.yaml", MOCK_GPU_FILE] {
         std::os::unix::fs::symlink(format!("..data/{name}"), daemon.driver_path(name)).unwrap();
@@ -78,12 +113,26 @@ async fn a_link_to_a_driver_is_followed_as_in_a_mounted_config_map() {
     let dir = daemon.driver_path("..2026_01_02");
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join(MOCK_GPU_FILE), wasm(MOCK_GPU, Form::Component)).unwrap();
-    std::fs::write(dir.join("mock-gpu.grant.yaml"), side_file(MOCK_GPU, "grant")).unwrap();
+    std::fs::write(
+        dir.join("mock-gpu.grant.yaml"),
+        side_file(MOCK_GPU, "grant"),
+    )
+    .unwrap();
     std::os::unix::fs::symlink("..2026_01_02", daemon.driver_path("..data_tmp")).unwrap();
-    std::fs::rename(daemon.driver_path("..data_tmp"), daemon.driver_path("..data")).unwrap();
-    daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != old && driver.state == "serving").await;
+    std::fs::rename(
+        daemon.driver_path("..data_tmp"),
+        daemon.driver_path("..data"),
+    )
+    .unwrap();
+    daemon
+        .until_driver(MOCK_GPU_FILE, |driver| {
+            driver.digest != old && driver.state == "serving"
+        })
+        .await;
 
     let outside = daemon.write("outside", wasm(MOCK_GPU, Form::Core));
     std::os::unix::fs::symlink(outside, daemon.driver_path("outside.wasm")).unwrap();
-    daemon.until_failed("outside.wasm", &["leads out of its directory"]).await;
+    daemon
+        .until_failed("outside.wasm", &["leads out of its directory"])
+        .await;
 }

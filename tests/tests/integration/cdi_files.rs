@@ -16,10 +16,14 @@ const ENDS: &str = "the node's problem is over";
 
 async fn until_there(file: &CdiFile) {
     let dir = file.path.parent().unwrap();
-    until_path(dir, "the file is what the claim says", || match std::fs::read_to_string(&file.path) {
-        Ok(text) if text == file.text => Ok(()),
-        other => Err(format!("{other:?}")),
-    })
+    until_path(
+        dir,
+        "the file is what the claim says",
+        || match std::fs::read_to_string(&file.path) {
+            Ok(text) if text == file.text => Ok(()),
+            other => Err(format!("{other:?}")),
+        },
+    )
     .await;
 }
 
@@ -27,10 +31,18 @@ async fn until_there(file: &CdiFile) {
 async fn until_said(root: &Root, words: &str, code: &str, times: usize) {
     let said = || {
         let log = root.log();
-        let lines = log.lines().filter(|line| line.contains(words) && line.contains(code)).count();
+        let lines = log
+            .lines()
+            .filter(|line| line.contains(words) && line.contains(code))
+            .count();
         if lines >= times { Ok(()) } else { Err(log) }
     };
-    until_path(&root.log_path(), &format!("the log says {words:?} of {code}"), said).await;
+    until_path(
+        &root.log_path(),
+        &format!("the log says {words:?} of {code}"),
+        said,
+    )
+    .await;
 }
 
 async fn one_claim(daemon: &Daemon) -> (v1::PreparePodRequest, CdiFile) {
@@ -44,8 +56,11 @@ fn put_foreign(dir: &Path, device: &str) -> PathBuf {
     let (kind, name) = device.split_once('=').unwrap();
     let path = dir.join("theirs.json");
     let device = format!(r#"{{"name":"{name}","containerEdits":{{"env":["A=b"]}}}}"#);
-    std::fs::write(&path, format!(r#"{{"cdiVersion":"0.5.0","kind":"{kind}","devices":[{device}]}}"#))
-        .unwrap();
+    std::fs::write(
+        &path,
+        format!(r#"{{"cdiVersion":"0.5.0","kind":"{kind}","devices":[{device}]}}"#),
+    )
+    .unwrap();
     path
 }
 
@@ -80,7 +95,13 @@ async fn a_directory_that_is_removed_is_made_again_and_watched_again() {
         while let Err(error) = std::fs::remove_dir_all(&dir) {
             assert_eq!(error.kind(), std::io::ErrorKind::DirectoryNotEmpty);
         }
-        let there = || if dir.is_dir() { Ok(()) } else { Err("it is not there".to_owned()) };
+        let there = || {
+            if dir.is_dir() {
+                Ok(())
+            } else {
+                Err("it is not there".to_owned())
+            }
+        };
         until_path(dir.parent().unwrap(), "the directory is there again", there).await;
         until_there(&file).await;
         std::fs::remove_file(&file.path).unwrap();
@@ -93,16 +114,23 @@ async fn a_directory_that_is_removed_is_made_again_and_watched_again() {
 }
 
 #[tokio::test]
-async fn a_device_that_another_programs_file_has_too_is_refused_and_reported_until_that_file_goes() {
+async fn a_device_that_another_programs_file_has_too_is_refused_and_reported_until_that_file_goes()
+{
     let daemon = with_gpus().await;
     let (request, file) = one_claim(&daemon).await;
     let device = &file.devices()[0];
     let theirs = put_foreign(&daemon.cdi(), device);
     until_said(&daemon, BEGINS, "cdi-device-claimed-twice", 1).await;
-    let problem = daemon.refused_as(request.clone(), "conflict", "cdi-device-claimed-twice").await;
+    let problem = daemon
+        .refused_as(request.clone(), "conflict", "cdi-device-claimed-twice")
+        .await;
     assert_eq!(problem.details["file"], theirs.to_str().unwrap());
     assert_eq!(&problem.details["device"], device);
-    assert_eq!(daemon.only_claim().await.state, "prepared", "only the answer is refused");
+    assert_eq!(
+        daemon.only_claim().await.state,
+        "prepared",
+        "only the answer is refused"
+    );
 
     std::fs::remove_file(&theirs).unwrap();
     until_said(&daemon, ENDS, "cdi-device-claimed-twice", 1).await;

@@ -4,7 +4,9 @@ use std::process::Stdio;
 
 use nodedock_tests::Root;
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::{DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm};
+use nodedock_tests::drivers::{
+    DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm,
+};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -16,22 +18,41 @@ async fn inspect_tells_what_a_file_is_without_a_daemon() {
     for (form, word) in [(Form::Core, "core module"), (Form::Component, "component")] {
         let file = root.write(MOCK_GPU_FILE, wasm(MOCK_GPU, form));
         let file = file.to_str().unwrap();
-        let found = root.cli(&["driver", "inspect", file, "-o", "json"]).await.json();
-        assert_eq!((&found["form"], &found["name"]), (&json!(word), &json!(MOCK_GPU_NAME)));
-        assert_eq!((&found["contract"], &found["error"]), (&json!("nodedock:driver@0.2.0"), &json!(null)));
+        let found = root
+            .cli(&["driver", "inspect", file, "-o", "json"])
+            .await
+            .json();
+        assert_eq!(
+            (&found["form"], &found["name"]),
+            (&json!(word), &json!(MOCK_GPU_NAME))
+        );
+        assert_eq!(
+            (&found["contract"], &found["error"]),
+            (&json!("nodedock:driver@0.2.0"), &json!(null))
+        );
         assert_eq!(found["facets"], json!(["configuration", "health"]));
-        assert_eq!(found["missingGrants"].as_array().unwrap().len(), 1, "{found}");
-        root.cli(&["driver", "inspect", file]).await.done_with(&["would be blocked", "MOCK_GPU_*"]);
+        assert_eq!(
+            found["missingGrants"].as_array().unwrap().len(),
+            1,
+            "{found}"
+        );
+        root.cli(&["driver", "inspect", file])
+            .await
+            .done_with(&["would be blocked", "MOCK_GPU_*"]);
 
         let grant = root.write("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
-        root.cli(&["driver", "inspect", file]).await.done_with(&["would serve"]);
+        root.cli(&["driver", "inspect", file])
+            .await
+            .done_with(&["would serve"]);
         std::fs::remove_file(grant).unwrap();
     }
     let bad = root.write("bad.wasm", "not a driver");
     root.cli(&["driver", "inspect", bad.to_str().unwrap()])
         .await
         .failed_with(1, &["cannot be loaded", "not WebAssembly"]);
-    root.cli(&["driver", "inspect", "/nowhere.wasm"]).await.failed_with(1, &["/nowhere.wasm"]);
+    root.cli(&["driver", "inspect", "/nowhere.wasm"])
+        .await
+        .failed_with(1, &["/nowhere.wasm"]);
 }
 
 #[tokio::test]
@@ -39,14 +60,26 @@ async fn the_grant_that_is_printed_is_what_the_driver_needs() {
     let root = Root::new();
     let file = root.write("device-nodes.wasm", wasm(DEVICE_NODES, Form::Core));
     let file = file.to_str().unwrap();
-    let grant = root.cli(&["driver", "grant", file]).await.done_with(&["kind: DriverGrant", "/dev/fuse"]);
+    let grant = root
+        .cli(&["driver", "grant", file])
+        .await
+        .done_with(&["kind: DriverGrant", "/dev/fuse"]);
     root.write("device-nodes.grant.yaml", &grant);
-    root.cli(&["driver", "inspect", file]).await.done_with(&["would serve"]);
+    root.cli(&["driver", "inspect", file])
+        .await
+        .done_with(&["would serve"]);
 
-    root.write("device-nodes.grant.yaml", grant.replace("/dev/fuse", "/dev/null"));
-    root.cli(&["driver", "inspect", file]).await.done_with(&["would be blocked", "/dev/fuse"]);
+    root.write(
+        "device-nodes.grant.yaml",
+        grant.replace("/dev/fuse", "/dev/null"),
+    );
+    root.cli(&["driver", "inspect", file])
+        .await
+        .done_with(&["would be blocked", "/dev/fuse"]);
     root.write("device-nodes.grant.yaml", "kind: Wrong\n");
-    root.cli(&["driver", "inspect", file]).await.failed_with(1, &["device-nodes.grant.yaml"]);
+    root.cli(&["driver", "inspect", file])
+        .await
+        .failed_with(1, &["device-nodes.grant.yaml"]);
     let bad = root.write("bad.wasm", "");
     root.cli(&["driver", "grant", bad.to_str().unwrap()])
         .await
@@ -56,7 +89,9 @@ async fn the_grant_that_is_printed_is_what_the_driver_needs() {
 #[tokio::test]
 async fn explain_tells_the_history_of_a_claim_and_of_a_driver() {
     let daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     for name in ["a", "default/a", "claim-a"] {
         daemon.cli(&["explain", "claim", name]).await.done_with(&[
             "is prepared",
@@ -74,23 +109,38 @@ async fn explain_tells_the_history_of_a_claim_and_of_a_driver() {
             "Simulated GPUs",
         ]);
     }
-    daemon.cli(&["explain", "claim", "unknown"]).await.failed_with(1, &["no claim \"unknown\""]);
-    daemon.cli(&["explain", "driver", "unknown"]).await.failed_with(1, &["no driver \"unknown\""]);
+    daemon
+        .cli(&["explain", "claim", "unknown"])
+        .await
+        .failed_with(1, &["no claim \"unknown\""]);
+    daemon
+        .cli(&["explain", "driver", "unknown"])
+        .await
+        .failed_with(1, &["no driver \"unknown\""]);
 
     daemon.copy_in("bad.wasm", "nonsense");
     daemon.until_state("bad.wasm", "failed").await;
-    daemon.cli(&["explain", "driver", "bad.wasm"]).await.done_with(&["is failed", "not WebAssembly"]);
+    daemon
+        .cli(&["explain", "driver", "bad.wasm"])
+        .await
+        .done_with(&["is failed", "not WebAssembly"]);
 }
 
 #[tokio::test]
 async fn a_name_that_is_not_there_is_an_error_and_an_empty_list_is_not() {
     let daemon = with_gpus().await;
     for what in ["drivers", "devices", "claims", "pods", "resources"] {
-        daemon.cli(&["get", what, "unknown"]).await.failed_with(1, &["unknown"]);
+        daemon
+            .cli(&["get", what, "unknown"])
+            .await
+            .failed_with(1, &["unknown"]);
     }
     assert_eq!(daemon.cli(&["get", "claims"]).await.done(), "no claims\n");
     for format in ["table", "wide", "yaml", "json"] {
-        daemon.cli(&["get", "driver", "-o", format]).await.done_with(&[MOCK_GPU_NAME]);
+        daemon
+            .cli(&["get", "driver", "-o", format])
+            .await
+            .done_with(&[MOCK_GPU_NAME]);
     }
 }
 
@@ -98,11 +148,18 @@ async fn a_name_that_is_not_there_is_an_error_and_an_empty_list_is_not() {
 async fn a_watched_list_is_printed_again_when_something_changes() {
     let daemon = with_gpus().await;
     let mut command = daemon.command();
-    command.args(["get", "claims", "--watch"]).stdout(Stdio::piped());
+    command
+        .args(["get", "claims", "--watch"])
+        .stdout(Stdio::piped());
     let mut watching = command.spawn().unwrap();
     let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
-    assert_eq!(lines.next_line().await.unwrap().as_deref(), Some("no claims"));
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    assert_eq!(
+        lines.next_line().await.unwrap().as_deref(),
+        Some("no claims")
+    );
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     loop {
         let line = lines.next_line().await.unwrap().expect("the watch goes on");
         if line.contains("prepared") && line.contains("default/one") {
@@ -119,7 +176,10 @@ async fn completion_is_printed_for_each_shell() {
     let root = Root::new();
     for shell in ["bash", "zsh", "fish"] {
         let script = root.cli(&["completion", shell]).await.done();
-        assert!(script.contains("nodedock") && script.contains("unprepare"), "{shell}");
+        assert!(
+            script.contains("nodedock") && script.contains("unprepare"),
+            "{shell}"
+        );
     }
     let version = root.cli(&["--version"]).await.done();
     assert!(version.starts_with("nodedock "), "{version}");
@@ -128,46 +188,97 @@ async fn completion_is_printed_for_each_shell() {
 #[tokio::test]
 async fn get_node_tells_who_it_is_what_it_has_and_that_nothing_is_wrong() {
     let daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     let node = daemon.cli(&["get", "node", "-o", "json"]).await.json();
-    assert_eq!((&node["driversServing"], &node["pods"]), (&json!(1), &json!(1)), "{node}");
-    assert_eq!((&node["claims"], &node["conditions"]), (&json!({"prepared": 1}), &json!([])), "{node}");
+    assert_eq!(
+        (&node["driversServing"], &node["pods"]),
+        (&json!(1), &json!(1)),
+        "{node}"
+    );
+    assert_eq!(
+        (&node["claims"], &node["conditions"]),
+        (&json!({"prepared": 1}), &json!([])),
+        "{node}"
+    );
     let status = daemon.node().await;
     assert!(!status.recorded_hardware);
-    assert_eq!((&node["name"], &node["bootId"]), (&json!(status.name), &json!(status.boot_id)));
+    assert_eq!(
+        (&node["name"], &node["bootId"]),
+        (&json!(status.name), &json!(status.boot_id))
+    );
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     assert_eq!(
         (status.boot_id.as_str(), status.version.as_str()),
         (boot_id.trim(), env!("CARGO_PKG_VERSION"))
     );
-    assert!(status.started_ms > 0 && !status.name.is_empty(), "{status:?}");
+    assert!(
+        status.started_ms > 0 && !status.name.is_empty(),
+        "{status:?}"
+    );
 
-    daemon.cli(&["get", "node", &status.name]).await.done_with(&["1 prepared", "the node has no problems"]);
+    daemon
+        .cli(&["get", "node", &status.name])
+        .await
+        .done_with(&["1 prepared", "the node has no problems"]);
     let said = daemon.cli(&["get", "node", "another"]).await;
     assert!(said.stdout.is_empty(), "{said:?}");
     assert!(said.failed(1).contains("not the node \"another\""));
-    assert_eq!(daemon.cli(&["get", "claims"]).await.stderr, "", "there is nothing to warn of");
+    assert_eq!(
+        daemon.cli(&["get", "claims"]).await.stderr,
+        "",
+        "there is nothing to warn of"
+    );
 }
 
 #[tokio::test]
 async fn a_checkpoint_is_good_after_a_crash_and_read_beside_a_daemon() {
     let mut daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     for running in [true, false] {
         if !running {
             daemon.kill9().await;
         }
-        let report = daemon.cli(&["checkpoint", "verify", "-o", "json"]).await.json();
-        assert_eq!((&report["claims"], &report["pods"]), (&json!(1), &json!(1)), "{report}");
-        let dump = daemon.cli(&["checkpoint", "dump", "-o", "json"]).await.json();
-        assert_eq!(dump["claims"][0]["id"]["uid"], json!("claim-a"), "running: {running}");
+        let report = daemon
+            .cli(&["checkpoint", "verify", "-o", "json"])
+            .await
+            .json();
+        assert_eq!(
+            (&report["claims"], &report["pods"]),
+            (&json!(1), &json!(1)),
+            "{report}"
+        );
+        let dump = daemon
+            .cli(&["checkpoint", "dump", "-o", "json"])
+            .await
+            .json();
+        assert_eq!(
+            dump["claims"][0]["id"]["uid"],
+            json!("claim-a"),
+            "running: {running}"
+        );
         assert_eq!(dump["claims"][0]["state"], json!("prepared"));
     }
-    daemon.cli(&["checkpoint", "dump"]).await.done_with(&["default/a"]);
-    let cut = daemon.write("cut.db", &std::fs::read(daemon.checkpoint()).unwrap()[..3000]);
-    daemon.cli(&["checkpoint", "verify", cut.to_str().unwrap()]).await.failed_with(1, &["cut.db"]);
+    daemon
+        .cli(&["checkpoint", "dump"])
+        .await
+        .done_with(&["default/a"]);
+    let cut = daemon.write(
+        "cut.db",
+        &std::fs::read(daemon.checkpoint()).unwrap()[..3000],
+    );
+    daemon
+        .cli(&["checkpoint", "verify", cut.to_str().unwrap()])
+        .await
+        .failed_with(1, &["cut.db"]);
     daemon.run().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.restart().await;
-    daemon.cli(&["checkpoint", "verify"]).await.done_with(&["1 claims"]);
+    daemon
+        .cli(&["checkpoint", "verify"])
+        .await
+        .done_with(&["1 claims"]);
 }

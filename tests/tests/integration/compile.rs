@@ -20,7 +20,8 @@ use nodedock_tests::machine::{Tmpfs, is_root, or_skip, skip};
 use nodedock_tests::wait::until_path;
 use nodedock_tests::{DEADLINE, Daemon, Options, Root, places};
 use nodedock_wasm::{
-    COMPILE_COMMAND, CompileBounds, Compiler, DriverFile, LoadError, WasmDriver, WasmHost, WasmSettings,
+    COMPILE_COMMAND, CompileBounds, Compiler, DriverFile, LoadError, WasmDriver, WasmHost,
+    WasmSettings,
 };
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::AsyncWriteExt;
@@ -29,13 +30,23 @@ use tokio::io::unix::AsyncFd;
 use crate::with_gpus;
 
 fn host(program: PathBuf, bounds: CompileBounds) -> Arc<WasmHost> {
-    let settings = WasmSettings { compiler: Compiler::Process { program, bounds }, ..settings(None) };
-    WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
-        .expect("set up the sandbox")
+    let settings = WasmSettings {
+        compiler: Compiler::Process { program, bounds },
+        ..settings(None)
+    };
+    WasmHost::new(
+        settings,
+        Arc::new(SharedClaimTable::default()),
+        Arc::new(NoJournal),
+    )
+    .expect("set up the sandbox")
 }
 
 async fn load(host: &Arc<WasmHost>, bytes: Vec<u8>) -> Result<WasmDriver, LoadError> {
-    let file = DriverFile { name: "file.wasm".into(), bytes: bytes.into() };
+    let file = DriverFile {
+        name: "file.wasm".into(),
+        bytes: bytes.into(),
+    };
     host.load(file, Grant::empty(), None).await
 }
 
@@ -68,8 +79,14 @@ fn open(pid: i32) -> OwnedFd {
 async fn compiler_of(daemon: &Daemon, n: usize) -> i32 {
     let pid = || {
         let log = daemon.log();
-        let line = log.lines().filter(|line| line.contains("compiler started")).nth(n - 1);
-        let word = line.and_then(|line| line.split_whitespace().find_map(|word| word.strip_prefix("pid=")));
+        let line = log
+            .lines()
+            .filter(|line| line.contains("compiler started"))
+            .nth(n - 1);
+        let word = line.and_then(|line| {
+            line.split_whitespace()
+                .find_map(|word| word.strip_prefix("pid="))
+        });
         word.and_then(|pid| pid.parse().ok()).ok_or(log)
     };
     until_path(&daemon.log_path(), "a compiler is started", pid).await
@@ -93,19 +110,46 @@ async fn a_file_whose_compiler_does_not_live_fails_with_a_reason_while_others_se
         let pid = compiler_of(&daemon, started).await;
         rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     }
-    daemon.prepared(request(&pod("meanwhile"), &[&gpu_claim("meanwhile", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(
+            &pod("meanwhile"),
+            &[&gpu_claim("meanwhile", &["gpus/gpu-0"])],
+        ))
+        .await;
     let failed = daemon.until_state("slow.wasm", "failed").await;
-    assert!(failed.reason.contains("the compiler was killed twice by signal 9"), "{failed:?}");
-    daemon.prepared(request(&pod("after"), &[&gpu_claim("after", &["gpus/gpu-1"])])).await;
-    assert_eq!(kept_files(&daemon).len(), 1, "of what failed nothing is kept");
+    assert!(
+        failed
+            .reason
+            .contains("the compiler was killed twice by signal 9"),
+        "{failed:?}"
+    );
+    daemon
+        .prepared(request(
+            &pod("after"),
+            &[&gpu_claim("after", &["gpus/gpu-1"])],
+        ))
+        .await;
+    assert_eq!(
+        kept_files(&daemon).len(),
+        1,
+        "of what failed nothing is kept"
+    );
 }
 
 #[tokio::test]
 async fn a_file_that_holds_too_much_is_not_compiled_at_all() {
     let daemon = with_gpus().await;
     for (name, bytes, wanted) in [
-        ("many.wasm", bombs::many(), "functions, at most 100000 are taken"),
-        ("huge.wasm", bombs::huge(), "a function of 2800011 bytes, at most 2097152 are taken"),
+        (
+            "many.wasm",
+            bombs::many(),
+            "functions, at most 100000 are taken",
+        ),
+        (
+            "huge.wasm",
+            bombs::huge(),
+            "a function of 2800011 bytes, at most 2097152 are taken",
+        ),
     ] {
         daemon.drop_in(name, bytes);
         daemon.until_failed(name, &[wanted]).await;
@@ -114,16 +158,25 @@ async fn a_file_that_holds_too_much_is_not_compiled_at_all() {
 
 #[tokio::test]
 async fn each_bound_of_a_compilation_has_an_error_of_its_own() {
-    let bounds = CompileBounds { cpu: Duration::from_secs(1), ..CompileBounds::default() };
+    let bounds = CompileBounds {
+        cpu: Duration::from_secs(1),
+        ..CompileBounds::default()
+    };
     let error = refusal(bounds, bombs::slow(12)).await;
     assert_eq!(error.code().as_str(), "compile-cpu", "{error}");
     assert!(error.to_string().contains("more than 1s of CPU"), "{error}");
 
-    let bounds = CompileBounds { wall: Duration::from_millis(1), ..CompileBounds::default() };
+    let bounds = CompileBounds {
+        wall: Duration::from_millis(1),
+        ..CompileBounds::default()
+    };
     let error = refusal(bounds, bombs::slow(1)).await;
     assert_eq!(error.code().as_str(), "compile-time", "{error}");
 
-    let bounds = CompileBounds { memory: 320 << 20, ..CompileBounds::default() };
+    let bounds = CompileBounds {
+        memory: 320 << 20,
+        ..CompileBounds::default()
+    };
     let error = refusal(bounds, bombs::greedy()).await;
     assert_eq!(error.code().as_str(), "compile-memory", "{error}");
     assert!(error.to_string().contains("320 MiB"), "{error}");
@@ -135,15 +188,27 @@ async fn a_compiler_that_is_killed_is_started_once_more() {
     let (tries, program) = (root.path().join("tries"), places::nodedock());
     let count = format!("echo try >> {}", tries.display());
     let always = script(&root, &format!("{count}\nkill -KILL $$"));
-    let error = load(&host(always, CompileBounds::default()), wasm(MOCK_GPU, Form::Core)).await;
+    let error = load(
+        &host(always, CompileBounds::default()),
+        wasm(MOCK_GPU, Form::Core),
+    )
+    .await;
     let error = error.map(|driver| driver.info().clone()).unwrap_err();
     assert_eq!(error.code().as_str(), "compiler-killed", "{error}");
     assert_eq!(std::fs::read_to_string(&tries).unwrap().lines().count(), 2);
 
     std::fs::remove_file(&tries).unwrap();
     let (marker, program) = (tries.display(), program.display());
-    let once = script(&root, &format!("[ -e {marker} ] && exec {program} \"$@\"\n{count}\nkill -KILL $$"));
-    load(&host(once, CompileBounds::default()), wasm(MOCK_GPU, Form::Core)).await.unwrap();
+    let once = script(
+        &root,
+        &format!("[ -e {marker} ] && exec {program} \"$@\"\n{count}\nkill -KILL $$"),
+    );
+    load(
+        &host(once, CompileBounds::default()),
+        wasm(MOCK_GPU, Form::Core),
+    )
+    .await
+    .unwrap();
 }
 
 #[tokio::test]
@@ -152,19 +217,36 @@ async fn an_answer_that_is_no_artifact_is_not_taken() {
     for (text, wanted) in [
         ("exit 0", "cut off"),
         ("cat", "cut off"),
-        ("cat >/dev/null; head -c 400000000 /dev/zero", "without an end"),
+        (
+            "cat >/dev/null; head -c 400000000 /dev/zero",
+            "without an end",
+        ),
         ("echo no such name >&2; exit 1", "no such name"),
         ("exec /nowhere/at/all", "could not start"),
     ] {
         let host = host(script(&root, text), CompileBounds::default());
-        let error = load(&host, wasm(MOCK_GPU, Form::Core)).await.map(|driver| driver.info().clone());
+        let error = load(&host, wasm(MOCK_GPU, Form::Core))
+            .await
+            .map(|driver| driver.info().clone());
         let error = error.unwrap_err();
-        assert!(error.code() == "host-failed" && error.to_string().contains(wanted), "{text}: {error}");
+        assert!(
+            error.code() == "host-failed" && error.to_string().contains(wanted),
+            "{text}: {error}"
+        );
     }
-    let error =
-        load(&host("/nowhere/at/all".into(), CompileBounds::default()), wasm(MOCK_GPU, Form::Core)).await;
-    let error = error.map(|driver| driver.info().clone()).unwrap_err().to_string();
-    assert!(error.contains("start the compiler /nowhere/at/all"), "{error}");
+    let error = load(
+        &host("/nowhere/at/all".into(), CompileBounds::default()),
+        wasm(MOCK_GPU, Form::Core),
+    )
+    .await;
+    let error = error
+        .map(|driver| driver.info().clone())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("start the compiler /nowhere/at/all"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -172,11 +254,21 @@ async fn a_cancelled_load_ends_its_compiler() {
     let root = Root::new();
     let pid = root.path().join("pid");
     let (new, path) = (format!("{}.new", pid.display()), pid.display());
-    let waiting = script(&root, &format!("echo $$ > {new}; mv {new} {path}; exec sleep 1000"));
+    let waiting = script(
+        &root,
+        &format!("echo $$ > {new}; mv {new} {path}; exec sleep 1000"),
+    );
     let host = host(waiting, CompileBounds::default());
-    let loading = tokio::spawn(async move { load(&host, wasm(MOCK_GPU, Form::Core)).await.map(drop) });
+    let loading =
+        tokio::spawn(async move { load(&host, wasm(MOCK_GPU, Form::Core)).await.map(drop) });
     let read = || std::fs::read_to_string(&pid).map_err(|error| error.to_string());
-    let process = open(until_path(root.path(), "the compiler runs", read).await.trim().parse().unwrap());
+    let process = open(
+        until_path(root.path(), "the compiler runs", read)
+            .await
+            .trim()
+            .parse()
+            .unwrap(),
+    );
     loading.abort();
     ended(process).await;
 }
@@ -203,13 +295,20 @@ async fn a_compiler_dies_with_its_daemon_and_the_next_one_compiles_again() {
 #[tokio::test]
 async fn a_file_that_changes_while_it_is_compiled_is_compiled_no_further() {
     let daemon = Daemon::start_with(telling()).await;
-    daemon.drop_in("mock-gpu.grant.yaml", nodedock_tests::drivers::side_file(MOCK_GPU, "grant"));
+    daemon.drop_in(
+        "mock-gpu.grant.yaml",
+        nodedock_tests::drivers::side_file(MOCK_GPU, "grant"),
+    );
     daemon.drop_in(MOCK_GPU_FILE, bombs::slow(20));
     let compiler = open(compiler_of(&daemon, 1).await);
     daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
     ended(compiler).await;
     daemon.until_serving(MOCK_GPU_FILE).await;
-    assert_eq!(kept_files(&daemon).len(), 1, "the first was not compiled to its end");
+    assert_eq!(
+        kept_files(&daemon).len(),
+        1,
+        "the first was not compiled to its end"
+    );
 }
 
 #[tokio::test]
@@ -222,9 +321,17 @@ async fn what_a_compilation_takes_never_shows_in_the_daemons_memory() {
     daemon.drop_in(MOCK_GPU_FILE, &large);
     daemon.until_serving(MOCK_GPU_FILE).await;
     let log = daemon.log();
-    let compiled = log.lines().rfind(|line| line.contains("memory_peak_mib: ")).expect("it is logged");
+    let compiled = log
+        .lines()
+        .rfind(|line| line.contains("memory_peak_mib: "))
+        .expect("it is logged");
     let (_, words) = compiled.split_once("memory_peak_mib: ").unwrap();
-    let taken: f64 = words.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap();
+    let taken: f64 = words
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect::<String>()
+        .parse()
+        .unwrap();
     let grown = daemon.memory_mib("VmHWM") - before;
     assert!(
         taken > 50.0 && grown < taken / 3.0,
@@ -235,16 +342,27 @@ async fn what_a_compilation_takes_never_shows_in_the_daemons_memory() {
 #[tokio::test]
 async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
     let mut command = tokio::process::Command::new(places::nodedock());
-    command.args([COMPILE_COMMAND, &std::process::id().to_string(), "536870912", "7"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+    command.args([
+        COMPILE_COMMAND,
+        &std::process::id().to_string(),
+        "536870912",
+        "7",
+    ]);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
     let mut compiler = command.spawn().unwrap();
     let mut stdin = compiler.stdin.take().unwrap();
     // More than a pipe holds: when it is written, the compiler reads, and has dropped its rights before.
     stdin.write_all(&vec![0; 1 << 20]).await.unwrap();
     let proc = PathBuf::from(format!("/proc/{}", compiler.id().unwrap()));
     let read = |name: &str| std::fs::read_to_string(proc.join(name)).unwrap();
-    let tasks: Vec<_> =
-        std::fs::read_dir(proc.join("task")).unwrap().map(|task| task.unwrap().path()).collect();
+    let tasks: Vec<_> = std::fs::read_dir(proc.join("task"))
+        .unwrap()
+        .map(|task| task.unwrap().path())
+        .collect();
     // The main thread, and those that compile if there are processors for them.
     let processors = std::thread::available_parallelism().unwrap().get().min(4);
     assert_eq!(tasks.len(), if processors > 1 { 1 + processors } else { 1 });
@@ -256,7 +374,9 @@ async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
                 .lines()
                 .find_map(|line| line.strip_prefix(name))
                 .unwrap_or_else(|| panic!("{name}: {status}"));
-            line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+            line.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
         };
         assert_eq!(field("NoNewPrivs:"), ["1"]);
         for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
@@ -268,11 +388,22 @@ async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
         }
     }
     if is_root() {
-        let user: u32 = users.iter().map(|user| user.parse().unwrap()).next().unwrap();
-        assert!(users.len() == 1 && (2_147_200_000..=2_147_265_535).contains(&user), "{users:?}");
+        let user: u32 = users
+            .iter()
+            .map(|user| user.parse().unwrap())
+            .next()
+            .unwrap();
+        assert!(
+            users.len() == 1 && (2_147_200_000..=2_147_265_535).contains(&user),
+            "{users:?}"
+        );
         // The user was that of others: any of their processes could stop the compiler.
         let stop = format!("kill -STOP {}", compiler.id().unwrap());
-        let stopped = std::process::Command::new("sh").args(["-c", &stop]).uid(65534).gid(65534).output();
+        let stopped = std::process::Command::new("sh")
+            .args(["-c", &stop])
+            .uid(65534)
+            .gid(65534)
+            .output();
         assert!(!stopped.unwrap().status.success());
     }
     let limits = read("limits");
@@ -284,16 +415,24 @@ async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
         ("Max processes", "0"),
         ("Max address space", "536870912"),
     ] {
-        let line =
-            limits.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{limits}"));
+        let line = limits
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap_or_else(|| panic!("{limits}"));
         assert_eq!(line.split_whitespace().next(), Some(value), "{name}");
     }
     assert_eq!(read("oom_score_adj").trim(), "1000");
     if is_root() {
-        assert_eq!(std::fs::read_link(proc.join("cwd")).unwrap(), Path::new("/"));
+        assert_eq!(
+            std::fs::read_link(proc.join("cwd")).unwrap(),
+            Path::new("/")
+        );
         assert_eq!(std::fs::read_dir(proc.join("fd")).unwrap().count(), 3);
     } else {
-        skip("user and open files of a compiler", "only root may look at them");
+        skip(
+            "user and open files of a compiler",
+            "only root may look at them",
+        );
     }
     drop(stdin);
     compiler.wait_with_output().await.unwrap();
@@ -303,8 +442,13 @@ async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
 async fn a_compiler_is_no_command_for_people() {
     let root = Root::new();
     let help = root.cli(&["--help"]).await.done();
-    assert!(help.contains("prepare") && !help.contains(COMPILE_COMMAND), "{help}");
-    root.cli(&[COMPILE_COMMAND, "1", "536870912", "7"]).await.failed_with(1, &["the parent process is gone"]);
+    assert!(
+        help.contains("prepare") && !help.contains(COMPILE_COMMAND),
+        "{help}"
+    );
+    root.cli(&[COMPILE_COMMAND, "1", "536870912", "7"])
+        .await
+        .failed_with(1, &["the parent process is gone"]);
 }
 
 #[tokio::test]
@@ -312,9 +456,10 @@ async fn a_cache_whose_disk_runs_no_code_is_of_use_all_the_same() {
     let root = Root::new();
     let cache = root.path().join("var/cache/nodedock");
     std::fs::create_dir_all(&cache).unwrap();
-    let Some(mounted) =
-        or_skip("a cache on a disk that runs no code", Tmpfs::mount(&cache, "noexec,mode=700"))
-    else {
+    let Some(mounted) = or_skip(
+        "a cache on a disk that runs no code",
+        Tmpfs::mount(&cache, "noexec,mode=700"),
+    ) else {
         return;
     };
     let mut daemon = Daemon::start_on(root, Options::default()).await;

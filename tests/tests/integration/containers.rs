@@ -26,7 +26,10 @@ impl Podman {
         if !is_root() {
             return Err("it needs root".to_owned());
         }
-        let busybox = Command::new("/bin/busybox").arg("true").stdin(Stdio::null()).status();
+        let busybox = Command::new("/bin/busybox")
+            .arg("true")
+            .stdin(Stdio::null())
+            .status();
         if !busybox.is_ok_and(|status| status.success()) {
             return Err("there is no /bin/busybox".to_owned());
         }
@@ -40,10 +43,31 @@ impl Podman {
         let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
         let storage = |name: &str| text(&root.path().join("podman").join(name));
         let mut arguments = vec![text(&self.podman), "--root".to_owned(), storage("root")];
-        arguments.extend(["--runroot".to_owned(), storage("run"), "--tmpdir".to_owned(), storage("tmp")]);
-        arguments.extend(["--storage-driver=vfs".to_owned(), "--runtime".to_owned(), text(&self.runtime)]);
-        let fixed = ["--cgroup-manager=cgroupfs", "--events-backend=none", "run", "--rm", "--network=none"];
-        let limits = ["--ulimit", "nofile=16384:16384", "--ulimit", "nproc=32768:32768", "--rootfs"];
+        arguments.extend([
+            "--runroot".to_owned(),
+            storage("run"),
+            "--tmpdir".to_owned(),
+            storage("tmp"),
+        ]);
+        arguments.extend([
+            "--storage-driver=vfs".to_owned(),
+            "--runtime".to_owned(),
+            text(&self.runtime),
+        ]);
+        let fixed = [
+            "--cgroup-manager=cgroupfs",
+            "--events-backend=none",
+            "run",
+            "--rm",
+            "--network=none",
+        ];
+        let limits = [
+            "--ulimit",
+            "nofile=16384:16384",
+            "--ulimit",
+            "nproc=32768:32768",
+            "--rootfs",
+        ];
         arguments.extend(fixed.into_iter().chain(limits).map(str::to_owned));
         arguments.push(text(&rootfs));
         arguments.extend(["/bin/busybox", "sh", "-c", script].map(str::to_owned));
@@ -62,11 +86,16 @@ impl Podman {
             }
         }
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
-        let output =
-            tokio::time::timeout(nodedock_tests::DEADLINE, output).await.map_err(|_| "podman hangs")?;
+        let output = tokio::time::timeout(nodedock_tests::DEADLINE, output)
+            .await
+            .map_err(|_| "podman hangs")?;
         let output = output.map_err(|error| error.to_string())?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+        if output.status.success() {
+            Ok(text(&output.stdout))
+        } else {
+            Err(text(&output.stderr))
+        }
     }
 }
 
@@ -94,55 +123,98 @@ impl Drop for Leftovers {
 
 #[tokio::test]
 async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
-    let Some(podman) = or_skip("devices in a real container", Podman::find()) else { return };
+    let Some(podman) = or_skip("devices in a real container", Podman::find()) else {
+        return;
+    };
     let daemon = Daemon::start_with(Options::default().arg("--cdi-dir", CDI_DIR)).await;
     daemon.install(DEVICE_NODES, Form::Core);
     daemon.install(MOCK_GPU, Form::Component);
     daemon.until_serving(DEVICE_NODES_FILE).await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     let devices = daemon.devices().await;
-    let Some(node) = devices.iter().find(|device| matches!(own_pool(&device.pool), "misc" | "loop")) else {
-        return skip("devices in a real container", "there is no device node to hand out");
+    let Some(node) = devices
+        .iter()
+        .find(|device| matches!(own_pool(&device.pool), "misc" | "loop"))
+    else {
+        return skip(
+            "devices in a real container",
+            "there is no device node to hand out",
+        );
     };
     let attributes: Value = serde_json::from_str(&node.attributes_json).unwrap();
     let path = attributes["path"].as_str().unwrap();
-    let (node, gpu) =
-        (format!("{}/{}/{}", node.driver, node.pool, node.name), format!("{MOCK_GPU_NAME}/gpus/gpu-1"));
+    let (node, gpu) = (
+        format!("{}/{}/{}", node.driver, node.pool, node.name),
+        format!("{MOCK_GPU_NAME}/gpus/gpu-1"),
+    );
     // A name that no other run of this test, or of a daemon, has.
     let pod = format!("container-{}", std::process::id());
-    let args = ["prepare", "--pod", &pod, "--device", &node, "--device", &gpu, "-o", "json"];
+    let args = [
+        "prepare", "--pod", &pod, "--device", &node, "--device", &gpu, "-o", "json",
+    ];
     let answer = daemon.cli(&args).await.json();
     let uid = answer["claims"][0]["uid"].as_str().unwrap();
-    let entries = std::fs::read_dir(CDI_DIR).unwrap().map(|entry| entry.unwrap().path());
-    let files: Vec<_> =
-        entries.filter_map(|path| CdiFile::read(&path)).filter(|f| f.claim_uid() == uid).collect();
+    let entries = std::fs::read_dir(CDI_DIR)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let files: Vec<_> = entries
+        .filter_map(|path| CdiFile::read(&path))
+        .filter(|f| f.claim_uid() == uid)
+        .collect();
     let mut leftovers = Leftovers(files.iter().map(|file| file.path.clone()).collect());
     let metadata: Vec<_> = files.iter().flat_map(CdiFile::mounts).collect();
-    let directories = metadata.iter().map(|(path, _)| path.parent().unwrap().to_owned());
+    let directories = metadata
+        .iter()
+        .map(|(path, _)| path.parent().unwrap().to_owned());
     leftovers.0.extend(directories.collect::<Vec<_>>());
     assert_eq!(files.len(), 2);
 
     let names = answer["containers"][0]["cdiDevices"].as_array().unwrap();
     let names: Vec<_> = names.iter().map(|name| name.as_str().unwrap()).collect();
-    let seen = podman.run(&daemon, &names, &format!("busybox ls -l {path} && busybox env")).await.unwrap();
+    let seen = podman
+        .run(
+            &daemon,
+            &names,
+            &format!("busybox ls -l {path} && busybox env"),
+        )
+        .await
+        .unwrap();
     let is_node = |line: &str| line.starts_with(['c', 'b']) && line.ends_with(path);
     assert!(seen.lines().any(is_node), "{path} in {seen}");
     for variable in files.iter().flat_map(CdiFile::env) {
-        assert!(seen.lines().any(|line| line == variable), "{variable} in {seen}");
+        assert!(
+            seen.lines().any(|line| line == variable),
+            "{variable} in {seen}"
+        );
     }
     assert!(seen.contains("MOCK_GPU_1=GPU-"), "{seen}");
 
     assert_eq!(metadata.len(), 2);
     for (on_node, in_container) in &metadata {
         let shown = in_container.display();
-        let read = podman.run(&daemon, &names, &format!("busybox cat {shown}")).await.unwrap();
-        assert!(read == std::fs::read_to_string(on_node).unwrap() && read.contains(uid), "{read}");
-        let written = podman.run(&daemon, &names, &format!("echo x > {shown}")).await.unwrap_err();
+        let read = podman
+            .run(&daemon, &names, &format!("busybox cat {shown}"))
+            .await
+            .unwrap();
+        assert!(
+            read == std::fs::read_to_string(on_node).unwrap() && read.contains(uid),
+            "{read}"
+        );
+        let written = podman
+            .run(&daemon, &names, &format!("echo x > {shown}"))
+            .await
+            .unwrap_err();
         assert!(written.contains("Read-only"), "{written}");
     }
 
-    daemon.cli(&["unprepare", &format!("default/{pod}")]).await.done();
+    daemon
+        .cli(&["unprepare", &format!("default/{pod}")])
+        .await
+        .done();
     assert!(leftovers.0.iter().all(|path| !path.exists()));
     let refused = podman.run(&daemon, &names[..1], "true").await.unwrap_err();
-    assert!(refused.contains(names[0]), "unprepared devices are refused: {refused}");
+    assert!(
+        refused.contains(names[0]),
+        "unprepared devices are refused: {refused}"
+    );
 }

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
-use nodedock_tests::drivers::{DEVICE_NODES, DEVICE_NODES_FILE, DEVICE_NODES_NAME, Form, side_file, wasm};
+use nodedock_tests::drivers::{
+    DEVICE_NODES, DEVICE_NODES_FILE, DEVICE_NODES_NAME, Form, side_file, wasm,
+};
 use nodedock_tests::machine::or_skip;
 use nodedock_tests::{Daemon, Root};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
@@ -26,8 +28,13 @@ impl Node {
     }
 
     fn plug(&self, minor: u32) -> Result<(), String> {
-        let made =
-            mknodat(CWD, &self.0, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, makedev(1, minor));
+        let made = mknodat(
+            CWD,
+            &self.0,
+            FileType::CharacterDevice,
+            Mode::RUSR | Mode::WUSR,
+            makedev(1, minor),
+        );
         made.map_err(|error| format!("mknod {}: {error}", self.0.display()))
     }
 
@@ -41,7 +48,10 @@ impl Node {
         let grant = side_file(DEVICE_NODES, "grant");
         let grant = grant.replace("deviceNodes:\n", &format!("deviceNodes:\n  - {path}\n"));
         root.drop_in("device-nodes.grant.yaml", grant);
-        root.drop_in("device-nodes.config.yaml", format!("pools: [{{name: serial, paths: ['{path}']}}]\n"));
+        root.drop_in(
+            "device-nodes.config.yaml",
+            format!("pools: [{{name: serial, paths: ['{path}']}}]\n"),
+        );
         root.drop_in(DEVICE_NODES_FILE, wasm(DEVICE_NODES, Form::Core));
     }
 
@@ -51,7 +61,13 @@ impl Node {
     }
 
     fn request(&self) -> v1::PreparePodRequest {
-        request(&pod("one"), &[&claim("a", &[&format!("{DEVICE_NODES_NAME}/serial/{}", self.device())])])
+        request(
+            &pod("one"),
+            &[&claim(
+                "a",
+                &[&format!("{DEVICE_NODES_NAME}/serial/{}", self.device())],
+            )],
+        )
     }
 }
 
@@ -65,14 +81,27 @@ impl Drop for Node {
 /// The minor of the claim's node in its CDI file and in its record.
 async fn minors(daemon: &Daemon) -> (Value, Value) {
     let node = |edits: &Value, key: &str| edits[key][0]["minor"].clone();
-    let file = node(&daemon.only_cdi_file().spec["devices"][0]["containerEdits"], "deviceNodes");
-    let dump = daemon.cli(&["checkpoint", "dump", "-o", "json"]).await.json();
+    let file = node(
+        &daemon.only_cdi_file().spec["devices"][0]["containerEdits"],
+        "deviceNodes",
+    );
+    let dump = daemon
+        .cli(&["checkpoint", "dump", "-o", "json"])
+        .await
+        .json();
     let part = &dump["claims"][0]["drivers"][DEVICE_NODES_NAME]["prepared"];
-    (file, node(&part["devices"][0]["access"]["edits"], "device_nodes"))
+    (
+        file,
+        node(&part["devices"][0]["access"]["edits"], "device_nodes"),
+    )
 }
 
 fn prepares(claim: &v1::ClaimStatus) -> usize {
-    claim.timeline.iter().filter(|entry| entry.what == "prepared by driver").count()
+    claim
+        .timeline
+        .iter()
+        .filter(|entry| entry.what == "prepared by driver")
+        .count()
 }
 
 #[tokio::test]
@@ -83,7 +112,11 @@ async fn a_node_that_is_plugged_in_again_is_taken_again_and_one_that_is_gone_is_
     daemon.until_serving(DEVICE_NODES_FILE).await;
     let first = daemon.prepared(node.request()).await;
     assert_eq!(daemon.prepared(node.request()).await, first);
-    assert_eq!(prepares(&daemon.only_claim().await), 1, "the node is what it was");
+    assert_eq!(
+        prepares(&daemon.only_claim().await),
+        1,
+        "the node is what it was"
+    );
 
     node.unplug();
     let problem = daemon.refused(node.request()).await;

@@ -40,9 +40,16 @@ async fn with_any_umask_no_other_user_enters_the_directories() {
     let dock = root.path().join("dock");
     let log = root.path().join("log");
     let (program, shown) = (places::nodedock(), dock.display());
-    let run = format!("umask 0; exec {} --root {shown} run 2> {}", program.display(), log.display());
-    let mut daemon =
-        tokio::process::Command::new("sh").args(["-c", &run]).kill_on_drop(true).spawn().unwrap();
+    let run = format!(
+        "umask 0; exec {} --root {shown} run 2> {}",
+        program.display(),
+        log.display()
+    );
+    let mut daemon = tokio::process::Command::new("sh")
+        .args(["-c", &run])
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
     let is_ready = || match std::fs::read_to_string(&log) {
         Ok(text) if text.contains("ready") => Ok(()),
         found => Err(format!("{found:?}")),
@@ -54,8 +61,11 @@ async fn with_any_umask_no_other_user_enters_the_directories() {
     for other in ["", "var", "var/lib", "var/run/cdi"] {
         assert_eq!(mode(&dock.join(other)), 0o755, "{other}");
     }
-    for file in ["var/lib/nodedock/checkpoint.db", "var/lib/nodedock/cache.key", "run/nodedock/nodedock.sock"]
-    {
+    for file in [
+        "var/lib/nodedock/checkpoint.db",
+        "var/lib/nodedock/cache.key",
+        "run/nodedock/nodedock.sock",
+    ] {
         assert_eq!(mode(&dock.join(file)), 0o600, "{file}");
     }
     daemon.kill().await.unwrap();
@@ -86,20 +96,33 @@ async fn a_directory_that_others_may_write_keeps_the_daemon_from_starting() {
 #[tokio::test]
 async fn cdi_files_have_the_mode_of_the_config_and_a_bad_one_names_its_key() {
     let daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     let files = |daemon: &Daemon| {
         let entries = std::fs::read_dir(daemon.path().join("var/run/cdi")).unwrap();
-        let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+        let files = entries
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_file());
         files.map(|path| mode(&path)).collect::<Vec<_>>()
     };
     assert_eq!(files(&daemon), [0o644]);
     let root = daemon.into_root().await;
-    let daemon = Daemon::start_on(root, Options::default().config("cdiFiles: {mode: \"0600\"}\n")).await;
+    let daemon = Daemon::start_on(
+        root,
+        Options::default().config("cdiFiles: {mode: \"0600\"}\n"),
+    )
+    .await;
     assert_eq!(files(&daemon), [0o600]);
-    for (config, part) in [("mode: \"0666\"", "cdiFiles.mode"), ("group: no-such-group", "cdiFiles.group")] {
+    for (config, part) in [
+        ("mode: \"0666\"", "cdiFiles.mode"),
+        ("group: no-such-group", "cdiFiles.group"),
+    ] {
         let other = Root::new();
         let file = other.write("bad.yaml", format!("cdiFiles: {{{config}}}\n"));
-        let failed = other.cli(&["run", "--config", file.to_str().unwrap()]).await;
+        let failed = other
+            .cli(&["run", "--config", file.to_str().unwrap()])
+            .await;
         let code = if part == "cdiFiles.mode" { 1 } else { 2 };
         failed.failed_with(code, &[part]);
     }
@@ -109,12 +132,18 @@ async fn cdi_files_have_the_mode_of_the_config_and_a_bad_one_names_its_key() {
 #[tokio::test]
 async fn occupied_addresses_are_conditions_and_are_retried() {
     let occupied = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
-    let [admin, api] = occupied.each_ref().map(|listener| listener.local_addr().unwrap());
-    let config = format!("admin: {{listen: \"{admin}\"}}\nlocalApi: {{enabled: true, listen: \"{api}\"}}\n");
+    let [admin, api] = occupied
+        .each_ref()
+        .map(|listener| listener.local_addr().unwrap());
+    let config =
+        format!("admin: {{listen: \"{admin}\"}}\nlocalApi: {{enabled: true, listen: \"{api}\"}}\n");
     let daemon = Daemon::start_with(Options::default().config(&config)).await;
-    let conditions = daemon.until_conditions(&["listen-failed", "listen-failed"]).await;
-    for (condition, (key, address)) in
-        conditions.iter().zip([("admin.listen", admin), ("localApi.listen", api)])
+    let conditions = daemon
+        .until_conditions(&["listen-failed", "listen-failed"])
+        .await;
+    for (condition, (key, address)) in conditions
+        .iter()
+        .zip([("admin.listen", admin), ("localApi.listen", api)])
     {
         assert_eq!(condition.subject, key);
         let message = &condition.problem.as_ref().unwrap().message;
@@ -126,7 +155,14 @@ async fn occupied_addresses_are_conditions_and_are_retried() {
     assert_eq!(answer.status, 200);
     TcpStream::connect(api).await.unwrap();
     let kubeconfig = daemon.path().join("kubeconfig");
-    daemon.cli(&["kubeconfig", "--output", kubeconfig.to_str().unwrap()]).await.done();
+    daemon
+        .cli(&["kubeconfig", "--output", kubeconfig.to_str().unwrap()])
+        .await
+        .done();
     assert_eq!(mode(&kubeconfig), 0o600);
-    assert!(std::fs::read_to_string(&kubeconfig).unwrap().contains(&format!("https://{api}")));
+    assert!(
+        std::fs::read_to_string(&kubeconfig)
+            .unwrap()
+            .contains(&format!("https://{api}"))
+    );
 }

@@ -22,10 +22,15 @@ struct LoopDevice {
 impl LoopDevice {
     /// Adds one with an unused number. The error says in one line why it cannot be.
     fn add() -> Result<Self, String> {
-        let control = File::options().read(true).write(true).open("/dev/loop-control");
+        let control = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/loop-control");
         let control = control.map_err(|error| format!("/dev/loop-control: {error}"))?;
         let mut numbers = Self::numbers();
-        let number = numbers.find(|number| !path(*number).exists()).ok_or("no number is free")?;
+        let number = numbers
+            .find(|number| !path(*number).exists())
+            .ok_or("no number is free")?;
         // SAFETY: LOOP_CTL_ADD takes its argument by value and touches no memory of ours.
         let added = unsafe { ioctl(&control, IntegerSetter::<LOOP_CTL_ADD>::new_usize(number)) };
         added.map_err(|error| format!("add a loop device: {error}"))?;
@@ -40,7 +45,12 @@ impl LoopDevice {
 
     fn remove(&self) -> rustix::io::Result<()> {
         // SAFETY: LOOP_CTL_REMOVE takes its argument by value and touches no memory of ours.
-        unsafe { ioctl(&self.control, IntegerSetter::<LOOP_CTL_REMOVE>::new_usize(self.number)) }
+        unsafe {
+            ioctl(
+                &self.control,
+                IntegerSetter::<LOOP_CTL_REMOVE>::new_usize(self.number),
+            )
+        }
     }
 }
 
@@ -67,11 +77,20 @@ impl Drop for Node {
 /// The driver, with a grant that names these block devices by their exact paths.
 async fn with_nodes(numbers: impl Iterator<Item = usize>) -> Daemon {
     let daemon = Daemon::start().await;
-    let exact: String = numbers.map(|number| format!("  - {}\n", path(number).display())).collect();
-    let grant = side_file(DEVICE_NODES, "grant").replace("deviceNodes:\n", &format!("deviceNodes:\n{exact}"));
+    let exact: String = numbers
+        .map(|number| format!("  - {}\n", path(number).display()))
+        .collect();
+    let grant = side_file(DEVICE_NODES, "grant")
+        .replace("deviceNodes:\n", &format!("deviceNodes:\n{exact}"));
     daemon.drop_in(&format!("{DEVICE_NODES}.grant.yaml"), grant);
-    daemon.drop_in(&format!("{DEVICE_NODES}.config.yaml"), side_file(DEVICE_NODES, "config"));
-    daemon.drop_in(&format!("{DEVICE_NODES}.wasm"), wasm(DEVICE_NODES, Form::Core));
+    daemon.drop_in(
+        &format!("{DEVICE_NODES}.config.yaml"),
+        side_file(DEVICE_NODES, "config"),
+    );
+    daemon.drop_in(
+        &format!("{DEVICE_NODES}.wasm"),
+        wasm(DEVICE_NODES, Form::Core),
+    );
     daemon.until_serving(DEVICE_NODES_NAME).await;
     daemon
 }
@@ -79,18 +98,33 @@ async fn with_nodes(numbers: impl Iterator<Item = usize>) -> Daemon {
 #[tokio::test]
 async fn a_device_that_the_kernel_adds_appears_and_vanishes_with_it() {
     let daemon = with_nodes(LoopDevice::numbers()).await;
-    let Some(device) = or_skip("a loop device that comes and goes", LoopDevice::add()) else { return };
+    let Some(device) = or_skip("a loop device that comes and goes", LoopDevice::add()) else {
+        return;
+    };
     let name = format!("loop{}", device.number);
     if !path(device.number).exists() {
-        return skip("a loop device that comes and goes", "nothing makes nodes in /dev here");
+        return skip(
+            "a loop device that comes and goes",
+            "nothing makes nodes in /dev here",
+        );
     }
     daemon.until_device("loop", &name, true).await;
-    let shown = daemon.cli(&["get", "devices", &format!("loop/{name}"), "-o", "json"]).await.json();
-    assert_eq!(shown[0]["attributes"]["path"], format!("/dev/{name}"), "{shown}");
+    let shown = daemon
+        .cli(&["get", "devices", &format!("loop/{name}"), "-o", "json"])
+        .await
+        .json();
+    assert_eq!(
+        shown[0]["attributes"]["path"],
+        format!("/dev/{name}"),
+        "{shown}"
+    );
     assert_eq!(shown[0]["attributes"]["major"], 7, "{shown}");
     device.remove().unwrap();
     daemon.until_device("loop", &name, false).await;
-    daemon.cli(&["get", "devices", &format!("loop/{name}")]).await.failed(1);
+    daemon
+        .cli(&["get", "devices", &format!("loop/{name}")])
+        .await
+        .failed(1);
 }
 
 #[tokio::test]

@@ -27,13 +27,18 @@ async fn start_on(root: Root) -> Daemon {
 
 fn one_gpu(index: usize) -> nodedock_proto::node::v1::PreparePodRequest {
     let name = format!("c-{index}");
-    request(&pod(&name), &[&gpu_claim(&name, &[&format!("gpus/gpu-{index}")])])
+    request(
+        &pod(&name),
+        &[&gpu_claim(&name, &[&format!("gpus/gpu-{index}")])],
+    )
 }
 
 #[tokio::test]
 async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
     let mut root = Root::new();
-    let Some(()) = or_skip("a full disk", root.mount_state("size=6m")) else { return };
+    let Some(()) = or_skip("a full disk", root.mount_state("size=6m")) else {
+        return;
+    };
     let mut daemon = start_on(root).await;
     daemon.prepared(one_gpu(0)).await;
     let filler = daemon.state().join("filler");
@@ -42,28 +47,59 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
     let mut prepared = vec![0];
     let problem = loop {
         let index = prepared.len();
-        assert!(index < GPUS, "the disk is full, and {index} claims were prepared all the same");
+        assert!(
+            index < GPUS,
+            "the disk is full, and {index} claims were prepared all the same"
+        );
         let mut answer = daemon.prepare(one_gpu(index)).await;
         match answer.claims.remove(0).problem {
             None => prepared.push(index),
             Some(problem) => break problem,
         }
     };
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("unavailable", "checkpoint-disk-full"));
+    assert_eq!(
+        (problem.kind.as_str(), problem.code.as_str()),
+        ("unavailable", "checkpoint-disk-full")
+    );
     let refused = prepared.len();
-    assert_eq!(daemon.refused(one_gpu(refused)).await.code, "checkpoint-disk-full", "and so is the next");
+    assert_eq!(
+        daemon.refused(one_gpu(refused)).await.code,
+        "checkpoint-disk-full",
+        "and so is the next"
+    );
     for index in &prepared {
         let name = format!("c-{index}");
-        assert_eq!(daemon.pod_devices(&pod(&name)).await.unwrap().containers.len(), 1, "{name}");
+        assert_eq!(
+            daemon
+                .pod_devices(&pod(&name))
+                .await
+                .unwrap()
+                .containers
+                .len(),
+            1,
+            "{name}"
+        );
         daemon.prepared(one_gpu(*index)).await;
     }
-    assert_eq!(daemon.claims().await.iter().filter(|claim| claim.state == "prepared").count(), refused);
+    assert_eq!(
+        daemon
+            .claims()
+            .await
+            .iter()
+            .filter(|claim| claim.state == "prepared")
+            .count(),
+        refused
+    );
     assert!(daemon.cdi_files().len() >= refused);
 
     // An unprepare is written as well, if in fewer pages: it is refused and repeated, not half done.
     let mut gone = 0;
     let kept = loop {
-        let kept = daemon.unprepare_pod(&pod(&format!("c-{gone}"))).await.claims.remove(0);
+        let kept = daemon
+            .unprepare_pod(&pod(&format!("c-{gone}")))
+            .await
+            .claims
+            .remove(0);
         if kept.outcome != "unprepared" {
             break kept;
         }
@@ -80,11 +116,17 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
     daemon.until_conditions(&[]).await;
     daemon.prepared(one_gpu(refused)).await;
     let name = format!("c-{gone}");
-    assert_eq!(daemon.unprepare(&pod(&name)).await, [(name, "unprepared".to_owned())]);
+    assert_eq!(
+        daemon.unprepare(&pod(&name)).await,
+        [(name, "unprepared".to_owned())]
+    );
     daemon.crash().await;
     let known = daemon.claims().await;
     assert_eq!(
-        (known.len(), known.iter().all(|claim| claim.state == "prepared")),
+        (
+            known.len(),
+            known.iter().all(|claim| claim.state == "prepared")
+        ),
         (refused - gone, true),
         "{known:?}"
     );
@@ -93,17 +135,27 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
 #[tokio::test]
 async fn without_room_for_cdi_files_a_claim_is_refused_and_prepared_when_there_is_room() {
     let mut root = Root::new();
-    let Some(()) = or_skip("a full disk for CDI files", root.mount_cdi("size=256k")) else { return };
+    let Some(()) = or_skip("a full disk for CDI files", root.mount_cdi("size=256k")) else {
+        return;
+    };
     let mut daemon = start_on(root).await;
     let known = daemon.prepared(one_gpu(0)).await;
     let filler = daemon.cdi().join("filler");
     fill(&filler);
-    let problem = daemon.refused_as(one_gpu(1), "unavailable", "cdi-not-written").await;
-    assert!(problem.message.to_lowercase().contains("no space left"), "{problem:?}");
+    let problem = daemon
+        .refused_as(one_gpu(1), "unavailable", "cdi-not-written")
+        .await;
+    assert!(
+        problem.message.to_lowercase().contains("no space left"),
+        "{problem:?}"
+    );
     assert_eq!(daemon.prepared(one_gpu(0)).await, known);
     assert_eq!(daemon.cdi_files().len(), 1, "no half of a file is left");
     // An unprepare needs no room there.
-    assert_eq!(daemon.unprepare(&pod("c-0")).await, [("c-0".to_owned(), "unprepared".to_owned())]);
+    assert_eq!(
+        daemon.unprepare(&pod("c-0")).await,
+        [("c-0".to_owned(), "unprepared".to_owned())]
+    );
     std::fs::remove_file(&filler).unwrap();
     daemon.prepared(one_gpu(1)).await;
     daemon.crash().await;

@@ -8,12 +8,20 @@ use nodedock_tests::{Daemon, Options, Root};
 #[tokio::test]
 async fn a_frozen_disk_holds_up_what_is_new_and_nothing_else() {
     let mut root = Root::new();
-    let Some(()) = or_skip("a disk that does not answer", root.mount_state_disk(32 << 20)) else { return };
+    let Some(()) = or_skip(
+        "a disk that does not answer",
+        root.mount_state_disk(32 << 20),
+    ) else {
+        return;
+    };
     let mut daemon = Daemon::start_on(root, Options::default()).await;
     daemon.serve(MOCK_GPU, Form::Core).await;
     let asked = |name: &str, device: &str| request(&pod(name), &[&gpu_claim(name, &[device])]);
     let known = daemon.prepared(asked("one", "gpus/gpu-0")).await;
-    let Some(frozen) = or_skip("a disk that does not answer", Frozen::freeze(&daemon.state())) else {
+    let Some(frozen) = or_skip(
+        "a disk that does not answer",
+        Frozen::freeze(&daemon.state()),
+    ) else {
         return;
     };
     let (mut client, second) = (daemon.client(), asked("two", "gpus/gpu-1"));
@@ -21,11 +29,33 @@ async fn a_frozen_disk_holds_up_what_is_new_and_nothing_else() {
 
     let conditions = daemon.until_conditions(&["checkpoint-slow"]).await;
     assert_eq!(conditions[0].subject, daemon.checkpoint().to_str().unwrap());
-    assert!(!waiting.is_finished(), "it is not answered before it is durable");
-    assert_eq!(daemon.prepared(asked("one", "gpus/gpu-0")).await, known, "it needs no write");
-    assert_eq!(daemon.pod_devices(&pod("one")).await.unwrap().containers, known.containers);
-    assert_eq!((daemon.drivers().await.len(), daemon.devices().await.is_empty()), (1, false));
-    assert!(daemon.cli(&["get", "node"]).await.done().contains("checkpoint-slow"));
+    assert!(
+        !waiting.is_finished(),
+        "it is not answered before it is durable"
+    );
+    assert_eq!(
+        daemon.prepared(asked("one", "gpus/gpu-0")).await,
+        known,
+        "it needs no write"
+    );
+    assert_eq!(
+        daemon.pod_devices(&pod("one")).await.unwrap().containers,
+        known.containers
+    );
+    assert_eq!(
+        (
+            daemon.drivers().await.len(),
+            daemon.devices().await.is_empty()
+        ),
+        (1, false)
+    );
+    assert!(
+        daemon
+            .cli(&["get", "node"])
+            .await
+            .done()
+            .contains("checkpoint-slow")
+    );
 
     drop(frozen);
     let answer = waiting.await.unwrap().unwrap().into_inner();
@@ -33,8 +63,15 @@ async fn a_frozen_disk_holds_up_what_is_new_and_nothing_else() {
     daemon.until_conditions(&[]).await;
     daemon.crash().await;
     let claims = daemon.claims().await;
-    let mut known: Vec<_> =
-        claims.iter().map(|claim| (claim.id.as_ref().unwrap().name.as_str(), claim.state.as_str())).collect();
+    let mut known: Vec<_> = claims
+        .iter()
+        .map(|claim| {
+            (
+                claim.id.as_ref().unwrap().name.as_str(),
+                claim.state.as_str(),
+            )
+        })
+        .collect();
     known.sort_unstable();
     assert_eq!(known, [("one", "prepared"), ("two", "prepared")]);
 }

@@ -11,7 +11,9 @@ async fn a_request_right_after_the_start_waits_for_a_driver_that_is_there() {
     let root = Root::new();
     root.install_gpus("pools:\n- {name: gpus, count: 1}\n");
     let daemon = Daemon::start_on(root, Options::default()).await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
 }
 
 #[tokio::test]
@@ -21,7 +23,13 @@ async fn a_driver_without_its_grant_is_blocked_until_the_grant_is_there() {
     let blocked = daemon.until_state(MOCK_GPU_FILE, "blocked").await;
     assert_eq!(blocked.name, MOCK_GPU_NAME);
     assert!(blocked.reason.contains("MOCK_GPU_*"), "{blocked:?}");
-    assert!(blocked.missing_grants.iter().any(|missing| missing.contains("MOCK_GPU_*")), "{blocked:?}");
+    assert!(
+        blocked
+            .missing_grants
+            .iter()
+            .any(|missing| missing.contains("MOCK_GPU_*")),
+        "{blocked:?}"
+    );
     let problem = daemon
         .refused_as(
             request(&pod("early"), &[&gpu_claim("early", &["gpus/gpu-0"])]),
@@ -33,41 +41,74 @@ async fn a_driver_without_its_grant_is_blocked_until_the_grant_is_there() {
 
     daemon.copy_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
     let served = daemon.until_serving(MOCK_GPU_FILE).await;
-    assert_eq!((served.reason.as_str(), served.missing_grants.len()), ("", 0));
+    assert_eq!(
+        (served.reason.as_str(), served.missing_grants.len()),
+        ("", 0)
+    );
 
     let (pod, another) = (pod("one"), pod("two"));
-    daemon.prepared(request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod, &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     daemon.take_out("mock-gpu.grant.yaml");
     let stopped = daemon.until_state(MOCK_GPU_FILE, "blocked").await;
-    assert!(stopped.missing_grants.iter().any(|missing| missing.contains("MOCK_GPU_*")), "{stopped:?}");
+    assert!(
+        stopped
+            .missing_grants
+            .iter()
+            .any(|missing| missing.contains("MOCK_GPU_*")),
+        "{stopped:?}"
+    );
     daemon.until_device("gpus", "gpu-0", false).await;
-    let problem = daemon.refused(request(&another, &[&gpu_claim("b", &["gpus/gpu-1"])])).await;
+    let problem = daemon
+        .refused(request(&another, &[&gpu_claim("b", &["gpus/gpu-1"])]))
+        .await;
     assert_eq!(problem.code, "driver-not-serving", "{problem:?}");
     let kept = daemon.unprepare_pod(&pod).await.claims.remove(0);
-    assert_eq!(kept.outcome, "refused", "what was taken back cannot be used to give a claim up either");
+    assert_eq!(
+        kept.outcome, "refused",
+        "what was taken back cannot be used to give a claim up either"
+    );
 
     daemon.copy_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
     daemon.until_serving(MOCK_GPU_FILE).await;
-    daemon.until_claims("the open unprepare is finished", <[_]>::is_empty).await;
+    daemon
+        .until_claims("the open unprepare is finished", <[_]>::is_empty)
+        .await;
 }
 
 #[tokio::test]
 async fn a_grant_that_is_taken_back_counts_though_nothing_else_of_the_new_files_can_be_taken() {
     let daemon = with_gpus().await;
     daemon.drop_in(MOCK_GPU_FILE, "hello, I am a text");
-    let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| !driver.reason.is_empty()).await;
+    let kept = daemon
+        .until_driver(MOCK_GPU_FILE, |driver| !driver.reason.is_empty())
+        .await;
     assert_eq!(kept.state, "serving", "{kept:?}");
     // A grant that cannot be read takes nothing back.
     daemon.drop_in("mock-gpu.grant.yaml", "env: [\"");
-    let kept =
-        daemon.until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains("mock-gpu.grant.yaml")).await;
+    let kept = daemon
+        .until_driver(MOCK_GPU_FILE, |driver| {
+            driver.reason.contains("mock-gpu.grant.yaml")
+        })
+        .await;
     assert_eq!(kept.state, "serving", "{kept:?}");
-    daemon.drop_in("mock-gpu.grant.yaml", "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n");
+    daemon.drop_in(
+        "mock-gpu.grant.yaml",
+        "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n",
+    );
     let stopped = daemon.until_state(MOCK_GPU_FILE, "failed").await;
     assert!(stopped.reason.contains("not WebAssembly"), "{stopped:?}");
-    let stop = stopped.timeline.iter().find(|entry| entry.what == "stopped").expect("it was stopped");
+    let stop = stopped
+        .timeline
+        .iter()
+        .find(|entry| entry.what == "stopped")
+        .expect("it was stopped");
     let problem = stop.problem.as_ref().expect("with the reason");
-    assert!(problem.code == "grant-revoked" && problem.message.contains("MOCK_GPU_*"), "{problem:?}");
+    assert!(
+        problem.code == "grant-revoked" && problem.message.contains("MOCK_GPU_*"),
+        "{problem:?}"
+    );
 }
 
 #[tokio::test]
@@ -79,8 +120,16 @@ async fn a_broken_side_file_is_named_with_line_and_column_and_mending_it_is_enou
             "pools:\n  - {name: gpus, count: [}\n".to_owned(),
             &["mock-gpu.config.yaml", "line 2"][..],
         ),
-        ("config", "pools: [{name: gpus, cuont: 4}]\n".to_owned(), &["cuont"]),
-        ("grant", grant("envv: [X_*]"), &["mock-gpu.grant.yaml", "envv", "line 3"]),
+        (
+            "config",
+            "pools: [{name: gpus, cuont: 4}]\n".to_owned(),
+            &["cuont"],
+        ),
+        (
+            "grant",
+            grant("envv: [X_*]"),
+            &["mock-gpu.grant.yaml", "envv", "line 3"],
+        ),
     ];
     let daemon = Daemon::start().await;
     for (kind, broken, expected) in cases {
@@ -92,7 +141,11 @@ async fn a_broken_side_file_is_named_with_line_and_column_and_mending_it_is_enou
         daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
         let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
         for part in expected {
-            assert!(failed.reason.contains(part), "{part} in {:?} for {broken:?}", failed.reason);
+            assert!(
+                failed.reason.contains(part),
+                "{part} in {:?} for {broken:?}",
+                failed.reason
+            );
         }
         daemon.drop_in(&file, side_file(MOCK_GPU, kind));
         daemon.until_serving(MOCK_GPU_FILE).await;
@@ -106,19 +159,35 @@ async fn of_two_files_with_one_name_the_second_takes_over_when_no_claim_is_left(
     let daemon = with_gpus().await;
     daemon.copy_in("copy.grant.yaml", side_file(MOCK_GPU, "grant"));
     daemon.copy_in("copy.wasm", wasm(MOCK_GPU, Form::Component));
-    daemon.until_failed("copy.wasm", &[MOCK_GPU_FILE, MOCK_GPU_NAME]).await;
+    daemon
+        .until_failed("copy.wasm", &[MOCK_GPU_FILE, MOCK_GPU_NAME])
+        .await;
     assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.devices, 11);
 
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
-    assert_eq!(daemon.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
+    assert_eq!(
+        daemon.unprepare(&pod("one")).await,
+        [("a".to_owned(), "unprepared".to_owned())]
+    );
     daemon.take_out(MOCK_GPU_FILE);
     let taken_over = daemon.until_serving("copy.wasm").await;
-    assert_eq!((taken_over.name.as_str(), taken_over.reason.as_str()), (MOCK_GPU_NAME, ""));
+    assert_eq!(
+        (taken_over.name.as_str(), taken_over.reason.as_str()),
+        (MOCK_GPU_NAME, "")
+    );
 }
 
 #[tokio::test]
 async fn a_reload_reads_the_files_again_and_says_what_came_of_it() {
     let daemon = with_gpus().await;
-    daemon.cli(&["driver", "reload", MOCK_GPU_NAME]).await.done_with(&["serving, 11 devices"]);
-    daemon.cli(&["driver", "reload", "unknown.example"]).await.failed_with(1, &["unknown.example"]);
+    daemon
+        .cli(&["driver", "reload", MOCK_GPU_NAME])
+        .await
+        .done_with(&["serving, 11 devices"]);
+    daemon
+        .cli(&["driver", "reload", "unknown.example"])
+        .await
+        .failed_with(1, &["unknown.example"]);
 }

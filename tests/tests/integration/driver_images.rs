@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{
-    DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, side_file,
-    version, wasm,
+    DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest,
+    side_file, version, wasm,
 };
 use nodedock_tests::{Daemon, Options, Root, assert_parts};
 
@@ -45,43 +45,77 @@ async fn the_grant_is_the_operators_and_what_an_image_grants_itself_counts_nothi
     // Whatever its file is called, it is known by the name in the config.
     put(&directory, "driver.wasm", wasm(MOCK_GPU, Form::Core));
     for name in ["gpu", "driver"] {
-        put(&directory, &format!("{name}.grant.yaml"), side_file(MOCK_GPU, "grant"));
+        put(
+            &directory,
+            &format!("{name}.grant.yaml"),
+            side_file(MOCK_GPU, "grant"),
+        );
         put(&directory, &format!("{name}.config.yaml"), "pools: []\n");
     }
     let daemon = daemon_with(root, &["gpu"]).await;
     let blocked = daemon.until_state("gpu.wasm", "blocked").await;
     assert_eq!(blocked.name, MOCK_GPU_NAME);
-    assert!(blocked.missing_grants.iter().any(|missing| missing.contains("MOCK_GPU_*")), "{blocked:?}");
+    assert!(
+        blocked
+            .missing_grants
+            .iter()
+            .any(|missing| missing.contains("MOCK_GPU_*")),
+        "{blocked:?}"
+    );
 
     write_side_files(&daemon, "gpu");
-    daemon.until_driver("gpu.wasm", |driver| driver.state == "serving" && driver.devices == 11).await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .until_driver("gpu.wasm", |driver| {
+            driver.state == "serving" && driver.devices == 11
+        })
+        .await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     std::fs::remove_file(daemon.path().join("gpu.grant.yaml")).unwrap();
     daemon.until_state("gpu.wasm", "blocked").await;
     write_side_files(&daemon, "gpu");
     daemon.until_serving("gpu.wasm").await;
-    assert_eq!(daemon.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
-    daemon.cli(&["driver", "reload", MOCK_GPU_NAME]).await.done_with(&["gpu.wasm", "serving, 11 devices"]);
+    assert_eq!(
+        daemon.unprepare(&pod("one")).await,
+        [("a".to_owned(), "unprepared".to_owned())]
+    );
+    daemon
+        .cli(&["driver", "reload", MOCK_GPU_NAME])
+        .await
+        .done_with(&["gpu.wasm", "serving, 11 devices"]);
 }
 
 #[tokio::test]
 async fn grants_of_a_mounted_config_map_are_read_again_when_its_link_changes() {
     let root = Root::new();
-    put(&image(&root, "gpu"), MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
+    put(
+        &image(&root, "gpu"),
+        MOCK_GPU_FILE,
+        wasm(MOCK_GPU, Form::Core),
+    );
     let narrow = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n".to_owned();
     for (directory, grant) in [("..1", &side_file(MOCK_GPU, "grant")), ("..2", &narrow)] {
         std::fs::create_dir(root.path().join(directory)).unwrap();
         root.write(&format!("{directory}/gpu.grant.yaml"), grant);
-        root.write(&format!("{directory}/gpu.config.yaml"), side_file(MOCK_GPU, "config"));
+        root.write(
+            &format!("{directory}/gpu.config.yaml"),
+            side_file(MOCK_GPU, "config"),
+        );
     }
-    let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, root.path().join(from)).unwrap();
+    let link =
+        |to: &str, from: &str| std::os::unix::fs::symlink(to, root.path().join(from)).unwrap();
     link("..1", "..data");
     link("..data/gpu.grant.yaml", "gpu.grant.yaml");
     link("..data/gpu.config.yaml", "gpu.config.yaml");
     let daemon = daemon_with(root, &["gpu"]).await;
     daemon.until_serving("gpu.wasm").await;
     std::os::unix::fs::symlink("..2", daemon.path().join("..data_tmp")).unwrap();
-    std::fs::rename(daemon.path().join("..data_tmp"), daemon.path().join("..data")).unwrap();
+    std::fs::rename(
+        daemon.path().join("..data_tmp"),
+        daemon.path().join("..data"),
+    )
+    .unwrap();
     daemon.until_state("gpu.wasm", "blocked").await;
 }
 
@@ -89,7 +123,15 @@ async fn grants_of_a_mounted_config_map_are_read_again_when_its_link_changes() {
 async fn an_image_without_exactly_one_driver_fails_by_name_and_no_other_driver_notices() {
     let root = Root::new();
     let bytes = wasm(MOCK_GPU, Form::Core);
-    for name in ["empty", "two", "directory", "pipe", "link", "dangling", "text"] {
+    for name in [
+        "empty",
+        "two",
+        "directory",
+        "pipe",
+        "link",
+        "dangling",
+        "text",
+    ] {
         image(&root, name);
     }
     let at = |path: &str| root.path().join("images").join(path);
@@ -98,8 +140,14 @@ async fn an_image_without_exactly_one_driver_fails_by_name_and_no_other_driver_n
     put(&at("two"), "b.wasm", &bytes);
     put(&at("two"), "a.wasm", &bytes);
     std::fs::create_dir(at("directory/x.wasm")).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, at("pipe/x.wasm"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
-        .unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        at("pipe/x.wasm"),
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
     let outside = root.write("outside", &bytes);
     std::os::unix::fs::symlink(&outside, at("link/x.wasm")).unwrap();
     std::os::unix::fs::symlink("nothing", at("dangling/x.wasm")).unwrap();
@@ -110,18 +158,59 @@ async fn an_image_without_exactly_one_driver_fails_by_name_and_no_other_driver_n
     put(&image(&root, "good"), MOCK_GPU_FILE, &bytes);
     write_side_files(&root, "good");
 
-    let names = ["empty", "two", "directory", "pipe", "link", "dangling", "text", "file", "missing", "good"];
+    let names = [
+        "empty",
+        "two",
+        "directory",
+        "pipe",
+        "link",
+        "dangling",
+        "text",
+        "file",
+        "missing",
+        "good",
+    ];
     let daemon = daemon_with(root, &names).await;
     for (name, parts) in [
-        ("empty", &["driver image empty", "/images/empty has no file *.wasm"][..]),
-        ("two", &["driver image two", "/images/two has more than one", "a.wasm and b.wasm"]),
-        ("directory", &["/images/directory/x.wasm", "not a regular file"]),
+        (
+            "empty",
+            &["driver image empty", "/images/empty has no file *.wasm"][..],
+        ),
+        (
+            "two",
+            &[
+                "driver image two",
+                "/images/two has more than one",
+                "a.wasm and b.wasm",
+            ],
+        ),
+        (
+            "directory",
+            &["/images/directory/x.wasm", "not a regular file"],
+        ),
         ("pipe", &["/images/pipe/x.wasm", "not a regular file"]),
-        ("link", &["/images/link/x.wasm", "leads out of its directory"]),
+        (
+            "link",
+            &["/images/link/x.wasm", "leads out of its directory"],
+        ),
         ("dangling", &["/images/dangling/x.wasm", "No such file"]),
         ("text", &["not WebAssembly"]),
-        ("file", &["driver image file", "/images/file cannot be listed", "Not a directory"]),
-        ("missing", &["driver image missing", "/images/missing cannot be listed", "No such file"]),
+        (
+            "file",
+            &[
+                "driver image file",
+                "/images/file cannot be listed",
+                "Not a directory",
+            ],
+        ),
+        (
+            "missing",
+            &[
+                "driver image missing",
+                "/images/missing cannot be listed",
+                "No such file",
+            ],
+        ),
     ] {
         daemon.until_failed(&format!("{name}.wasm"), parts).await;
     }
@@ -142,19 +231,41 @@ async fn an_image_that_changes_is_loaded_again_and_one_that_breaks_goes_on_servi
     daemon.until_serving("gpu.wasm").await;
 
     put(&directory, "second.wasm", &bytes);
-    let broken = daemon.until_driver("gpu.wasm", |driver| !driver.reason.is_empty()).await;
+    let broken = daemon
+        .until_driver("gpu.wasm", |driver| !driver.reason.is_empty())
+        .await;
     assert_eq!(broken.state, "serving");
-    assert_parts(&broken.reason, &["goes on serving", "driver image gpu", "mock-gpu.wasm and second.wasm"]);
+    assert_parts(
+        &broken.reason,
+        &[
+            "goes on serving",
+            "driver image gpu",
+            "mock-gpu.wasm and second.wasm",
+        ],
+    );
     std::fs::rename(&directory, directory.with_extension("away")).unwrap();
-    let gone = daemon.until_driver("gpu.wasm", |driver| driver.reason.contains("cannot be listed")).await;
-    assert_eq!(gone.state, "serving", "an image is removed by its entry in the config");
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    let gone = daemon
+        .until_driver("gpu.wasm", |driver| {
+            driver.reason.contains("cannot be listed")
+        })
+        .await;
+    assert_eq!(
+        gone.state, "serving",
+        "an image is removed by its entry in the config"
+    );
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
 
     let new = version(bytes, "2");
     std::fs::create_dir(&directory).unwrap();
     put(&directory, "renamed.wasm", &new);
     let is_new = |driver: &nodedock_proto::node::v1::Driver| driver.digest == digest(&new);
-    let served = daemon.until_driver("gpu.wasm", |driver| is_new(driver) && driver.reason.is_empty()).await;
+    let served = daemon
+        .until_driver("gpu.wasm", |driver| {
+            is_new(driver) && driver.reason.is_empty()
+        })
+        .await;
     assert_eq!(served.state, "serving");
 }
 
@@ -166,12 +277,20 @@ async fn a_file_of_the_same_name_in_the_drivers_directory_steps_back_and_is_repo
     write_side_files(&root, MOCK_GPU);
     root.install_gpus("pools:\n- {name: gpus, count: 1}\n");
     let daemon = Daemon::start_on(root, Options::default()).await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
-    assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.digest, digest(&of_file));
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
+    assert_eq!(
+        daemon.until_serving(MOCK_GPU_FILE).await.digest,
+        digest(&of_file)
+    );
 
     let mut daemon = daemon;
     let directory = daemon.path().join("images").join(MOCK_GPU);
-    let config = format!("driverImages: [{{name: {MOCK_GPU}, directory: {}}}]\n", directory.display());
+    let config = format!(
+        "driverImages: [{{name: {MOCK_GPU}, directory: {}}}]\n",
+        directory.display()
+    );
     let options = std::mem::take(daemon.options());
     *daemon.options() = options.config(&config);
     daemon.restart().await;
@@ -179,19 +298,44 @@ async fn a_file_of_the_same_name_in_the_drivers_directory_steps_back_and_is_repo
     daemon
         .until_failed(
             MOCK_GPU_FILE,
-            &["the driver image mock-gpu", "belongs to the driver file mock-gpu.wasm"],
+            &[
+                "the driver image mock-gpu",
+                "belongs to the driver file mock-gpu.wasm",
+            ],
         )
         .await;
-    daemon.cli(&["driver", "assign", MOCK_GPU_NAME, MOCK_GPU]).await.done();
+    daemon
+        .cli(&["driver", "assign", MOCK_GPU_NAME, MOCK_GPU])
+        .await
+        .done();
     let served = daemon.until_serving(MOCK_GPU_FILE).await;
-    assert_eq!((served.digest.as_str(), served.devices), (digest(&of_image).as_str(), 11));
-    let [condition] = daemon.until_conditions(&["driver-file-shadowed"]).await.try_into().unwrap();
-    assert_eq!(condition.subject, daemon.driver_path(MOCK_GPU_FILE).display().to_string());
-    assert_parts(&condition.problem.unwrap().message, &["driverImages", "remove the file"]);
+    assert_eq!(
+        (served.digest.as_str(), served.devices),
+        (digest(&of_image).as_str(), 11)
+    );
+    let [condition] = daemon
+        .until_conditions(&["driver-file-shadowed"])
+        .await
+        .try_into()
+        .unwrap();
+    assert_eq!(
+        condition.subject,
+        daemon.driver_path(MOCK_GPU_FILE).display().to_string()
+    );
+    assert_parts(
+        &condition.problem.unwrap().message,
+        &["driverImages", "remove the file"],
+    );
     daemon.take_out(MOCK_GPU_FILE);
     daemon.until_conditions(&[]).await;
-    assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.digest, digest(&of_image));
-    assert_eq!(daemon.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
+    assert_eq!(
+        daemon.until_serving(MOCK_GPU_FILE).await.digest,
+        digest(&of_image)
+    );
+    assert_eq!(
+        daemon.unprepare(&pod("one")).await,
+        [("a".to_owned(), "unprepared".to_owned())]
+    );
 }
 
 /// As a DaemonSet updates its pods: the new one has another image and the same directories of the node.
@@ -204,16 +348,32 @@ async fn an_update_to_another_image_keeps_the_claims_and_the_old_instance_does_n
     write_side_files(&root, "gpu");
     let options = |directory: &str, uid: &str| {
         let directory = root.path().join("images").join(directory);
-        let config = format!("driverImages: [{{name: gpu, directory: {}}}]\n", directory.display());
-        Options::default().config(&config).arg("--instance-uid", uid)
+        let config = format!(
+            "driverImages: [{{name: gpu, directory: {}}}]\n",
+            directory.display()
+        );
+        Options::default()
+            .config(&config)
+            .arg("--instance-uid", uid)
     };
     let (of_old, of_new) = (options("old", "old"), options("new", "new"));
     let old = Daemon::start_on(root, of_old).await;
-    old.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
-    assert_eq!(old.until_serving("gpu.wasm").await.digest, digest(&old_bytes));
+    old.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
+    assert_eq!(
+        old.until_serving("gpu.wasm").await.digest,
+        digest(&old_bytes)
+    );
 
     let new = old.beside(of_new).await;
-    assert_eq!(new.until_serving("gpu.wasm").await.digest, digest(&new_bytes));
-    assert_eq!(new.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
-    new.prepared(request(&pod("two"), &[&gpu_claim("b", &["gpus/gpu-0"])])).await;
+    assert_eq!(
+        new.until_serving("gpu.wasm").await.digest,
+        digest(&new_bytes)
+    );
+    assert_eq!(
+        new.unprepare(&pod("one")).await,
+        [("a".to_owned(), "unprepared".to_owned())]
+    );
+    new.prepared(request(&pod("two"), &[&gpu_claim("b", &["gpus/gpu-0"])]))
+        .await;
 }

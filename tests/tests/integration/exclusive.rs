@@ -14,11 +14,22 @@ async fn a_shared_device_serves_several_claims_that_agree_on_how() {
         let claim = with_parameters(gpu_claim(name, &["shared/gpu-4"]), TIME_SLICING);
         daemon.prepared(request(&pod(name), &[&claim])).await;
     }
-    let shared = daemon.devices().await.into_iter().find(|device| device.name == "gpu-4").unwrap();
+    let shared = daemon
+        .devices()
+        .await
+        .into_iter()
+        .find(|device| device.name == "gpu-4")
+        .unwrap();
     assert_eq!(shared.claims.len(), 3);
 
     let alone = with_parameters(gpu_claim("alone", &["shared/gpu-4"]), EXCLUSIVE);
-    daemon.refused_as(request(&pod("alone"), &[&alone]), "conflict", "sharing-mismatch").await;
+    daemon
+        .refused_as(
+            request(&pod("alone"), &[&alone]),
+            "conflict",
+            "sharing-mismatch",
+        )
+        .await;
     for name in ["a", "b", "c"] {
         daemon.unprepare(&pod(name)).await;
     }
@@ -29,15 +40,36 @@ async fn a_shared_device_serves_several_claims_that_agree_on_how() {
 async fn a_part_of_a_device_and_the_whole_one_exclude_each_other() {
     let daemon = Daemon::with_gpus(Options::default().config(SHORT_WAIT)).await;
     let devices = daemon.devices().await;
-    let parts: Vec<_> =
-        devices.iter().filter(|d| own_pool(&d.pool) == "split" && d.name != "gpu-6").collect();
-    let [first, second, ..] = parts.as_slice() else { panic!("{devices:?}") };
-    let (first, second) = (format!("split/{}", first.name), format!("split/{}", second.name));
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("one", &[&first])])).await;
-    daemon.prepared(request(&pod("two"), &[&gpu_claim("two", &[&second])])).await;
-    let problem = daemon.refused(request(&pod("whole"), &[&gpu_claim("whole", &["split/gpu-6"])])).await;
+    let parts: Vec<_> = devices
+        .iter()
+        .filter(|d| own_pool(&d.pool) == "split" && d.name != "gpu-6")
+        .collect();
+    let [first, second, ..] = parts.as_slice() else {
+        panic!("{devices:?}")
+    };
+    let (first, second) = (
+        format!("split/{}", first.name),
+        format!("split/{}", second.name),
+    );
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("one", &[&first])]))
+        .await;
+    daemon
+        .prepared(request(&pod("two"), &[&gpu_claim("two", &[&second])]))
+        .await;
+    let problem = daemon
+        .refused(request(
+            &pod("whole"),
+            &[&gpu_claim("whole", &["split/gpu-6"])],
+        ))
+        .await;
     assert_eq!(problem.code, "counter-exceeded", "{problem:?}");
-    for part in ["split#gpu-6/memory", "default/one", "default/two", "of 80Gi"] {
+    for part in [
+        "split#gpu-6/memory",
+        "default/one",
+        "default/two",
+        "of 80Gi",
+    ] {
         assert!(problem.message.contains(part), "{part}: {problem:?}");
     }
 }

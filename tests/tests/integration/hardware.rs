@@ -17,8 +17,10 @@ const CONFIG: &str = "pools: [{name: gpu, select: [{class: \"0x03\"}, {class: \"
 
 /// A GPU with its audio function in one IOMMU group, and a network card without any.
 fn machine(root: &Root) -> Recorded {
-    let machine =
-        Recorded::new(&root.path().join("machine"), &["vfio-pci", "amdgpu", "snd_hda_intel", "igb"]);
+    let machine = Recorded::new(
+        &root.path().join("machine"),
+        &["vfio-pci", "amdgpu", "snd_hda_intel", "igb"],
+    );
     machine
         .function(GPU, "0x030000", "amdgpu", Some(7))
         .function(AUDIO, "0x040300", "snd_hda_intel", Some(7))
@@ -65,7 +67,10 @@ impl Scene {
 }
 
 fn of_group(name: &str) -> v1::PreparePodRequest {
-    request(&pod(name), &[&claim("group", &[&format!("{NAME}/gpu/0000-01-00-0")])])
+    request(
+        &pod(name),
+        &[&claim("group", &[&format!("{NAME}/gpu/0000-01-00-0")])],
+    )
 }
 
 const OWN: [&str; 2] = ["amdgpu", "snd_hda_intel"];
@@ -74,13 +79,30 @@ const VFIO: [&str; 2] = ["vfio-pci", "vfio-pci"];
 #[tokio::test]
 async fn a_group_is_bound_while_a_claim_uses_it() {
     let scene = Scene::start().await;
-    assert!(scene.daemon.node().await.recorded_hardware, "an operator sees that it is not the node's own");
+    assert!(
+        scene.daemon.node().await.recorded_hardware,
+        "an operator sees that it is not the node's own"
+    );
     let devices = scene.daemon.devices().await;
-    assert_eq!(devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["0000-01-00-0"]);
+    assert_eq!(
+        devices
+            .iter()
+            .map(|device| device.name.as_str())
+            .collect::<Vec<_>>(),
+        ["0000-01-00-0"]
+    );
     scene.daemon.prepared(of_group("one")).await;
     assert_eq!(scene.drivers(), VFIO);
-    let spec: String = scene.daemon.cdi_files().into_iter().map(|file| file.text).collect();
-    assert!(spec.contains("/dev/vfio/7") && spec.contains("/dev/vfio/vfio"), "{spec}");
+    let spec: String = scene
+        .daemon
+        .cdi_files()
+        .into_iter()
+        .map(|file| file.text)
+        .collect();
+    assert!(
+        spec.contains("/dev/vfio/7") && spec.contains("/dev/vfio/vfio"),
+        "{spec}"
+    );
     scene.daemon.unprepare(&pod("one")).await;
     assert_eq!(scene.drivers(), OWN);
     scene.daemon.assert_empty().await;
@@ -92,8 +114,15 @@ async fn a_function_that_the_node_uses_keeps_its_kernel_driver() {
         machine.value(AUDIO, "boot_vga", "1");
     })
     .await;
-    let problem = scene.daemon.refused_as(of_group("one"), "denied", "function-in-use").await;
-    assert!(problem.message.contains(AUDIO) && problem.message.contains("console"), "{}", problem.message);
+    let problem = scene
+        .daemon
+        .refused_as(of_group("one"), "denied", "function-in-use")
+        .await;
+    assert!(
+        problem.message.contains(AUDIO) && problem.message.contains("console"),
+        "{}",
+        problem.message
+    );
     assert_eq!(scene.drivers(), OWN, "the whole group or nothing");
     scene.daemon.assert_empty().await;
 }
@@ -118,9 +147,19 @@ async fn bindings_outlive_a_crash_and_are_restored_when_an_operator_releases_the
     scene.daemon.take_out("vfio-pci.wasm");
     scene.daemon.until_gone(NAME).await;
     let left = scene.daemon.unprepare_pod(&pod("one")).await;
-    assert!(left.claims.iter().all(|claim| claim.problem.is_some()), "{left:#?}");
-    let claim = v1::ObjectRef { namespace: "default".into(), name: "group".into(), uid: String::new() };
-    let release = v1::ReleaseClaimRequest { claim: Some(claim), dry_run: false };
+    assert!(
+        left.claims.iter().all(|claim| claim.problem.is_some()),
+        "{left:#?}"
+    );
+    let claim = v1::ObjectRef {
+        namespace: "default".into(),
+        name: "group".into(),
+        uid: String::new(),
+    };
+    let release = v1::ReleaseClaimRequest {
+        claim: Some(claim),
+        dry_run: false,
+    };
     scene.daemon.client().release_claim(release).await.unwrap();
     assert_eq!(scene.drivers(), OWN, "without the driver");
 }
@@ -132,10 +171,16 @@ async fn a_daemon_runs_on_what_node_snapshot_recorded() {
     machine.value(NIC, "serial_number", "A50285BI");
     let file = root.path().join("machine.tar.gz");
     let mut record = root.command();
-    record.args(["node", "snapshot", "--machine-root"]).arg(machine.path()).arg(&file);
+    record
+        .args(["node", "snapshot", "--machine-root"])
+        .arg(machine.path())
+        .arg(&file);
     let output = record.output().await.unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("replaced: 1 identifiers in 1 files"), "{text}");
+    assert!(
+        output.status.success() && text.contains("replaced: 1 identifiers in 1 files"),
+        "{text}"
+    );
     assert!(output.stdout.is_empty(), "{output:?}");
     let scene = Scene::of(root, &file, "vfio-pci", NAME, CONFIG).await;
     let serial = std::fs::read_to_string(scene.function(NIC).join("serial_number")).unwrap();
@@ -150,9 +195,19 @@ async fn a_daemon_runs_on_what_node_snapshot_recorded() {
 async fn a_snapshot_that_is_none_ends_the_start_with_a_sentence() {
     let root = Root::new();
     let file = root.write("broken.tar", [0x1f, 0x8b, 0, 0]);
-    let output = root.command().arg("run").arg("--hardware").arg(&file).output().await.unwrap();
+    let output = root
+        .command()
+        .arg("run")
+        .arg("--hardware")
+        .arg(&file)
+        .output()
+        .await
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && text.contains("broken.tar"), "{text}");
+    assert!(
+        !output.status.success() && text.contains("broken.tar"),
+        "{text}"
+    );
 }
 
 const SRIOV: &str = "sriov.nodedock.dev";
@@ -182,11 +237,25 @@ fn of_vf(name: &str, vf: &str) -> v1::PreparePodRequest {
 #[tokio::test]
 async fn virtual_functions_are_there_while_a_claim_uses_one() {
     let scene = card("8").await;
-    let count =
-        || std::fs::read_to_string(scene.function(PF).join("sriov_numvfs")).unwrap().trim().to_owned();
-    assert_eq!(scene.daemon.devices().await.len(), 4, "by the addresses that they will have");
+    let count = || {
+        std::fs::read_to_string(scene.function(PF).join("sriov_numvfs"))
+            .unwrap()
+            .trim()
+            .to_owned()
+    };
+    assert_eq!(
+        scene.daemon.devices().await.len(),
+        4,
+        "by the addresses that they will have"
+    );
     scene.daemon.prepared(of_vf("one", "0000-05-00-1")).await;
-    assert_eq!((count().as_str(), kernel_driver(&scene.sys, "0000:05:00.1").as_str()), ("4", "vfio-pci"));
+    assert_eq!(
+        (
+            count().as_str(),
+            kernel_driver(&scene.sys, "0000:05:00.1").as_str()
+        ),
+        ("4", "vfio-pci")
+    );
     scene.daemon.prepared(of_vf("two", "0000-05-00-4")).await;
     scene.daemon.unprepare(&pod("one")).await;
     assert_eq!(count(), "4", "the other claim uses one");
@@ -202,7 +271,12 @@ async fn virtual_functions_that_the_kernel_does_not_make_are_a_refusal() {
     std::fs::write(scene.function(PF).join("sriov_totalvfs"), "2\n").unwrap();
     let problem = scene.daemon.refused(of_vf("one", "0000-05-00-4")).await;
     assert!(!problem.message.is_empty(), "{problem:?}");
-    assert_eq!(std::fs::read_to_string(scene.function(PF).join("sriov_numvfs")).unwrap().trim(), "0");
+    assert_eq!(
+        std::fs::read_to_string(scene.function(PF).join("sriov_numvfs"))
+            .unwrap()
+            .trim(),
+        "0"
+    );
     scene.daemon.assert_empty().await;
 }
 
@@ -210,9 +284,21 @@ async fn virtual_functions_that_the_kernel_does_not_make_are_a_refusal() {
 const EVERY_DRIVER: [(&str, &str, &str); 5] = [
     ("gpu", "gpu.nodedock.dev", "{}"),
     ("pci", "pci.nodedock.dev", "{}"),
-    ("sriov", SRIOV, "pools: [{name: vf, select: [{addresses: [\"*\"]}], vfs: 2, mode: vfio}]"),
-    ("udev", "udev.nodedock.dev", "pools: [{name: serial, kind: serial}, {name: usb, kind: usb}]"),
-    ("vfio-pci", NAME, "pools: [{name: all, select: [{addresses: [\"*\"]}]}]"),
+    (
+        "sriov",
+        SRIOV,
+        "pools: [{name: vf, select: [{addresses: [\"*\"]}], vfs: 2, mode: vfio}]",
+    ),
+    (
+        "udev",
+        "udev.nodedock.dev",
+        "pools: [{name: serial, kind: serial}, {name: usb, kind: usb}]",
+    ),
+    (
+        "vfio-pci",
+        NAME,
+        "pools: [{name: all, select: [{addresses: [\"*\"]}]}]",
+    ),
 ];
 
 /// Devices of each driver that are prepared on each machine.
@@ -239,10 +325,19 @@ async fn every_driver_serves_on_every_recorded_machine() {
         }
         let devices = daemon.devices().await;
         for (_, name, _) in EVERY_DRIVER {
-            for device in devices.iter().filter(|device| device.driver == name).take(PREPARED_MAX) {
+            for device in devices
+                .iter()
+                .filter(|device| device.driver == name)
+                .take(PREPARED_MAX)
+            {
                 let path = format!("{name}/{}/{}", device.pool, device.name);
-                let answer = daemon.prepare(request(&pod("one"), &[&claim("one", &[&path])])).await;
-                let problem = answer.claims.iter().find_map(|claim| claim.problem.as_ref());
+                let answer = daemon
+                    .prepare(request(&pod("one"), &[&claim("one", &[&path])]))
+                    .await;
+                let problem = answer
+                    .claims
+                    .iter()
+                    .find_map(|claim| claim.problem.as_ref());
                 prepared += usize::from(problem.is_none());
                 // A refusal names its reason; none is a defect of the driver or of the host.
                 let is_refusal = problem.is_none_or(|problem| problem.kind != "internal");
@@ -252,5 +347,8 @@ async fn every_driver_serves_on_every_recorded_machine() {
         }
         daemon.assert_empty().await;
     }
-    assert!(prepared > 10, "{prepared} devices of all machines could be prepared");
+    assert!(
+        prepared > 10,
+        "{prepared} devices of all machines could be prepared"
+    );
 }

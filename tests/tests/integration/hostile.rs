@@ -27,7 +27,8 @@ fn guest(change: impl FnOnce(&mut Guest)) -> Vec<u8> {
 /// One that is never loaded, one that fails at describe, and two at discover. Text of theirs has escapes of a terminal.
 fn hostile() -> Vec<Hostile> {
     let export = r#"(func (export "a\n\1b[31mserving"))"#;
-    let log = r#"(import "nodedock:driver/log@0.2.0" "write" (func $log (param i32 i32 i32 i32 i32)))"#;
+    let log =
+        r#"(import "nodedock:driver/log@0.2.0" "write" (func $log (param i32 i32 i32 i32 i32)))"#;
     let flood =
         "(loop $l (call $log (i32.const 4) (i32.const 300) (i32.const 16) (i32.const 0) (i32.const 0))
         (br $l)) unreachable";
@@ -37,14 +38,28 @@ fn hostile() -> Vec<Hostile> {
         guest.discover = flood.into();
     });
     // Of two that describe one driver, the second would be refused for that.
-    let name =
-        flood.windows(NAME.len()).position(|window| window == NAME).expect("the name is in the module");
+    let name = flood
+        .windows(NAME.len())
+        .position(|window| window == NAME)
+        .expect("the name is in the module");
     let flood = [&flood[..name], b"many", &flood[name + b"tiny".len()..]].concat();
     let grow = "(loop $l (drop (memory.grow (i32.const 16))) (br $l)) unreachable";
     vec![
-        ("painted", guest(|guest| guest.extra = export.repeat(2)), "duplicate export name"),
-        ("describe", guest(|guest| guest.describe = "(loop $l (br $l)) unreachable".into()), "of CPU"),
-        ("memory", guest(|guest| guest.discover = grow.into()), "64 MiB"),
+        (
+            "painted",
+            guest(|guest| guest.extra = export.repeat(2)),
+            "duplicate export name",
+        ),
+        (
+            "describe",
+            guest(|guest| guest.describe = "(loop $l (br $l)) unreachable".into()),
+            "of CPU",
+        ),
+        (
+            "memory",
+            guest(|guest| guest.discover = grow.into()),
+            "64 MiB",
+        ),
         // Whichever is first on this machine: its limit of CPU, or that of calls of the host.
         ("flood", flood, "the first discovery of its devices failed"),
     ]
@@ -66,8 +81,16 @@ async fn until_all_are_refused(daemon: &Daemon, hostile: &[Hostile]) {
     for (name, _, says) in hostile {
         let refused = |driver: &Driver| matches!(driver.state.as_str(), "failed" | "blocked");
         let driver = daemon.until_driver(&format!("{name}.wasm"), refused).await;
-        assert!(driver.reason.contains(says), "{name}: {says:?} in {:?}", driver.reason);
-        assert!(!driver.reason.contains(nodedock_model::rule::is_unprintable), "{name}: {:?}", driver.reason);
+        assert!(
+            driver.reason.contains(says),
+            "{name}: {says:?} in {:?}",
+            driver.reason
+        );
+        assert!(
+            !driver.reason.contains(nodedock_model::rule::is_unprintable),
+            "{name}: {:?}",
+            driver.reason
+        );
     }
 }
 
@@ -89,9 +112,20 @@ async fn hostile_drivers_are_reported_while_good_claims_go_on() {
     assert!(claims > 0, "no claim went well meanwhile");
 
     let table = daemon.cli(&["get", "drivers"]).await.done();
-    assert_eq!(table.lines().count(), hostile.len() + 2, "a line for each: {table}");
-    assert!(!daemon.log().contains('\u{1b}'), "the log has no escapes of a driver");
+    assert_eq!(
+        table.lines().count(),
+        hostile.len() + 2,
+        "a line for each: {table}"
+    );
+    assert!(
+        !daemon.log().contains('\u{1b}'),
+        "the log has no escapes of a driver"
+    );
     let peak = daemon.memory_mib("VmHWM");
     assert!(peak < 768.0, "the daemon had {peak} MiB");
-    assert_eq!(daemon.terminate().await.code(), Some(0), "it ends as it should");
+    assert_eq!(
+        daemon.terminate().await.code(),
+        Some(0),
+        "it ends as it should"
+    );
 }

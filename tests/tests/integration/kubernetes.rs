@@ -41,28 +41,45 @@ impl Node {
         Self::start_in_with(Cluster::start().await, config, options).await
     }
 
-    async fn start_in_with(cluster: Cluster, config: &str, options: impl FnOnce(Options) -> Options) -> Self {
+    async fn start_in_with(
+        cluster: Cluster,
+        config: &str,
+        options: impl FnOnce(Options) -> Options,
+    ) -> Self {
         let cluster = Arc::new(cluster);
         let daemon = cluster.daemon_with(options(cluster.options())).await;
         let of = cluster.clone();
         let wipes = Arc::new(move |driver: Option<&str>| {
             of.api.wipe_slices(NODE, driver);
         });
-        let options = KubeletOptions { wipes: Some(wipes), ..KubeletOptions::default() };
+        let options = KubeletOptions {
+            wipes: Some(wipes),
+            ..KubeletOptions::default()
+        };
         let kubelet = Kubelet::start(&daemon.kubelet(), options).await;
         daemon.install_gpus(config);
         kubelet.registered(MOCK_GPU_NAME).await;
         daemon.until_serving(MOCK_GPU_FILE).await;
-        Self { cluster, daemon, kubelet }
+        Self {
+            cluster,
+            daemon,
+            kubelet,
+        }
     }
 
     /// Kills the daemon and starts it; returns when the kubelet has registered the driver of the new one.
     async fn crash(&mut self) {
         let registrations = |view: &View<'_>| view.count("NotifyRegistrationStatus", MOCK_GPU_NAME);
-        let before = self.kubelet.wait_for("registrations", |view| Some(registrations(view))).await;
+        let before = self
+            .kubelet
+            .wait_for("registrations", |view| Some(registrations(view)))
+            .await;
         self.daemon.crash().await;
-        let is_again = |view: &View<'_>| registrations(view) > before && view.connected(MOCK_GPU_NAME) > 0;
-        self.kubelet.wait_until("the driver is registered again", is_again).await;
+        let is_again =
+            |view: &View<'_>| registrations(view) > before && view.connected(MOCK_GPU_NAME) > 0;
+        self.kubelet
+            .wait_until("the driver is registered again", is_again)
+            .await;
     }
 
     /// A new claim for devices, as the kubelet names it.
@@ -72,18 +89,29 @@ impl Node {
 
     /// Prepares one claim; its devices, or the message of the refusal.
     async fn prepare(&self, claim: &ClaimRef) -> Result<Vec<Device>, String> {
-        let mut answer = self.kubelet.driver(MOCK_GPU_NAME).prepare(std::slice::from_ref(claim)).await?;
+        let mut answer = self
+            .kubelet
+            .driver(MOCK_GPU_NAME)
+            .prepare(std::slice::from_ref(claim))
+            .await?;
         Ok(answer.remove(&claim.uid).expect("every claim is answered"))
     }
 
     /// Prepares one claim; the CDI names of its first device.
     async fn prepared(&self, claim: &ClaimRef) -> Vec<String> {
         let devices = self.prepare(claim).await;
-        devices.unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log())).remove(0).cdi_device_ids
+        devices
+            .unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log()))
+            .remove(0)
+            .cdi_device_ids
     }
 
     async fn unprepared(&self, claim: &ClaimRef) {
-        let end = self.kubelet.driver(MOCK_GPU_NAME).unprepare(std::slice::from_ref(claim)).await;
+        let end = self
+            .kubelet
+            .driver(MOCK_GPU_NAME)
+            .unprepare(std::slice::from_ref(claim))
+            .await;
         end.unwrap_or_else(|why| panic!("{why}\n{}", self.daemon.log()));
     }
 }

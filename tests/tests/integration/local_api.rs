@@ -40,7 +40,9 @@ async fn machine_with(options: Options) -> Daemon {
 }
 
 async fn api(root: &Root) -> LocalClient {
-    LocalClient::connect(&root.socket().with_file_name("api.sock")).await.expect("the local API listens")
+    LocalClient::connect(&root.socket().with_file_name("api.sock"))
+        .await
+        .expect("the local API listens")
 }
 
 fn claim(name: &str, request: &str) -> String {
@@ -52,14 +54,22 @@ fn claim(name: &str, request: &str) -> String {
 /// Makes a claim that has to be allocated, and returns its devices.
 async fn create(root: &Root, name: &str, request: &str) -> Vec<String> {
     let file = root.write(&format!("{name}.yaml"), claim(name, request));
-    root.cli(&["claim", "create", "-f", file.to_str().unwrap()]).await.done();
+    root.cli(&["claim", "create", "-f", file.to_str().unwrap()])
+        .await
+        .done();
     devices(root, name).await
 }
 
 async fn devices(root: &Root, name: &str) -> Vec<String> {
     let claim = root.cli(&["claim", "get", name, "-o", "json"]).await.json();
-    let results = claim["status"]["allocation"]["devices"]["results"].as_array().cloned().unwrap_or_default();
-    results.iter().map(|result| result["device"].as_str().unwrap().to_owned()).collect()
+    let results = claim["status"]["allocation"]["devices"]["results"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    results
+        .iter()
+        .map(|result| result["device"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[tokio::test]
@@ -72,21 +82,35 @@ async fn a_claim_gets_devices_by_its_selector_and_keeps_them_over_crashes_until_
     daemon.crash().await;
     assert_eq!(devices(&daemon, "two").await, ["gpu-0", "gpu-1"]);
     let prepared = ["prepare", "--pod", "web", "--claim", "two"];
-    let before = daemon.cli(&prepared).await.done_with(&["mock-gpu.nodedock.dev/claim="]);
+    let before = daemon
+        .cli(&prepared)
+        .await
+        .done_with(&["mock-gpu.nodedock.dev/claim="]);
     daemon.crash().await;
     assert_eq!(daemon.cli(&prepared).await.done(), before);
     let get = daemon.cli(&["claim", "get", "two", "-o", "wide"]).await;
     get.done_with(&["allocated,reserved", "gpus/gpu-0", "pods/web"]);
     // In use, it outlives its deletion.
-    let delete = daemon.cli(&["claim", "delete", "two", "--timeout", "1"]).await;
+    let delete = daemon
+        .cli(&["claim", "delete", "two", "--timeout", "1"])
+        .await;
     delete.failed_with(1, &["claim default/two is in use"]);
     daemon.cli(&["unprepare", "default/web"]).await.done();
     let (api, uid) = (api(&daemon).await, uid(&daemon, "two").await);
     if let Some(uid) = uid {
-        assert!(api.until_gone("default", "two", &uid, nodedock_tests::DEADLINE).await);
+        assert!(
+            api.until_gone("default", "two", &uid, nodedock_tests::DEADLINE)
+                .await
+        );
     }
-    daemon.cli(&["claim", "get", "two"]).await.failed_with(1, &["there is no claim \"default/two\""]);
-    daemon.cli(&["claim", "delete", "third"]).await.done_with(&["claim default/third deleted"]);
+    daemon
+        .cli(&["claim", "get", "two"])
+        .await
+        .failed_with(1, &["there is no claim \"default/two\""]);
+    daemon
+        .cli(&["claim", "delete", "third"])
+        .await
+        .done_with(&["claim default/third deleted"]);
     daemon.assert_empty().await;
 }
 
@@ -102,22 +126,51 @@ async fn a_claim_that_cannot_have_devices_says_for_each_one_why_and_gets_them_wh
     let all = r#"{deviceClassName: gpu, allocationMode: ExactCount, count: 4}"#;
     assert_eq!(create(&daemon, "all", all).await.len(), 4);
     let file = daemon.write("one.yaml", claim("one", "{deviceClassName: gpu}"));
-    let create = ["claim", "create", "-f", file.to_str().unwrap(), "--timeout", "1"];
+    let create = [
+        "claim",
+        "create",
+        "-f",
+        file.to_str().unwrap(),
+        "--timeout",
+        "1",
+    ];
+    daemon.cli(&create).await.failed_with(
+        1,
+        &[
+            "claim default/one waits for devices",
+            "nodedock explain claim default/one",
+        ],
+    );
+    let why = [
+        "is not allocated: request \"gpu\" needs 1 device",
+        "gpus/gpu-3: in use by claim",
+    ];
     daemon
-        .cli(&create)
+        .cli(&["explain", "claim", "one"])
         .await
-        .failed_with(1, &["claim default/one waits for devices", "nodedock explain claim default/one"]);
-    let why = ["is not allocated: request \"gpu\" needs 1 device", "gpus/gpu-3: in use by claim"];
-    daemon.cli(&["explain", "claim", "one"]).await.done_with(&why);
+        .done_with(&why);
     daemon.cli(&["claim", "describe", "one"]).await.done_with(&[
         "is pending",
         "request gpu: 1 of class gpu",
         why[1],
     ]);
-    let explained = daemon.cli(&["explain", "claim", "one", "-o", "json"]).await.json();
-    assert_eq!(explained["waiting"][0]["excluded"].as_array().map(Vec::len), Some(4), "{explained}");
+    let explained = daemon
+        .cli(&["explain", "claim", "one", "-o", "json"])
+        .await
+        .json();
+    assert_eq!(
+        explained["waiting"][0]["excluded"].as_array().map(Vec::len),
+        Some(4),
+        "{explained}"
+    );
     daemon.cli(&["claim", "delete", "all"]).await.done();
-    assert!(api(&daemon).await.until_allocated("default", "one").await.is_some());
+    assert!(
+        api(&daemon)
+            .await
+            .until_allocated("default", "one")
+            .await
+            .is_some()
+    );
 }
 
 #[tokio::test]
@@ -133,17 +186,32 @@ async fn a_file_makes_changes_shows_and_deletes_all_that_it_names() {
         "resourceclaimtemplate default/one-gpu created",
         "pod default/web created",
     ];
-    daemon.cli(&["claim", "create", "-f", file]).await.done_with(&made);
+    daemon
+        .cli(&["claim", "create", "-f", file])
+        .await
+        .done_with(&made);
     daemon
         .cli(&["claim", "create", "-f", file])
         .await
         .failed_with(1, &["all.yaml, object 3", "already exists"]);
-    daemon.cli(&["claim", "get", "-f", file]).await.done_with(&["one", "gpus/gpu-0"]);
-    daemon.cli(&["claim", "describe", "-f", file]).await.done_with(&["claim default/one is allocated"]);
+    daemon
+        .cli(&["claim", "get", "-f", file])
+        .await
+        .done_with(&["one", "gpus/gpu-0"]);
+    daemon
+        .cli(&["claim", "describe", "-f", file])
+        .await
+        .done_with(&["claim default/one is allocated"]);
     let class = daemon.write("class.yaml", CLASS.replace("driver ==", "driver !="));
     let class = class.to_str().unwrap();
-    daemon.cli(&["claim", "create", "-f", class]).await.done_with(&["deviceclass gpu updated"]);
-    daemon.cli(&["claim", "get", "-f", class]).await.failed_with(1, &["there is no ResourceClaim in "]);
+    daemon
+        .cli(&["claim", "create", "-f", class])
+        .await
+        .done_with(&["deviceclass gpu updated"]);
+    daemon
+        .cli(&["claim", "get", "-f", class])
+        .await
+        .failed_with(1, &["there is no ResourceClaim in "]);
     let two = daemon.write("two.yaml", claim("two", "{deviceClassName: gpu}"));
     let two = two.to_str().unwrap();
     daemon
@@ -159,22 +227,44 @@ async fn a_file_makes_changes_shows_and_deletes_all_that_it_names() {
         .cli(&["claim", "create", "-f", any.to_str().unwrap()])
         .await
         .done_with(&["deviceclass gpu updated"]);
-    assert!(api(&daemon).await.until_allocated("default", "two").await.is_some());
+    assert!(
+        api(&daemon)
+            .await
+            .until_allocated("default", "two")
+            .await
+            .is_some()
+    );
     let other = daemon.write("other.yaml", template.replace("name: gpu", "name: other"));
     let other = other.to_str().unwrap();
-    daemon.cli(&["claim", "create", "-f", other]).await.failed_with(1, &["immutable"]);
+    daemon
+        .cli(&["claim", "create", "-f", other])
+        .await
+        .failed_with(1, &["immutable"]);
     let gone = [
         "deviceclass gpu deleted",
         "resourceclaimtemplate default/one-gpu deleted",
         "pod default/web deleted",
         "claim default/one deleted",
     ];
-    daemon.cli(&["claim", "delete", "-f", file]).await.done_with(&gone);
-    daemon.cli(&["claim", "delete", "-f", file]).await.failed_with(
-        1,
-        &["there is no deviceclass \"gpu\"", "there is no pod \"web\"", "there is no claim \"one\""],
-    );
-    daemon.cli(&["claim", "delete", "two"]).await.done_with(&["claim default/two deleted"]);
+    daemon
+        .cli(&["claim", "delete", "-f", file])
+        .await
+        .done_with(&gone);
+    daemon
+        .cli(&["claim", "delete", "-f", file])
+        .await
+        .failed_with(
+            1,
+            &[
+                "there is no deviceclass \"gpu\"",
+                "there is no pod \"web\"",
+                "there is no claim \"one\"",
+            ],
+        );
+    daemon
+        .cli(&["claim", "delete", "two"])
+        .await
+        .done_with(&["claim default/two deleted"]);
     daemon.assert_empty().await;
 }
 
@@ -214,15 +304,33 @@ spec:
 #[tokio::test]
 async fn slices_are_those_of_the_drivers_and_an_api_that_is_off_says_so() {
     let daemon = machine().await;
-    daemon.cli(&["get", "slices"]).await.done_with(&["mock-gpu.nodedock.dev", "/gpus", "4"]);
-    let slices = daemon.cli(&["get", "slices", "mock-gpu.nodedock.dev", "-o", "json"]).await.json();
-    assert_eq!(slices[0]["spec"]["devices"].as_array().map(Vec::len), Some(4), "{slices}");
-    daemon.cli(&["get", "slices", "other.dev"]).await.failed_with(1, &["there is no slice \"other.dev\""]);
+    daemon
+        .cli(&["get", "slices"])
+        .await
+        .done_with(&["mock-gpu.nodedock.dev", "/gpus", "4"]);
+    let slices = daemon
+        .cli(&["get", "slices", "mock-gpu.nodedock.dev", "-o", "json"])
+        .await
+        .json();
+    assert_eq!(
+        slices[0]["spec"]["devices"].as_array().map(Vec::len),
+        Some(4),
+        "{slices}"
+    );
+    daemon
+        .cli(&["get", "slices", "other.dev"])
+        .await
+        .failed_with(1, &["there is no slice \"other.dev\""]);
     // Nothing listens on an address unless it is asked for.
-    daemon.cli(&["kubeconfig"]).await.failed_with(2, &["the local API has no address", "--local-api-listen"]);
+    daemon
+        .cli(&["kubeconfig"])
+        .await
+        .failed_with(2, &["the local API has no address", "--local-api-listen"]);
     let off = crate::with_gpus().await;
     for command in [["claim", "get"], ["get", "slices"]] {
-        off.cli(&command).await.failed_with(3, &["the local API is not reachable", "--local-api"]);
+        off.cli(&command)
+            .await
+            .failed_with(3, &["the local API is not reachable", "--local-api"]);
     }
 }
 
@@ -242,14 +350,23 @@ async fn what_is_malformed_is_refused_with_its_place() {
     let daemon = machine().await;
     for (object, parts) in [
         (
-            claim("a", "{deviceClassName: gpu, selectors: [{cel: {expression: 'device.nosuch'}}]}"),
+            claim(
+                "a",
+                "{deviceClassName: gpu, selectors: [{cel: {expression: 'device.nosuch'}}]}",
+            ),
             vec!["a.yaml, object 1", "selectors[0].cel.expression"],
         ),
         (
-            claim("a", "{deviceClassName: gpu, selectors: [{cel: {expression: '1 +'}}]}"),
+            claim(
+                "a",
+                "{deviceClassName: gpu, selectors: [{cel: {expression: '1 +'}}]}",
+            ),
             vec!["selectors[0].cel.expression"],
         ),
-        (claim("a", "{deviceClassName: gpu, count: -1}"), vec!["spec.devices.requests[0].exactly.count"]),
+        (
+            claim("a", "{deviceClassName: gpu, count: -1}"),
+            vec!["spec.devices.requests[0].exactly.count"],
+        ),
         (claim("A", "{deviceClassName: gpu}"), vec!["metadata.name"]),
         (
             "kind: Deployment\napiVersion: apps/v1\n".to_owned(),
@@ -260,32 +377,63 @@ async fn what_is_malformed_is_refused_with_its_place() {
             slice("mock-gpu.nodedock.dev", 1),
             vec!["spec.driver: Forbidden: the slices of this driver are published by the daemon"],
         ),
-        (slice("other.dev", 2), vec!["spec.devices[1]: Duplicate value"]),
+        (
+            slice("other.dev", 2),
+            vec!["spec.devices[1]: Duplicate value"],
+        ),
     ] {
         let file = daemon.write("a.yaml", object);
-        daemon.cli(&["claim", "create", "-f", file.to_str().unwrap()]).await.failed_with(1, &parts);
+        daemon
+            .cli(&["claim", "create", "-f", file.to_str().unwrap()])
+            .await
+            .failed_with(1, &parts);
     }
-    assert_eq!(api(&daemon).await.claims(None).await.unwrap(), Vec::<Value>::new());
+    assert_eq!(
+        api(&daemon).await.claims(None).await.unwrap(),
+        Vec::<Value>::new()
+    );
     // A class that is not there yet is no error of the claim.
     let file = daemon.write("a.yaml", claim("a", "{deviceClassName: other}"));
-    let create = ["claim", "create", "-f", file.to_str().unwrap(), "--timeout", "1"];
-    daemon.cli(&create).await.failed_with(1, &["claim default/a waits for devices", "other"]);
+    let create = [
+        "claim",
+        "create",
+        "-f",
+        file.to_str().unwrap(),
+        "--timeout",
+        "1",
+    ];
+    daemon
+        .cli(&create)
+        .await
+        .failed_with(1, &["claim default/a waits for devices", "other"]);
 }
 
 #[tokio::test]
 async fn kubectl_s_address_is_loopback_with_a_token_that_a_restart_keeps() {
     let open = ["run", "--local-api", "--local-api-listen", "0.0.0.0:80"];
-    Root::new().cli(&open).await.failed_with(2, &["loopback addresses alone, and 0.0.0.0:80 is none"]);
+    Root::new()
+        .cli(&open)
+        .await
+        .failed_with(2, &["loopback addresses alone, and 0.0.0.0:80 is none"]);
     let stray = ["run", "--local-api-listen", "127.0.0.1:80"];
-    Root::new().cli(&stray).await.failed_with(2, &["--local-api-listen has no effect without --local-api"]);
-    let options = Options::default().flag("--local-api").arg("--local-api-listen", "127.0.0.1:0");
+    Root::new()
+        .cli(&stray)
+        .await
+        .failed_with(2, &["--local-api-listen has no effect without --local-api"]);
+    let options = Options::default()
+        .flag("--local-api")
+        .arg("--local-api-listen", "127.0.0.1:0");
     let mut daemon = machine_with(options).await;
     let kubeconfig = daemon.cli(&["kubeconfig"]).await.json();
     let server = &kubeconfig["clusters"][0]["cluster"]["server"];
-    assert!(server.as_str().unwrap().starts_with("https://127.0.0.1:"), "{kubeconfig}");
+    assert!(
+        server.as_str().unwrap().starts_with("https://127.0.0.1:"),
+        "{kubeconfig}"
+    );
     daemon.restart().await;
     let again = daemon.cli(&["kubeconfig"]).await.json();
     assert_eq!(again["users"], kubeconfig["users"]);
-    let authority = |config: &Value| config["clusters"][0]["cluster"]["certificate-authority-data"].clone();
+    let authority =
+        |config: &Value| config["clusters"][0]["cluster"]["certificate-authority-data"].clone();
     assert_eq!(authority(&again), authority(&kubeconfig));
 }

@@ -18,45 +18,84 @@ async fn claims_are_restored_from_their_cdi_files_and_can_be_unprepared() {
     daemon.run().await;
 
     let claim = daemon.only_claim().await;
-    assert_eq!((claim.state.as_str(), claim.pods.len()), ("prepared", 2), "{claim:?}");
-    assert_eq!(daemon.cdi_files(), files, "containers that run keep their devices");
-    let kept = std::fs::read_dir(daemon.state()).unwrap().flatten().map(|entry| entry.path());
-    let is_aside = |path: &std::path::PathBuf| path.to_string_lossy().contains("checkpoint.db.damaged");
-    let aside: Vec<_> =
-        kept.filter(|path| is_aside(path) && !path.to_string_lossy().ends_with("-wal")).collect();
+    assert_eq!(
+        (claim.state.as_str(), claim.pods.len()),
+        ("prepared", 2),
+        "{claim:?}"
+    );
+    assert_eq!(
+        daemon.cdi_files(),
+        files,
+        "containers that run keep their devices"
+    );
+    let kept = std::fs::read_dir(daemon.state())
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path());
+    let is_aside =
+        |path: &std::path::PathBuf| path.to_string_lossy().contains("checkpoint.db.damaged");
+    let aside: Vec<_> = kept
+        .filter(|path| is_aside(path) && !path.to_string_lossy().ends_with("-wal"))
+        .collect();
     assert_eq!(aside.len(), 1, "{aside:?}");
     assert_eq!(std::fs::read(&aside[0]).unwrap(), b"not a checkpoint");
 
     let conditions = daemon.node().await.conditions;
-    let [condition] = conditions.as_slice() else { panic!("one problem is wanted: {conditions:?}") };
+    let [condition] = conditions.as_slice() else {
+        panic!("one problem is wanted: {conditions:?}")
+    };
     let problem = condition.problem.as_ref().unwrap();
     assert_eq!(
         (condition.subject.as_str(), problem.code.as_str()),
         (aside[0].to_str().unwrap(), "checkpoint-set-aside")
     );
-    assert!(problem.message.contains("1 claims were taken back"), "{problem:?}");
+    assert!(
+        problem.message.contains("1 claims were taken back"),
+        "{problem:?}"
+    );
 
     daemon.until_serving(MOCK_GPU_FILE).await;
-    let problem = daemon.refused(request(&pod("three"), &[&gpu_claim("b", &["gpus/gpu-0"])])).await;
+    let problem = daemon
+        .refused(request(&pod("three"), &[&gpu_claim("b", &["gpus/gpu-0"])]))
+        .await;
     assert_eq!(problem.code, "device-held", "{problem:?}");
-    assert_eq!(daemon.unprepare(&one).await, [("a".to_owned(), "kept".to_owned())]);
-    assert_eq!(daemon.unprepare(&two).await, [("a".to_owned(), "unprepared".to_owned())]);
+    assert_eq!(
+        daemon.unprepare(&one).await,
+        [("a".to_owned(), "kept".to_owned())]
+    );
+    assert_eq!(
+        daemon.unprepare(&two).await,
+        [("a".to_owned(), "unprepared".to_owned())]
+    );
     daemon.assert_empty().await;
     daemon.restart().await;
-    assert_eq!(daemon.node().await.conditions, [], "it stands until the next start");
+    assert_eq!(
+        daemon.node().await.conditions,
+        [],
+        "it stands until the next start"
+    );
 }
 
 #[tokio::test]
 async fn a_missing_checkpoint_is_reported_where_cdi_files_name_claims() {
     let mut daemon = with_gpus().await;
-    assert_eq!(daemon.node().await.conditions, [], "the first start of all finds nothing missing");
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    assert_eq!(
+        daemon.node().await.conditions,
+        [],
+        "the first start of all finds nothing missing"
+    );
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     let file = daemon.only_cdi_file();
     daemon.kill9().await;
     std::fs::remove_file(daemon.checkpoint()).unwrap();
     // One of ours that cannot be read.
-    std::fs::write(file.path.with_file_name("nodedock-broken.json"), format!("{}nonsense", file.text))
-        .unwrap();
+    std::fs::write(
+        file.path.with_file_name("nodedock-broken.json"),
+        format!("{}nonsense", file.text),
+    )
+    .unwrap();
     daemon.run().await;
     let conditions = daemon.until_conditions(&["checkpoint-missing"]).await;
     let message = &conditions[0].problem.as_ref().unwrap().message;

@@ -68,7 +68,12 @@ status:
 const FORMS: [Form; 2] = [Form::Core, Form::Component];
 
 fn keys(value: &Value) -> Vec<&str> {
-    value.as_object().unwrap().keys().map(String::as_str).collect()
+    value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
 }
 
 async fn prepare(daemon: &Daemon, file: &str) -> Output {
@@ -82,9 +87,15 @@ async fn a_composed_pod_gets_its_device_and_gives_it_back_in_either_form() {
         daemon.install(MOCK_GPU, form);
         daemon.until_serving(MOCK_GPU_FILE).await;
         let device = format!("{MOCK_GPU_NAME}/gpus/gpu-0");
-        let args = ["prepare", "--pod", "demo", "--device", &device, "-o", "json"];
+        let args = [
+            "prepare", "--pod", "demo", "--device", &device, "-o", "json",
+        ];
         let answer = daemon.cli(&args).await.done();
-        assert_eq!(daemon.cli(&args).await.done(), answer, "a repeat gives the same bytes");
+        assert_eq!(
+            daemon.cli(&args).await.done(),
+            answer,
+            "a repeat gives the same bytes"
+        );
 
         let answer: Value = serde_json::from_str(&answer).unwrap();
         let claim = answer["claims"][0].clone();
@@ -92,8 +103,14 @@ async fn a_composed_pod_gets_its_device_and_gives_it_back_in_either_form() {
         let cdi = format!("{MOCK_GPU_NAME}/claim={uid}-gpu-0");
         assert_eq!(keys(&answer), ["claims", "containers", "pod"]);
         assert_eq!(keys(&answer["pod"]), ["name", "namespace", "uid"]);
-        assert_eq!(keys(&claim), ["name", "namespace", "outcome", "problem", "uid"]);
-        assert_eq!((&claim["outcome"], &claim["problem"]), (&json!("prepared"), &Value::Null));
+        assert_eq!(
+            keys(&claim),
+            ["name", "namespace", "outcome", "problem", "uid"]
+        );
+        assert_eq!(
+            (&claim["outcome"], &claim["problem"]),
+            (&json!("prepared"), &Value::Null)
+        );
         let container = json!({
             "name": "main", "cdiDevices": [cdi], "env": {}, "mounts": [], "deviceNodes": [], "annotations": {},
         });
@@ -104,22 +121,50 @@ async fn a_composed_pod_gets_its_device_and_gives_it_back_in_either_form() {
         assert_eq!(file.identity["driver"], json!(MOCK_GPU_NAME));
         assert_eq!(file.identity["pods"], json!([answer["pod"]]));
         assert_eq!(file.devices(), [cdi]);
-        assert!(file.env().iter().any(|variable| variable.starts_with("MOCK_GPU_0=GPU-")), "{file:?}");
-        assert!(file.env().contains(&"MOCK_GPU_0_SHARING=Exclusive".to_owned()), "{file:?}");
-        let held = daemon.cli(&["get", "devices", "gpus/gpu-0", "-o", "json"]).await.json();
+        assert!(
+            file.env()
+                .iter()
+                .any(|variable| variable.starts_with("MOCK_GPU_0=GPU-")),
+            "{file:?}"
+        );
+        assert!(
+            file.env()
+                .contains(&"MOCK_GPU_0_SHARING=Exclusive".to_owned()),
+            "{file:?}"
+        );
+        let held = daemon
+            .cli(&["get", "devices", "gpus/gpu-0", "-o", "json"])
+            .await
+            .json();
         assert_eq!(held[0]["claims"][0]["uid"], json!(uid));
 
-        let answer = daemon.cli(&["unprepare", "default/demo", "-o", "json"]).await.json();
+        let answer = daemon
+            .cli(&["unprepare", "default/demo", "-o", "json"])
+            .await
+            .json();
         assert_eq!(keys(&answer), ["claims", "pod"]);
         assert_eq!(
             (&answer["claims"][0]["outcome"], &answer["claims"][0]["uid"]),
             (&json!("unprepared"), &json!(uid))
         );
-        assert_eq!(daemon.cli(&["get", "claims", "-o", "json"]).await.json(), json!([]));
-        assert_eq!(daemon.cli(&["get", "pods", "-o", "json"]).await.json(), json!([]));
+        assert_eq!(
+            daemon.cli(&["get", "claims", "-o", "json"]).await.json(),
+            json!([])
+        );
+        assert_eq!(
+            daemon.cli(&["get", "pods", "-o", "json"]).await.json(),
+            json!([])
+        );
         assert_eq!(daemon.cdi_files(), []);
-        let again = daemon.cli(&["unprepare", "default/demo", "-o", "json"]).await.json();
-        assert_eq!(again["claims"], json!([]), "a pod that holds nothing is success");
+        let again = daemon
+            .cli(&["unprepare", "default/demo", "-o", "json"])
+            .await
+            .json();
+        assert_eq!(
+            again["claims"],
+            json!([]),
+            "a pod that holds nothing is success"
+        );
     }
 }
 
@@ -130,7 +175,12 @@ async fn a_manifest_gives_each_container_the_devices_of_its_requests() {
     let file = file.to_str().unwrap();
     let answer = prepare(&daemon, file).await.json();
 
-    let claims: Vec<_> = answer["claims"].as_array().unwrap().iter().map(|claim| &claim["outcome"]).collect();
+    let claims: Vec<_> = answer["claims"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|claim| &claim["outcome"])
+        .collect();
     assert_eq!(claims, ["prepared", "prepared"]);
     let left = format!("{MOCK_GPU_NAME}/claim=11111111-aaaa-gpu-0");
     let right = format!("{MOCK_GPU_NAME}/claim=11111111-aaaa-gpu-1");
@@ -144,12 +194,23 @@ async fn a_manifest_gives_each_container_the_devices_of_its_requests() {
     assert_eq!(by_uid("11111111-aaaa").devices(), [left, right]);
     let slice = by_uid("22222222-bbbb");
     assert_eq!(json!(slice.devices()), json!([second[1]]));
-    for variable in ["MOCK_GPU_4_SHARING=TimeSlicing", "MOCK_GPU_4_INTERVAL=Short", "MOCK_GPU_4_MEMORY=2Gi"] {
-        assert!(slice.env().contains(&variable.to_owned()), "{variable} in {:?}", slice.env());
+    for variable in [
+        "MOCK_GPU_4_SHARING=TimeSlicing",
+        "MOCK_GPU_4_INTERVAL=Short",
+        "MOCK_GPU_4_MEMORY=2Gi",
+    ] {
+        assert!(
+            slice.env().contains(&variable.to_owned()),
+            "{variable} in {:?}",
+            slice.env()
+        );
     }
     assert_eq!(prepare(&daemon, file).await.json(), answer);
     let pods = daemon.cli(&["get", "pods", "-o", "json"]).await.json();
-    assert_eq!((&pods[0]["state"], &pods[0]["containers"]), (&json!("prepared"), &answer["containers"]));
+    assert_eq!(
+        (&pods[0]["state"], &pods[0]["containers"]),
+        (&json!("prepared"), &answer["containers"])
+    );
 
     daemon.cli(&["unprepare", "--uid", "pod-two"]).await.done();
     assert_eq!(daemon.cdi_files(), []);
@@ -165,16 +226,30 @@ async fn a_pod_may_have_devices_of_two_drivers_and_forms() {
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_serving(DEVICE_NODES_FILE).await;
     let devices = daemon.devices().await;
-    let Some(node) = devices.iter().find(|device| own_pool(&device.pool) == "misc") else {
+    let Some(node) = devices
+        .iter()
+        .find(|device| own_pool(&device.pool) == "misc")
+    else {
         return nodedock_tests::machine::skip(
             "a device node in a claim",
             "there is no fuse, kvm, tun or hwrng",
         );
     };
-    let (node, gpu) = (format!("{}/misc/{}", node.driver, node.name), format!("{MOCK_GPU_NAME}/gpus/gpu-3"));
-    let args = ["prepare", "--pod", "mixed", "--device", &node, "--device", &gpu, "-o", "json"];
+    let (node, gpu) = (
+        format!("{}/misc/{}", node.driver, node.name),
+        format!("{MOCK_GPU_NAME}/gpus/gpu-3"),
+    );
+    let args = [
+        "prepare", "--pod", "mixed", "--device", &node, "--device", &gpu, "-o", "json",
+    ];
     let answer = daemon.cli(&args).await.json();
-    assert_eq!(answer["containers"][0]["cdiDevices"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        answer["containers"][0]["cdiDevices"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
     let files = daemon.cdi_files();
     assert_eq!(files.len(), 2, "each driver has a file");
     let edits = &files[0].spec["devices"][0]["containerEdits"];
@@ -191,7 +266,10 @@ async fn a_pod_is_given_the_claim_of_its_group_and_not_that_of_another() {
     daemon.until_serving(MOCK_GPU_FILE).await;
     let group = "{apiGroup: scheduling.k8s.io, resource: podgroups, name: train, uid: uid-train}";
     let manifest = |of: &str| {
-        let text = MANIFEST.replace("[{resource: pods, name: two, uid: pod-two}]", &format!("[{group}]"));
+        let text = MANIFEST.replace(
+            "[{resource: pods, name: two, uid: pod-two}]",
+            &format!("[{group}]"),
+        );
         text.replace(
             "\nspec:\n  resourceClaims:",
             &format!("\nspec:\n  schedulingGroup: {{podGroupName: {of}}}\n  resourceClaims:"),
@@ -203,10 +281,19 @@ async fn a_pod_is_given_the_claim_of_its_group_and_not_that_of_another() {
         let output = prepare(&daemon, file.to_str().unwrap()).await;
         let answer: Value = serde_json::from_str(&output.stdout).unwrap();
         let claims = answer["claims"].as_array().unwrap();
-        assert!(claims.iter().all(|claim| claim["outcome"] == outcome), "{answer}");
+        assert!(
+            claims.iter().all(|claim| claim["outcome"] == outcome),
+            "{answer}"
+        );
         if outcome == "refused" {
-            assert_eq!((output.code, &claims[0]["problem"]["code"]), (Some(1), &json!("claim-not-reserved")));
-            assert!(output.stderr.contains("nor for its group eval"), "{output:?}");
+            assert_eq!(
+                (output.code, &claims[0]["problem"]["code"]),
+                (Some(1), &json!("claim-not-reserved"))
+            );
+            assert!(
+                output.stderr.contains("nor for its group eval"),
+                "{output:?}"
+            );
         }
     }
 }

@@ -28,15 +28,25 @@ fn unprepared() -> [(String, String); 1] {
 /// The owner serves, and the squatter is refused, called for nothing, and named in a condition.
 async fn assert_refused(daemon: &Daemon) {
     daemon.until_serving(MOCK_GPU_FILE).await;
-    let refused =
-        daemon.until_failed(SQUATTER, &["mock-gpu.wasm", MOCK_GPU_NAME, "nodedock driver assign"]).await;
-    assert_eq!((refused.name.as_str(), refused.devices), ("", 0), "{refused:?}");
+    let refused = daemon
+        .until_failed(
+            SQUATTER,
+            &["mock-gpu.wasm", MOCK_GPU_NAME, "nodedock driver assign"],
+        )
+        .await;
+    assert_eq!(
+        (refused.name.as_str(), refused.devices),
+        ("", 0),
+        "{refused:?}"
+    );
     let conditions = daemon.until_conditions(&["driver-name-taken"]).await;
     assert_eq!(conditions[0].subject, SQUATTER, "{conditions:?}");
     let problem = conditions[0].problem.as_ref().unwrap();
-    for (key, value) in
-        [("driver", MOCK_GPU_NAME), ("source", SQUATTER), ("owner", "the driver file mock-gpu.wasm")]
-    {
+    for (key, value) in [
+        ("driver", MOCK_GPU_NAME),
+        ("source", SQUATTER),
+        ("owner", "the driver file mock-gpu.wasm"),
+    ] {
         assert_eq!(problem.details[key], value, "{problem:?}");
     }
     let kept = daemon.kept();
@@ -53,7 +63,9 @@ fn put_squatter(root: &Root, grant: Option<&str>) {
 #[tokio::test]
 async fn a_squatter_is_refused_at_every_restart() {
     let mut daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     put_squatter(&daemon, Some(GRANT));
     assert_refused(&daemon).await;
     for round in 0..6 {
@@ -83,20 +95,27 @@ async fn a_squatter_without_a_grant_is_refused_without_claims_too() {
         .cli(&["explain", "driver", SQUATTER])
         .await
         .done_with(&["belongs to the driver file mock-gpu.wasm"]);
-    daemon.cli(&["get", "node"]).await.done_with(&["driver-name-taken"]);
+    daemon
+        .cli(&["get", "node"])
+        .await
+        .done_with(&["driver-name-taken"]);
 }
 
 /// The file of the owner came back, and its claims had been asked of the squatter.
 #[tokio::test]
 async fn claims_hold_a_name_while_its_file_is_away() {
     let mut daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     put_squatter(&daemon, Some(GRANT));
     daemon.until_failed(SQUATTER, &["mock-gpu.wasm"]).await;
     daemon.take_out(MOCK_GPU_FILE);
     daemon.until_gone(MOCK_GPU_FILE).await;
     daemon.restart().await;
-    daemon.until_failed(SQUATTER, &["belongs to the driver file mock-gpu.wasm"]).await;
+    daemon
+        .until_failed(SQUATTER, &["belongs to the driver file mock-gpu.wasm"])
+        .await;
     let outcome = daemon.unprepare_pod(&pod("one")).await.claims.remove(0);
     assert_eq!(outcome.outcome, "refused", "{outcome:?}");
     daemon.install(MOCK_GPU, Form::Core);
@@ -114,28 +133,49 @@ async fn a_name_without_source_and_claims_is_free() {
     assert_eq!(served.name, MOCK_GPU_NAME);
     assert_eq!(daemon.node().await.conditions, []);
     daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"]).await;
+    daemon
+        .until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"])
+        .await;
 }
 
 #[tokio::test]
 async fn an_operator_moves_a_name_with_its_claims() {
     let mut daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     put_squatter(&daemon, Some(GRANT));
     daemon.until_failed(SQUATTER, &["mock-gpu.wasm"]).await;
-    daemon.cli(&["driver", "assign", MOCK_GPU_NAME, "unknown"]).await.failed_with(1, &["there is no source"]);
+    daemon
+        .cli(&["driver", "assign", MOCK_GPU_NAME, "unknown"])
+        .await
+        .failed_with(1, &["there is no source"]);
     daemon
         .cli(&["driver", "assign", "nic.example.com", SQUATTER])
         .await
         .failed_with(1, &["describes the driver"]);
-    daemon.cli(&["driver", "assign", MOCK_GPU_NAME, "aaa"]).await.done_with(&["belongs to aaa.wasm"]);
+    daemon
+        .cli(&["driver", "assign", MOCK_GPU_NAME, "aaa"])
+        .await
+        .done_with(&["belongs to aaa.wasm"]);
     let served = daemon.until_serving(SQUATTER).await;
-    let assigned = served.timeline.iter().find(|entry| entry.what == "name assigned").expect("it is dated");
-    assert!(assigned.at_ms > 0 && assigned.cause.contains("uid"), "{assigned:?}");
-    daemon.until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"]).await;
+    let assigned = served
+        .timeline
+        .iter()
+        .find(|entry| entry.what == "name assigned")
+        .expect("it is dated");
+    assert!(
+        assigned.at_ms > 0 && assigned.cause.contains("uid"),
+        "{assigned:?}"
+    );
+    daemon
+        .until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"])
+        .await;
     daemon.restart().await;
     daemon.until_serving(SQUATTER).await;
-    daemon.until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"]).await;
+    daemon
+        .until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"])
+        .await;
     assert_eq!(daemon.unprepare(&pod("one")).await, unprepared());
 }
 
@@ -144,22 +184,37 @@ async fn a_grant_with_the_name_moves_it() {
     let mut daemon = with_gpus().await;
     put_squatter(&daemon, Some(NAMING_GRANT));
     daemon.until_serving(SQUATTER).await;
-    daemon.until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"]).await;
+    daemon
+        .until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"])
+        .await;
     daemon.restart().await;
     daemon.until_serving(SQUATTER).await;
     // Two grants: the owner stays.
     daemon.drop_in("mock-gpu.grant.yaml", NAMING_GRANT);
-    daemon.until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"]).await;
-    daemon.cli(&["driver", "assign", MOCK_GPU_NAME, "mock-gpu"]).await.failed_with(1, &["remove `driver`"]);
+    daemon
+        .until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"])
+        .await;
+    daemon
+        .cli(&["driver", "assign", MOCK_GPU_NAME, "mock-gpu"])
+        .await
+        .failed_with(1, &["remove `driver`"]);
 }
 
 #[tokio::test]
 async fn a_grant_for_another_driver_keeps_a_file_out() {
     let root = Root::new();
     root.install_gpus("pools:\n- {name: gpus, count: 1}\n");
-    root.drop_in("mock-gpu.grant.yaml", NAMING_GRANT.replace("mock-gpu.nodedock.dev", "nic.example.com"));
+    root.drop_in(
+        "mock-gpu.grant.yaml",
+        NAMING_GRANT.replace("mock-gpu.nodedock.dev", "nic.example.com"),
+    );
     let daemon = Daemon::start_on(root, Options::default()).await;
-    daemon.until_failed(MOCK_GPU_FILE, &["its grant is for the driver nic.example.com"]).await;
+    daemon
+        .until_failed(
+            MOCK_GPU_FILE,
+            &["its grant is for the driver nic.example.com"],
+        )
+        .await;
     daemon.drop_in("mock-gpu.grant.yaml", NAMING_GRANT);
     daemon.until_serving(MOCK_GPU_FILE).await;
 }
@@ -168,14 +223,18 @@ async fn a_grant_for_another_driver_keeps_a_file_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_claims_of_an_older_release_say_whose_a_name_is() {
     let mut daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     put_squatter(&daemon, Some(GRANT));
     daemon.until_failed(SQUATTER, &["mock-gpu.wasm"]).await;
     daemon.terminate().await;
     forget_names(&daemon);
     daemon.run().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
-    daemon.until_failed(SQUATTER, &["nodedock driver assign"]).await;
+    daemon
+        .until_failed(SQUATTER, &["nodedock driver assign"])
+        .await;
     assert!(!daemon.kept().contains(&digest(&squatter())));
     // Nor are there stored files: the digest tells.
     daemon.terminate().await;
@@ -183,7 +242,9 @@ async fn the_claims_of_an_older_release_say_whose_a_name_is() {
     std::fs::remove_dir_all(daemon.kept_drivers()).unwrap();
     daemon.run().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
-    daemon.until_failed(SQUATTER, &["nodedock driver assign"]).await;
+    daemon
+        .until_failed(SQUATTER, &["nodedock driver assign"])
+        .await;
     assert!(!daemon.kept().contains(&digest(&squatter())));
     assert_eq!(daemon.unprepare(&pod("one")).await, unprepared());
 }
@@ -209,7 +270,9 @@ fn forget_names(root: &Root) {
 #[tokio::test]
 async fn a_lost_checkpoint_gives_a_name_to_no_squatter() {
     let mut daemon = with_gpus().await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     put_squatter(&daemon, Some(GRANT));
     daemon.until_failed(SQUATTER, &["mock-gpu.wasm"]).await;
     daemon.kill9().await;
@@ -217,18 +280,25 @@ async fn a_lost_checkpoint_gives_a_name_to_no_squatter() {
     daemon.run().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     // The owner is known by what is stored, or serves already.
-    daemon.until_failed(SQUATTER, &["the driver file mock-gpu.wasm"]).await;
+    daemon
+        .until_failed(SQUATTER, &["the driver file mock-gpu.wasm"])
+        .await;
     assert_eq!(daemon.unprepare(&pod("one")).await, unprepared());
 }
 
 #[tokio::test]
 async fn a_native_plugin_and_a_file_keep_their_names_from_each_other() {
     let daemon = with_gpus().await;
-    let (registry, plugins) = (daemon.state().join("plugins_registry"), daemon.path().join("plugins"));
+    let (registry, plugins) = (
+        daemon.state().join("plugins_registry"),
+        daemon.path().join("plugins"),
+    );
     let options = PluginOptions::new(MOCK_GPU_NAME, &registry, &plugins);
     let squatting = Plugin::start(options, Script::ok("v")).await.unwrap();
     let socket = squatting.registration_socket().display().to_string();
-    daemon.until_failed(&socket, &["belongs to the driver file mock-gpu.wasm"]).await;
+    daemon
+        .until_failed(&socket, &["belongs to the driver file mock-gpu.wasm"])
+        .await;
     assert_eq!(squatting.connections(), 0, "its service is not called");
     squatting.unregister().unwrap();
     daemon.until_gone(&socket).await;
@@ -242,23 +312,37 @@ async fn a_native_plugin_and_a_file_keep_their_names_from_each_other() {
     // A second instance, as in a rolling update.
     let options = PluginOptions::new(MOCK_GPU_NAME, &registry, &plugins).instance("b");
     let second = Plugin::start(options, Script::ok("v")).await.unwrap();
-    daemon.until_serving(&second.registration_socket().display().to_string()).await;
+    daemon
+        .until_serving(&second.registration_socket().display().to_string())
+        .await;
     daemon.install(MOCK_GPU, Form::Core);
-    daemon.until_failed(MOCK_GPU_FILE, &["belongs to native plugins of the user"]).await;
+    daemon
+        .until_failed(MOCK_GPU_FILE, &["belongs to native plugins of the user"])
+        .await;
 }
 
 #[tokio::test]
 async fn an_extended_resource_needs_a_grant() {
     let root = Root::new();
-    let config =
-        |resource: &str| format!("pools:\n- {{name: gpus, count: 1, extendedResource: {resource}}}\n");
+    let config = |resource: &str| {
+        format!("pools:\n- {{name: gpus, count: 1, extendedResource: {resource}}}\n")
+    };
     root.install_gpus(&config("nvidia.com/gpu"));
     let daemon = Daemon::start_on(root, Options::default()).await;
     let blocked = daemon.until_state(MOCK_GPU_FILE, "blocked").await;
-    assert_eq!(blocked.missing_grants, ["extendedResources: nvidia.com/gpu"], "{blocked:?}");
+    assert_eq!(
+        blocked.missing_grants,
+        ["extendedResources: nvidia.com/gpu"],
+        "{blocked:?}"
+    );
     assert!(blocked.reason.contains("nvidia.com/gpu"), "{blocked:?}");
-    let resources =
-        daemon.client().get_capacity(v1::GetCapacityRequest {}).await.unwrap().into_inner().resources;
+    let resources = daemon
+        .client()
+        .get_capacity(v1::GetCapacityRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .resources;
     assert!(resources.is_empty(), "{resources:?}");
     let grant = format!("{}  - nvidia.com/gpu\n", side_file(MOCK_GPU, "grant"));
     daemon.drop_in("mock-gpu.grant.yaml", &grant);
@@ -267,5 +351,10 @@ async fn an_extended_resource_needs_a_grant() {
     // What is revoked counts at once.
     daemon.drop_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
     let stopped = daemon.until_state(MOCK_GPU_FILE, "blocked").await;
-    assert!(stopped.missing_grants.contains(&"extendedResources: nvidia.com/gpu".to_owned()), "{stopped:?}");
+    assert!(
+        stopped
+            .missing_grants
+            .contains(&"extendedResources: nvidia.com/gpu".to_owned()),
+        "{stopped:?}"
+    );
 }

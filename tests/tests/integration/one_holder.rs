@@ -31,18 +31,30 @@ spec: {selectors: [{cel: {expression: 'device.driver == "device-nodes.nodedock.d
 /// Two display functions with a DRM node each, the first in the IOMMU group 7.
 fn machine(root: &Root) -> Recorded {
     let machine = Recorded::new(&root.path().join("machine"), &["vfio-pci", "amdgpu"]);
-    for (minor, (address, group)) in
-        [("0000:01:00.0", Some(7)), ("0000:02:00.0", Some(8))].into_iter().enumerate()
+    for (minor, (address, group)) in [("0000:01:00.0", Some(7)), ("0000:02:00.0", Some(8))]
+        .into_iter()
+        .enumerate()
     {
         let directory = format!("devices/pci0000:00/{address}/drm/card{minor}");
         machine
             .function(address, "0x030000", "amdgpu", group)
             .file(&format!("sys/{directory}/dev"), &format!("226:{minor}"))
-            .link(&format!("sys/dev/char/226:{minor}"), &format!("../../{directory}"))
-            .link(&format!("sys/class/drm/card{minor}"), &format!("../../{directory}"))
-            .file(&format!("dev/dri/card{minor}"), &format!("character 226:{minor}"));
+            .link(
+                &format!("sys/dev/char/226:{minor}"),
+                &format!("../../{directory}"),
+            )
+            .link(
+                &format!("sys/class/drm/card{minor}"),
+                &format!("../../{directory}"),
+            )
+            .file(
+                &format!("dev/dri/card{minor}"),
+                &format!("character 226:{minor}"),
+            );
     }
-    machine.file("dev/vfio/vfio", "character 10:196").file("dev/vfio/7", "character 240:7");
+    machine
+        .file("dev/vfio/vfio", "character 10:196")
+        .file("dev/vfio/7", "character 240:7");
     machine
 }
 
@@ -51,14 +63,22 @@ async fn start(options: Options) -> Daemon {
     let machine = machine(&root);
     for (file, config) in [
         ("pci", "pools: [{name: display, select: [{class: '0x03'}]}]"),
-        ("vfio-pci", "pools: [{name: gpu, select: [{class: '0x03'}]}]"),
-        ("device-nodes", "pools: [{name: nodes, paths: ['/dev/dri/*', '/dev/vfio/*']}]"),
+        (
+            "vfio-pci",
+            "pools: [{name: gpu, select: [{class: '0x03'}]}]",
+        ),
+        (
+            "device-nodes",
+            "pools: [{name: nodes, paths: ['/dev/dri/*', '/dev/vfio/*']}]",
+        ),
     ] {
         root.drop_in(&format!("{file}.grant.yaml"), side_file(file, "grant"));
         root.drop_in(&format!("{file}.config.yaml"), config);
         root.drop_in(&format!("{file}.wasm"), wasm(file, Form::Core));
     }
-    let options = options.config(WAIT).arg("--hardware", machine.path().to_string_lossy());
+    let options = options
+        .config(WAIT)
+        .arg("--hardware", machine.path().to_string_lossy());
     let daemon = Daemon::start_on(root, options).await;
     for driver in [PCI, VFIO, NODES] {
         daemon.until_serving(driver).await;
@@ -74,7 +94,16 @@ fn claim_of(name: &str, class: &str) -> String {
 
 async fn create(daemon: &Daemon, name: &str, text: &str) -> Output {
     let file = daemon.write(&format!("{name}.yaml"), text);
-    daemon.cli(&["claim", "create", "-f", file.to_str().unwrap(), "--timeout", "1"]).await
+    daemon
+        .cli(&[
+            "claim",
+            "create",
+            "-f",
+            file.to_str().unwrap(),
+            "--timeout",
+            "1",
+        ])
+        .await
 }
 
 #[tokio::test]
@@ -82,7 +111,10 @@ async fn a_node_of_hardware_that_is_claimed_is_given_by_no_other_driver_in_eithe
     let daemon = start(Options::default()).await;
     let function = format!("{PCI}/display/0000-01-00-0");
     let bound = format!("{VFIO}/gpu/0000-01-00-0");
-    let (card, group) = (format!("{NODES}/nodes/dri-card0"), format!("{NODES}/nodes/vfio-7"));
+    let (card, group) = (
+        format!("{NODES}/nodes/dri-card0"),
+        format!("{NODES}/nodes/vfio-7"),
+    );
     // The node of a group is there until a bind to another driver is undone, as in the kernel.
     for (owner, thieves) in [
         (&group, vec![&function, &bound, &card]),
@@ -90,11 +122,17 @@ async fn a_node_of_hardware_that_is_claimed_is_given_by_no_other_driver_in_eithe
         (&bound, vec![&card, &group, &function]),
         (&card, vec![&function, &bound]),
     ] {
-        daemon.prepared(request(&pod("owner"), &[&claim("owner", &[owner])])).await;
+        daemon
+            .prepared(request(&pod("owner"), &[&claim("owner", &[owner])]))
+            .await;
         for thief in thieves {
             let wanted = request(&pod("thief"), &[&claim("thief", &[thief])]);
             let problem = daemon.refused_as(wanted, "conflict", "device-held").await;
-            assert!(problem.message.contains("default/owner"), "{owner} {thief}: {}", problem.message);
+            assert!(
+                problem.message.contains("default/owner"),
+                "{owner} {thief}: {}",
+                problem.message
+            );
         }
         daemon.unprepare(&pod("owner")).await;
     }
@@ -109,9 +147,14 @@ async fn other_hardware_and_control_nodes_are_given_beside_a_claim() {
         ("control", format!("{NODES}/nodes/vfio-vfio")),
         ("other", format!("{NODES}/nodes/dri-card1")),
     ] {
-        daemon.prepared(request(&pod(name), &[&claim(name, &[&device])])).await;
+        daemon
+            .prepared(request(&pod(name), &[&claim(name, &[&device])]))
+            .await;
     }
-    let again = request(&pod("again"), &[&claim("again", &[&format!("{NODES}/nodes/vfio-vfio")])]);
+    let again = request(
+        &pod("again"),
+        &[&claim("again", &[&format!("{NODES}/nodes/vfio-vfio")])],
+    );
     daemon.refused_as(again, "conflict", "device-held").await;
 }
 
@@ -119,10 +162,17 @@ async fn other_hardware_and_control_nodes_are_given_beside_a_claim() {
 async fn the_allocator_offers_nothing_that_a_prepare_would_refuse() {
     let daemon = start(Options::default().flag("--local-api")).await;
     create(&daemon, "classes", CLASSES).await.done();
-    create(&daemon, "whole", &claim_of("whole", "display")).await.done_with(&["0000-01-00-0"]);
-    create(&daemon, "node", &claim_of("node", "card")).await.done_with(&["dri-card1"]);
+    create(&daemon, "whole", &claim_of("whole", "display"))
+        .await
+        .done_with(&["0000-01-00-0"]);
+    create(&daemon, "node", &claim_of("node", "card"))
+        .await
+        .done_with(&["dri-card1"]);
     for claim in ["whole", "node"] {
-        daemon.cli(&["prepare", "--pod", claim, "--claim", claim]).await.done();
+        daemon
+            .cli(&["prepare", "--pod", claim, "--claim", claim])
+            .await
+            .done();
     }
     let late = create(&daemon, "late", &claim_of("late", "card")).await;
     assert_ne!(late.code, Some(0), "{late:?}");
@@ -130,7 +180,10 @@ async fn the_allocator_offers_nothing_that_a_prepare_would_refuse() {
     assert!(why.contains("its hardware is in use by claim"), "{why}");
     daemon.cli(&["unprepare", "default/whole"]).await.done();
     daemon.cli(&["claim", "delete", "whole"]).await.done();
-    daemon.cli(&["prepare", "--pod", "late", "--claim", "late"]).await.done();
+    daemon
+        .cli(&["prepare", "--pod", "late", "--claim", "late"])
+        .await
+        .done();
 }
 
 /// `prepare --device` takes what it names, also if a claim was given it and has not been prepared yet.
@@ -138,10 +191,18 @@ async fn the_allocator_offers_nothing_that_a_prepare_would_refuse() {
 async fn a_claim_whose_device_was_taken_before_its_prepare_gets_another_in_that_prepare() {
     let daemon = start(Options::default().flag("--local-api")).await;
     create(&daemon, "classes", CLASSES).await.done();
-    create(&daemon, "node", &claim_of("node", "card")).await.done_with(&["dri-card0"]);
+    create(&daemon, "node", &claim_of("node", "card"))
+        .await
+        .done_with(&["dri-card0"]);
     let named = format!("{NODES}/nodes/dri-card0");
-    daemon.cli(&["prepare", "--pod", "first", "--device", &named]).await.done();
-    daemon.cli(&["prepare", "--pod", "second", "--claim", "node"]).await.done_with(&["dri-card1"]);
+    daemon
+        .cli(&["prepare", "--pod", "first", "--device", &named])
+        .await
+        .done();
+    daemon
+        .cli(&["prepare", "--pod", "second", "--claim", "node"])
+        .await
+        .done_with(&["dri-card1"]);
 }
 
 const CARD: &str = "example.com/card";
@@ -156,11 +217,16 @@ async fn with_cards(daemon: &Daemon) -> Plugin {
             permissions: "rw".to_owned(),
         };
         let devices = ids.iter().map(node).collect();
-        Answer::container(api::ContainerAllocateResponse { devices, ..Default::default() })
+        Answer::container(api::ContainerAllocateResponse {
+            devices,
+            ..Default::default()
+        })
     });
     let options = PluginOptions::new(CARD, &daemon.state().join("device-plugins"));
     let devices = ["0", "1"].map(Device::healthy).to_vec();
-    let plugin = Plugin::start(options, script, devices).await.expect("it registers");
+    let plugin = Plugin::start(options, script, devices)
+        .await
+        .expect("it registers");
     daemon.until_allocatable(CARD, 2).await;
     plugin
 }
@@ -172,7 +238,11 @@ fn limited(name: &str) -> v1::PreparePodRequest {
         extended_resources: [(CARD.to_owned(), 1)].into(),
         ..Default::default()
     };
-    v1::PreparePodRequest { pod: Some(pod(name)), containers: vec![container], ..Default::default() }
+    v1::PreparePodRequest {
+        pod: Some(pod(name)),
+        containers: vec![container],
+        ..Default::default()
+    }
 }
 
 #[tokio::test]
@@ -180,21 +250,37 @@ async fn a_device_plugin_without_an_adapter_gives_no_node_of_hardware_that_is_cl
     let mut daemon = start(Options::default()).await;
     let _plugin = with_cards(&daemon).await;
     let functions = [0, 1].map(|n| format!("{PCI}/display/0000-0{}-00-0", n + 1));
-    daemon.prepared(request(&pod("owner"), &[&claim("owner", &[&functions[0]])])).await;
+    daemon
+        .prepared(request(&pod("owner"), &[&claim("owner", &[&functions[0]])]))
+        .await;
     let answer = daemon.prepared(limited("first")).await;
-    assert_eq!(answer.resources[0].device_ids, ["1"], "the other one is chosen: {answer:#?}");
-    assert_eq!(answer.containers[0].device_nodes[0].host_path, "/dev/dri/card1");
+    assert_eq!(
+        answer.resources[0].device_ids,
+        ["1"],
+        "the other one is chosen: {answer:#?}"
+    );
+    assert_eq!(
+        answer.containers[0].device_nodes[0].host_path,
+        "/dev/dri/card1"
+    );
     let late = daemon.prepare(limited("late")).await;
-    let problem = late.resources[0].problem.as_ref().expect("there is none left");
+    let problem = late.resources[0]
+        .problem
+        .as_ref()
+        .expect("there is none left");
     assert_eq!(problem.code, "too-few-devices", "{problem:?}");
     let thief = request(&pod("thief"), &[&claim("thief", &[&functions[1]])]);
-    let held = daemon.refused_as(thief.clone(), "conflict", "device-held").await;
+    let held = daemon
+        .refused_as(thief.clone(), "conflict", "device-held")
+        .await;
     assert!(held.message.contains("default/first-"), "{}", held.message);
     daemon.crash().await;
     for driver in [PCI, VFIO, NODES] {
         daemon.until_serving(driver).await;
     }
-    daemon.refused_as(thief.clone(), "conflict", "device-held").await;
+    daemon
+        .refused_as(thief.clone(), "conflict", "device-held")
+        .await;
     // Its plugin is not back.
     daemon.unprepare(&pod("first")).await;
     daemon.prepared(thief).await;
@@ -203,8 +289,10 @@ async fn a_device_plugin_without_an_adapter_gives_no_node_of_hardware_that_is_cl
 /// Which of the two functions is behind a device.
 fn function_of(device: &str) -> usize {
     let of = |ends: [&str; 2]| ends.iter().position(|end| device.ends_with(end));
-    let found =
-        of(["01-00-0", "02-00-0"]).or(of(["card0", "card1"])).or(of(["vfio-7", "vfio-8"])).or(of(["0", "1"]));
+    let found = of(["01-00-0", "02-00-0"])
+        .or(of(["card0", "card1"]))
+        .or(of(["vfio-7", "vfio-8"]))
+        .or(of(["0", "1"]));
     found.unwrap_or_else(|| panic!("{device}"))
 }
 
@@ -213,7 +301,8 @@ fn function_of(device: &str) -> usize {
 async fn no_history_of_drivers_of_both_kinds_gives_hardware_to_two_pods() {
     const PODS: usize = 5;
     for seed in 1..=3_u64 {
-        let (mut numbers, mut daemon) = (StdRng::seed_from_u64(seed), start(Options::default()).await);
+        let (mut numbers, mut daemon) =
+            (StdRng::seed_from_u64(seed), start(Options::default()).await);
         let mut plugin = with_cards(&daemon).await;
         let mut held: BTreeMap<String, usize> = BTreeMap::new();
         let (mut given, mut refused) = (0, 0);
@@ -238,7 +327,11 @@ async fn no_history_of_drivers_of_both_kinds_gives_hardware_to_two_pods() {
                 };
                 let answer = match device.as_str() {
                     "" => daemon.prepare(limited(&name)).await,
-                    device => daemon.prepare(request(&pod(&name), &[&claim(&name, &[device])])).await,
+                    device => {
+                        daemon
+                            .prepare(request(&pod(&name), &[&claim(&name, &[device])]))
+                            .await
+                    }
                 };
                 if answer.containers.is_empty() {
                     refused += 1;
@@ -251,10 +344,17 @@ async fn no_history_of_drivers_of_both_kinds_gives_hardware_to_two_pods() {
                     None => function_of(&device),
                 };
                 let other = held.iter().find(|(_, of)| **of == function);
-                assert!(other.is_none(), "seed {seed}: {name} and {other:?}: {answer:#?}\n{}", daemon.log());
+                assert!(
+                    other.is_none(),
+                    "seed {seed}: {name} and {other:?}: {answer:#?}\n{}",
+                    daemon.log()
+                );
                 held.insert(name, function);
             }
         }
-        assert!(given > 10 && refused > 5, "seed {seed}: {given} given, {refused} refused");
+        assert!(
+            given > 10 && refused > 5,
+            "seed {seed}: {given} given, {refused} refused"
+        );
     }
 }

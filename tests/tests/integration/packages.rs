@@ -14,12 +14,22 @@ fn text(path: &Path) -> &str {
 
 /// The simulated GPUs as a layout in the root, and the digest that the command printed.
 async fn package(root: &Root, name: &str) -> (PathBuf, String) {
-    let (file, layout) = (root.write(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core)), root.path().join(name));
+    let (file, layout) = (
+        root.write(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core)),
+        root.path().join(name),
+    );
     let grant = root.write("grant", side_file(MOCK_GPU, "grant"));
     let config = root.write("config", side_file(MOCK_GPU, "config"));
     let signature = root.write("signature", [7; 64]);
     let mut args = vec!["driver", "package", text(&file), "--output", text(&layout)];
-    args.extend(["--grant", text(&grant), "--config", text(&config), "--signature", text(&signature)]);
+    args.extend([
+        "--grant",
+        text(&grant),
+        "--config",
+        text(&config),
+        "--signature",
+        text(&signature),
+    ]);
     let printed = root.cli(&args).await.done_with(&[
         MOCK_GPU_NAME,
         "mock-gpu.wasm, mock-gpu.grant.yaml, mock-gpu.config.yaml, mock-gpu.wasm.sig",
@@ -29,7 +39,12 @@ async fn package(root: &Root, name: &str) -> (PathBuf, String) {
         ),
         &format!("image     REGISTRY/{MOCK_GPU_NAME}@sha256:"),
     ]);
-    let digest = printed.lines().find_map(|line| line.strip_prefix("digest")).unwrap().trim().to_owned();
+    let digest = printed
+        .lines()
+        .find_map(|line| line.strip_prefix("digest"))
+        .unwrap()
+        .trim()
+        .to_owned();
     (layout, digest)
 }
 
@@ -45,7 +60,10 @@ async fn the_same_driver_is_the_same_image_and_its_digest_is_printed() {
     // Once more, over the first and beside it.
     assert_eq!(package(&root, "first").await.1, digest);
     let (second, again) = package(&root, "second").await;
-    assert_eq!((again, std::fs::read(second.join("index.json")).unwrap()), (digest, index));
+    assert_eq!(
+        (again, std::fs::read(second.join("index.json")).unwrap()),
+        (digest, index)
+    );
 }
 
 #[tokio::test]
@@ -62,13 +80,25 @@ async fn what_is_no_driver_or_does_not_belong_to_it_is_not_packaged() {
     std::fs::create_dir(&full).unwrap();
     std::fs::write(full.join("notes.txt"), "keep me").unwrap();
     for (args, parts) in [
-        (&[text(&bad)][..], &["bad.wasm cannot be loaded", "not WebAssembly"][..]),
+        (
+            &[text(&bad)][..],
+            &["bad.wasm cannot be loaded", "not WebAssembly"][..],
+        ),
         (&["/nowhere.wasm"], &["/nowhere.wasm"]),
         (&[text(&unnamed)], &["driver is not named NAME.wasm"]),
-        (&[driver, "--grant", text(&narrow)], &["narrow lacks what", "MOCK_GPU_*"]),
+        (
+            &[driver, "--grant", text(&narrow)],
+            &["narrow lacks what", "MOCK_GPU_*"],
+        ),
         (&[driver, "--grant", text(&list)], &["grant ", "list"]),
-        (&[driver, "--config", text(&list)], &["config ", "list", "mapping"]),
-        (&[driver, "--signature", text(&list)], &["signature ", "list", "no signature"]),
+        (
+            &[driver, "--config", text(&list)],
+            &["config ", "list", "mapping"],
+        ),
+        (
+            &[driver, "--signature", text(&list)],
+            &["signature ", "list", "no signature"],
+        ),
     ] {
         let args = [&["driver", "package", "--output", text(&output)], args].concat();
         root.cli(&args).await.failed_with(1, parts);
@@ -77,26 +107,47 @@ async fn what_is_no_driver_or_does_not_belong_to_it_is_not_packaged() {
     root.cli(&["driver", "package", driver, "--output", text(&full)])
         .await
         .failed_with(1, &["full has notes.txt", "choose an empty directory"]);
-    assert_eq!(std::fs::read_to_string(full.join("notes.txt")).unwrap(), "keep me");
-    root.cli(&["driver", "package", driver]).await.failed_with(2, &["--output"]);
+    assert_eq!(
+        std::fs::read_to_string(full.join("notes.txt")).unwrap(),
+        "keep me"
+    );
+    root.cli(&["driver", "package", driver])
+        .await
+        .failed_with(2, &["--output"]);
 }
 
 #[tokio::test]
 async fn skopeo_reads_the_image_and_copies_it_without_another_digest() {
     let found = program("skopeo").ok_or_else(|| "skopeo is not installed".to_owned());
-    let Some(skopeo) = or_skip("a packaged driver as skopeo reads it", found) else { return };
+    let Some(skopeo) = or_skip("a packaged driver as skopeo reads it", found) else {
+        return;
+    };
     let root = Root::new();
     let (layout, digest) = package(&root, "layout").await;
     let of_layout = format!("oci:{}", text(&layout));
     let said = |args: &[&str]| {
-        let output = Command::new(&skopeo).args(args).stdin(Stdio::null()).output().unwrap();
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = Command::new(&skopeo)
+            .args(args)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         output.stdout
     };
     let raw = said(&["inspect", "--raw", &of_layout]);
     assert_eq!(format!("sha256:{}", sha256(&raw)), digest);
     let inspected: Value = serde_json::from_slice(&said(&["inspect", &of_layout])).unwrap();
-    assert_eq!((&inspected["Os"], inspected["Layers"].as_array().unwrap().len()), (&"linux".into(), 1));
+    assert_eq!(
+        (
+            &inspected["Os"],
+            inspected["Layers"].as_array().unwrap().len()
+        ),
+        (&"linux".into(), 1)
+    );
     let copy = root.path().join("copy");
     said(&[
         "--insecure-policy",
@@ -106,7 +157,8 @@ async fn skopeo_reads_the_image_and_copies_it_without_another_digest() {
         &of_layout,
         &format!("oci:{}", text(&copy)),
     ]);
-    let index: Value = serde_json::from_slice(&std::fs::read(copy.join("index.json")).unwrap()).unwrap();
+    let index: Value =
+        serde_json::from_slice(&std::fs::read(copy.join("index.json")).unwrap()).unwrap();
     assert_eq!(index["manifests"][0]["digest"], digest);
 }
 
@@ -118,13 +170,19 @@ async fn a_container_runtime_unpacks_an_image_that_the_daemon_serves() {
         Some(_) => Err("podman needs root to mount an image".to_owned()),
         None => Err("podman is not installed".to_owned()),
     };
-    let Some(podman) = or_skip("a packaged driver in a container runtime", found) else { return };
+    let Some(podman) = or_skip("a packaged driver in a container runtime", found) else {
+        return;
+    };
     let root = Root::new();
     package(&root, "layout").await;
     let storage = root.path().join("podman");
     let command = || {
         let mut command = Command::new(&podman);
-        command.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
+        command
+            .arg("--root")
+            .arg(storage.join("root"))
+            .arg("--runroot")
+            .arg(storage.join("run"));
         command
             .arg("--tmpdir")
             .arg(storage.join("tmp"))
@@ -133,11 +191,22 @@ async fn a_container_runtime_unpacks_an_image_that_the_daemon_serves() {
         command.current_dir(root.path()).stdin(Stdio::null());
         command
     };
-    let output = command().args(["pull", "--quiet", "oci:layout"]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = command()
+        .args(["pull", "--quiet", "oci:layout"])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let id = String::from_utf8(output.stdout).unwrap().trim().to_owned();
     let output = command().args(["image", "mount", &id]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let mounted = String::from_utf8(output.stdout).unwrap().trim().to_owned();
 
     for side in ["grant", "config"] {

@@ -21,7 +21,10 @@ async fn prepare(daemon: &Daemon, name: &str) {
 }
 
 async fn unprepared(daemon: &Daemon, name: &str) {
-    assert_eq!(daemon.unprepare(&pod(name)).await, [(name.to_owned(), "unprepared".to_owned())]);
+    assert_eq!(
+        daemon.unprepare(&pod(name)).await,
+        [(name.to_owned(), "unprepared".to_owned())]
+    );
 }
 
 #[tokio::test]
@@ -29,44 +32,77 @@ async fn a_refusal_and_a_trap_lead_to_the_version_that_prepared_the_claim() {
     let (daemon, old) = with_claim("device-0").await;
     prepare(&daemon, "device-1").await;
     let refuses = with_unprepare(script(2), &["device-0"], Word::RefusePermanent);
-    let new = daemon.swap("v2", &with_unprepare(refuses, &["device-1"], Word::Die)).await;
+    let new = daemon
+        .swap("v2", &with_unprepare(refuses, &["device-1"], Word::Die))
+        .await;
     daemon.until_kept(&[&old, &new]).await;
     unprepared(&daemon, "device-0").await;
     unprepared(&daemon, "device-1").await;
     let log = daemon.log();
-    let unprepared = log.lines().filter(|line| line.contains(UNPREPARED) && line.contains(&old));
+    let unprepared = log
+        .lines()
+        .filter(|line| line.contains(UNPREPARED) && line.contains(&old));
     assert_eq!(unprepared.count(), 2, "{log}");
     daemon.until_kept(&[&new]).await;
 }
 
 #[tokio::test]
-async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_version_that_unprepares_it() {
+async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_version_that_unprepares_it()
+ {
     let (daemon, old) = with_claim("device-0").await;
-    let code = daemon.kept_drivers().join(format!("{}.wasm", old.trim_start_matches("sha256:")));
+    let code = daemon
+        .kept_drivers()
+        .join(format!("{}.wasm", old.trim_start_matches("sha256:")));
     let refuses = with_unprepare(script(2), &["device-0"], Word::RefusePermanent);
     daemon.swap("v2", &refuses).await;
     std::fs::write(&code, "not what it was").unwrap();
-    let kept = daemon.unprepare_pod(&pod("device-0")).await.claims.remove(0);
+    let kept = daemon
+        .unprepare_pod(&pod("device-0"))
+        .await
+        .claims
+        .remove(0);
     let problem = kept.problem.expect("it is refused");
-    assert_eq!(problem.code, "driver-refused", "the serving version's word comes first");
+    assert_eq!(
+        problem.code, "driver-refused",
+        "the serving version's word comes first"
+    );
     let said = |problem: &nodedock_proto::node::v1::Problem, code: &str| {
-        assert_eq!(problem.details.get("predecessor-code").map(String::as_str), Some(code), "{problem:?}");
+        assert_eq!(
+            problem.details.get("predecessor-code").map(String::as_str),
+            Some(code),
+            "{problem:?}"
+        );
         assert!(problem.details["predecessor"].contains(&old), "{problem:?}");
     };
     said(&problem, "predecessor-damaged");
-    daemon.cli(&["explain", "claim", "device-0"]).await.done_with(&["is damaged"]);
+    daemon
+        .cli(&["explain", "claim", "device-0"])
+        .await
+        .done_with(&["is damaged"]);
 
     std::fs::remove_file(&code).unwrap();
-    daemon.swap("v3", &with_unprepare(script(3), &["device-0"], Word::RefusePermanent)).await;
+    daemon
+        .swap(
+            "v3",
+            &with_unprepare(script(3), &["device-0"], Word::RefusePermanent),
+        )
+        .await;
     let code = |claims: &[nodedock_proto::node::v1::ClaimStatus]| {
         let problem = claims.first().and_then(|claim| claim.problem.clone());
         problem.is_some_and(|problem| {
-            problem.details.get("predecessor-code").is_some_and(|code| code == "predecessor-missing")
+            problem
+                .details
+                .get("predecessor-code")
+                .is_some_and(|code| code == "predecessor-missing")
         })
     };
-    daemon.until_claims("the missing code is reported", code).await;
+    daemon
+        .until_claims("the missing code is reported", code)
+        .await;
     daemon.swap("v4", &script(4)).await;
-    daemon.until_claims("it is unprepared", <[_]>::is_empty).await;
+    daemon
+        .until_claims("it is unprepared", <[_]>::is_empty)
+        .await;
 }
 
 #[tokio::test]

@@ -27,7 +27,13 @@ fn script(word: Word, mended: bool) -> Script {
     let bad = (BAD..32).map(|n| (format!("device-{n}"), word)).collect();
     let blinded_by = (!mended).then(|| "claim-device-0".to_owned());
     let generation = u32::from(mended);
-    Script { generation, devices: 32, prepare: bad, blinded_by, ..Script::default() }
+    Script {
+        generation,
+        devices: 32,
+        prepare: bad,
+        blinded_by,
+        ..Script::default()
+    }
 }
 
 async fn with_driver(word: Word) -> Daemon {
@@ -63,25 +69,48 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
     into_quarantine(&daemon, BAD, &["driver-trapped"]).await;
 
     let problem = daemon.refused_as(ask(2), "unavailable", QUARANTINED).await;
-    assert!(problem.retry_after_ms.is_some_and(|ms| ms > 0), "{problem:?}");
-    for part in
-        ["since 2", "not before 2", "the driver trapped", "nodedock driver resume scripted.nodedock.dev"]
-    {
+    assert!(
+        problem.retry_after_ms.is_some_and(|ms| ms > 0),
+        "{problem:?}"
+    );
+    for part in [
+        "since 2",
+        "not before 2",
+        "the driver trapped",
+        "nodedock driver resume scripted.nodedock.dev",
+    ] {
         assert!(problem.message.contains(part), "{part} in {problem:?}");
     }
     let conditions = daemon.until_conditions(&[QUARANTINED]).await;
     assert_eq!(conditions[0].subject, scripted::NAME);
     let shown = daemon.cli(&["get", "drivers", "-o", "json"]).await.json();
-    let shown = shown.as_array().unwrap().iter().find(|driver| driver["source"] == FILE).unwrap();
+    let shown = shown
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|driver| driver["source"] == FILE)
+        .unwrap();
     assert_eq!(shown["state"], json!("quarantined"), "{shown}");
-    daemon.cli(&["explain", "driver", scripted::NAME]).await.done_with(&["is quarantined", "driver resume"]);
+    daemon
+        .cli(&["explain", "driver", scripted::NAME])
+        .await
+        .done_with(&["is quarantined", "driver resume"]);
 
-    assert_eq!(daemon.prepared(ask(0)).await, answer, "what is prepared needs no driver");
+    assert_eq!(
+        daemon.prepared(ask(0)).await,
+        answer,
+        "what is prepared needs no driver"
+    );
     let left = daemon.unprepare_pod(&pod("device-1")).await;
     let problem = left.claims[0].problem.clone().unwrap();
-    assert_eq!((left.claims[0].outcome.as_str(), problem.code.as_str()), ("refused", QUARANTINED));
+    assert_eq!(
+        (left.claims[0].outcome.as_str(), problem.code.as_str()),
+        ("refused", QUARANTINED)
+    );
     daemon.until_serving(MOCK_GPU_FILE).await;
-    daemon.prepared(request(&pod("gpu"), &[&gpu_claim("gpu", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("gpu"), &[&gpu_claim("gpu", &["gpus/gpu-0"])]))
+        .await;
 
     daemon
         .cli(&["driver", "resume", scripted::NAME])
@@ -89,9 +118,13 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
         .done_with(&["(scripted.wasm) is over: it is serving"]);
     daemon.until_conditions(&[]).await;
     let is_gone = |claims: &[v1::ClaimStatus]| {
-        claims.iter().all(|claim| claim.id.as_ref().is_none_or(|id| id.name != "device-1"))
+        claims
+            .iter()
+            .all(|claim| claim.id.as_ref().is_none_or(|id| id.name != "device-1"))
     };
-    daemon.until_claims("the unprepare that waited is done", is_gone).await;
+    daemon
+        .until_claims("the unprepare that waited is done", is_gone)
+        .await;
     daemon.prepared(ask(2)).await;
 }
 
@@ -101,7 +134,11 @@ async fn a_driver_that_is_well_again_comes_back_by_itself() {
     into_quarantine(&daemon, BAD, &["driver-cpu-limit"]).await;
     // Its poller tries it when the quarantine is over, and every poll succeeds.
     let back = daemon.until_serving(FILE).await;
-    let states: Vec<_> = back.timeline.iter().map(|entry| entry.what.as_str()).collect();
+    let states: Vec<_> = back
+        .timeline
+        .iter()
+        .map(|entry| entry.what.as_str())
+        .collect();
     assert!(states.ends_with(&["quarantined", "serving"]), "{states:?}");
     daemon.prepared(ask(1)).await;
 }
@@ -111,7 +148,10 @@ async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_begin
     let daemon = with_driver(Word::Grow).await;
     daemon.prepared(ask(0)).await;
     into_quarantine(&daemon, BAD, &["driver-memory-limit"]).await;
-    assert_eq!(daemon.unprepare_pod(&pod("device-0")).await.claims[0].outcome, "refused");
+    assert_eq!(
+        daemon.unprepare_pod(&pod("device-0")).await.claims[0].outcome,
+        "refused"
+    );
 
     daemon.drop_in_script(&script(Word::Flood, true));
     daemon.until_device(POOL, "generation-1", true).await;
@@ -119,7 +159,14 @@ async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_begin
     assert_eq!(daemon.until_serving(FILE).await.reason, "");
     // The driver was asked once more, as it serves again.
     let held = |claims: &[v1::ClaimStatus]| claims.iter().any(|claim| claim.state == "unpreparing");
-    daemon.until_claims("the first claim is gone", |claims| !held(claims)).await;
+    daemon
+        .until_claims("the first claim is gone", |claims| !held(claims))
+        .await;
     daemon.prepared(ask(0)).await;
-    into_quarantine(&daemon, BAD + FAILURES, &["driver-cpu-limit", "driver-trapped"]).await;
+    into_quarantine(
+        &daemon,
+        BAD + FAILURES,
+        &["driver-cpu-limit", "driver-trapped"],
+    )
+    .await;
 }

@@ -11,7 +11,11 @@ fn boot(id: &str) -> Options {
 }
 
 fn prepares(claim: &v1::ClaimStatus) -> usize {
-    claim.timeline.iter().filter(|entry| entry.what == "prepared by driver").count()
+    claim
+        .timeline
+        .iter()
+        .filter(|entry| entry.what == "prepared by driver")
+        .count()
 }
 
 async fn reboot(daemon: Daemon, id: &str) -> Daemon {
@@ -33,14 +37,31 @@ async fn a_claim_of_an_earlier_boot_is_stale_until_its_pod_prepares_it_once_more
     let claim = daemon.only_claim().await;
     assert!(claim.stale_boot, "{claim:?}");
     assert_eq!((claim.state.as_str(), prepares(&claim)), ("prepared", 1));
-    daemon.cli(&["explain", "claim", "default/a"]).await.done_with(&["earlier boot"]);
+    daemon
+        .cli(&["explain", "claim", "default/a"])
+        .await
+        .done_with(&["earlier boot"]);
 
     daemon.until_serving(MOCK_GPU_FILE).await;
-    let start = v1::StartContainerRequest { pod: Some(pod("one")), container: "main".to_owned() };
-    let refused = daemon.client().start_container(start.clone()).await.expect_err("a boot lies between");
-    assert!(refused.code() == Code::Unavailable && refused.message().contains("default/a"), "{refused:?}");
+    let start = v1::StartContainerRequest {
+        pod: Some(pod("one")),
+        container: "main".to_owned(),
+    };
+    let refused = daemon
+        .client()
+        .start_container(start.clone())
+        .await
+        .expect_err("a boot lies between");
+    assert!(
+        refused.code() == Code::Unavailable && refused.message().contains("default/a"),
+        "{refused:?}"
+    );
     assert_eq!(daemon.prepared(request.clone()).await, answer);
-    daemon.client().start_container(start).await.expect("it may start");
+    daemon
+        .client()
+        .start_container(start)
+        .await
+        .expect("it may start");
     let claim = daemon.only_claim().await;
     assert_eq!((claim.stale_boot, prepares(&claim)), (false, 2));
     assert_eq!(daemon.only_cdi_file().identity["bootId"], "boot-2");

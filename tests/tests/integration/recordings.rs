@@ -1,7 +1,9 @@
 //! A driver's calls are recorded, leave the node in a file, and are replayed elsewhere.
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
-use nodedock_tests::drivers::{DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, version, wasm};
+use nodedock_tests::drivers::{
+    DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, version, wasm,
+};
 use nodedock_tests::{Daemon, Options, Root};
 
 const CONFIG: &str = "recording: {drivers: [mock-gpu.nodedock.dev], maxBytes: 1048576}\n";
@@ -9,7 +11,9 @@ const CONFIG: &str = "recording: {drivers: [mock-gpu.nodedock.dev], maxBytes: 10
 async fn used(options: Options) -> Daemon {
     let daemon = Daemon::with_gpus(options).await;
     let pod_of = pod("one");
-    daemon.prepared(request(&pod_of, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod_of, &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     daemon.unprepare_pod(&pod_of).await;
     daemon
 }
@@ -20,12 +24,21 @@ async fn what_a_named_driver_does_is_written_to_a_file_and_replays_without_a_dae
     let mut daemon = used(Options::default().config(CONFIG)).await;
     let directory = daemon.state().join("recordings").join(MOCK_GPU_NAME);
     for entry in std::fs::read_dir(&directory).unwrap() {
-        assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            entry.unwrap().metadata().unwrap().permissions().mode() & 0o777,
+            0o600
+        );
     }
     let file = daemon.path().join("gpu.nodedock-recording");
     let path = file.to_str().unwrap();
-    daemon.cli(&["record", MOCK_GPU_NAME, "--out", path]).await.done_with(&["calls, 1 driver files"]);
-    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    daemon
+        .cli(&["record", MOCK_GPU_NAME, "--out", path])
+        .await
+        .done_with(&["calls, 1 driver files"]);
+    assert_eq!(
+        std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
     // What is recorded outlives the daemon.
     daemon.restart().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
@@ -36,31 +49,47 @@ async fn what_a_named_driver_does_is_written_to_a_file_and_replays_without_a_dae
 
     let elsewhere = Root::new();
     for path in [path, redacted] {
-        elsewhere.cli(&["replay", path]).await.done_with(&["calls replayed, all equal"]);
+        elsewhere
+            .cli(&["replay", path])
+            .await
+            .done_with(&["calls replayed, all equal"]);
     }
     let printed = elsewhere.cli(&["replay", path, "--print"]).await.done();
-    for part in
-        ["driver mock-gpu.nodedock.dev", "prepare, request", "unprepare, request", "discover, request"]
-    {
+    for part in [
+        "driver mock-gpu.nodedock.dev",
+        "prepare, request",
+        "unprepare, request",
+        "discover, request",
+    ] {
         assert!(printed.contains(part), "{part}: {printed}");
     }
     let same = elsewhere.write("same.wasm", version(wasm(MOCK_GPU, Form::Core), "2"));
-    elsewhere.cli(&["replay", path, "--driver", same.to_str().unwrap()]).await.done_with(&["all equal"]);
+    elsewhere
+        .cli(&["replay", path, "--driver", same.to_str().unwrap()])
+        .await
+        .done_with(&["all equal"]);
     let other = elsewhere.write("other.wasm", wasm(DEVICE_NODES, Form::Core));
     elsewhere
         .cli(&["replay", path, "--driver", other.to_str().unwrap()])
         .await
-        .failed_with(1, &["the file is driver device-nodes.nodedock.dev, and the recording is of mock-gpu"]);
+        .failed_with(
+            1,
+            &["the file is driver device-nodes.nodedock.dev, and the recording is of mock-gpu"],
+        );
 }
 
 #[tokio::test]
 async fn a_file_that_is_no_recording_is_refused_in_one_sentence() {
     let root = Root::new();
     let file = root.write("x", "something else");
-    let refused =
-        root.cli(&["replay", file.to_str().unwrap()]).await.failed_with(1, &["it is not a recording"]);
+    let refused = root
+        .cli(&["replay", file.to_str().unwrap()])
+        .await
+        .failed_with(1, &["it is not a recording"]);
     assert_eq!(refused.trim().lines().count(), 1, "{refused}");
-    root.cli(&["replay", "/nowhere"]).await.failed_with(1, &["/nowhere"]);
+    root.cli(&["replay", "/nowhere"])
+        .await
+        .failed_with(1, &["/nowhere"]);
 }
 
 #[tokio::test]
@@ -71,40 +100,74 @@ async fn a_driver_that_the_config_does_not_name_is_recorded_for_a_while_and_leav
     daemon
         .cli(&["record", MOCK_GPU_NAME, "--out", path])
         .await
-        .failed_with(1, &["mock-gpu.nodedock.dev is not recorded", "recording.drivers"]);
+        .failed_with(
+            1,
+            &["mock-gpu.nodedock.dev is not recorded", "recording.drivers"],
+        );
     daemon
         .cli(&["record", "../x", "--seconds", "1", "--out", path])
         .await
         .failed_with(1, &["cannot be the name"]);
     // Refused at once: an hour would be waited for in vain.
     daemon
-        .cli(&["record", "mock-gpus.nodedock.dev", "--seconds", "3600", "--out", path])
+        .cli(&[
+            "record",
+            "mock-gpus.nodedock.dev",
+            "--seconds",
+            "3600",
+            "--out",
+            path,
+        ])
         .await
-        .failed_with(1, &["no driver or device plugin \"mock-gpus.nodedock.dev\"", "get drivers"]);
+        .failed_with(
+            1,
+            &[
+                "no driver or device plugin \"mock-gpus.nodedock.dev\"",
+                "get drivers",
+            ],
+        );
     assert!(!file.exists());
     let args = ["record", MOCK_GPU_NAME, "--seconds", "1", "--out", path];
     let recorded = daemon.cli(&args);
     let busy = async {
         loop {
-            daemon.cli(&["driver", "reload", MOCK_GPU_NAME]).await.done();
+            daemon
+                .cli(&["driver", "reload", MOCK_GPU_NAME])
+                .await
+                .done();
         }
     };
     tokio::select! {
         output = recorded => drop(output.done_with(&["calls, 1 driver files"])),
         () = busy => {}
     }
-    daemon.cli(&["replay", path]).await.done_with(&["all equal"]);
-    daemon.cli(&["record", MOCK_GPU_NAME, "--out", path]).await.failed_with(1, &["is not recorded"]);
+    daemon
+        .cli(&["replay", path])
+        .await
+        .done_with(&["all equal"]);
+    daemon
+        .cli(&["record", MOCK_GPU_NAME, "--out", path])
+        .await
+        .failed_with(1, &["is not recorded"]);
 }
 
 #[tokio::test]
 async fn a_recording_without_calls_is_not_written() {
     // The config names a driver that may come later.
     let daemon =
-        Daemon::start_with(Options::default().config("recording: {drivers: [late.example.com]}\n")).await;
+        Daemon::start_with(Options::default().config("recording: {drivers: [late.example.com]}\n"))
+            .await;
     let file = daemon.path().join("x");
-    let args = ["record", "late.example.com", "--out", file.to_str().unwrap()];
-    daemon.cli(&args).await.failed_with(1, &["no call of late.example.com is recorded", "--seconds"]);
+    let args = [
+        "record",
+        "late.example.com",
+        "--out",
+        file.to_str().unwrap(),
+    ];
+    daemon
+        .cli(&args)
+        .await
+        .failed_with(1, &["no call of late.example.com is recorded", "--seconds"]);
     assert!(!file.exists());
 }
 
@@ -121,7 +184,10 @@ async fn a_small_recording_that_expands_takes_bounded_memory() {
         nodedock: "0.1.0".to_owned(),
         is_redacted: false,
     };
-    let revision = Revision { kind: Kind::Wasm, ..Revision::native("a.example.com") };
+    let revision = Revision {
+        kind: Kind::Wasm,
+        ..Revision::native("a.example.com")
+    };
     let revision = serde_json::to_vec(&Line::<Raw>::Revision(revision)).unwrap();
     let lists = format!("[{}[]]", "[],".repeat(3 << 20));
     let call = format!(
@@ -135,8 +201,14 @@ async fn a_small_recording_that_expands_takes_bounded_memory() {
     let limited = |args: &str| {
         let mut command = tokio::process::Command::new("sh");
         let script = format!("ulimit -d {KIB_MAX} && exec \"$0\" replay \"$1\" {args}");
-        command.arg("-c").arg(script).arg(nodedock_tests::places::nodedock()).arg(&file);
-        command.stdin(std::process::Stdio::null()).kill_on_drop(true);
+        command
+            .arg("-c")
+            .arg(script)
+            .arg(nodedock_tests::places::nodedock())
+            .arg(&file);
+        command
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true);
         command
     };
     let output = limited("").output().await.unwrap();
@@ -147,5 +219,10 @@ async fn a_small_recording_that_expands_takes_bounded_memory() {
         output.status
     );
     let output = limited("--print > /dev/null").output().await.unwrap();
-    assert!(output.status.success(), "{:?} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{:?} {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -28,17 +28,32 @@ fn calling(daemon: &Daemon, resource: &str) -> PluginOptions {
 /// A plugin of a resource with a registration socket.
 fn with_registration_socket(daemon: &Daemon, resource: &str) -> PluginOptions {
     let registry = daemon.state().join("plugins_registry");
-    PluginOptions { register: Register::PluginsRegistry(registry), ..calling(daemon, resource) }
+    PluginOptions {
+        register: Register::PluginsRegistry(registry),
+        ..calling(daemon, resource)
+    }
 }
 
 fn nics(count: usize) -> Vec<Device> {
-    (0..count).map(|n| Device::healthy(&format!("nic-{n}"))).collect()
+    (0..count)
+        .map(|n| Device::healthy(&format!("nic-{n}")))
+        .collect()
 }
 
 /// A plugin that registered and whose devices are there.
-async fn started(daemon: &Daemon, options: PluginOptions, script: Script, devices: Vec<Device>) -> Plugin {
-    let (resource, healthy) = (options.resource.clone(), devices.iter().filter(|d| d.healthy).count());
-    let plugin = Plugin::start(options, script, devices).await.expect("it registers");
+async fn started(
+    daemon: &Daemon,
+    options: PluginOptions,
+    script: Script,
+    devices: Vec<Device>,
+) -> Plugin {
+    let (resource, healthy) = (
+        options.resource.clone(),
+        devices.iter().filter(|d| d.healthy).count(),
+    );
+    let plugin = Plugin::start(options, script, devices)
+        .await
+        .expect("it registers");
     daemon.until_allocatable(&resource, healthy).await;
     plugin
 }
@@ -65,7 +80,9 @@ async fn until_event(plugin: &Plugin, wanted: impl Fn(&Event) -> bool) -> Event 
             }
         }
     };
-    timeout(DEADLINE, next).await.expect("the plugin waits for an event in vain")
+    timeout(DEADLINE, next)
+        .await
+        .expect("the plugin waits for an event in vain")
 }
 
 async fn until_allocate(plugin: &Plugin) -> Vec<String> {
@@ -86,7 +103,11 @@ fn container(name: &str, kind: &str, resources: &[(&str, u32)]) -> v1::Container
 }
 
 fn request_of(name: &str, containers: Vec<v1::Container>) -> v1::PreparePodRequest {
-    v1::PreparePodRequest { pod: Some(pod(name)), containers, ..Default::default() }
+    v1::PreparePodRequest {
+        pod: Some(pod(name)),
+        containers,
+        ..Default::default()
+    }
 }
 
 /// A pod with one container that has these limits.
@@ -97,8 +118,15 @@ fn limited(name: &str, resources: &[(&str, u32)]) -> v1::PreparePodRequest {
 /// Prepares, and expects everything that was asked for.
 async fn ready(daemon: &Daemon, request: v1::PreparePodRequest) -> v1::PreparePodResponse {
     let answer = daemon.prepared(request).await;
-    let allocated = answer.resources.iter().all(|resource| resource.outcome == "allocated");
-    assert!(allocated && !answer.containers.is_empty(), "{answer:#?}\n{}", daemon.log());
+    let allocated = answer
+        .resources
+        .iter()
+        .all(|resource| resource.outcome == "allocated");
+    assert!(
+        allocated && !answer.containers.is_empty(),
+        "{answer:#?}\n{}",
+        daemon.log()
+    );
     answer
 }
 
@@ -109,13 +137,23 @@ async fn short(daemon: &Daemon, request: v1::PreparePodRequest) -> v1::Problem {
 
 #[track_caller]
 fn refusal(answer: v1::PreparePodResponse) -> v1::Problem {
-    assert!(answer.containers.is_empty(), "a refused pod gets no devices: {answer:#?}");
-    let mut refused: Vec<_> =
-        answer.resources.iter().filter(|resource| resource.outcome == "refused").cloned().collect();
+    assert!(
+        answer.containers.is_empty(),
+        "a refused pod gets no devices: {answer:#?}"
+    );
+    let mut refused: Vec<_> = answer
+        .resources
+        .iter()
+        .filter(|resource| resource.outcome == "refused")
+        .cloned()
+        .collect();
     assert_eq!(refused.len(), 1, "{answer:#?}");
     assert!(refused[0].device_ids.is_empty(), "{refused:?}");
     let problem = refused.remove(0).problem.expect("a refusal has a problem");
-    assert!(!problem.message.is_empty() && !problem.code.is_empty(), "{problem:?}");
+    assert!(
+        !problem.message.is_empty() && !problem.code.is_empty(),
+        "{problem:?}"
+    );
     problem
 }
 
@@ -123,16 +161,34 @@ fn refusal(answer: v1::PreparePodResponse) -> v1::Problem {
 fn ids(answer: &v1::PreparePodResponse, container: &str, resource: &str) -> Vec<String> {
     let is_of = |of: &&v1::ResourceOutcome| of.container == container && of.resource == resource;
     let found = answer.resources.iter().find(is_of);
-    found.unwrap_or_else(|| panic!("{container} has no {resource}: {answer:#?}")).device_ids.clone()
+    found
+        .unwrap_or_else(|| panic!("{container} has no {resource}: {answer:#?}"))
+        .device_ids
+        .clone()
 }
 
 /// What an unprepare came to, by container and resource.
 async fn freed(daemon: &Daemon, name: &str) -> Vec<(String, String, String)> {
     let answer = daemon.unprepare_pod(&pod(name)).await;
-    answer.resources.into_iter().map(|of| (of.container, of.resource, of.outcome)).collect()
+    answer
+        .resources
+        .into_iter()
+        .map(|of| (of.container, of.resource, of.outcome))
+        .collect()
 }
 
-async fn start(daemon: &Daemon, name: &str, container: &str) -> Result<v1::ContainerDevices, tonic::Status> {
-    let request = v1::StartContainerRequest { pod: Some(pod(name)), container: container.to_owned() };
-    daemon.client().start_container(request).await.map(tonic::Response::into_inner)
+async fn start(
+    daemon: &Daemon,
+    name: &str,
+    container: &str,
+) -> Result<v1::ContainerDevices, tonic::Status> {
+    let request = v1::StartContainerRequest {
+        pod: Some(pod(name)),
+        container: container.to_owned(),
+    };
+    daemon
+        .client()
+        .start_container(request)
+        .await
+        .map(tonic::Response::into_inner)
 }

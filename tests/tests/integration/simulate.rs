@@ -31,7 +31,10 @@ impl Scene {
             machine.path().to_owned()
         };
         let machines = [
-            with("one", &[("0000:01:00.0", "0x030000"), ("0000:02:00.0", "0x020000")]),
+            with(
+                "one",
+                &[("0000:01:00.0", "0x030000"), ("0000:02:00.0", "0x020000")],
+            ),
             with("two", &[("0000:41:00.0", "0x030000")]),
         ];
         for name in ["pci", MOCK_GPU, "scripted"] {
@@ -43,49 +46,80 @@ impl Scene {
         for name in ["pci", MOCK_GPU, "scripted"] {
             root.drop_in(&format!("{name}.wasm"), wasm(name, Form::Core));
         }
-        Self { api: ApiServer::start().await, root, machines }
+        Self {
+            api: ApiServer::start().await,
+            root,
+            machines,
+        }
     }
 
     fn args(&self, nodes: usize) -> Vec<String> {
-        let mut args = vec!["simulate".to_owned(), "--nodes".to_owned(), nodes.to_string()];
-        let mut add = |name: &str, path: PathBuf| args.extend([name.to_owned(), path.display().to_string()]);
-        self.machines.iter().for_each(|machine| add("--hardware", machine.clone()));
+        let mut args = vec![
+            "simulate".to_owned(),
+            "--nodes".to_owned(),
+            nodes.to_string(),
+        ];
+        let mut add =
+            |name: &str, path: PathBuf| args.extend([name.to_owned(), path.display().to_string()]);
+        self.machines
+            .iter()
+            .for_each(|machine| add("--hardware", machine.clone()));
         add("--drivers", self.root.drivers());
         add("--kubeconfig", self.api.kubeconfig(self.root.path()));
         args
     }
 
     fn run(&self, nodes: usize, more: &[&str]) -> Child {
-        self.root.command().args(self.args(nodes)).args(more).spawn().expect("the program starts")
+        self.root
+            .command()
+            .args(self.args(nodes))
+            .args(more)
+            .spawn()
+            .expect("the program starts")
     }
 
     async fn refused(&self, more: &[&str], parts: &[&str]) {
         let args = self.args(2);
-        let args: Vec<_> = args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let args: Vec<_> = args
+            .iter()
+            .map(String::as_str)
+            .chain(more.iter().copied())
+            .collect();
         self.root.cli(&args).await.failed_with(1, parts);
     }
 
     /// Waits until there are so many slices.
     async fn slices(&self, count: usize) -> BTreeMap<String, Value> {
         let all = |slices: Vec<&Value>| (slices.len() == count).then(|| by_pool(slices));
-        self.api.wait_for("the slices", |state| all(state.objects("resourceslices"))).await
+        self.api
+            .wait_for("the slices", |state| all(state.objects("resourceslices")))
+            .await
     }
 
     /// A claim for a device of a virtual node, for a pod.
     fn claim(&self, name: &str, driver: &str, pool: &str, device: &str) -> String {
         let node = pool.split('/').next().unwrap();
-        let claim = Allocated::new(NAMESPACE, name).node(node).device("one", driver, pool, device);
-        self.api.allocate_claim(claim.reserved_for("pod", "pod-uid"))
+        let claim = Allocated::new(NAMESPACE, name)
+            .node(node)
+            .device("one", driver, pool, device);
+        self.api
+            .allocate_claim(claim.reserved_for("pod", "pod-uid"))
     }
 
     /// Waits for what drivers report of a claim.
     async fn status(&self, claim: &str) -> Value {
         let status = |claim: &Value| {
-            let devices = claim.pointer("/status/devices").filter(|devices| !devices.is_null());
+            let devices = claim
+                .pointer("/status/devices")
+                .filter(|devices| !devices.is_null());
             devices.cloned()
         };
         let look = |claim: Option<&Value>| claim.and_then(status);
-        self.api.wait_for("the status", |state| look(state.object("resourceclaims", NAMESPACE, claim))).await
+        self.api
+            .wait_for("the status", |state| {
+                look(state.object("resourceclaims", NAMESPACE, claim))
+            })
+            .await
     }
 }
 
@@ -94,12 +128,25 @@ fn by_pool(slices: Vec<&Value>) -> BTreeMap<String, Value> {
     let each = slices.into_iter().map(|slice| {
         let mut slice = slice.clone();
         let metadata = slice["metadata"].as_object_mut().expect("an object");
-        for of_server in ["name", "uid", "resourceVersion", "creationTimestamp", "managedFields"] {
+        for of_server in [
+            "name",
+            "uid",
+            "resourceVersion",
+            "creationTimestamp",
+            "managedFields",
+        ] {
             metadata.remove(of_server);
         }
         slice["metadata"]["ownerReferences"][0]["uid"].take();
         let spec = &slice["spec"];
-        (format!("{} {}", spec["driver"].as_str().unwrap(), spec["pool"]["name"].as_str().unwrap()), slice)
+        (
+            format!(
+                "{} {}",
+                spec["driver"].as_str().unwrap(),
+                spec["pool"]["name"].as_str().unwrap()
+            ),
+            slice,
+        )
     });
     each.collect()
 }
@@ -110,7 +157,12 @@ async fn slices_are_those_of_a_daemon_on_the_same_machine() {
     let _simulation = scene.run(3, &[]);
     // Nodes 0 and 2 have a GPU and a network card in two pools, node 1 has the GPU alone; each has a pool of two drivers more.
     let simulated = scene.slices(11).await;
-    let nodes: Vec<_> = scene.api.list("nodes").iter().map(|node| node["metadata"]["name"].clone()).collect();
+    let nodes: Vec<_> = scene
+        .api
+        .list("nodes")
+        .iter()
+        .map(|node| node["metadata"]["name"].clone())
+        .collect();
     assert_eq!(nodes, ["virtual-0", "virtual-1", "virtual-2"]);
 
     let api = ApiServer::start().await;
@@ -125,7 +177,10 @@ async fn slices_are_those_of_a_daemon_on_the_same_machine() {
         (slices.len() == 3).then(|| by_pool(slices))
     });
     let of_node = |pool: &&String| pool.split([' ', '/']).nth(1) == Some("virtual-1");
-    let simulated: BTreeMap<_, _> = simulated.into_iter().filter(|(pool, _)| of_node(&pool)).collect();
+    let simulated: BTreeMap<_, _> = simulated
+        .into_iter()
+        .filter(|(pool, _)| of_node(&pool))
+        .collect();
     let text = |slices: &BTreeMap<String, Value>| serde_json::to_string_pretty(slices).unwrap();
     assert_eq!(text(&simulated), text(&real.await));
 }
@@ -135,7 +190,9 @@ async fn claims_are_prepared_while_a_pod_has_them_and_refusals_are_counted() {
     let scene = Scene::start().await;
     let uid = scene.claim("before", SCRIPTED, "virtual-1/script", "device-0");
     let mut simulation = scene.root.command();
-    simulation.args(scene.args(2)).stdout(std::process::Stdio::piped());
+    simulation
+        .args(scene.args(2))
+        .stdout(std::process::Stdio::piped());
     let mut simulation = simulation.spawn().unwrap();
     let mut lines = lines(&mut simulation);
     let status = scene.status("before").await;
@@ -166,7 +223,9 @@ async fn a_script_makes_devices_unhealthy_and_absent_for_a_time() {
     let tainted = scene.api.wait_for("the taint", |state| {
         let slice = gpus(state, "virtual-1")?;
         let devices = slice["spec"]["devices"].as_array()?.clone();
-        devices.into_iter().find(|device| !device["taints"].is_null())
+        devices
+            .into_iter()
+            .find(|device| !device["taints"].is_null())
     });
     let tainted = tainted.await;
     assert_eq!(tainted["name"], "gpu-2");
@@ -189,17 +248,35 @@ async fn a_script_makes_devices_unhealthy_and_absent_for_a_time() {
 #[tokio::test]
 async fn bad_input_ends_the_start_with_a_sentence() {
     let scene = Scene::start().await;
-    let bad = scene.root.write("bad.yaml", "faults: [{devices: gpus/*, state: broken}]");
-    scene.refused(&["--faults", bad.to_str().unwrap()], &["bad.yaml", "broken"]).await;
-    let bad = scene.root.write("bad.yaml", "faults: [{devices: '[', state: absent}]");
-    scene.refused(&["--faults", bad.to_str().unwrap()], &["bad.yaml", "faults[0]", "devices"]).await;
-    scene.refused(&["--hardware", "/nowhere.tar"], &["/nowhere.tar"]).await;
+    let bad = scene
+        .root
+        .write("bad.yaml", "faults: [{devices: gpus/*, state: broken}]");
+    scene
+        .refused(
+            &["--faults", bad.to_str().unwrap()],
+            &["bad.yaml", "broken"],
+        )
+        .await;
+    let bad = scene
+        .root
+        .write("bad.yaml", "faults: [{devices: '[', state: absent}]");
+    scene
+        .refused(
+            &["--faults", bad.to_str().unwrap()],
+            &["bad.yaml", "faults[0]", "devices"],
+        )
+        .await;
+    scene
+        .refused(&["--hardware", "/nowhere.tar"], &["/nowhere.tar"])
+        .await;
     std::fs::write(
         scene.root.driver_path("scripted.grant.yaml"),
         "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n",
     )
     .unwrap();
-    scene.refused(&[], &["scripted.wasm", "not granted", "SCRIPTED_*"]).await;
+    scene
+        .refused(&[], &["scripted.wasm", "not granted", "SCRIPTED_*"])
+        .await;
     std::fs::write(scene.root.driver_path("mock-gpu.config.yaml"), "pools: 3\n").unwrap();
     scene.refused(&[], &["mock-gpu", "pools"]).await;
     let empty = scene.root.path().join("empty");

@@ -10,10 +10,17 @@ use serde_json::json;
 #[tokio::test]
 async fn a_second_daemon_on_a_root_is_refused_and_the_first_goes_on() {
     let daemon = Daemon::start().await;
-    let said = daemon.cli(&["run"]).await.failed_with(1, &["another daemon has locked the checkpoint"]);
+    let said = daemon
+        .cli(&["run"])
+        .await
+        .failed_with(1, &["another daemon has locked the checkpoint"]);
     assert!(said.contains(daemon.path().to_str().unwrap()), "{said}");
     let drivers = daemon.cli(&["get", "drivers", "-o", "json"]).await;
-    assert_eq!(drivers.json(), json!([]), "the first one's socket is still there");
+    assert_eq!(
+        drivers.json(),
+        json!([]),
+        "the first one's socket is still there"
+    );
 }
 
 #[tokio::test]
@@ -24,7 +31,10 @@ async fn a_second_daemon_on_the_same_socket_is_refused() {
         .cli(&["run", "--socket", socket.to_str().unwrap()])
         .await
         .failed_with(1, &["another process listens on", socket.to_str().unwrap()]);
-    assert_eq!(daemon.cli(&["get", "drivers", "-o", "json"]).await.json(), json!([]));
+    assert_eq!(
+        daemon.cli(&["get", "drivers", "-o", "json"]).await.json(),
+        json!([])
+    );
 }
 
 #[tokio::test]
@@ -42,16 +52,22 @@ async fn a_socket_that_a_killed_daemon_left_is_replaced() {
 async fn what_is_in_the_way_is_named_and_not_touched() {
     let root = Root::new();
     let file = root.write("in-the-way", "precious");
-    root.cli(&["run", "--root", file.to_str().unwrap()]).await.failed_with(1, &["in-the-way", "--root"]);
+    root.cli(&["run", "--root", file.to_str().unwrap()])
+        .await
+        .failed_with(1, &["in-the-way", "--root"]);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 
     std::fs::create_dir_all(root.socket().parent().unwrap()).unwrap();
     std::fs::write(root.socket(), "precious").unwrap();
-    root.cli(&["run"]).await.failed_with(1, &["nodedock.sock exists and is not a socket"]);
+    root.cli(&["run"])
+        .await
+        .failed_with(1, &["nodedock.sock exists and is not a socket"]);
     assert_eq!(std::fs::read_to_string(root.socket()).unwrap(), "precious");
 
     let long = root.path().join("x".repeat(120));
-    root.cli(&["run", "--root", long.to_str().unwrap()]).await.failed_with(1, &["107"]);
+    root.cli(&["run", "--root", long.to_str().unwrap()])
+        .await
+        .failed_with(1, &["107"]);
 }
 
 #[tokio::test]
@@ -59,7 +75,9 @@ async fn a_root_that_cannot_be_written_is_named() {
     let root = Root::new();
     let dir = root.path().join("read-only");
     std::fs::create_dir(&dir).unwrap();
-    let Some(_mounted) = or_skip("a read-only root", Tmpfs::mount(&dir, "ro,size=64k")) else { return };
+    let Some(_mounted) = or_skip("a read-only root", Tmpfs::mount(&dir, "ro,size=64k")) else {
+        return;
+    };
     root.cli(&["run", "--root", dir.to_str().unwrap()])
         .await
         .failed_with(1, &["read-only/var/lib/nodedock", "--root"]);
@@ -68,23 +86,34 @@ async fn a_root_that_cannot_be_written_is_named() {
 #[tokio::test]
 async fn a_checkpoint_of_a_newer_format_is_refused_by_name_and_left_alone() {
     for name in ["checkpoint-newer.db", "checkpoint-newer.redb"] {
-        let (root, fixtures) = (Root::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/../host/tests/fixtures"));
+        let (root, fixtures) = (
+            Root::new(),
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../host/tests/fixtures"),
+        );
         let bytes = std::fs::read(Path::new(fixtures).join(name)).unwrap();
         let path = root.state().join(name.replace("-newer", ""));
         std::fs::write(&path, &bytes).unwrap();
         let said = root.cli(&["run"]).await.failed(1);
-        let parts =
-            [path.to_str().unwrap(), "has format 9", "start the release that wrote it (nodedock 9.8.7)"];
+        let parts = [
+            path.to_str().unwrap(),
+            "has format 9",
+            "start the release that wrote it (nodedock 9.8.7)",
+        ];
         assert_parts(&said, &parts);
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
-        let names = std::fs::read_dir(root.state()).unwrap().flatten().map(|entry| entry.file_name());
+        let names = std::fs::read_dir(root.state())
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.file_name());
         let checkpoints = names.filter(|name| name.to_string_lossy().starts_with("checkpoint"));
         assert_eq!(
             checkpoints.collect::<Vec<_>>(),
             [path.file_name().unwrap()],
             "nothing is set aside or made"
         );
-        root.cli(&["checkpoint", "verify"]).await.failed_with(1, &["has format 9"]);
+        root.cli(&["checkpoint", "verify"])
+            .await
+            .failed_with(1, &["has format 9"]);
     }
 }
 
@@ -94,18 +123,29 @@ async fn a_config_that_is_not_valid_is_refused_with_line_and_column() {
     let cases = [
         ("nodeName: n\nnodName: n\n", &["nodName", "line 2"][..]),
         ("claims:\n  exclusiveWaitMs: soon\n", &["line 2"]),
-        ("claims: {exclusiveWaitMs: 999999}\n", &["999999 is out of range", "line 1"]),
+        (
+            "claims: {exclusiveWaitMs: 999999}\n",
+            &["999999 is out of range", "line 1"],
+        ),
         ("nodeName: [\n", &["line"]),
-        ("trust:\n  keys:\n  - {name: release, file: gone.pem}\n", &["line 3", "key release", "gone.pem"]),
+        (
+            "trust:\n  keys:\n  - {name: release, file: gone.pem}\n",
+            &["line 3", "key release", "gone.pem"],
+        ),
     ];
     for (text, expected) in cases {
         let file = root.write("nodedock.yaml", text);
-        let said = root.cli(&["run", "--config", file.to_str().unwrap()]).await.failed(1);
+        let said = root
+            .cli(&["run", "--config", file.to_str().unwrap()])
+            .await
+            .failed(1);
         for part in expected.iter().chain(&["nodedock.yaml"]) {
             assert!(said.contains(part), "{part} in {said}");
         }
     }
-    root.cli(&["run", "--config", "/nowhere.yaml"]).await.failed_with(1, &["/nowhere.yaml"]);
+    root.cli(&["run", "--config", "/nowhere.yaml"])
+        .await
+        .failed_with(1, &["/nowhere.yaml"]);
 }
 
 #[tokio::test]
@@ -120,7 +160,9 @@ async fn without_a_daemon_commands_end_with_3_and_say_where_they_looked() {
         &["driver", "reload", "d"],
     ];
     for command in commands {
-        root.cli(command).await.failed_with(3, &[root.socket().to_str().unwrap(), "hint:"]);
+        root.cli(command)
+            .await
+            .failed_with(3, &[root.socket().to_str().unwrap(), "hint:"]);
     }
 }
 
@@ -134,7 +176,10 @@ async fn wrong_usage_ends_with_2_and_says_what_is_right() {
         (&["get", "drivers", "-o", "xml"], "xml"),
         (&["prepare"], "--filename"),
         (&["prepare", "--pod", "p"], "--device"),
-        (&["prepare", "--pod", "p", "--device", "gpu-0"], "DRIVER/POOL/DEVICE"),
+        (
+            &["prepare", "--pod", "p", "--device", "gpu-0"],
+            "DRIVER/POOL/DEVICE",
+        ),
         (&["unprepare"], "NAMESPACE/POD"),
     ];
     for (command, expected) in commands {

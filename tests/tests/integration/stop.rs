@@ -24,20 +24,39 @@ async fn the_service_manager_is_notified_of_readiness_and_of_the_end() {
 
 #[tokio::test]
 async fn a_prepare_that_waits_is_answered_before_the_end() {
-    let options =
-        Options::default().config("claims: {exclusiveWaitMs: 60000}\n").env("NODEDOCK_LOG", "debug");
+    let options = Options::default()
+        .config("claims: {exclusiveWaitMs: 60000}\n")
+        .env("NODEDOCK_LOG", "debug");
     let mut daemon = Daemon::with_gpus(options).await;
-    daemon.prepared(request(&pod("holder"), &[&gpu_claim("first", &["gpus/gpu-0"])])).await;
-    let mut second = tonic::Request::new(request(&pod("other"), &[&gpu_claim("second", &["gpus/gpu-0"])]));
-    second.metadata_mut().insert("x-request-id", "the-one-that-waits".parse().unwrap());
+    daemon
+        .prepared(request(
+            &pod("holder"),
+            &[&gpu_claim("first", &["gpus/gpu-0"])],
+        ))
+        .await;
+    let mut second = tonic::Request::new(request(
+        &pod("other"),
+        &[&gpu_claim("second", &["gpus/gpu-0"])],
+    ));
+    second
+        .metadata_mut()
+        .insert("x-request-id", "the-one-that-waits".parse().unwrap());
     let mut client = daemon.client();
     let waiting = tokio::spawn(async move { client.prepare_pod(second).await });
     daemon.until_log("the-one-that-waits").await;
 
     assert_eq!(daemon.terminate().await.code(), Some(0));
     let answer = waiting.await.unwrap().unwrap().into_inner();
-    assert_eq!(answer.claims[0].problem.as_ref().unwrap().code, "device-held", "{answer:?}");
-    assert!(!daemon.log().contains("did not end in time"), "it stops waiting at once:\n{}", daemon.log());
+    assert_eq!(
+        answer.claims[0].problem.as_ref().unwrap().code,
+        "device-held",
+        "{answer:?}"
+    );
+    assert!(
+        !daemon.log().contains("did not end in time"),
+        "it stops waiting at once:\n{}",
+        daemon.log()
+    );
     daemon.run().await;
     assert_eq!(daemon.only_claim().await.id.unwrap().name, "first");
 }
@@ -45,13 +64,28 @@ async fn a_prepare_that_waits_is_answered_before_the_end() {
 #[tokio::test]
 async fn open_watches_end_and_do_not_hold_the_daemon_up() {
     let mut daemon = with_gpus().await;
-    let mut events = daemon.client().watch(v1::WatchRequest {}).await.unwrap().into_inner();
+    let mut events = daemon
+        .client()
+        .watch(v1::WatchRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     let mut health = Vec::new();
     for service in ["", "nodedock.node.v1.Node"] {
-        let request = HealthCheckRequest { service: service.to_owned() };
-        health.push(HealthClient::new(daemon.channel()).watch(request).await.unwrap().into_inner());
+        let request = HealthCheckRequest {
+            service: service.to_owned(),
+        };
+        health.push(
+            HealthClient::new(daemon.channel())
+                .watch(request)
+                .await
+                .unwrap()
+                .into_inner(),
+        );
     }
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     let mut states = Vec::new();
     while states.last().is_none_or(|state| state != "prepared") {
         let event = events.message().await.unwrap().unwrap();
@@ -63,6 +97,10 @@ async fn open_watches_end_and_do_not_hold_the_daemon_up() {
     }
     assert_eq!(states, ["preparing", "prepared"]);
     assert_eq!(daemon.terminate().await.code(), Some(0));
-    assert!(!daemon.log().contains("did not end in time"), "{}", daemon.log());
+    assert!(
+        !daemon.log().contains("did not end in time"),
+        "{}",
+        daemon.log()
+    );
     while let Ok(Some(_)) = events.message().await {}
 }

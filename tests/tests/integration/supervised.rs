@@ -14,7 +14,11 @@ fn supervised(options: Options) -> Options {
 
 /// How often a kubelet has asked who a driver is.
 fn registrations(kubelet: &Kubelet) -> usize {
-    kubelet.calls().iter().filter(|call| call.what == "GetInfo").count()
+    kubelet
+        .calls()
+        .iter()
+        .filter(|call| call.what == "GetInfo")
+        .count()
 }
 
 #[tokio::test]
@@ -25,14 +29,23 @@ async fn clients_wait_through_a_crash_and_it_is_reported() {
     rustix::process::kill_process(crashed, Signal::KILL).unwrap();
     // Dialled while no process accepts.
     let mut client = Client::new(daemon.channel());
-    let (node, ()) = tokio::join!(client.get_node(v1::GetNodeRequest {}), daemon.until_ready_again());
+    let (node, ()) = tokio::join!(
+        client.get_node(v1::GetNodeRequest {}),
+        daemon.until_ready_again()
+    );
     let node = node.unwrap().into_inner();
     let problem = node.conditions[0].problem.clone().unwrap();
-    assert!(problem.code == "daemon-crashed" && problem.message.contains("signal: 9"), "{node:?}");
+    assert!(
+        problem.code == "daemon-crashed" && problem.message.contains("signal: 9"),
+        "{node:?}"
+    );
     assert_ne!(daemon.supervised(), crashed);
     daemon.crash_supervised().await;
     let metrics = daemon.metrics().await;
-    assert_eq!(metrics.value("nodedock_daemon_crashes_total", &[]), Some(2.0));
+    assert_eq!(
+        metrics.value("nodedock_daemon_crashes_total", &[]),
+        Some(2.0)
+    );
     assert_eq!(daemon.terminate().await.code(), Some(0));
 }
 
@@ -40,7 +53,10 @@ async fn clients_wait_through_a_crash_and_it_is_reported() {
 async fn a_kubelet_notices_no_crash_but_in_the_calls_under_way() {
     let cluster = Cluster::start().await;
     let mut daemon = cluster.daemon_with(supervised(cluster.options())).await;
-    through_restarts(&cluster, &mut daemon, async |daemon| daemon.crash_supervised().await).await;
+    through_restarts(&cluster, &mut daemon, async |daemon| {
+        daemon.crash_supervised().await
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -52,18 +68,33 @@ async fn a_kubelet_notices_no_restart_of_a_service_with_a_store_of_descriptors()
 }
 
 /// Prepares claims of a kubelet while the daemon is restarted again and again.
-async fn through_restarts(cluster: &Cluster, daemon: &mut Daemon, restart: impl AsyncFn(&mut Daemon)) {
+async fn through_restarts(
+    cluster: &Cluster,
+    daemon: &mut Daemon,
+    restart: impl AsyncFn(&mut Daemon),
+) {
     daemon.serve(MOCK_GPU, Form::Core).await;
     let kubelet = Kubelet::start(&daemon.kubelet(), KubeletOptions::default()).await;
     kubelet.registered(MOCK_GPU_NAME).await;
-    let claim = [ClaimRef::new(NAMESPACE, "one", &cluster.gpu_claim("one", &["gpus/gpu-0"]))];
+    let claim = [ClaimRef::new(
+        NAMESPACE,
+        "one",
+        &cluster.gpu_claim("one", &["gpus/gpu-0"]),
+    )];
     let driver = kubelet.driver(MOCK_GPU_NAME);
-    let (before, registered) = (driver.prepare(&claim).await.unwrap(), registrations(&kubelet));
+    let (before, registered) = (
+        driver.prepare(&claim).await.unwrap(),
+        registrations(&kubelet),
+    );
     for _ in 0..3 {
         restart(daemon).await;
         assert_eq!(driver.prepare(&claim).await.unwrap(), before);
     }
-    assert_eq!(registrations(&kubelet), registered, "for the kubelet nothing has changed");
+    assert_eq!(
+        registrations(&kubelet),
+        registered,
+        "for the kubelet nothing has changed"
+    );
     driver.unprepare(&claim).await.unwrap();
     daemon.assert_empty().await;
 }
@@ -71,15 +102,26 @@ async fn through_restarts(cluster: &Cluster, daemon: &mut Daemon, restart: impl 
 #[tokio::test]
 async fn a_parent_ends_with_the_daemon_that_never_served_and_the_daemon_with_its_parent() {
     let root = Root::new();
-    let said = root.cli(&["run", "--supervise", "--config", "/nowhere.yaml"]).await;
-    assert!(said.code == Some(1) && said.stderr.contains("/nowhere.yaml"), "{said:?}");
+    let said = root
+        .cli(&["run", "--supervise", "--config", "/nowhere.yaml"])
+        .await;
+    assert!(
+        said.code == Some(1) && said.stderr.contains("/nowhere.yaml"),
+        "{said:?}"
+    );
     assert_eq!(said.stderr.matches("error:").count(), 1, "{said:?}");
 
     let mut daemon = Daemon::start_on(root, supervised(Options::default())).await;
     let process = pidfd_open(daemon.supervised(), PidfdFlags::empty()).unwrap();
     daemon.kill9().await;
-    let end = tokio::task::spawn_blocking(move || poll(&mut [PollFd::new(&process, PollFlags::IN)], None));
-    tokio::time::timeout(DEADLINE, end).await.expect("it ends with its parent").unwrap().unwrap();
+    let end = tokio::task::spawn_blocking(move || {
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None)
+    });
+    tokio::time::timeout(DEADLINE, end)
+        .await
+        .expect("it ends with its parent")
+        .unwrap()
+        .unwrap();
     daemon.run().await;
     daemon.signal(Signal::INT);
     assert_eq!(daemon.ended().await.code(), Some(0));

@@ -24,13 +24,23 @@ fn name(number: usize) -> String {
 async fn come_and_go(number: usize, mut client: Client, stop: Arc<AtomicBool>) -> usize {
     let (pod, claim) = (pod(&name(number)), claim(&name(number)));
     for times in 1.. {
-        let answer = client.prepare_pod(request(&pod, &[&claim])).await.expect("prepare").into_inner();
+        let answer = client
+            .prepare_pod(request(&pod, &[&claim]))
+            .await
+            .expect("prepare")
+            .into_inner();
         assert_eq!(answer.claims[0].outcome, "prepared", "{answer:#?}");
         if stop.load(Ordering::Acquire) {
             return times;
         }
-        let leave = v1::UnpreparePodRequest { pod: Some(pod.clone()) };
-        let answer = client.unprepare_pod(leave).await.expect("unprepare").into_inner();
+        let leave = v1::UnpreparePodRequest {
+            pod: Some(pod.clone()),
+        };
+        let answer = client
+            .unprepare_pod(leave)
+            .await
+            .expect("unprepare")
+            .into_inner();
         assert_eq!(answer.claims[0].outcome, "unprepared", "{answer:#?}");
     }
     unreachable!("no loop runs so long")
@@ -48,9 +58,20 @@ async fn no_call_fails_while_the_file_is_replaced_again_and_again() {
         let new = digest(&file);
         known.insert(new.clone());
         daemon.drop_in(FILE, &file);
-        daemon.until_driver(FILE, |driver| driver.digest == new).await;
-        for claim in daemon.claims().await.iter().filter(|claim| claim.state == "prepared") {
-            let by: Vec<_> = claim.drivers.iter().map(|driver| driver.digest.clone()).collect();
+        daemon
+            .until_driver(FILE, |driver| driver.digest == new)
+            .await;
+        for claim in daemon
+            .claims()
+            .await
+            .iter()
+            .filter(|claim| claim.state == "prepared")
+        {
+            let by: Vec<_> = claim
+                .drivers
+                .iter()
+                .map(|driver| driver.digest.clone())
+                .collect();
             assert!(by.len() == 1 && known.contains(&by[0]), "{claim:?}");
         }
     }
@@ -59,7 +80,10 @@ async fn no_call_fails_while_the_file_is_replaced_again_and_again() {
     assert!(times > PODS, "the pods came only once each");
     assert_eq!(daemon.claims().await.len(), PODS);
     let driver = daemon.until_serving(FILE).await;
-    assert_eq!((driver.digest.as_str(), driver.reason.as_str()), (digest(&file("v20")).as_str(), ""));
+    assert_eq!(
+        (driver.digest.as_str(), driver.reason.as_str()),
+        (digest(&file("v20")).as_str(), "")
+    );
     for number in 0..PODS {
         assert_eq!(daemon.unprepare(&pod(&name(number))).await.len(), 1);
     }
@@ -76,34 +100,77 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     let whole = file("v2");
     let cases = [
         (whole[..whole.len() / 2].to_vec(), "cut off"),
-        (wasm(MOCK_GPU, Form::Component), "belongs to the driver file mock-gpu.wasm"),
-        (wasm("device-nodes", Form::Core), "requests more than it is granted"),
+        (
+            wasm(MOCK_GPU, Form::Component),
+            "belongs to the driver file mock-gpu.wasm",
+        ),
+        (
+            wasm("device-nodes", Form::Core),
+            "requests more than it is granted",
+        ),
     ];
     for (number, (broken, expected)) in cases.into_iter().enumerate() {
         daemon.drop_in(FILE, &broken);
-        let kept = daemon.until_driver(FILE, |driver| driver.reason.contains(expected)).await;
-        assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &old), "{kept:?}");
-        assert!(kept.reason.contains(&old) && kept.reason.contains(&digest(&broken)), "{kept:?}");
+        let kept = daemon
+            .until_driver(FILE, |driver| driver.reason.contains(expected))
+            .await;
+        assert_eq!(
+            (kept.state.as_str(), &kept.digest),
+            ("serving", &old),
+            "{kept:?}"
+        );
+        assert!(
+            kept.reason.contains(&old) && kept.reason.contains(&digest(&broken)),
+            "{kept:?}"
+        );
         let pod = pod(&name(number));
-        daemon.prepared(request(&pod, &[&claim(&name(number))])).await;
+        daemon
+            .prepared(request(&pod, &[&claim(&name(number))]))
+            .await;
         assert_eq!(daemon.unprepare(&pod).await.len(), 1);
     }
     // The new version's first discovery fails over its config; the old one goes on with the config that it had.
     daemon.drop_in(FILE, &whole);
     let new = digest(&whole);
-    daemon.until_driver(FILE, |driver| driver.digest == new && driver.reason.is_empty()).await;
+    daemon
+        .until_driver(FILE, |driver| {
+            driver.digest == new && driver.reason.is_empty()
+        })
+        .await;
     daemon.drop_in("scripted.config.yaml", "devices: many\n");
-    let kept = daemon.until_driver(FILE, |driver| driver.reason.contains("first discovery")).await;
-    assert!(kept.reason.contains("the same file with its current side files"), "{kept:?}");
+    let kept = daemon
+        .until_driver(FILE, |driver| driver.reason.contains("first discovery"))
+        .await;
+    assert!(
+        kept.reason
+            .contains("the same file with its current side files"),
+        "{kept:?}"
+    );
     assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &new));
-    daemon.prepared(request(&pod("last"), &[&claim("device-9")])).await;
-    daemon.cli(&["explain", "driver", FILE]).await.done_with(&["goes on serving", &new]);
+    daemon
+        .prepared(request(&pod("last"), &[&claim("device-9")]))
+        .await;
+    daemon
+        .cli(&["explain", "driver", FILE])
+        .await
+        .done_with(&["goes on serving", &new]);
 
     // Devices that the driver does not have any more are named as long as a claim holds them.
-    daemon.drop_in_script(&Script { devices: 2, ..script(1) });
+    daemon.drop_in_script(&Script {
+        devices: 2,
+        ..script(1)
+    });
     let conditions = daemon.until_conditions(&["claim-devices-gone"]).await;
-    let problem = conditions[0].problem.as_ref().expect("a condition has a problem");
-    assert!(problem.message.contains("script/device-9 (claim default/device-9"), "{problem:?}");
+    let problem = conditions[0]
+        .problem
+        .as_ref()
+        .expect("a condition has a problem");
+    assert!(
+        problem
+            .message
+            .contains("script/device-9 (claim default/device-9"),
+        "{problem:?}"
+    );
     assert_eq!(daemon.unprepare(&pod("last")).await.len(), 1);
     daemon.until_conditions(&[]).await;
 }
@@ -118,7 +185,9 @@ async fn a_version_that_cannot_be_kept_serves_and_the_node_says_so() {
     let digest = daemon.swap("v1", &script(0)).await;
     let conditions = daemon.until_conditions(&["driver-not-kept"]).await;
     assert_eq!(conditions[0].subject, FILE);
-    daemon.prepared(request(&pod("one"), &[&claim("device-0")])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&claim("device-0")]))
+        .await;
     std::fs::remove_file(&dir).unwrap();
     std::fs::create_dir(&dir).unwrap();
     daemon.cli(&["driver", "reload", FILE]).await.done();

@@ -43,7 +43,11 @@ fn compiled(daemon: &Daemon) -> Vec<String> {
 #[tokio::test]
 async fn a_file_signed_by_a_known_key_serves_whatever_the_algorithm_and_the_form() {
     let bytes = wasm(MOCK_GPU, Form::Core);
-    for signer in [Signer::P256(1), Signer::Ed25519(2), Signer::Ed25519Prehashed(3)] {
+    for signer in [
+        Signer::P256(1),
+        Signer::Ed25519(2),
+        Signer::Ed25519Prehashed(3),
+    ] {
         let daemon = daemon_with(&trust("enforce", &[("release", signer, "")], "")).await;
         let signature = signer.sign(&bytes);
         let bundle = format!(
@@ -56,7 +60,12 @@ async fn a_file_signed_by_a_known_key_serves_whatever_the_algorithm_and_the_form
         let served = daemon.until_serving(MOCK_GPU_FILE).await;
         let trust = served.trust.unwrap();
         assert_eq!(
-            (trust.mode.as_str(), trust.verdict.as_str(), trust.key.as_str(), trust.reason.as_str()),
+            (
+                trust.mode.as_str(),
+                trust.verdict.as_str(),
+                trust.key.as_str(),
+                trust.reason.as_str()
+            ),
             ("enforce", "trusted", "release", "")
         );
         daemon.drop_in(SIGNATURE, &signature);
@@ -64,7 +73,10 @@ async fn a_file_signed_by_a_known_key_serves_whatever_the_algorithm_and_the_form
             .cli(&["explain", "driver", MOCK_GPU_NAME])
             .await
             .done_with(&["trust: trusted (mode enforce), signed by release"]);
-        daemon.cli(&["get", "drivers", "-o", "yaml"]).await.done_with(&["verdict: trusted", "key: release"]);
+        daemon
+            .cli(&["get", "drivers", "-o", "yaml"])
+            .await
+            .done_with(&["verdict: trusted", "key: release"]);
     }
 }
 
@@ -82,7 +94,10 @@ async fn in_enforce_an_unsigned_file_never_reaches_the_compiler() {
     }
     for (file, _) in &files {
         let failed = daemon.until_state(file, "failed").await;
-        assert!(failed.reason.starts_with("not trusted: it is not signed"), "{failed:?}");
+        assert!(
+            failed.reason.starts_with("not trusted: it is not signed"),
+            "{failed:?}"
+        );
     }
     assert_eq!(compiled(&daemon), [""; 0]);
     daemon.drop_in(SIGNATURE, Signer::P256(1).sign(&files[2].1));
@@ -105,12 +120,22 @@ async fn a_file_that_is_swapped_while_it_is_verified_is_loaded_as_it_was_verifie
         daemon.copy_in(MOCK_GPU_FILE, &other);
     }
     daemon
-        .until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains("no signature of this very file"))
+        .until_driver(MOCK_GPU_FILE, |driver| {
+            driver.reason.contains("no signature of this very file")
+        })
         .await;
     daemon.drop_in(MOCK_GPU_FILE, &good);
-    let served = daemon.until_driver(MOCK_GPU_FILE, |d| d.state == "serving" && d.reason.is_empty()).await;
+    let served = daemon
+        .until_driver(MOCK_GPU_FILE, |d| {
+            d.state == "serving" && d.reason.is_empty()
+        })
+        .await;
     assert_eq!(served.trust.unwrap().verdict, "trusted");
-    assert_eq!(compiled(&daemon).len(), 1, "the other one was never compiled");
+    assert_eq!(
+        compiled(&daemon).len(),
+        1,
+        "the other one was never compiled"
+    );
 }
 
 #[tokio::test]
@@ -122,10 +147,22 @@ async fn a_new_version_that_is_not_signed_leaves_the_old_one_serving() {
     daemon.drop_in(MOCK_GPU_FILE, &old);
     let first = daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.drop_in(MOCK_GPU_FILE, &new);
-    let kept = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.reason.contains("not trusted")).await;
-    assert_eq!((kept.state.as_str(), &kept.digest), ("serving", &first.digest));
+    let kept = daemon
+        .until_driver(MOCK_GPU_FILE, |driver| {
+            driver.reason.contains("not trusted")
+        })
+        .await;
+    assert_eq!(
+        (kept.state.as_str(), &kept.digest),
+        ("serving", &first.digest)
+    );
     assert_eq!(kept.trust.unwrap().verdict, "trusted", "of what serves");
     daemon.drop_in(SIGNATURE, signer.sign(&new));
-    let second = daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest != first.digest).await;
-    assert_eq!((second.state.as_str(), second.reason.as_str()), ("serving", ""));
+    let second = daemon
+        .until_driver(MOCK_GPU_FILE, |driver| driver.digest != first.digest)
+        .await;
+    assert_eq!(
+        (second.state.as_str(), second.reason.as_str()),
+        ("serving", "")
+    );
 }

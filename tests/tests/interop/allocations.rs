@@ -80,11 +80,18 @@ struct Answer {
 impl Oracle {
     fn start(program: &Path) -> Self {
         let mut command = Command::new(program);
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the oracle starts");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the oracle starts");
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, input, output }
+        Self {
+            child,
+            input,
+            output,
+        }
     }
 
     /// Returns an answer for each case of a history.
@@ -92,9 +99,13 @@ impl Oracle {
         // Written as a whole: each write to the pipe is a call of the system.
         let mut line = history.to_string();
         line.push('\n');
-        self.input.write_all(line.as_bytes()).expect("the oracle reads");
+        self.input
+            .write_all(line.as_bytes())
+            .expect("the oracle reads");
         let mut line = String::new();
-        self.output.read_line(&mut line).expect("the oracle answers");
+        self.output
+            .read_line(&mut line)
+            .expect("the oracle answers");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("oracle said {line:?}: {error}"))
     }
 }
@@ -174,21 +185,36 @@ fn json_of(allocation: &AllocationResult) -> Value {
 
 /// The claims that have devices, as their keys are looked at.
 fn allocations(holders: &[Holder]) -> impl Iterator<Item = (&str, &AllocationResult)> {
-    holders.iter().map(|holder| (holder.uid.as_str(), &holder.allocation))
+    holders
+        .iter()
+        .map(|holder| (holder.uid.as_str(), &holder.allocation))
 }
 
 impl History {
     fn new(seed: u64, has_keys: bool) -> Self {
         let mut random = Random::new(seed);
         let profile = generate::profile(&mut random);
-        let (slices, classes) = (generate::slices(&mut random, &profile), generate::classes(&mut random));
+        let (slices, classes) = (
+            generate::slices(&mut random, &profile),
+            generate::classes(&mut random),
+        );
         let node = generate::node();
-        let node = NodeRef { name: generate::NODE.to_owned(), labels: parsed(&node["metadata"]["labels"]) };
-        let inventory =
-            Inventory::new(slices.iter().map(|slice| Arc::new(parsed::<ResourceSlice>(slice))), &node);
+        let node = NodeRef {
+            name: generate::NODE.to_owned(),
+            labels: parsed(&node["metadata"]["labels"]),
+        };
+        let inventory = Inventory::new(
+            slices
+                .iter()
+                .map(|slice| Arc::new(parsed::<ResourceSlice>(slice))),
+            &node,
+        );
         let class = |class: &Value| {
             let class: DeviceClass = parsed(class);
-            (class.metadata.name.clone().expect("a name"), Arc::new(class))
+            (
+                class.metadata.name.clone().expect("a name"),
+                Arc::new(class),
+            )
         };
         let consumes = |slice: &Value| slice["spec"]["sharedCounters"].is_array();
         let mut history = Self {
@@ -218,8 +244,9 @@ impl History {
 
     /// Counts what is in use from the beginning.
     fn use_all(&mut self) {
-        self.in_use =
-            self.keys.as_ref().map_or_else(InUse::default, |keys| InUse::new(Arc::new(keys.of_devices())));
+        self.in_use = self.keys.as_ref().map_or_else(InUse::default, |keys| {
+            InUse::new(Arc::new(keys.of_devices()))
+        });
         for (uid, allocation) in allocations(&self.holders) {
             self.in_use.add(uid, allocation);
         }
@@ -231,7 +258,10 @@ impl History {
     fn claim(&mut self, number: usize, claim: &Value) {
         let ours = self.allocate(&self.in_use, claim, self.shares);
         let choice = ours.as_ref().ok().map(json_of);
-        let held = self.keys.as_ref().map(|keys| keys.held(allocations(&self.holders)));
+        let held = self
+            .keys
+            .as_ref()
+            .map(|keys| keys.held(allocations(&self.holders)));
         let input = json!({
             "allocated": self.holders.iter().map(|holder| &holder.json).collect::<Vec<_>>(),
             "held": held,
@@ -244,10 +274,20 @@ impl History {
             self.shares += keys::results(allocation).len();
             self.in_use.add(&uid, allocation);
             let (allocation, json) = (allocation.clone(), json.clone());
-            self.holders.push(Holder { uid: uid.clone(), allocation, json });
+            self.holders.push(Holder {
+                uid: uid.clone(),
+                allocation,
+                json,
+            });
         }
-        let allocation = ours.as_ref().ok().map(|allocation| (uid.as_str(), allocation));
-        let events = self.keys.as_mut().map(|keys| keys.events(allocation, number));
+        let allocation = ours
+            .as_ref()
+            .ok()
+            .map(|allocation| (uid.as_str(), allocation));
+        let events = self
+            .keys
+            .as_mut()
+            .map(|keys| keys.events(allocation, number));
         for event in events.into_iter().flatten() {
             match event {
                 Event::Hold(uid, holds) => self.in_use.hold(&uid, &holds),
@@ -255,7 +295,12 @@ impl History {
                 Event::Devices => self.use_all(),
             }
         }
-        self.cases.push(Case { input, ours, choice, by_keys });
+        self.cases.push(Case {
+            input,
+            ours,
+            choice,
+            by_keys,
+        });
     }
 
     fn by_keys(&self, claim: &Value, ours: &Allocated) -> Option<ByKeys> {
@@ -266,7 +311,10 @@ impl History {
         }
         let without = self.allocate(&by_name, claim, self.shares);
         let decide = without.as_ref().ok() != ours.as_ref().ok();
-        Some(ByKeys { decide, meet_within: ours.as_ref().is_ok_and(|ours| keys.meet_within(ours)) })
+        Some(ByKeys {
+            decide,
+            meet_within: ours.as_ref().is_ok_and(|ours| keys.meet_within(ours)),
+        })
     }
 
     fn allocate(&self, in_use: &InUse, claim: &Value, mut shares: usize) -> Allocated {
@@ -277,7 +325,15 @@ impl History {
             format!("00000000-0000-4000-8000-{shares:012}")
         };
         let now = Timestamp::UNIX_EPOCH;
-        allocate(&self.inventory, in_use, &classes, &claim, &Bounds::default(), now, &mut share_id)
+        allocate(
+            &self.inventory,
+            in_use,
+            &classes,
+            &claim,
+            &Bounds::default(),
+            now,
+            &mut share_id,
+        )
     }
 
     fn release(&mut self, random: &mut Random) {
@@ -319,10 +375,18 @@ impl History {
     }
 
     fn judge(&self, case: &Case, answer: &Answer, tally: &mut Tally) {
-        let Case { input, ours, choice, by_keys } = case;
+        let Case {
+            input,
+            ours,
+            choice,
+            by_keys,
+        } = case;
         let context = || {
             let question = self.question(&[input]);
-            format!("seed {}\nquestion {question}\nours {ours:?}\noracle {answer:?}", self.seed)
+            format!(
+                "seed {}\nquestion {question}\nours {ours:?}\noracle {answer:?}",
+                self.seed
+            )
         };
         tally.compared += 1;
         if let Some(by_keys) = by_keys {
@@ -331,24 +395,45 @@ impl History {
             tally.meet_within += usize::from(by_keys.meet_within);
         }
         let differs = self.has_counters && has_admin_access(&input["claim"]);
-        if answer.timed_out || ours.as_ref().is_err_and(|error| error.kind == NotAllocatedKind::TooComplex) {
+        if answer.timed_out
+            || ours
+                .as_ref()
+                .is_err_and(|error| error.kind == NotAllocatedKind::TooComplex)
+        {
             tally.not_compared += 1;
-            assert!(ours.is_err() || answer.valid || differs, "not valid: {}", context());
+            assert!(
+                ours.is_err() || answer.valid || differs,
+                "not valid: {}",
+                context()
+            );
             return;
         }
         if differs {
             tally.admin_counters += 1;
-            assert!(ours.is_ok() || !answer.allocatable, "only the oracle allocates: {}", context());
+            assert!(
+                ours.is_ok() || !answer.allocatable,
+                "only the oracle allocates: {}",
+                context()
+            );
             return;
         }
         match (choice, answer.allocation.as_ref()) {
             (Some(choice), Some(allocation)) => {
                 tally.allocated += 1;
-                assert_eq!(comparable(choice), comparable(allocation), "different: {}", context());
+                assert_eq!(
+                    comparable(choice),
+                    comparable(allocation),
+                    "different: {}",
+                    context()
+                );
                 assert!(answer.valid, "not valid: {}", context());
             }
             (None, None) => {
-                assert!(!answer.allocatable, "an allocation is missing: {}", context());
+                assert!(
+                    !answer.allocatable,
+                    "an allocation is missing: {}",
+                    context()
+                );
                 tally.refused += 1;
                 tally.errors += usize::from(!answer.error.is_empty());
             }
@@ -359,16 +444,21 @@ impl History {
 }
 
 fn has_admin_access(claim: &Value) -> bool {
-    let requests = claim["spec"]["devices"]["requests"].as_array().expect("requests");
-    requests.iter().any(|request| request["exactly"]["adminAccess"] == true)
+    let requests = claim["spec"]["devices"]["requests"]
+        .as_array()
+        .expect("requests");
+    requests
+        .iter()
+        .any(|request| request["exactly"]["adminAccess"] == true)
 }
 
 /// Leaves out what is random or empty, and writes quantities in one form.
 fn comparable(value: &Value) -> Value {
     match value {
         Value::Object(object) => {
-            let fields =
-                object.iter().filter(|(name, _)| *name != "allocationTimestamp" && *name != "shareID");
+            let fields = object
+                .iter()
+                .filter(|(name, _)| *name != "allocationTimestamp" && *name != "shareID");
             let fields = fields.map(|(name, value)| match name.as_str() {
                 "consumedCapacity" => (name.clone(), amounts(value)),
                 _ => (name.clone(), comparable(value)),
@@ -385,8 +475,11 @@ fn comparable(value: &Value) -> Value {
 
 fn amounts(capacities: &Value) -> Value {
     let capacities = capacities.as_object().into_iter().flatten();
-    let amount = |value: &Value| Value::from(quantity::normalized(value.as_str().expect("a quantity")));
-    capacities.map(|(name, value)| (name.clone(), amount(value))).collect()
+    let amount =
+        |value: &Value| Value::from(quantity::normalized(value.as_str().expect("a quantity")));
+    capacities
+        .map(|(name, value)| (name.clone(), amount(value)))
+        .collect()
 }
 
 fn number(variable: &str, default: usize) -> usize {
@@ -396,12 +489,18 @@ fn number(variable: &str, default: usize) -> usize {
 #[test]
 fn allocations_are_those_of_the_scheduler() {
     let what = "allocations, by the scheduler's library";
-    let Some(program) = or_skip(what, programs::go("allocator-oracle")) else { return };
+    let Some(program) = or_skip(what, programs::go("allocator-oracle")) else {
+        return;
+    };
     let claims = number("NODEDOCK_ORACLE_CASES", CLAIMS_DEFAULT);
     let first = u64::try_from(number("NODEDOCK_ORACLE_SEED", 1)).expect("64 bits");
     let histories = claims.div_ceil(CLAIMS_OF_HISTORY);
-    let kept = KEPT_SEEDS.iter().flat_map(|seed| [(*seed, false), (*seed, true)]);
-    let random = (first..).take(histories).map(|seed| (seed, seed.is_multiple_of(WITH_KEYS)));
+    let kept = KEPT_SEEDS
+        .iter()
+        .flat_map(|seed| [(*seed, false), (*seed, true)]);
+    let random = (first..)
+        .take(histories)
+        .map(|seed| (seed, seed.is_multiple_of(WITH_KEYS)));
     let seeds = Mutex::new(kept.chain(random));
     let tally = Mutex::new(Tally::default());
     let compare = || {
@@ -416,17 +515,34 @@ fn allocations_are_those_of_the_scheduler() {
         let workers = thread::available_parallelism().map_or(1, usize::from);
         let workers: Vec<_> = (0..workers).map(|_| scope.spawn(compare)).collect();
         for worker in workers {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            worker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
     });
     let tally = tally.into_inner().expect(FAILED);
     eprintln!("{tally:?}");
-    assert!(tally.not_compared * 100 <= tally.compared * NOT_COMPARED_PERCENT_MAX, "{tally:?}");
+    assert!(
+        tally.not_compared * 100 <= tally.compared * NOT_COMPARED_PERCENT_MAX,
+        "{tally:?}"
+    );
     if claims >= CLAIMS_DEFAULT {
         let is_enough = |count: usize, of: usize, percent: usize| count * 100 >= of * percent;
-        assert!(is_enough(tally.allocated, tally.compared, ALLOCATED_PERCENT_MIN), "{tally:?}");
-        assert!(is_enough(tally.refused, tally.compared, REFUSED_PERCENT_MIN), "{tally:?}");
-        assert!(is_enough(tally.by_keys, tally.with_keys, BY_KEYS_PERCENT_MIN), "{tally:?}");
-        assert!(is_enough(tally.meet_within, tally.with_keys, MEET_WITHIN_PERCENT_MIN), "{tally:?}");
+        assert!(
+            is_enough(tally.allocated, tally.compared, ALLOCATED_PERCENT_MIN),
+            "{tally:?}"
+        );
+        assert!(
+            is_enough(tally.refused, tally.compared, REFUSED_PERCENT_MIN),
+            "{tally:?}"
+        );
+        assert!(
+            is_enough(tally.by_keys, tally.with_keys, BY_KEYS_PERCENT_MIN),
+            "{tally:?}"
+        );
+        assert!(
+            is_enough(tally.meet_within, tally.with_keys, MEET_WITHIN_PERCENT_MIN),
+            "{tally:?}"
+        );
     }
 }

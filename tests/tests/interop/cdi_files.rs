@@ -13,16 +13,21 @@ use serde_json::{Value, json};
 use crate::{lines, programs};
 
 const RESOURCE: &str = "example.com/thing";
-const ADAPTER: &str =
-    "devicePluginAdapters: [{resource: example.com/thing, driver: thing.example.com, pool: things}]\n";
+const ADAPTER: &str = "devicePluginAdapters: [{resource: example.com/thing, driver: thing.example.com, pool: things}]\n";
 
 /// A directory of device nodes, as `/dev/snd`, and links to nodes.
 fn fill(directory: &Path) -> Result<(), String> {
     let sound = directory.join("snd");
     std::fs::create_dir_all(sound.join("by-path")).expect("it is made");
     for (name, minor) in [("controlC0", 3), ("by-path/pcm", 5)] {
-        mknodat(CWD, sound.join(name), FileType::CharacterDevice, 0o600.into(), makedev(1, minor))
-            .map_err(|error| format!("mknod: {error}"))?;
+        mknodat(
+            CWD,
+            sound.join(name),
+            FileType::CharacterDevice,
+            0o600.into(),
+            makedev(1, minor),
+        )
+        .map_err(|error| format!("mknod: {error}"))?;
     }
     symlink("controlC0", sound.join("link")).expect("it is made");
     symlink("/dev/zero", directory.join("absolute")).expect("it is made");
@@ -48,7 +53,10 @@ fn nodes(specs: &[(&str, &str)]) -> Answer {
 
 fn claiming(name: &str) -> nodedock_proto::node::v1::PreparePodRequest {
     let device = format!("thing.example.com/things/{name}");
-    request(&pod(name), &[&claim(&format!("claim-of-{name}"), &[&device])])
+    request(
+        &pod(name),
+        &[&claim(&format!("claim-of-{name}"), &[&device])],
+    )
 }
 
 /// Paths and numbers of nodes.
@@ -56,7 +64,11 @@ fn numbers(nodes: &Value) -> Vec<(String, i64, i64)> {
     let nodes = nodes.as_array().expect("a list").iter().map(|node| {
         assert_eq!(node["type"], "c", "{node}");
         let number = |key: &str| node[key].as_i64().expect("a number");
-        (node["path"].as_str().expect("a path").to_owned(), number("major"), number("minor"))
+        (
+            node["path"].as_str().expect("a path").to_owned(),
+            number("major"),
+            number("minor"),
+        )
     });
     let mut nodes: Vec<_> = nodes.collect();
     nodes.sort();
@@ -67,43 +79,106 @@ fn numbers(nodes: &Value) -> Vec<(String, i64, i64)> {
 #[tokio::test]
 async fn every_device_node_of_a_plugins_answer_has_a_type_and_numbers() {
     let directory = tempfile::tempdir().expect("a directory");
-    let found = programs::go("cdi-files").and_then(|program| fill(directory.path()).map(|()| program));
-    let Some(program) = or_skip("CDI files of device plugins, by the CDI library", found) else { return };
+    let found =
+        programs::go("cdi-files").and_then(|program| fill(directory.path()).map(|()| program));
+    let Some(program) = or_skip("CDI files of device plugins, by the CDI library", found) else {
+        return;
+    };
     let here = directory.path().to_str().expect("UTF-8").to_owned();
     let at = |name: &str| format!("{here}/{name}");
     let good = [
-        ("plain", vec![("/dev/null".to_owned(), "/dev/null")], vec![("/dev/null", 3)]),
-        ("absolute", vec![(at("absolute"), "/dev/ttyA")], vec![("/dev/ttyA", 5)]),
-        ("relative", vec![(at("relative"), "/dev/ttyB")], vec![("/dev/ttyB", 3)]),
+        (
+            "plain",
+            vec![("/dev/null".to_owned(), "/dev/null")],
+            vec![("/dev/null", 3)],
+        ),
+        (
+            "absolute",
+            vec![(at("absolute"), "/dev/ttyA")],
+            vec![("/dev/ttyA", 5)],
+        ),
+        (
+            "relative",
+            vec![(at("relative"), "/dev/ttyB")],
+            vec![("/dev/ttyB", 3)],
+        ),
         (
             "directory",
             vec![(at("snd"), "/dev/snd")],
             vec![("/dev/snd/by-path/pcm", 5), ("/dev/snd/controlC0", 3)],
         ),
-        ("sound", vec![(at("sound"), "/s")], vec![("/s/by-path/pcm", 5), ("/s/controlC0", 3)]),
-        ("twice", vec![(at("snd/controlC0"), "/dev/c"), (at("relative"), "/dev/c")], vec![("/dev/c", 3)]),
+        (
+            "sound",
+            vec![(at("sound"), "/s")],
+            vec![("/s/by-path/pcm", 5), ("/s/controlC0", 3)],
+        ),
+        (
+            "twice",
+            vec![(at("snd/controlC0"), "/dev/c"), (at("relative"), "/dev/c")],
+            vec![("/dev/c", 3)],
+        ),
     ];
     let bad = [
-        ("missing", vec![(at("none"), "/dev/a")], "allocation-path-missing"),
-        ("loop", vec![(at("loop"), "/dev/a")], "allocation-path-missing"),
-        ("file", vec![(at("file"), "/dev/a")], "allocation-node-invalid"),
-        ("empty", vec![(at("empty"), "/dev/a")], "allocation-node-invalid"),
-        ("conflict", vec![(at("relative"), "/dev/a"), (at("absolute"), "/dev/a")], "allocation-node-invalid"),
-        ("unrooted", vec![("dev/null".to_owned(), "/dev/a")], "driver-answer-not-valid"),
+        (
+            "missing",
+            vec![(at("none"), "/dev/a")],
+            "allocation-path-missing",
+        ),
+        (
+            "loop",
+            vec![(at("loop"), "/dev/a")],
+            "allocation-path-missing",
+        ),
+        (
+            "file",
+            vec![(at("file"), "/dev/a")],
+            "allocation-node-invalid",
+        ),
+        (
+            "empty",
+            vec![(at("empty"), "/dev/a")],
+            "allocation-node-invalid",
+        ),
+        (
+            "conflict",
+            vec![(at("relative"), "/dev/a"), (at("absolute"), "/dev/a")],
+            "allocation-node-invalid",
+        ),
+        (
+            "unrooted",
+            vec![("dev/null".to_owned(), "/dev/a")],
+            "driver-answer-not-valid",
+        ),
     ];
-    let answers: Vec<(String, Vec<(String, &str)>)> = (good.iter().map(|(name, specs, _)| (name, specs)))
-        .chain(bad.iter().map(|(name, specs, _)| (name, specs)))
-        .map(|(name, specs)| ((*name).to_owned(), specs.clone()))
+    let answers: Vec<(String, Vec<(String, &str)>)> =
+        (good.iter().map(|(name, specs, _)| (name, specs)))
+            .chain(bad.iter().map(|(name, specs, _)| (name, specs)))
+            .map(|(name, specs)| ((*name).to_owned(), specs.clone()))
+            .collect();
+    let devices = answers
+        .iter()
+        .map(|(name, _)| Device::healthy(name))
         .collect();
-    let devices = answers.iter().map(|(name, _)| Device::healthy(name)).collect();
     let script = Script::new(move |ids| {
-        let (_, specs) = answers.iter().find(|(name, _)| *name == ids[0]).expect("a device of the list");
-        nodes(&specs.iter().map(|(host, inside)| (host.as_str(), *inside)).collect::<Vec<_>>())
+        let (_, specs) = answers
+            .iter()
+            .find(|(name, _)| *name == ids[0])
+            .expect("a device of the list");
+        nodes(
+            &specs
+                .iter()
+                .map(|(host, inside)| (host.as_str(), *inside))
+                .collect::<Vec<_>>(),
+        )
     });
     let daemon = Daemon::start_with(Options::default().config(ADAPTER)).await;
     let options = PluginOptions::new(RESOURCE, &daemon.state().join("device-plugins"));
-    let _plugin = Plugin::start(options, script, devices).await.expect("it registers");
-    daemon.until_allocatable(RESOURCE, good.len() + bad.len()).await;
+    let _plugin = Plugin::start(options, script, devices)
+        .await
+        .expect("it registers");
+    daemon
+        .until_allocatable(RESOURCE, good.len() + bad.len())
+        .await;
 
     for (name, _, _) in &good {
         daemon.prepared(claiming(name)).await;
@@ -112,25 +187,48 @@ async fn every_device_node_of_a_plugins_answer_has_a_type_and_numbers() {
         assert_eq!(daemon.refused(claiming(name)).await.code, *code, "{name}");
     }
     let cdi = daemon.cdi();
-    let read = lines(&program, &[cdi.to_str().expect("UTF-8")]).await.concat();
+    let read = lines(&program, &[cdi.to_str().expect("UTF-8")])
+        .await
+        .concat();
     let read: Value = serde_json::from_str(&read).expect("JSON");
     let read = read.as_object().expect("an object");
     assert_eq!(read.len(), good.len(), "{read:#?}");
     for (name, _, expected) in &good {
-        let expected: Vec<_> = expected.iter().map(|(path, minor)| ((*path).to_owned(), 1, *minor)).collect();
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(path, minor)| ((*path).to_owned(), 1, *minor))
+            .collect();
         let of = |(device, _): &(&String, &Value)| device.ends_with(&format!("-{name}"));
-        let (_, device) = read.iter().find(of).unwrap_or_else(|| panic!("{name}: {read:#?}"));
+        let (_, device) = read
+            .iter()
+            .find(of)
+            .unwrap_or_else(|| panic!("{name}: {read:#?}"));
         assert_eq!(numbers(&device["file"]), expected, "{name}");
         assert_eq!(numbers(&device["container"]), expected, "{name}");
     }
 
     // A device that is plugged in again has another number: the plugin is called again.
     std::fs::remove_file(at("snd/controlC0")).expect("it is removed");
-    mknodat(CWD, at("snd/controlC0"), FileType::CharacterDevice, 0o600.into(), makedev(1, 7))
-        .expect("a node");
+    mknodat(
+        CWD,
+        at("snd/controlC0"),
+        FileType::CharacterDevice,
+        0o600.into(),
+        makedev(1, 7),
+    )
+    .expect("a node");
     daemon.prepared(claiming("relative")).await;
-    let read = lines(&program, &[cdi.to_str().expect("UTF-8")]).await.concat();
+    let read = lines(&program, &[cdi.to_str().expect("UTF-8")])
+        .await
+        .concat();
     let read: Value = serde_json::from_str(&read).expect("JSON");
-    let moved = read.as_object().expect("an object").iter().find(|(name, _)| name.ends_with("-relative"));
-    assert_eq!(moved.expect("its device").1["container"][0]["minor"], json!(7));
+    let moved = read
+        .as_object()
+        .expect("an object")
+        .iter()
+        .find(|(name, _)| name.ends_with("-relative"));
+    assert_eq!(
+        moved.expect("its device").1["container"][0]["minor"],
+        json!(7)
+    );
 }

@@ -22,7 +22,8 @@ type Attributes = BTreeMap<String, Map<String, Value>>;
 
 fn of_daemon(devices: Vec<v1::Device>) -> Attributes {
     let each = devices.into_iter().map(|device| {
-        let mut attributes: Map<String, Value> = serde_json::from_str(&device.attributes_json).unwrap();
+        let mut attributes: Map<String, Value> =
+            serde_json::from_str(&device.attributes_json).unwrap();
         attributes.retain(|name, _| name.starts_with(PREFIX));
         (device.name, attributes)
     });
@@ -31,8 +32,10 @@ fn of_daemon(devices: Vec<v1::Device>) -> Attributes {
 
 #[tokio::test]
 async fn attributes_of_recorded_machines_are_those_of_the_library() {
-    let Some(program) = or_skip("attributes of devices, by the library", programs::go("device-attributes"))
-    else {
+    let Some(program) = or_skip(
+        "attributes of devices, by the library",
+        programs::go("device-attributes"),
+    ) else {
         return;
     };
     let archives = match archives() {
@@ -42,8 +45,10 @@ async fn attributes_of_recorded_machines_are_those_of_the_library() {
     let (mut functions, mut with_node) = (0, 0);
     let lists = archives.iter().map(|archive| (archive, "list"));
     // A number is the first of the list: one machine shows it.
-    let numbers =
-        archives.iter().filter(|archive| archive.ends_with(WITH_NODES)).map(|archive| (archive, "number"));
+    let numbers = archives
+        .iter()
+        .filter(|archive| archive.ends_with(WITH_NODES))
+        .map(|archive| (archive, "number"));
     for (archive, form) in lists.chain(numbers) {
         let cluster = Cluster::start().await;
         let root = Root::new();
@@ -51,21 +56,38 @@ async fn attributes_of_recorded_machines_are_those_of_the_library() {
         root.drop_in("pci.grant.yaml", side_file("pci", "grant"));
         root.drop_in("pci.wasm", wasm("pci", Form::Core));
         let config = format!("kubernetes: {{numaNodeList: {}}}\n", form == "list");
-        let options = cluster.options().config(&config).arg("--hardware", archive.to_string_lossy());
+        let options = cluster
+            .options()
+            .config(&config)
+            .arg("--hardware", archive.to_string_lossy());
         let daemon = Daemon::start_on(root, options).await;
         daemon.until_serving("pci.wasm").await;
         let sys = daemon.path().join("run/nodedock/hardware/sys");
-        let expected = lines(&program, &[sys.to_str().unwrap(), form]).await.concat();
+        let expected = lines(&program, &[sys.to_str().unwrap(), form])
+            .await
+            .concat();
         let expected: Attributes = serde_json::from_str(&expected).unwrap();
-        let expected: Attributes =
-            expected.into_iter().map(|(address, found)| (address.replace([':', '.'], "-"), found)).collect();
+        let expected: Attributes = expected
+            .into_iter()
+            .map(|(address, found)| (address.replace([':', '.'], "-"), found))
+            .collect();
         let found = of_daemon(daemon.devices().await);
         functions += found.len();
-        with_node +=
-            found.values().filter(|device| device.contains_key(&format!("{PREFIX}numaNode"))).count();
+        with_node += found
+            .values()
+            .filter(|device| device.contains_key(&format!("{PREFIX}numaNode")))
+            .count();
         for (address, found) in found {
-            assert_eq!(found, expected[&address], "{address} of {}, {form}", archive.display());
+            assert_eq!(
+                found,
+                expected[&address],
+                "{address} of {}, {form}",
+                archive.display()
+            );
         }
     }
-    assert!(functions > 100 && with_node > 10, "{functions}, {with_node} with a NUMA node");
+    assert!(
+        functions > 100 && with_node > 10,
+        "{functions}, {with_node} with a NUMA node"
+    );
 }

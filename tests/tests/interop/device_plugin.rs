@@ -18,7 +18,10 @@ struct Plugin(Running);
 impl Plugin {
     fn start(root: &Root, program: &Path, options: &[&str]) -> Self {
         let mut command = Command::new(program);
-        command.arg("--device-plugins-dir").arg(root.state().join("device-plugins")).args(options);
+        command
+            .arg("--device-plugins-dir")
+            .arg(root.state().join("device-plugins"))
+            .args(options);
         Self(Running::start(command))
     }
 
@@ -29,17 +32,28 @@ impl Plugin {
 
     /// Waits until it is registered and was asked for its devices, which come in any order.
     async fn registered_and_listed(&mut self) {
-        let mut events = [self.event().await["event"].take(), self.event().await["event"].take()];
+        let mut events = [
+            self.event().await["event"].take(),
+            self.event().await["event"].take(),
+        ];
         events.sort_by_key(|event| event.to_string());
         assert_eq!(events, ["listed", "registered"]);
     }
 }
 
 #[tokio::test]
-async fn a_plugin_that_dials_the_path_registers_and_lists_and_is_back_after_a_crash_of_the_daemon() {
-    let Some(program) = or_skip("a device plugin in Go", programs::go("device-plugin")) else { return };
+async fn a_plugin_that_dials_the_path_registers_and_lists_and_is_back_after_a_crash_of_the_daemon()
+{
+    let Some(program) = or_skip("a device plugin in Go", programs::go("device-plugin")) else {
+        return;
+    };
     let mut daemon = Daemon::start().await;
-    let options = ["--resource", "go.example.com/device", "--devices", "device-0,device-1,device-2"];
+    let options = [
+        "--resource",
+        "go.example.com/device",
+        "--devices",
+        "device-0,device-1,device-2",
+    ];
     let mut plugin = Plugin::start(&daemon, &program, &options);
     plugin.registered_and_listed().await;
     let listed = "device plugin listed its devices resource=go.example.com/device devices=3";
@@ -61,24 +75,45 @@ fn wanted() -> v1::PreparePodRequest {
         ..Default::default()
     };
     let containers = vec![container("main", 1), container("second", 2)];
-    v1::PreparePodRequest { pod: Some(pod("one")), containers, ..Default::default() }
+    v1::PreparePodRequest {
+        pod: Some(pod("one")),
+        containers,
+        ..Default::default()
+    }
 }
 
 #[tokio::test]
 async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them() {
-    let programs = programs::go("device-plugin").and_then(|a| Ok((a, programs::go("pod-resources")?)));
-    let Some((program, agent)) = or_skip("a pod with devices of a plugin in Go", programs) else { return };
+    let programs =
+        programs::go("device-plugin").and_then(|a| Ok((a, programs::go("pod-resources")?)));
+    let Some((program, agent)) = or_skip("a pod with devices of a plugin in Go", programs) else {
+        return;
+    };
     let mut daemon = Daemon::start().await;
-    let options = ["--resource", RESOURCE, "--devices", "device-0,device-1,device-2"];
+    let options = [
+        "--resource",
+        RESOURCE,
+        "--devices",
+        "device-0,device-1,device-2",
+    ];
     let mut plugin = Plugin::start(&daemon, &program, &options);
     plugin.registered_and_listed().await;
     daemon.until_allocatable(RESOURCE, 3).await;
     let answer = daemon.prepare(wanted()).await;
-    assert!(answer.resources.iter().all(|of| of.outcome == "allocated"), "{answer:#?}");
+    assert!(
+        answer.resources.iter().all(|of| of.outcome == "allocated"),
+        "{answer:#?}"
+    );
     for of in &answer.resources {
         let asked = plugin.event().await;
-        assert_eq!(asked, json!({"event": "allocate", "devices": of.device_ids}));
-        let container = answer.containers.iter().find(|container| container.name == of.container);
+        assert_eq!(
+            asked,
+            json!({"event": "allocate", "devices": of.device_ids})
+        );
+        let container = answer
+            .containers
+            .iter()
+            .find(|container| container.name == of.container);
         let container = container.unwrap_or_else(|| panic!("{answer:#?}"));
         assert_eq!(container.env["GO_DEVICES"], of.device_ids.join(","));
     }
@@ -100,18 +135,29 @@ async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them(
         daemon.until_allocatable(RESOURCE, 3).await;
     }
     daemon.unprepare_pod(&pod("one")).await;
-    assert_eq!(pod_resources::ask(&daemon, &agent, "list", &[]).await, json!({}));
+    assert_eq!(
+        pod_resources::ask(&daemon, &agent, "list", &[]).await,
+        json!({})
+    );
 }
 
 #[tokio::test]
 async fn a_plugin_in_go_is_a_driver_by_an_adapter_and_prepares_claims_by_its_allocate() {
     const DRIVER: &str = "go-plugin.example.com";
-    let Some(program) = or_skip("a device plugin in Go by an adapter", programs::go("device-plugin")) else {
+    let Some(program) = or_skip(
+        "a device plugin in Go by an adapter",
+        programs::go("device-plugin"),
+    ) else {
         return;
     };
     let adapter = format!("devicePluginAdapters: [{{resource: {RESOURCE}, driver: {DRIVER}}}]\n");
     let mut daemon = Daemon::start_with(Options::default().config(&adapter)).await;
-    let options = ["--resource", RESOURCE, "--devices", "device:0,device:1,device-2"];
+    let options = [
+        "--resource",
+        RESOURCE,
+        "--devices",
+        "device:0,device:1,device-2",
+    ];
     let mut plugin = Plugin::start(&daemon, &program, &options);
     plugin.registered_and_listed().await;
     daemon.until_allocatable(RESOURCE, 3).await;
@@ -119,19 +165,33 @@ async fn a_plugin_in_go_is_a_driver_by_an_adapter_and_prepares_claims_by_its_all
     let claim = compose::claim("of-one", &[&format!("{DRIVER}/devices/device--3a1")]);
     let request = compose::request(&pod("one"), &[&claim]);
     let answer = daemon.prepared(request.clone()).await;
-    assert_eq!(plugin.event().await, json!({"event": "allocate", "devices": ["device:1"]}));
-    assert!(daemon.only_cdi_file().env().contains(&"GO_DEVICES=device:1".to_owned()));
+    assert_eq!(
+        plugin.event().await,
+        json!({"event": "allocate", "devices": ["device:1"]})
+    );
+    assert!(
+        daemon
+            .only_cdi_file()
+            .env()
+            .contains(&"GO_DEVICES=device:1".to_owned())
+    );
     // The rest goes to a pod by its limits.
     let limits = [(RESOURCE.to_owned(), 2)].into();
-    let container =
-        v1::Container { name: "main".to_owned(), extended_resources: limits, ..Default::default() };
+    let container = v1::Container {
+        name: "main".to_owned(),
+        extended_resources: limits,
+        ..Default::default()
+    };
     let limited = v1::PreparePodRequest {
         pod: Some(pod("limited")),
         containers: vec![container],
         ..Default::default()
     };
     daemon.prepared(limited.clone()).await;
-    assert_eq!(plugin.event().await, json!({"event": "allocate", "devices": ["device:0", "device-2"]}));
+    assert_eq!(
+        plugin.event().await,
+        json!({"event": "allocate", "devices": ["device:0", "device-2"]})
+    );
     daemon.crash().await;
     plugin.registered_and_listed().await;
     assert_eq!(daemon.prepared(request).await, answer);
@@ -143,8 +203,10 @@ async fn a_plugin_in_go_is_a_driver_by_an_adapter_and_prepares_claims_by_its_all
 
 #[tokio::test]
 async fn a_plugin_for_what_is_no_extended_resource_is_refused_with_the_rule() {
-    let Some(program) = or_skip("a device plugin in Go that is refused", programs::go("device-plugin"))
-    else {
+    let Some(program) = or_skip(
+        "a device plugin in Go that is refused",
+        programs::go("device-plugin"),
+    ) else {
         return;
     };
     let daemon = Daemon::start().await;
@@ -152,5 +214,8 @@ async fn a_plugin_for_what_is_no_extended_resource_is_refused_with_the_rule() {
     let event = plugin.event().await;
     assert_eq!(event["event"], "refused");
     let why = event["why"].as_str().expect("a text");
-    assert!(why.contains("the ResourceName is invalid") && why.contains("outside kubernetes.io"), "{why}");
+    assert!(
+        why.contains("the ResourceName is invalid") && why.contains("outside kubernetes.io"),
+        "{why}"
+    );
 }

@@ -18,7 +18,10 @@ const SERVICE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/";
 
 /// The driver's program, or nothing and a line that says what is left out.
 pub(crate) fn program() -> Option<PathBuf> {
-    or_skip("a driver on the official library in Go", programs::go("dra-driver"))
+    or_skip(
+        "a driver on the official library in Go",
+        programs::go("dra-driver"),
+    )
 }
 
 /// A running instance of the driver. It is killed when dropped.
@@ -31,11 +34,27 @@ impl Driver {
         let data = root.path().join("plugins").join(NAME);
         std::fs::create_dir_all(&data).expect("a directory of a new root");
         let mut command = Command::new(program);
-        command.args(["--driver-name", NAME, "--node-name", "node", "--request", "device-0"]);
-        command.arg("--registry-dir").arg(root.state().join("plugins_registry"));
-        command.arg("--data-dir").arg(data).arg("--cdi-dir").arg(root.cdi()).args(options);
+        command.args([
+            "--driver-name",
+            NAME,
+            "--node-name",
+            "node",
+            "--request",
+            "device-0",
+        ]);
+        command
+            .arg("--registry-dir")
+            .arg(root.state().join("plugins_registry"));
+        command
+            .arg("--data-dir")
+            .arg(data)
+            .arg("--cdi-dir")
+            .arg(root.cdi())
+            .args(options);
         let mut driver = Self(Running::start(command));
-        driver.event("it starts", |event| event["event"] == "started").await;
+        driver
+            .event("it starts", |event| event["event"] == "started")
+            .await;
         driver
     }
 
@@ -49,20 +68,30 @@ impl Driver {
     /// The next call of a method of the DRA service: its claims.
     pub(crate) async fn claims_of(&mut self, method: &str) -> Value {
         let full = format!("{SERVICE}{method}");
-        let mut call =
-            self.event(&format!("{method} is called"), |event| event["method"] == full.as_str()).await;
+        let mut call = self
+            .event(&format!("{method} is called"), |event| {
+                event["method"] == full.as_str()
+            })
+            .await;
         call["claims"].take()
     }
 
     async fn registered(&mut self) {
-        self.event("it is registered", |event| event["registered"] == true).await;
+        self.event("it is registered", |event| event["registered"] == true)
+            .await;
     }
 
     /// Asks it to end as Kubernetes asks a pod.
     async fn stop(mut self) {
-        let id = self.0.process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let id = self
+            .0
+            .process
+            .id()
+            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         kill_process(id.expect("it runs"), Signal::TERM).expect("a child may be signalled");
-        let ended = timeout(DEADLINE, self.0.process.wait()).await.expect("the driver ends");
+        let ended = timeout(DEADLINE, self.0.process.wait())
+            .await
+            .expect("the driver ends");
         assert!(ended.expect("a child can be waited for").success());
     }
 
@@ -76,10 +105,21 @@ pub(crate) async fn until_serving(daemon: &Daemon, instance: &str) {
     daemon
         .until(&format!("{NAME} {instance} serves"), async |mut client| {
             let answer = client.list_drivers(v1::ListDriversRequest::default()).await;
-            let drivers = answer.map_err(|status| status.to_string())?.into_inner().drivers;
-            let wanted = |driver: &&v1::Driver| driver.name == NAME && driver.source.contains(instance);
-            let serves = drivers.iter().find(wanted).is_some_and(|driver| driver.state == "serving");
-            if serves { Ok(()) } else { Err(format!("{drivers:#?}")) }
+            let drivers = answer
+                .map_err(|status| status.to_string())?
+                .into_inner()
+                .drivers;
+            let wanted =
+                |driver: &&v1::Driver| driver.name == NAME && driver.source.contains(instance);
+            let serves = drivers
+                .iter()
+                .find(wanted)
+                .is_some_and(|driver| driver.state == "serving");
+            if serves {
+                Ok(())
+            } else {
+                Err(format!("{drivers:#?}"))
+            }
         })
         .await;
 }
@@ -112,15 +152,25 @@ async fn the_claims_of_a_pod_are_prepared_and_unprepared_in_one_call_each() {
     until_serving(&daemon, NAME).await;
 
     let pod = pod("both");
-    let answer = daemon.prepared(request(&pod, &[&claim_of("a"), &claim_of("b")])).await;
-    let [container] = answer.containers.as_slice() else { panic!("one container: {answer:#?}") };
+    let answer = daemon
+        .prepared(request(&pod, &[&claim_of("a"), &claim_of("b")]))
+        .await;
+    let [container] = answer.containers.as_slice() else {
+        panic!("one container: {answer:#?}")
+    };
     assert_eq!(container.cdi_devices, [cdi("a"), cdi("b")]);
     let asked = driver.claims_of("NodePrepareResources").await;
     assert_eq!(asked, json!([with_edits("a"), with_edits("b")]));
 
     let outcomes = daemon.unprepare(&pod).await;
-    assert!(outcomes.iter().all(|(_, outcome)| outcome == "unprepared"), "{outcomes:?}");
-    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([named("a"), named("b")]));
+    assert!(
+        outcomes.iter().all(|(_, outcome)| outcome == "unprepared"),
+        "{outcomes:?}"
+    );
+    assert_eq!(
+        driver.claims_of("NodeUnprepareResources").await,
+        json!([named("a"), named("b")])
+    );
     driver.stop().await;
 }
 
@@ -132,15 +182,28 @@ async fn a_claim_that_the_driver_refuses_is_named_with_its_reason() {
     until_serving(&daemon, NAME).await;
 
     let pod = pod("half");
-    let answer = daemon.prepare(request(&pod, &[&claim_of("bad"), &claim_of("good")])).await;
+    let answer = daemon
+        .prepare(request(&pod, &[&claim_of("bad"), &claim_of("good")]))
+        .await;
     let outcome = |name: &str| {
-        let has_name = |claim: &&v1::ClaimOutcome| claim.id.as_ref().is_some_and(|id| id.name == name);
-        answer.claims.iter().find(has_name).unwrap_or_else(|| panic!("{name} is in {answer:#?}"))
+        let has_name =
+            |claim: &&v1::ClaimOutcome| claim.id.as_ref().is_some_and(|id| id.name == name);
+        answer
+            .claims
+            .iter()
+            .find(has_name)
+            .unwrap_or_else(|| panic!("{name} is in {answer:#?}"))
     };
     assert_eq!(outcome("good").outcome, "prepared");
     assert_eq!(outcome("bad").outcome, "refused");
-    let problem = outcome("bad").problem.as_ref().expect("a refusal has a problem");
-    assert!(problem.message.contains("refused by --fail-claim"), "{problem:?}");
+    let problem = outcome("bad")
+        .problem
+        .as_ref()
+        .expect("a refusal has a problem");
+    assert!(
+        problem.message.contains("refused by --fail-claim"),
+        "{problem:?}"
+    );
     assert!(answer.containers.is_empty(), "{answer:#?}");
 }
 
@@ -152,21 +215,33 @@ async fn a_new_instance_takes_over_and_the_old_one_falls_in_for_it() {
     until_serving(&daemon, "-old-").await;
     let first = pod("first");
     daemon.prepared(request(&first, &[&claim_of("a")])).await;
-    assert_eq!(old.claims_of("NodePrepareResources").await, json!([with_edits("a")]));
+    assert_eq!(
+        old.claims_of("NodePrepareResources").await,
+        json!([with_edits("a")])
+    );
 
     let mut new = Driver::start(&daemon, &program, &["--rolling-update-uid", "new"]).await;
     until_serving(&daemon, "-new-").await;
     let second = pod("second");
     daemon.prepared(request(&second, &[&claim_of("b")])).await;
-    assert_eq!(new.claims_of("NodePrepareResources").await, json!([with_edits("b")]));
+    assert_eq!(
+        new.claims_of("NodePrepareResources").await,
+        json!([with_edits("b")])
+    );
     // What the old instance prepared, the new one unprepares.
     daemon.unprepare(&first).await;
-    assert_eq!(new.claims_of("NodeUnprepareResources").await, json!([named("a")]));
+    assert_eq!(
+        new.claims_of("NodeUnprepareResources").await,
+        json!([named("a")])
+    );
 
     new.stop().await;
     until_serving(&daemon, "-old-").await;
     daemon.unprepare(&second).await;
-    assert_eq!(old.claims_of("NodeUnprepareResources").await, json!([named("b")]));
+    assert_eq!(
+        old.claims_of("NodeUnprepareResources").await,
+        json!([named("b")])
+    );
 }
 
 #[tokio::test]
@@ -183,7 +258,10 @@ async fn a_driver_that_crashed_unprepares_what_it_prepared_before() {
     driver.registered().await;
     until_serving(&daemon, NAME).await;
     daemon.unprepare(&pod).await;
-    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([named("a")]));
+    assert_eq!(
+        driver.claims_of("NodeUnprepareResources").await,
+        json!([named("a")])
+    );
     assert!(daemon.claims().await.is_empty());
 }
 
@@ -200,7 +278,17 @@ async fn a_daemon_that_crashed_finds_the_driver_again() {
     daemon.crash().await;
     driver.registered().await;
     until_serving(&daemon, NAME).await;
-    assert_eq!(daemon.pod_devices(&pod).await.expect("the pod is known").containers, before.containers);
+    assert_eq!(
+        daemon
+            .pod_devices(&pod)
+            .await
+            .expect("the pod is known")
+            .containers,
+        before.containers
+    );
     daemon.unprepare(&pod).await;
-    assert_eq!(driver.claims_of("NodeUnprepareResources").await, json!([named("a")]));
+    assert_eq!(
+        driver.claims_of("NodeUnprepareResources").await,
+        json!([named("a")])
+    );
 }

@@ -47,14 +47,22 @@ impl Machine {
     /// Starts the daemon without drivers. `None`, and a line that says why, on a machine that cannot have kubectl.
     async fn start() -> Option<Self> {
         let kubectl = or_skip("kubectl at the local API", programs::kubectl())?;
-        let options = Options::default().arg("--node-name", NODE).flag("--local-api");
-        let mut daemon = Daemon::start_with(options.env("NODEDOCK_LOCAL_API_LISTEN", "127.0.0.1:0")).await;
+        let options = Options::default()
+            .arg("--node-name", NODE)
+            .flag("--local-api");
+        let mut daemon =
+            Daemon::start_with(options.env("NODEDOCK_LOCAL_API_LISTEN", "127.0.0.1:0")).await;
         let config = daemon.cli(&["kubeconfig"]).await.done();
-        let address =
-            &serde_saphyr::from_str::<Value>(&config).expect("YAML")["clusters"][0]["cluster"]["server"];
-        let address = address.as_str().and_then(|url| url.strip_prefix("https://"));
+        let address = &serde_saphyr::from_str::<Value>(&config).expect("YAML")["clusters"][0]["cluster"]
+            ["server"];
+        let address = address
+            .as_str()
+            .and_then(|url| url.strip_prefix("https://"));
         // The next start is at the same address.
-        daemon.options().set_env("NODEDOCK_LOCAL_API_LISTEN", address.expect("it is served with TLS"));
+        daemon.options().set_env(
+            "NODEDOCK_LOCAL_API_LISTEN",
+            address.expect("it is served with TLS"),
+        );
         daemon.write("kubeconfig", &config);
         Some(Self { daemon, kubectl })
     }
@@ -63,7 +71,10 @@ impl Machine {
     async fn with_gpus() -> Option<Self> {
         let machine = Self::start().await?;
         machine.serve(MOCK_GPU, Form::Core).await;
-        machine.apply("class", &class("gpu", MOCK_GPU_NAME)).await.done();
+        machine
+            .apply("class", &class("gpu", MOCK_GPU_NAME))
+            .await
+            .done();
         Some(machine)
     }
 
@@ -90,7 +101,11 @@ impl Machine {
         let output = output.unwrap_or_else(|_| panic!("`kubectl {line}` does not end"));
         let output = output.unwrap_or_else(|error| panic!("start `kubectl {line}`: {error}"));
         let text = |bytes| String::from_utf8(bytes).expect("kubectl writes UTF-8");
-        Output { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        Output {
+            code: output.status.code(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
     }
 
     /// An object as `kubectl get` has it.
@@ -106,25 +121,35 @@ impl Machine {
     async fn apply_with(&self, name: &str, manifests: &str, options: &[&str]) -> Output {
         let file = self.write(&format!("{name}.yaml"), manifests);
         let file = file.to_str().expect("the root has a name in UTF-8");
-        self.kubectl(&[&["apply", "-f", file], options].concat()).await
+        self.kubectl(&[&["apply", "-f", file], options].concat())
+            .await
     }
 
     /// Applies a claim for a GPU and returns it when it is allocated.
     async fn allocated(&self, name: &str) -> Value {
-        self.apply(name, &claim(name, "gpu", json!({}))).await.done();
+        self.apply(name, &claim(name, "gpu", json!({})))
+            .await
+            .done();
         self.until_allocated(name).await;
         self.get(&format!("resourceclaim/{name}")).await
     }
 
     async fn until_allocated(&self, name: &str) {
         let claim = format!("resourceclaim/{name}");
-        let wait = ["wait", "--for=jsonpath={.status.allocation}", &claim, "--timeout=30s"];
+        let wait = [
+            "wait",
+            "--for=jsonpath={.status.allocation}",
+            &claim,
+            "--timeout=30s",
+        ];
         self.kubectl(&wait).await.done_with(&["condition met"]);
     }
 
     /// Waits until kubectl does not find an object any more.
     async fn until_deleted(&self, object: &str) {
-        self.kubectl(&["wait", "--for=delete", object, "--timeout=30s"]).await.done();
+        self.kubectl(&["wait", "--for=delete", object, "--timeout=30s"])
+            .await
+            .done();
     }
 }
 
@@ -158,6 +183,10 @@ fn claim(name: &str, class: &str, labels: Value) -> String {
 fn devices(claim: &Value) -> Vec<String> {
     let results = claim["status"]["allocation"]["devices"]["results"].as_array();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let name = |result: &Value| ["driver", "pool", "device"].map(|field| text(&result[field])).join("/");
+    let name = |result: &Value| {
+        ["driver", "pool", "device"]
+            .map(|field| text(&result[field]))
+            .join("/")
+    };
     results.into_iter().flatten().map(name).collect()
 }

@@ -30,6 +30,14 @@ async fn lines(program: &Path, args: &[&str]) -> Vec<String> {
     let output = tokio::time::timeout(DEADLINE, command.output()).await;
     let output = output.unwrap_or_else(|_| panic!("{} {args:?} does not end", program.display()));
     let output = output.unwrap_or_else(|error| panic!("start {}: {error}", program.display()));
-    assert!(output.status.success(), "{} {args:?}: {output:?}", program.display());
-    String::from_utf8(output.stdout).expect("UTF-8").lines().map(str::to_owned).collect()
+    assert!(
+        output.status.success(),
+        "{} {args:?}: {output:?}",
+        program.display()
+    );
+    String::from_utf8(output.stdout)
+        .expect("UTF-8")
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }

@@ -15,14 +15,22 @@ async fn the_parser_of_prometheus_finds_every_family() {
         return;
     };
     let daemon = Daemon::with_gpus(Options::default()).await;
-    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
     let answer = daemon.admin("GET", "/metrics").await;
     let ours = daemon.metrics().await.families;
     let file = daemon.write("metrics.txt", &answer.body);
     let script = programs::sources("python").join("read_metrics.py");
-    let args = [script.to_str().expect("UTF-8"), file.to_str().expect("UTF-8")];
+    let args = [
+        script.to_str().expect("UTF-8"),
+        file.to_str().expect("UTF-8"),
+    ];
     let read = lines(&python, &args).await;
-    let families: Vec<_> = ours.iter().map(|ours| format!("{} {} ", ours.kind, ours.name)).collect();
+    let families: Vec<_> = ours
+        .iter()
+        .map(|ours| format!("{} {} ", ours.kind, ours.name))
+        .collect();
     assert_eq!(read.len(), families.len(), "{read:?}");
     for (read, family) in read.iter().zip(&families) {
         assert!(read.starts_with(family.as_str()), "{read} is not {family}");

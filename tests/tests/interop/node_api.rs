@@ -32,7 +32,8 @@ async fn learns_the_drivers(program: &Path, args: &[&str]) {
     let answers = lines(program, &args).await;
     assert_eq!(answers.len(), 2, "{answers:?}");
     for answer in answers {
-        let answer = v1::ListDriversResponse::decode(&*hex::decode(answer).expect("hex")).expect("an answer");
+        let answer = v1::ListDriversResponse::decode(&*hex::decode(answer).expect("hex"))
+            .expect("an answer");
         assert_eq!(answer.drivers, daemon.drivers().await);
     }
 }

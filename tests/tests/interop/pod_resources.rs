@@ -12,7 +12,10 @@ use crate::{lines, programs};
 
 /// The client's program, or nothing and a line that says what is left out.
 fn program() -> Option<PathBuf> {
-    or_skip("pod resources asked by a program in Go", programs::go("pod-resources"))
+    or_skip(
+        "pod resources asked by a program in Go",
+        programs::go("pod-resources"),
+    )
 }
 
 /// What the client was answered.
@@ -20,14 +23,19 @@ pub(crate) async fn ask(daemon: &Daemon, program: &Path, command: &str, args: &[
     let socket = daemon.pod_resources();
     let args = [&[command, socket.to_str().expect("UTF-8")], args].concat();
     let lines = lines(program, &args).await;
-    let [line] = lines.as_slice() else { panic!("one line: {lines:?}") };
+    let [line] = lines.as_slice() else {
+        panic!("one line: {lines:?}")
+    };
     serde_json::from_str(line).expect("JSON")
 }
 
 /// `pair` with two GPUs, in both containers of the pod `one`.
 async fn with_a_pod() -> Daemon {
     let daemon = Daemon::with_gpus(Options::default()).await;
-    let mut request = request(&pod("one"), &[&gpu_claim("pair", &["gpus/gpu-0", "gpus/gpu-1"])]);
+    let mut request = request(
+        &pod("one"),
+        &[&gpu_claim("pair", &["gpus/gpu-0", "gpus/gpu-1"])],
+    );
     let mut others = ["init", "sidecar"].map(|kind| {
         let mut container = request.containers[0].clone();
         (container.name, container.kind) = (kind.to_owned(), kind.to_owned());
@@ -61,12 +69,18 @@ async fn an_agent_in_go_learns_of_pods_with_claims_also_after_a_crash() {
     let mut daemon = with_a_pod().await;
     let node = daemon.node().await.name;
     for _ in 0..2 {
-        assert_eq!(ask(&daemon, &program, "list", &[]).await, json!({"pod_resources": [pod_one(&node)]}));
+        assert_eq!(
+            ask(&daemon, &program, "list", &[]).await,
+            json!({"pod_resources": [pod_one(&node)]})
+        );
         let one = ask(&daemon, &program, "get", &["default", "one"]).await;
         assert_eq!(one, json!({"pod_resources": pod_one(&node)}));
         // The old version knows no claims.
         let old = json!({"name": "one", "namespace": "default", "containers": [{"name": "main"}]});
-        assert_eq!(ask(&daemon, &program, "old-list", &[]).await, json!({"pod_resources": [old]}));
+        assert_eq!(
+            ask(&daemon, &program, "old-list", &[]).await,
+            json!({"pod_resources": [old]})
+        );
         daemon.crash().await;
     }
     daemon.until_serving(MOCK_GPU_FILE).await;
@@ -95,7 +109,11 @@ async fn an_agent_in_go_that_asks_too_often_is_refused_and_answered_again_later(
     let answered = answer["answered"].as_u64().expect("a count");
     let refused = answer["refused"].as_object().expect("an object");
     let words: Vec<_> = refused.keys().map(String::as_str).collect();
-    assert_eq!(words, ["ResourceExhausted: rejected by rate limit"], "{answer}");
+    assert_eq!(
+        words,
+        ["ResourceExhausted: rejected by rate limit"],
+        "{answer}"
+    );
     assert!(answered >= 10, "a burst is answered: {answer}");
     let later = async {
         loop {
@@ -105,6 +123,11 @@ async fn an_agent_in_go_that_asks_too_often_is_refused_and_answered_again_later(
             }
         }
     };
-    let answer = tokio::time::timeout(DEADLINE, later).await.expect("a call is answered after a while");
-    assert_eq!(answer, json!({"pod_resources": [pod_one(&daemon.node().await.name)]}));
+    let answer = tokio::time::timeout(DEADLINE, later)
+        .await
+        .expect("a call is answered after a while");
+    assert_eq!(
+        answer,
+        json!({"pod_resources": [pod_one(&daemon.node().await.name)]})
+    );
 }

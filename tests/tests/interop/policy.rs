@@ -11,10 +11,14 @@ use crate::programs;
 const ACCOUNT: &str = "system:serviceaccount:nodedock:nodedock";
 
 fn policy() -> Value {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kustomize/base/admissionpolicy.yaml");
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kustomize/base/admissionpolicy.yaml");
     let text = std::fs::read_to_string(file).unwrap();
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
-    documents.into_iter().find(|object| object["kind"] == "ValidatingAdmissionPolicy").unwrap()
+    documents
+        .into_iter()
+        .find(|object| object["kind"] == "ValidatingAdmissionPolicy")
+        .unwrap()
 }
 
 fn request(
@@ -41,15 +45,25 @@ fn request(
 
 #[test]
 fn a_daemon_writes_slices_of_its_own_node_only() {
-    let Some(program) =
-        or_skip("the admission policy, by the library of an API server", programs::go("policy"))
-    else {
+    let Some(program) = or_skip(
+        "the admission policy, by the library of an API server",
+        programs::go("policy"),
+    ) else {
         return;
     };
     let cases = [
-        (request("CREATE", ACCOUNT, Some("a"), None, Some("a")), "allow"),
-        (request("UPDATE", ACCOUNT, Some("a"), Some("a"), Some("a")), "allow"),
-        (request("DELETE", ACCOUNT, Some("a"), Some("a"), None), "allow"),
+        (
+            request("CREATE", ACCOUNT, Some("a"), None, Some("a")),
+            "allow",
+        ),
+        (
+            request("UPDATE", ACCOUNT, Some("a"), Some("a"), Some("a")),
+            "allow",
+        ),
+        (
+            request("DELETE", ACCOUNT, Some("a"), Some("a"), None),
+            "allow",
+        ),
         (
             request("CREATE", ACCOUNT, Some("a"), None, Some("b")),
             "deny: the slice is of node 'b', and this daemon runs on 'a'",
@@ -66,12 +80,28 @@ fn a_daemon_writes_slices_of_its_own_node_only() {
             request("CREATE", ACCOUNT, None, None, Some("a")),
             "deny: the token names no node; a daemon's token is bound to its pod",
         ),
-        (request("CREATE", "system:serviceaccount:other:nodedock", None, None, Some("a")), "no match"),
-        (request("DELETE", "system:node:a", None, Some("b"), None), "no match"),
+        (
+            request(
+                "CREATE",
+                "system:serviceaccount:other:nodedock",
+                None,
+                None,
+                Some("a"),
+            ),
+            "no match",
+        ),
+        (
+            request("DELETE", "system:node:a", None, Some("b"), None),
+            "no match",
+        ),
     ];
     let (requests, expected): (Vec<_>, Vec<_>) = cases.into_iter().unzip();
     let input = json!({"policy": policy(), "requests": requests}).to_string();
-    let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new(program)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());

@@ -25,10 +25,19 @@ pub(crate) fn kubectl() -> Result<PathBuf, String> {
 fn built(module: &str, name: &str, linker_flags: &str) -> Result<PathBuf, String> {
     // One at a time: they share most of what has to be compiled.
     static BUILDING: Mutex<()> = Mutex::new(());
-    let _building = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _building = BUILDING
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop");
     let sources = sources(module);
-    Module { sources, output, fetch_seconds: 300, build_seconds: 900, linker_flags }.program(name)
+    Module {
+        sources,
+        output,
+        fetch_seconds: 300,
+        build_seconds: 900,
+        linker_flags,
+    }
+    .program(name)
 }
 
 /// A Python that has grpcio.
@@ -46,7 +55,9 @@ pub(crate) fn python_with(module: &str, package: &str) -> Result<PathBuf, String
 
 /// A directory of `tests/interop`.
 pub(crate) fn sources(language: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("interop").join(language)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("interop")
+        .join(language)
 }
 
 /// A running program that takes commands and prints events, each a line of JSON. It is killed when dropped.
@@ -60,15 +71,26 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(mut command: tokio::process::Command) -> Self {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
         let mut process = command.spawn().expect("start the program");
         let commands = process.stdin.take().expect("it is piped");
         let events = BufReader::new(process.stdout.take().expect("it is piped")).lines();
-        Self { process, commands, events, passed: Vec::new() }
+        Self {
+            process,
+            commands,
+            events,
+            passed: Vec::new(),
+        }
     }
 
     pub(crate) async fn command(&mut self, command: &Value) {
-        self.commands.write_all(format!("{command}\n").as_bytes()).await.expect("the program reads");
+        self.commands
+            .write_all(format!("{command}\n").as_bytes())
+            .await
+            .expect("the program reads");
     }
 
     /// The first event that is wanted, of those that no caller took yet.
@@ -77,7 +99,12 @@ impl Running {
             return self.passed.remove(at);
         }
         let found = timeout(DEADLINE, async {
-            while let Some(line) = self.events.next_line().await.expect("read the program's output") {
+            while let Some(line) = self
+                .events
+                .next_line()
+                .await
+                .expect("read the program's output")
+            {
                 let event: Value = serde_json::from_str(&line).expect("JSON");
                 if wanted(&event) {
                     return event;
@@ -87,7 +114,12 @@ impl Running {
             panic!("the program ended before {what}");
         });
         let found = found.await;
-        found.unwrap_or_else(|_| panic!("waited in vain until {what}; the program said {:#?}", self.passed))
+        found.unwrap_or_else(|_| {
+            panic!(
+                "waited in vain until {what}; the program said {:#?}",
+                self.passed
+            )
+        })
     }
 
     /// Forgets the events until now.

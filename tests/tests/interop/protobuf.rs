@@ -17,7 +17,9 @@ fn set(value: &Value) -> Value {
     let is_set = |value: &Value| !value.is_null() && *value != json!({});
     match value {
         Value::Object(fields) => {
-            let fields = fields.iter().map(|(name, value)| (name.clone(), set(value)));
+            let fields = fields
+                .iter()
+                .map(|(name, value)| (name.clone(), set(value)));
             fields.filter(|(_, value)| is_set(value)).collect()
         }
         Value::Array(items) => items.iter().map(set).collect(),
@@ -27,13 +29,18 @@ fn set(value: &Value) -> Value {
 
 #[tokio::test]
 async fn the_table_of_messages_is_that_of_the_library() {
-    let Some(program) = or_skip("messages in protobuf, by the library", programs::go("protobuf-oracle"))
-    else {
+    let Some(program) = or_skip(
+        "messages in protobuf, by the library",
+        programs::go("protobuf-oracle"),
+    ) else {
         return;
     };
     let ours = include_str!("../../../host/apiserver/src/protobuf/messages.txt");
     let theirs = lines(&program, &["table"]).await;
-    let different = ours.lines().zip(&theirs).find(|(ours, theirs)| ours != theirs);
+    let different = ours
+        .lines()
+        .zip(&theirs)
+        .find(|(ours, theirs)| ours != theirs);
     assert_eq!(
         (different, ours.lines().count()),
         (None, theirs.len()),
@@ -43,16 +50,21 @@ async fn the_table_of_messages_is_that_of_the_library() {
 
 #[tokio::test]
 async fn objects_in_protobuf_are_the_json_that_the_library_has_for_them() {
-    let Some(program) = or_skip("objects in protobuf, by the library", programs::go("protobuf-oracle"))
-    else {
+    let Some(program) = or_skip(
+        "objects in protobuf, by the library",
+        programs::go("protobuf-oracle"),
+    ) else {
         return;
     };
     let lines = lines(&program, &["objects", SEED, COUNT]).await;
     assert_eq!(lines.len(), 500, "fifty of ten kinds");
     for line in lines {
         let line: Value = serde_json::from_str(&line).expect("JSON");
-        let body = STANDARD.decode(line["protobuf"].as_str().expect("a text")).expect("base64");
-        let json = protobuf_to_json(&body).unwrap_or_else(|| panic!("{} is not read", line["json"]));
+        let body = STANDARD
+            .decode(line["protobuf"].as_str().expect("a text"))
+            .expect("base64");
+        let json =
+            protobuf_to_json(&body).unwrap_or_else(|| panic!("{} is not read", line["json"]));
         assert_eq!(set(&json), set(&line["json"]));
     }
 }

@@ -117,11 +117,18 @@ const FIXED: &[&str] = &[
 
 #[test]
 fn selectors_agree_with_those_of_the_scheduler() {
-    let Some(program) = or_skip("selectors, by the scheduler's library", programs::go("cel-oracle")) else {
+    let Some(program) = or_skip(
+        "selectors, by the scheduler's library",
+        programs::go("cel-oracle"),
+    ) else {
         return;
     };
-    let number = |name: &str, default: u64| std::env::var(name).map_or(default, |it| it.parse().unwrap());
-    let (count, seed) = (number("NODEDOCK_ORACLE_CASES", 2_000), number("NODEDOCK_ORACLE_SEED", 1));
+    let number =
+        |name: &str, default: u64| std::env::var(name).map_or(default, |it| it.parse().unwrap());
+    let (count, seed) = (
+        number("NODEDOCK_ORACLE_CASES", 2_000),
+        number("NODEDOCK_ORACLE_SEED", 1),
+    );
     println!("{count} cases of seed {seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let mut cases: Vec<Value> = FIXED
@@ -129,7 +136,11 @@ fn selectors_agree_with_those_of_the_scheduler() {
         .map(|it| json!({"expression": it, "driver": DRIVER, "device": fixed_device()}))
         .collect();
     for _ in 0..count {
-        let expression = Generator { random: &mut random, variables: Vec::new() }.selector();
+        let expression = Generator {
+            random: &mut random,
+            variables: Vec::new(),
+        }
+        .selector();
         let device = device(&mut random);
         cases.push(json!({"expression": expression, "driver": DRIVER, "device": device}));
     }
@@ -149,7 +160,10 @@ fn selectors_agree_with_those_of_the_scheduler() {
                 }
             }
         };
-        kinds[["refused", "failed", "true", "false"].iter().position(|it| *it == theirs_short).unwrap()] += 1;
+        kinds[["refused", "failed", "true", "false"]
+            .iter()
+            .position(|it| *it == theirs_short)
+            .unwrap()] += 1;
         if ours != theirs_short && !is_accepted(ours, &reason, theirs) {
             differences.push(format!(
                 "{}\n  ours {ours} ({reason})\n  theirs {theirs_short} ({}{})\n  {}",
@@ -162,8 +176,17 @@ fn selectors_agree_with_those_of_the_scheduler() {
     }
     println!("refused, failed, true, false: {kinds:?}");
     let least = cases.len() * VERDICT_PERCENT_MIN / 100;
-    assert!(kinds.iter().all(|count| *count >= least), "each verdict occurs: {kinds:?} of {}", cases.len());
-    assert!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n"));
+    assert!(
+        kinds.iter().all(|count| *count >= least),
+        "each verdict occurs: {kinds:?} of {}",
+        cases.len()
+    );
+    assert!(
+        differences.is_empty(),
+        "{} differ:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
 }
 
 const DRIVER: &str = "gpu.example.com";
@@ -176,12 +199,21 @@ const VERDICT_PERCENT_MIN: usize = 2;
 /// first element of a list of unknown type before it compares them.
 fn is_accepted(ours: &str, reason: &str, theirs: &Value) -> bool {
     let contains = |name: &str, parts: &[&str]| {
-        theirs[name].as_str().is_some_and(|text| parts.iter().any(|part| text.contains(part)))
+        theirs[name]
+            .as_str()
+            .is_some_and(|text| parts.iter().any(|part| text.contains(part)))
     };
     let overloads = ["isSorted", "min", "max"].map(|it| format!("no such overload: {it}("));
-    contains("error", &["panic:", "reference to undefined type", "invalid qualifier type"])
-        || (ours != "refused" && contains("evaluationError", &["unhashable"]))
-        || (ours != "refused" && contains("evaluationError", &overloads.each_ref().map(String::as_str)))
+    contains(
+        "error",
+        &[
+            "panic:",
+            "reference to undefined type",
+            "invalid qualifier type",
+        ],
+    ) || (ours != "refused" && contains("evaluationError", &["unhashable"]))
+        || (ours != "refused"
+            && contains("evaluationError", &overloads.each_ref().map(String::as_str)))
         || reason.ends_with("a key of a map")
 }
 
@@ -237,7 +269,14 @@ fn fixed_device() -> Value {
 #[test]
 fn the_generated_expressions_are_of_many_forms() {
     let mut random = StdRng::seed_from_u64(7);
-    let made: HashSet<String> =
-        (0..500).map(|_| Generator { random: &mut random, variables: Vec::new() }.selector()).collect();
+    let made: HashSet<String> = (0..500)
+        .map(|_| {
+            Generator {
+                random: &mut random,
+                variables: Vec::new(),
+            }
+            .selector()
+        })
+        .collect();
     assert!(made.len() > 400, "{}", made.len());
 }

@@ -44,31 +44,57 @@ impl Api {
     /// The user of a kubeconfig.
     pub(crate) async fn of(kubeconfig: &str) -> Self {
         let kubeconfig = Kubeconfig::from_yaml(kubeconfig).expect("a kubeconfig of the tests");
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+        let config =
+            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
         Self(Client::try_from(config.expect("it has one context")).expect("it needs no file"))
     }
 
-    pub(crate) async fn send(&self, method: Method, path: &str, kind: &str, body: Option<&Value>) -> Answer {
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: Option<&Value>,
+    ) -> Answer {
         let body = body.map(Value::to_string).unwrap_or_default();
         self.send_text(method, path, kind, body).await
     }
 
     /// The same with a body as it is written in a file, with spaces: a server keeps those in a claim's parameters.
     pub(crate) async fn post_spaced(&self, path: &str, object: &Value) -> Answer {
-        self.send_text(Method::POST, path, JSON, format!("{object:#}")).await
+        self.send_text(Method::POST, path, JSON, format!("{object:#}"))
+            .await
     }
 
     async fn send_text(&self, method: Method, path: &str, kind: &str, body: String) -> Answer {
-        let request = Request::builder().method(&method).uri(path).header("content-type", kind);
-        let request = request.body(Body::from(body.into_bytes())).expect("a path of the tests");
+        let request = Request::builder()
+            .method(&method)
+            .uri(path)
+            .header("content-type", kind);
+        let request = request
+            .body(Body::from(body.into_bytes()))
+            .expect("a path of the tests");
         let answered = timeout(PATIENCE, async {
-            let response =
-                self.0.send(request).await.unwrap_or_else(|error| panic!("{method} {path}: {error}"));
+            let response = self
+                .0
+                .send(request)
+                .await
+                .unwrap_or_else(|error| panic!("{method} {path}: {error}"));
             let code = response.status().as_u16();
-            let body = response.into_body().collect().await.expect("a whole answer").to_bytes();
-            Answer { code, body: serde_json::from_slice(&body).unwrap_or(Value::Null) }
+            let body = response
+                .into_body()
+                .collect()
+                .await
+                .expect("a whole answer")
+                .to_bytes();
+            Answer {
+                code,
+                body: serde_json::from_slice(&body).unwrap_or(Value::Null),
+            }
         });
-        answered.await.unwrap_or_else(|_| panic!("{method} {path} is not answered"))
+        answered
+            .await
+            .unwrap_or_else(|_| panic!("{method} {path} is not answered"))
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -89,13 +115,22 @@ impl Api {
 
     /// Deletes a pod as a kubelet does that has ended it.
     pub(crate) async fn delete_at_once(&self, path: &str) -> Answer {
-        self.send(Method::DELETE, path, JSON, Some(&json!({"gracePeriodSeconds": 0}))).await
+        self.send(
+            Method::DELETE,
+            path,
+            JSON,
+            Some(&json!({"gracePeriodSeconds": 0})),
+        )
+        .await
     }
 
     /// Creates an object, or leaves the one that is there.
     pub(crate) async fn ensure(&self, path: &str, object: &Value) {
         let answer = self.post(path, object).await;
-        assert!(answer.code == 201 || answer.code == 409, "{path}: {answer:?}");
+        assert!(
+            answer.code == 201 || answer.code == 409,
+            "{path}: {answer:?}"
+        );
     }
 
     /// The first events of a watch from a resource version.
@@ -104,20 +139,39 @@ impl Api {
         let mut text = Vec::new();
         let read = timeout(PATIENCE, async {
             while text.iter().filter(|byte| **byte == b'\n').count() < count {
-                let Some(frame) = body.frame().await else { break };
-                text.extend(frame.expect("a watch goes on").into_data().unwrap_or_default());
+                let Some(frame) = body.frame().await else {
+                    break;
+                };
+                text.extend(
+                    frame
+                        .expect("a watch goes on")
+                        .into_data()
+                        .unwrap_or_default(),
+                );
             }
         });
-        read.await.unwrap_or_else(|_| panic!("{path}: fewer than {count} events"));
-        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).take(count);
-        lines.map(|line| serde_json::from_slice(line).expect("an event is JSON")).collect()
+        read.await
+            .unwrap_or_else(|_| panic!("{path}: fewer than {count} events"));
+        let lines = text
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty())
+            .take(count);
+        lines
+            .map(|line| serde_json::from_slice(line).expect("an event is JSON"))
+            .collect()
     }
 
     async fn open_watch(&self, path: &str, version: &str) -> Body {
         let mark = if path.contains('?') { '&' } else { '?' };
         let uri = format!("{path}{mark}watch=1&resourceVersion={version}&timeoutSeconds=300");
-        let request = Request::get(uri).body(Body::empty()).expect("a path of the tests");
-        self.0.send(request).await.unwrap_or_else(|error| panic!("watch {path}: {error}")).into_body()
+        let request = Request::get(uri)
+            .body(Body::empty())
+            .expect("a path of the tests");
+        self.0
+            .send(request)
+            .await
+            .unwrap_or_else(|error| panic!("watch {path}: {error}"))
+            .into_body()
     }
 
     /// Returns what `look` finds in a list, which is read again at each change. An error of it is the state that was seen.
@@ -131,12 +185,17 @@ impl Api {
         let found = timeout(PATIENCE, async {
             loop {
                 let list = self.get(path).await.done();
-                let items = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+                let items = list["items"]
+                    .as_array()
+                    .map(Vec::as_slice)
+                    .unwrap_or_default();
                 match look(items) {
                     Ok(found) => return found,
                     Err(state) => last = state,
                 }
-                let version = list["metadata"]["resourceVersion"].as_str().expect("a list has a version");
+                let version = list["metadata"]["resourceVersion"]
+                    .as_str()
+                    .expect("a list has a version");
                 // Whatever comes first, the end of the watch included, is a reason to read again.
                 let _ = self.open_watch(path, version).await.frame().await;
             }

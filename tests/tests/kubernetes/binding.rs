@@ -14,14 +14,29 @@ async fn the_scheduler_waits_until_the_daemon_has_prepared_the_device() {
     scene.pod_with_claim("one", gpus(1)).await;
     // The kubelet knows the pod as soon as it is bound.
     assert_eq!(scene.prepared("one").await.len(), 1);
-    let claim = scene.api.get(&format!("{}/one", scene.path("resourceclaims"))).await.done();
+    let claim = scene
+        .api
+        .get(&format!("{}/one", scene.path("resourceclaims")))
+        .await
+        .done();
     let result = &claim["status"]["allocation"]["devices"]["results"][0];
-    assert_eq!(result["bindingConditions"], json!(["nodedock.dev/prepared"]), "the scheduler had to wait");
+    assert_eq!(
+        result["bindingConditions"],
+        json!(["nodedock.dev/prepared"]),
+        "the scheduler had to wait"
+    );
     let condition = &claim["status"]["devices"][0]["conditions"][0];
-    assert_eq!((&condition["type"], &condition["status"]), (&json!("nodedock.dev/prepared"), &json!("True")));
+    assert_eq!(
+        (&condition["type"], &condition["status"]),
+        (&json!("nodedock.dev/prepared"), &json!("True"))
+    );
     let history = scene.daemon.cli(&["explain", "claim", "one"]).await.done();
     assert!(history.contains("before the pod is bound"), "{history}");
-    assert_eq!(history.matches("prepared by driver").count(), 1, "the driver is called once: {history}");
+    assert_eq!(
+        history.matches("prepared by driver").count(),
+        1,
+        "the driver is called once: {history}"
+    );
     scene.unprepared("one").await;
     scene.daemon.assert_empty().await;
     scene.removed("one").await;

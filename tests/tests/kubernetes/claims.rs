@@ -37,12 +37,18 @@ impl Scene {
 
 #[tokio::test]
 async fn a_claim_is_allocated_by_the_scheduler_prepared_and_unprepared() {
-    let Some(scene) = Scene::gpus_serve("claims").await else { return };
+    let Some(scene) = Scene::gpus_serve("claims").await else {
+        return;
+    };
     scene.pod_with_claim("two", gpus(2)).await;
     let names = scene.prepared("two").await;
     assert_eq!(names.len(), 2);
     scene.assert_rendered(&names);
-    assert_eq!(scene.prepared("two").await, names, "the same question has the same answer");
+    assert_eq!(
+        scene.prepared("two").await,
+        names,
+        "the same question has the same answer"
+    );
     assert_eq!(scene.daemon.only_claim().await.state, "prepared");
     scene.unprepared("two").await;
     scene.daemon.assert_empty().await;
@@ -75,7 +81,9 @@ async fn a_claim_is_allocated_by_the_scheduler_prepared_and_unprepared() {
 
 #[tokio::test]
 async fn the_claim_of_a_short_pod_costs_one_request() {
-    let Some(scene) = Scene::gpus_serve("requests").await else { return };
+    let Some(scene) = Scene::gpus_serve("requests").await else {
+        return;
+    };
     let names = ["one", "two", "three", "four", "five"];
     for name in names {
         scene.pod_with_claim(name, gpus(1)).await;
@@ -85,27 +93,56 @@ async fn the_claim_of_a_short_pod_costs_one_request() {
     }
     let is_of_claim = |event: &&Value| event["objectRef"]["resource"] == "resourceclaims";
     let requests = scene.requests();
-    let of_claims: Vec<_> = requests.iter().filter(is_of_claim).map(|event| &event["requestURI"]).collect();
+    let of_claims: Vec<_> = requests
+        .iter()
+        .filter(is_of_claim)
+        .map(|event| &event["requestURI"])
+        .collect();
     assert_eq!(of_claims.len(), names.len(), "{of_claims:#?}");
 }
 
 #[tokio::test]
 async fn a_claim_of_a_template_and_one_of_two_pods_are_prepared() {
-    let Some(scene) = Scene::gpus_serve("templates").await else { return };
-    let template = json!({"metadata": {"name": "gpu"}, "spec": {"spec": {"devices": {"requests": gpus(1)}}}});
-    scene.api.post(&scene.path("resourceclaimtemplates"), &template).await.done();
+    let Some(scene) = Scene::gpus_serve("templates").await else {
+        return;
+    };
+    let template =
+        json!({"metadata": {"name": "gpu"}, "spec": {"spec": {"devices": {"requests": gpus(1)}}}});
+    scene
+        .api
+        .post(&scene.path("resourceclaimtemplates"), &template)
+        .await
+        .done();
     let container = || json!({"resources": {"claims": [{"name": "claim"}]}});
     let claims = json!([{"name": "claim", "resourceClaimTemplateName": "gpu"}]);
-    scene.api.post(&scene.path("pods"), &pod(&scene.node, "templated", claims, container())).await.done();
+    scene
+        .api
+        .post(
+            &scene.path("pods"),
+            &pod(&scene.node, "templated", claims, container()),
+        )
+        .await
+        .done();
     assert_eq!(scene.prepared("templated").await.len(), 1);
 
     scene.pod_with_claim("shared", gpus(1)).await;
     let names = scene.prepared("shared").await;
     let claims = json!([{"name": "claim", "resourceClaimName": "shared"}]);
-    scene.api.post(&scene.path("pods"), &pod(&scene.node, "other", claims, container())).await.done();
+    scene
+        .api
+        .post(
+            &scene.path("pods"),
+            &pod(&scene.node, "other", claims, container()),
+        )
+        .await
+        .done();
     assert_eq!(scene.prepared("other").await, names);
     scene.unprepared("shared").await;
-    assert_eq!(scene.daemon.claims().await.len(), 2, "the other pod still has it");
+    assert_eq!(
+        scene.daemon.claims().await.len(),
+        2,
+        "the other pod still has it"
+    );
     scene.unprepared("other").await;
     scene.unprepared("templated").await;
     scene.daemon.assert_empty().await;
@@ -114,15 +151,25 @@ async fn a_claim_of_a_template_and_one_of_two_pods_are_prepared() {
 
 #[tokio::test]
 async fn a_claim_of_two_drivers_is_prepared_by_both() {
-    let Some(scene) = Scene::gpus_serve("drivers").await else { return };
+    let Some(scene) = Scene::gpus_serve("drivers").await else {
+        return;
+    };
     scene.daemon.install_scripted(&Script::default());
     scene.daemon.until_serving("scripted.wasm").await;
     scene.kubelet.registered(SCRIPTED_NAME).await;
-    let requests = json!([request("gpu", MOCK_GPU_NAME, 1), request("device", SCRIPTED_NAME, 1)]);
+    let requests = json!([
+        request("gpu", MOCK_GPU_NAME, 1),
+        request("device", SCRIPTED_NAME, 1)
+    ]);
     scene.pod_with_claim("both", requests).await;
     let names = scene.prepared("both").await;
     for driver in [MOCK_GPU_NAME, SCRIPTED_NAME] {
-        assert!(names.iter().any(|name| name.starts_with(&format!("{driver}/"))), "{names:?}");
+        assert!(
+            names
+                .iter()
+                .any(|name| name.starts_with(&format!("{driver}/"))),
+            "{names:?}"
+        );
     }
     assert_eq!((names.len(), scene.daemon.cdi_files().len()), (2, 2));
     scene.unprepared("both").await;
@@ -133,17 +180,28 @@ async fn a_claim_of_two_drivers_is_prepared_by_both() {
 
 /// The scheduler gives the device away as soon as the pod is gone from the API, and the kubelet ends it later.
 #[tokio::test]
-async fn the_device_of_a_pod_that_was_deleted_by_force_goes_to_the_next_one_when_it_is_unprepared() {
-    let Some(scene) = Scene::with_gpus("force", "pools: [{name: gpus, count: 1}]\n").await else { return };
+async fn the_device_of_a_pod_that_was_deleted_by_force_goes_to_the_next_one_when_it_is_unprepared()
+{
+    let Some(scene) = Scene::with_gpus("force", "pools: [{name: gpus, count: 1}]\n").await else {
+        return;
+    };
     scene.pod_with_claim("first", gpus(1)).await;
     let before = scene.prepared("first").await;
     scene.removed("first").await;
     scene.pod_with_claim("second", gpus(1)).await;
-    scene.kubelet.bound(&scene.node, "second", MOCK_GPU_NAME).await;
-    let next = scene.kubelet.repeat("prepare", &scene.node, "second", MOCK_GPU_NAME);
+    scene
+        .kubelet
+        .bound(&scene.node, "second", MOCK_GPU_NAME)
+        .await;
+    let next = scene
+        .kubelet
+        .repeat("prepare", &scene.node, "second", MOCK_GPU_NAME);
     let (next, ()) = tokio::join!(next, scene.unprepared("first"));
     let names = cdi_devices(&next.result);
-    assert!(names.len() == 1 && names != before, "{names:?} and {before:?}");
+    assert!(
+        names.len() == 1 && names != before,
+        "{names:?} and {before:?}"
+    );
     scene.assert_rendered(&names);
     scene.unprepared("second").await;
     scene.daemon.assert_empty().await;
@@ -153,14 +211,24 @@ async fn the_device_of_a_pod_that_was_deleted_by_force_goes_to_the_next_one_when
 
 #[tokio::test]
 async fn a_device_that_becomes_unhealthy_is_so_in_the_status_of_its_pod() {
-    let Some(scene) = Scene::with_gpus("health", "pools: [{name: gpus, count: 1}]\n").await else { return };
+    let Some(scene) = Scene::with_gpus("health", "pools: [{name: gpus, count: 1}]\n").await else {
+        return;
+    };
     scene.pod_with_claim("pod", gpus(1)).await;
     scene.prepared("pod").await;
-    scene.daemon.install_gpus("pools: [{name: gpus, count: 1, unhealthy: [{index: 0, message: too hot}]}]\n");
+    scene.daemon.install_gpus(
+        "pools: [{name: gpus, count: 1, unhealthy: [{index: 0, message: too hot}]}]\n",
+    );
     let is_unhealthy = || async {
-        let status = scene.kubelet.ask("health", &scene.node, "pod", "").await.expect("a status").result;
+        let status = scene
+            .kubelet
+            .ask("health", &scene.node, "pod", "")
+            .await
+            .expect("a status")
+            .result;
         let health = &status["main"][0]["resources"][0];
-        (health["health"] == "Unhealthy").then(|| health["message"].as_str().unwrap_or_default().to_owned())
+        (health["health"] == "Unhealthy")
+            .then(|| health["message"].as_str().unwrap_or_default().to_owned())
     };
     let message = scene.kubelet.until_health(is_unhealthy).await;
     assert!(message.contains("too hot"), "{message}");
@@ -171,25 +239,48 @@ async fn a_device_that_becomes_unhealthy_is_so_in_the_status_of_its_pod() {
 
 #[tokio::test]
 async fn what_a_driver_reports_is_in_the_status_of_the_claim() {
-    let Some(mut scene) = Scene::start("statuses").await else { return };
-    scene.daemon.install_scripted(&Script { report: true, ..Script::default() });
+    let Some(mut scene) = Scene::start("statuses").await else {
+        return;
+    };
+    scene.daemon.install_scripted(&Script {
+        report: true,
+        ..Script::default()
+    });
     scene.daemon.until_serving("scripted.wasm").await;
     scene.kubelet.registered(SCRIPTED_NAME).await;
-    scene.pod_with_claim("reported", json!([request("device", SCRIPTED_NAME, 2)])).await;
+    scene
+        .pod_with_claim("reported", json!([request("device", SCRIPTED_NAME, 2)]))
+        .await;
     scene.prepared("reported").await;
     let reported = async |scene: &Scene| {
         let look = |claims: &[Value]| {
-            let devices = claims.iter().flat_map(|claim| claim["status"]["devices"].as_array());
+            let devices = claims
+                .iter()
+                .flat_map(|claim| claim["status"]["devices"].as_array());
             let devices: Vec<_> = devices.flatten().cloned().collect();
-            if devices.len() == 2 { Ok(devices) } else { Err(format!("{claims:#?}")) }
+            if devices.len() == 2 {
+                Ok(devices)
+            } else {
+                Err(format!("{claims:#?}"))
+            }
         };
-        scene.api.until("both devices have a status", &scene.path("resourceclaims"), look).await
+        scene
+            .api
+            .until(
+                "both devices have a status",
+                &scene.path("resourceclaims"),
+                look,
+            )
+            .await
     };
     let devices = reported(&scene).await;
     for device in &devices {
         assert_eq!(device["driver"], SCRIPTED_NAME);
         let condition = &device["conditions"][0];
-        assert_eq!((&condition["type"], &condition["status"]), (&json!("Ready"), &json!("True")));
+        assert_eq!(
+            (&condition["type"], &condition["status"]),
+            (&json!("Ready"), &json!("True"))
+        );
         assert_eq!(device["data"], json!({"mtu": 9000}));
         let network = &device["networkData"];
         assert_eq!(network["ips"], json!(["192.0.2.5/24", "2001:db8::5/64"]));
@@ -198,7 +289,11 @@ async fn what_a_driver_reports_is_in_the_status_of_the_claim() {
     }
     scene.daemon.restart().await;
     scene.daemon.until_serving("scripted.wasm").await;
-    assert_eq!(reported(&scene).await, devices, "a restart changes nothing, not even the times");
+    assert_eq!(
+        reported(&scene).await,
+        devices,
+        "a restart changes nothing, not even the times"
+    );
     scene.unprepared_again("reported", SCRIPTED_NAME).await;
     scene.removed("reported").await;
     scene.assert_nothing_forbidden();
@@ -208,8 +303,7 @@ impl Scene {
     /// Creates a claim with parameters for its driver and a pod that uses it, both of this name, and prepares it. Gives its path.
     async fn prepared_with_parameters(&self, name: &str, is_spaced: bool) -> String {
         let opaque = json!({"driver": SCRIPTED_NAME, "parameters": {"some": {"of": [1, 2]}}});
-        let devices =
-            json!({"requests": [request("device", SCRIPTED_NAME, 1)], "config": [{"opaque": opaque}]});
+        let devices = json!({"requests": [request("device", SCRIPTED_NAME, 1)], "config": [{"opaque": opaque}]});
         let claim = json!({"metadata": {"name": name}, "spec": {"devices": devices}});
         let path = self.path("resourceclaims");
         let created = match is_spaced {
@@ -219,7 +313,13 @@ impl Scene {
         created.done();
         let claims = json!([{"name": "claim", "resourceClaimName": name}]);
         let container = json!({"resources": {"claims": [{"name": "claim"}]}});
-        self.api.post(&self.path("pods"), &pod(&self.node, name, claims, container)).await.done();
+        self.api
+            .post(
+                &self.path("pods"),
+                &pod(&self.node, name, claims, container),
+            )
+            .await
+            .done();
         self.prepared(name).await;
         path
     }
@@ -228,19 +328,32 @@ impl Scene {
 /// A server compares the parameters that it stored, spaces included, with those of a write in JSON, which have none by then.
 #[tokio::test]
 async fn a_status_is_written_to_a_claim_with_parameters_or_a_condition_says_why_it_cannot_be() {
-    let Some(scene) = Scene::start("parameters").await else { return };
-    scene.daemon.install_scripted(&Script { report: true, ..Script::default() });
+    let Some(scene) = Scene::start("parameters").await else {
+        return;
+    };
+    scene.daemon.install_scripted(&Script {
+        report: true,
+        ..Script::default()
+    });
     scene.daemon.until_serving("scripted.wasm").await;
     scene.kubelet.registered(SCRIPTED_NAME).await;
     let claims = scene.prepared_with_parameters("plain", false).await;
-    let has_status = |claims: &[Value]| match claims.iter().any(|claim| claim["status"]["devices"].is_array())
+    let has_status = |claims: &[Value]| match claims
+        .iter()
+        .any(|claim| claim["status"]["devices"].is_array())
     {
         true => Ok(()),
         false => Err(format!("{claims:#?}")),
     };
-    scene.api.until("the device has a status", &claims, has_status).await;
+    scene
+        .api
+        .until("the device has a status", &claims, has_status)
+        .await;
     scene.prepared_with_parameters("spaced", true).await;
-    scene.daemon.until_conditions(&["claim-status-unwritable"]).await;
+    scene
+        .daemon
+        .until_conditions(&["claim-status-unwritable"])
+        .await;
     for name in ["plain", "spaced"] {
         scene.unprepared(name).await;
         scene.removed(name).await;
@@ -251,23 +364,45 @@ async fn a_status_is_written_to_a_claim_with_parameters_or_a_condition_says_why_
 
 #[tokio::test]
 async fn a_refusal_is_the_kubelet_s_error_and_an_event_on_claim_and_pod() {
-    let Some(scene) = Scene::start("refusals").await else { return };
+    let Some(scene) = Scene::start("refusals").await else {
+        return;
+    };
     scene.daemon.install_scripted(&Script::default());
     scene.daemon.until_serving("scripted.wasm").await;
     scene.kubelet.registered(SCRIPTED_NAME).await;
-    scene.pod_with_claim("refuse-permanent", json!([request("device", SCRIPTED_NAME, 1)])).await;
-    let Err(Failure::Refused(why)) = scene.prepare("refuse-permanent").await else { panic!("it is refused") };
+    scene
+        .pod_with_claim(
+            "refuse-permanent",
+            json!([request("device", SCRIPTED_NAME, 1)]),
+        )
+        .await;
+    let Err(Failure::Refused(why)) = scene.prepare("refuse-permanent").await else {
+        panic!("it is refused")
+    };
     assert!(why.contains("the script refuses it"), "{why}");
     for kind in ["ResourceClaim", "Pod"] {
         let look = |events: &[Value]| {
             let is_on_it = |event: &&Value| {
                 let about = &event["regarding"];
                 let by = event["reportingController"].as_str().unwrap_or_default();
-                about["kind"] == kind && about["name"] == "refuse-permanent" && by.contains("nodedock")
+                about["kind"] == kind
+                    && about["name"] == "refuse-permanent"
+                    && by.contains("nodedock")
             };
-            events.iter().find(is_on_it).cloned().ok_or_else(|| format!("{events:#?}"))
+            events
+                .iter()
+                .find(is_on_it)
+                .cloned()
+                .ok_or_else(|| format!("{events:#?}"))
         };
-        let event = scene.api.until(&format!("an event is on the {kind}"), &scene.path("events"), look).await;
+        let event = scene
+            .api
+            .until(
+                &format!("an event is on the {kind}"),
+                &scene.path("events"),
+                look,
+            )
+            .await;
         let note = event["note"].as_str().unwrap_or_default();
         assert!(note.contains("the script refuses it"), "{event:#}");
     }

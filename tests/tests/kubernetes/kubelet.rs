@@ -84,7 +84,15 @@ impl Kubelet {
         log: PathBuf,
     ) -> Self {
         let text = |path: &Path| path.to_str().expect("paths of tests are text").to_owned();
-        let args = ["--root", &text(root), "--kubeconfig", &text(kubeconfig), "--node", node, "-v=3"];
+        let args = [
+            "--root",
+            &text(root),
+            "--kubeconfig",
+            &text(kubeconfig),
+            "--node",
+            node,
+            "-v=3",
+        ];
         let kubelet = Self {
             program: program.to_owned(),
             args: args.map(str::to_owned).into(),
@@ -105,24 +113,47 @@ impl Kubelet {
 
     /// Kills the process.
     pub(crate) async fn stop(&self) {
-        let process = self.process.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let process = self
+            .process
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         self.seen.send_modify(|seen| seen.ended = true);
-        process.expect("the kubelet runs").child.kill().await.expect("a child may be killed");
+        process
+            .expect("the kubelet runs")
+            .child
+            .kill()
+            .await
+            .expect("a child may be killed");
     }
 
     /// Starts a process on the directories that the last one left.
     pub(crate) async fn run(&self) {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(&self.log);
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.log);
         let mut command = Command::new(&self.program);
-        command.arg("kubelet").args(&self.args).stderr(log.expect("the log is below the root"));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        command
+            .arg("kubelet")
+            .args(&self.args)
+            .stderr(log.expect("the log is below the root"));
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
         let mut child = command.spawn().expect("start the kubelet");
         let run = self.seen.borrow().run + 1;
-        self.seen.send_replace(Seen { run, ..Seen::default() });
+        self.seen.send_replace(Seen {
+            run,
+            ..Seen::default()
+        });
         let commands = write(child.stdin.take().expect("it is piped"));
         self.read(child.stdout.take().expect("it is piped"), run);
-        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(Process { child, commands });
-        self.event("it has started", |event| event["event"] == "started").await;
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Process { child, commands });
+        self.event("it has started", |event| event["event"] == "started")
+            .await;
     }
 
     fn read(&self, output: ChildStdout, run: u64) {
@@ -160,7 +191,14 @@ impl Kubelet {
 
     /// The last event of the process that is wanted.
     pub(crate) async fn event(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        self.wait(what, |seen| seen.events.iter().rev().find(|event| wanted(event)).cloned()).await
+        self.wait(what, |seen| {
+            seen.events
+                .iter()
+                .rev()
+                .find(|event| wanted(event))
+                .cloned()
+        })
+        .await
     }
 
     /// Waits until the last that happened to a plugin is that it was registered.
@@ -175,7 +213,11 @@ impl Kubelet {
 
     async fn last_of(&self, plugin: &str, wanted: &str) -> Value {
         let last = |seen: &Seen| {
-            let event = seen.events.iter().rev().find(|event| event["name"] == plugin)?;
+            let event = seen
+                .events
+                .iter()
+                .rev()
+                .find(|event| event["name"] == plugin)?;
             (event["event"] == wanted).then(|| event.clone())
         };
         self.wait(&format!("{plugin} is {wanted}"), last).await
@@ -192,27 +234,46 @@ impl Kubelet {
     pub(crate) async fn allocatable(&self, resource: &str, count: usize) {
         let wanted = count.to_string();
         let last = |seen: &Seen| {
-            let event = seen.events.iter().rev().find(|event| event["event"] == "capacity")?;
+            let event = seen
+                .events
+                .iter()
+                .rev()
+                .find(|event| event["event"] == "capacity")?;
             (event["allocatable"][resource] == wanted.as_str()).then_some(())
         };
-        self.wait(&format!("{count} of {resource} are allocatable"), last).await;
+        self.wait(&format!("{count} of {resource} are allocatable"), last)
+            .await;
     }
 
     /// Returns what `look` finds, which is called again when a device has another health.
     pub(crate) async fn until_health<T>(&self, look: impl AsyncFn() -> Option<T>) -> T {
-        let changes = |seen: &Seen| seen.events.iter().filter(|event| event["event"] == "health").count();
+        let changes = |seen: &Seen| {
+            seen.events
+                .iter()
+                .filter(|event| event["event"] == "health")
+                .count()
+        };
         loop {
             let before = changes(&self.seen.borrow());
             if let Some(found) = look().await {
                 return found;
             }
-            self.wait("a device has another health", |seen| (changes(seen) > before).then_some(())).await;
+            self.wait("a device has another health", |seen| {
+                (changes(seen) > before).then_some(())
+            })
+            .await;
         }
     }
 
     /// Has a manager do something for a pod, again and again as a kubelet does, until it succeeds. A kubelet that was started again goes on
     /// when it has registered the plugin.
-    pub(crate) async fn repeat(&self, what: &str, namespace: &str, pod: &str, plugin: &str) -> Repeated {
+    pub(crate) async fn repeat(
+        &self,
+        what: &str,
+        namespace: &str,
+        pod: &str,
+        plugin: &str,
+    ) -> Repeated {
         self.bound(namespace, pod, plugin).await;
         let (began, mut refusals, mut first) = (Instant::now(), Vec::new(), None);
         loop {
@@ -220,11 +281,20 @@ impl Kubelet {
                 Ok(done) => {
                     let decided = first.unwrap_or_else(Instant::now);
                     let (result, elapsed, waited) = (done.result, done.elapsed, began.elapsed());
-                    return Repeated { result, refusals, decided, elapsed, waited };
+                    return Repeated {
+                        result,
+                        refusals,
+                        decided,
+                        elapsed,
+                        waited,
+                    };
                 }
                 Err(Failure::Ended) => self.was_registered(plugin).await,
                 Err(Failure::Refused(why)) => {
-                    assert!(began.elapsed() < PATIENCE, "{what} {pod}: {why}, after {refusals:#?}");
+                    assert!(
+                        began.elapsed() < PATIENCE,
+                        "{what} {pod}: {why}, after {refusals:#?}"
+                    );
                     first.get_or_insert_with(Instant::now);
                     refusals.push(why);
                     self.pause().await;
@@ -262,15 +332,19 @@ impl Kubelet {
         let line = json!({"id": id, "do": what, "namespace": namespace, "pod": pod, "container": container});
         let run = {
             let process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(process) = &*process else { return Err(Failure::Ended) };
+            let Some(process) = &*process else {
+                return Err(Failure::Ended);
+            };
             // A process that has ended is found below.
             let _ = process.commands.send(format!("{line}\n"));
             self.seen.borrow().run
         };
         let mut answer = self
-            .wait(&format!("{line} is answered"), |seen| match seen.answers.get(&id) {
-                Some(answer) => Some(Some(answer.clone())),
-                None => (seen.run != run || seen.ended).then_some(None),
+            .wait(&format!("{line} is answered"), |seen| {
+                match seen.answers.get(&id) {
+                    Some(answer) => Some(Some(answer.clone())),
+                    None => (seen.run != run || seen.ended).then_some(None),
+                }
             })
             .await
             .ok_or(Failure::Ended)?;

@@ -7,13 +7,22 @@ use crate::scene::{Scene, gpus};
 
 #[tokio::test]
 async fn a_driver_is_registered_when_it_serves_and_deregistered_when_it_is_removed() {
-    let Some(scene) = Scene::start("plugins").await else { return };
+    let Some(scene) = Scene::start("plugins").await else {
+        return;
+    };
     for _ in 0..2 {
         scene.daemon.serve(MOCK_GPU, Form::Core).await;
         let registered = scene.kubelet.registered(MOCK_GPU_NAME).await;
-        let versions: Vec<_> = registered["versions"].as_array().into_iter().flatten().collect();
+        let versions: Vec<_> = registered["versions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .collect();
         for wanted in ["v1.DRAPlugin", "v1beta1.DRAPlugin"] {
-            assert!(versions.iter().any(|version| *version == wanted), "{registered}");
+            assert!(
+                versions.iter().any(|version| *version == wanted),
+                "{registered}"
+            );
         }
         let devices = scene.daemon.devices().await.len();
         scene.until_devices(MOCK_GPU_NAME, devices).await;
@@ -26,7 +35,9 @@ async fn a_driver_is_registered_when_it_serves_and_deregistered_when_it_is_remov
 
 #[tokio::test]
 async fn a_kubelet_that_starts_again_has_the_driver_its_slices_and_its_claims() {
-    let Some(scene) = Scene::start("kubelets").await else { return };
+    let Some(scene) = Scene::start("kubelets").await else {
+        return;
+    };
     scene.daemon.serve(MOCK_GPU, Form::Core).await;
     scene.kubelet.registered(MOCK_GPU_NAME).await;
     let devices = scene.daemon.devices().await.len();
@@ -35,7 +46,10 @@ async fn a_kubelet_that_starts_again_has_the_driver_its_slices_and_its_claims() 
     let names = scene.prepared("kept").await;
     let before = scene.api.get(&scene.slices_of(MOCK_GPU_NAME)).await.done();
     let uids = |slices: &[Value]| -> Vec<_> {
-        slices.iter().map(|slice| slice["metadata"]["uid"].to_string()).collect()
+        slices
+            .iter()
+            .map(|slice| slice["metadata"]["uid"].to_string())
+            .collect()
     };
     let before = uids(before["items"].as_array().expect("a list"));
 
@@ -46,7 +60,10 @@ async fn a_kubelet_that_starts_again_has_the_driver_its_slices_and_its_claims() 
         Some(old) => Err(format!("the kubelet has not deleted {old}")),
     };
     let path = scene.slices_of(MOCK_GPU_NAME);
-    scene.api.until("the kubelet has deleted the slices", &path, are_others).await;
+    scene
+        .api
+        .until("the kubelet has deleted the slices", &path, are_others)
+        .await;
     scene.until_devices(MOCK_GPU_NAME, devices).await;
     assert_eq!(scene.prepared_again("kept", MOCK_GPU_NAME).await, names);
     scene.unprepared_again("kept", MOCK_GPU_NAME).await;

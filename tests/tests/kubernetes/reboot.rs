@@ -7,8 +7,11 @@ use crate::scene::{Scene, gpus};
 
 #[tokio::test]
 async fn a_claim_is_prepared_again_for_the_kubelet_after_a_reboot() {
-    let boot = |id: &'static str| move |options: nodedock_tests::Options| options.arg("--boot-id", id);
-    let Some(mut scene) = Scene::start_with("reboot", boot("boot-1")).await else { return };
+    let boot =
+        |id: &'static str| move |options: nodedock_tests::Options| options.arg("--boot-id", id);
+    let Some(mut scene) = Scene::start_with("reboot", boot("boot-1")).await else {
+        return;
+    };
     scene.daemon.serve(MOCK_GPU, Form::Core).await;
     scene.kubelet.registered(MOCK_GPU_NAME).await;
     scene.pod_with_claim("kept", gpus(2)).await;

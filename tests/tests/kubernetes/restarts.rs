@@ -27,7 +27,9 @@ const RESOURCE: &str = "example.com/gpu";
 
 #[tokio::test]
 async fn a_newer_instance_has_the_claims_of_the_older_one() {
-    let Some(mut scene) = Scene::start("instances").await else { return };
+    let Some(mut scene) = Scene::start("instances").await else {
+        return;
+    };
     scene.daemon.serve(MOCK_GPU, Form::Core).await;
     scene.kubelet.registered(MOCK_GPU_NAME).await;
     scene.pod_with_claim("kept", gpus(2)).await;
@@ -57,7 +59,9 @@ async fn supervised(node: &str, more: &str) -> Option<Scene> {
 
 /// Starts a newer instance and ends the older one when the newer is ready, as a DaemonSet does with `maxSurge: 1`.
 async fn update(daemon: &mut Daemon, options: &Options, uid: &str) {
-    let newer = daemon.beside(instance(options, uid).flag("--supervise")).await;
+    let newer = daemon
+        .beside(instance(options, uid).flag("--supervise"))
+        .await;
     let mut older = std::mem::replace(daemon, newer);
     let status = older.terminate().await;
     assert!(status.success(), "{status}\n{}", older.log());
@@ -82,16 +86,28 @@ async fn stream(scene: &mut Scene, wants: Wants<'_>, actions: &[&str]) -> Report
         CRASHES => scene.daemon.crash_supervised().await,
         UPDATE => {
             instances += 1;
-            update(&mut scene.daemon, &scene.options, &format!("instance-{instances}")).await;
+            update(
+                &mut scene.daemon,
+                &scene.options,
+                &format!("instance-{instances}"),
+            )
+            .await;
         }
         KUBELET => scene.kubelet.restart().await,
         _ => panic!("{action:?} is not known"),
     });
     let report = report.await;
-    tell(&format!("pods of the node {} while it restarts:\n{report}", scene.node));
+    tell(&format!(
+        "pods of the node {} while it restarts:\n{report}",
+        scene.node
+    ));
     for action in actions {
         let tally = report.of(action);
-        assert!(tally.longest_wait < WAIT_MAX, "{action}: {tally:#?}\n{}", scene.daemon.log());
+        assert!(
+            tally.longest_wait < WAIT_MAX,
+            "{action}: {tally:#?}\n{}",
+            scene.daemon.log()
+        );
     }
     scene.daemon.until_conditions(&[]).await;
     scene.assert_nothing_forbidden();
@@ -101,18 +117,29 @@ async fn stream(scene: &mut Scene, wants: Wants<'_>, actions: &[&str]) -> Report
 #[tokio::test]
 async fn no_pod_with_a_claim_notices_updates_and_restarts_of_the_kubelet_and_in_crashes_only_calls_under_way_fail()
  {
-    let Some(mut scene) = supervised("restarts", "").await else { return };
+    let Some(mut scene) = supervised("restarts", "").await else {
+        return;
+    };
     let report = stream(&mut scene, Wants::Claim, &[CRASHES, UPDATE, KUBELET]).await;
     for action in [UPDATE, KUBELET] {
         let tally = report.of(action);
-        assert_eq!((tally.failed("prepare"), tally.failed("unprepare")), (0, 0), "{action}: {report}");
-        assert!(tally.longest_wait < WAIT_MAX_WITHOUT_GAP, "{action}: {report}");
+        assert_eq!(
+            (tally.failed("prepare"), tally.failed("unprepare")),
+            (0, 0),
+            "{action}: {report}"
+        );
+        assert!(
+            tally.longest_wait < WAIT_MAX_WITHOUT_GAP,
+            "{action}: {report}"
+        );
     }
     let crashes = report.of(CRASHES);
     for error in crashes.errors.keys() {
         // The connection broke under the call. No other call fails: neither at the dial nor for a driver that is not registered.
         assert!(
-            error.contains("EOF") || error.contains("reset by peer") || error.contains("broken pipe"),
+            error.contains("EOF")
+                || error.contains("reset by peer")
+                || error.contains("broken pipe"),
             "{report}"
         );
     }
@@ -123,19 +150,26 @@ async fn no_pod_with_a_claim_notices_updates_and_restarts_of_the_kubelet_and_in_
 
 #[tokio::test]
 async fn no_pod_with_a_claim_notices_restarts_of_a_service_with_a_store_of_descriptors() {
-    let Some(mut scene) = Scene::with_gpus_and("service", &gpu_pool(""), Options::with_store).await else {
+    let Some(mut scene) = Scene::with_gpus_and("service", &gpu_pool(""), Options::with_store).await
+    else {
         return;
     };
     let report = stream(&mut scene, Wants::Claim, &[SERVICE]).await;
     let tally = report.of(SERVICE);
-    assert_eq!((tally.failed("prepare"), tally.failed("unprepare")), (0, 0), "{report}");
+    assert_eq!(
+        (tally.failed("prepare"), tally.failed("unprepare")),
+        (0, 0),
+        "{report}"
+    );
     assert!(tally.longest_wait < WAIT_MAX_WITHOUT_GAP, "{report}");
     scene.daemon.assert_empty().await;
 }
 
 #[tokio::test]
 async fn pods_with_claims_come_and_go_while_the_container_of_the_daemon_restarts() {
-    let Some(mut scene) = supervised("container", "").await else { return };
+    let Some(mut scene) = supervised("container", "").await else {
+        return;
+    };
     stream(&mut scene, Wants::Claim, &[CONTAINER]).await;
     scene.daemon.assert_empty().await;
     scene.until_devices(MOCK_GPU_NAME, DEVICES).await;
@@ -144,8 +178,15 @@ async fn pods_with_claims_come_and_go_while_the_container_of_the_daemon_restarts
 #[tokio::test]
 async fn pods_with_resources_come_and_go_while_the_daemon_restarts() {
     let resource = format!(", extendedResource: {RESOURCE}");
-    let Some(mut scene) = supervised("allocations", &resource).await else { return };
+    let Some(mut scene) = supervised("allocations", &resource).await else {
+        return;
+    };
     scene.kubelet.allocatable(RESOURCE, DEVICES).await;
-    stream(&mut scene, Wants::Resource(RESOURCE), &[CONTAINER, CRASHES, UPDATE]).await;
+    stream(
+        &mut scene,
+        Wants::Resource(RESOURCE),
+        &[CONTAINER, CRASHES, UPDATE],
+    )
+    .await;
     scene.kubelet.allocatable(RESOURCE, DEVICES).await;
 }

@@ -13,7 +13,12 @@ use crate::kubelet::{Done, Failure, Kubelet};
 use crate::server::{Server, server};
 
 /// The files of the deployment that concern the API server.
-const DEPLOYED: [&str; 4] = ["namespace.yaml", "serviceaccount.yaml", "rbac.yaml", "admissionpolicy.yaml"];
+const DEPLOYED: [&str; 4] = [
+    "namespace.yaml",
+    "serviceaccount.yaml",
+    "rbac.yaml",
+    "admissionpolicy.yaml",
+];
 /// The namespace and the name of the daemon's account.
 const ACCOUNT: &str = "nodedock";
 pub(crate) const USER: &str = "system:serviceaccount:nodedock:nodedock";
@@ -62,7 +67,10 @@ impl Scene {
         Some(scene)
     }
 
-    pub(crate) async fn start_with(node: &str, change: impl FnOnce(Options) -> Options) -> Option<Self> {
+    pub(crate) async fn start_with(
+        node: &str,
+        change: impl FnOnce(Options) -> Options,
+    ) -> Option<Self> {
         let server = server().await?;
         let admin = std::fs::read_to_string(&server.admin).expect("the kubeconfig is there");
         let api = Api::of(&admin).await;
@@ -77,8 +85,10 @@ impl Scene {
         let root = Root::new();
         make_kubelet_root(&root);
         let log = root.path().join("kubelet.log");
-        let kubelet = Kubelet::start(&server.program, &root.kubelet(), &server.admin, node, log).await;
-        let options = options_of(node, &kubeconfig).env("NODEDOCK_POD", &format!("{ACCOUNT}/{pod}"));
+        let kubelet =
+            Kubelet::start(&server.program, &root.kubelet(), &server.admin, node, log).await;
+        let options =
+            options_of(node, &kubeconfig).env("NODEDOCK_POD", &format!("{ACCOUNT}/{pod}"));
         let own = instance(&options, &uid);
         let daemon = Daemon::start_on(root, change(own)).await;
         let as_daemon = Api::of(&config).await;
@@ -98,8 +108,17 @@ impl Scene {
 
     /// The API with a token that is bound to the node, as a daemon that is no pod has it.
     pub(crate) async fn as_service_of_node(&self) -> Api {
-        let node = self.api.get(&format!("/api/v1/nodes/{}", self.node)).await.done();
-        Api::of(&self.server.kubeconfig(&token(&self.api, "Node", &node).await)).await
+        let node = self
+            .api
+            .get(&format!("/api/v1/nodes/{}", self.node))
+            .await
+            .done();
+        Api::of(
+            &self
+                .server
+                .kubeconfig(&token(&self.api, "Node", &node).await),
+        )
+        .await
     }
 
     /// What a daemon of the node's first pod is started with.
@@ -111,10 +130,14 @@ impl Scene {
     pub(crate) async fn until_published(&self, driver: &str, wanted: &[String]) -> Vec<Value> {
         let path = self.slices_of(driver);
         self.api
-            .until("the devices are published", &path, |slices| match devices_in(slices) {
-                found if found == wanted => Ok(slices.to_vec()),
-                found => Err(format!("{found:?} instead of {wanted:?}")),
-            })
+            .until(
+                "the devices are published",
+                &path,
+                |slices| match devices_in(slices) {
+                    found if found == wanted => Ok(slices.to_vec()),
+                    found => Err(format!("{found:?} instead of {wanted:?}")),
+                },
+            )
             .await
     }
 
@@ -124,11 +147,20 @@ impl Scene {
             found if found.len() == count => Ok(()),
             found => Err(format!("{found:?}")),
         };
-        self.api.until(&format!("{count} devices are published"), &self.slices_of(driver), look).await;
+        self.api
+            .until(
+                &format!("{count} devices are published"),
+                &self.slices_of(driver),
+                look,
+            )
+            .await;
     }
 
     pub(crate) fn slices_of(&self, driver: &str) -> String {
-        format!("{SLICES}?fieldSelector=spec.nodeName%3D{}%2Cspec.driver%3D{driver}", self.node)
+        format!(
+            "{SLICES}?fieldSelector=spec.nodeName%3D{}%2Cspec.driver%3D{driver}",
+            self.node
+        )
     }
 
     /// Path of objects of the node's namespace.
@@ -155,7 +187,13 @@ impl Scene {
     /// Prepares a pod's claims as soon as that is possible after a restart. Gives the CDI devices of its container. A kubelet that was
     /// started again has them twice: it adds those of the answer to those of its checkpoint.
     pub(crate) async fn prepared_again(&self, pod: &str, driver: &str) -> Vec<String> {
-        let mut names = cdi_devices(&self.kubelet.repeat("prepare", &self.node, pod, driver).await.result);
+        let mut names = cdi_devices(
+            &self
+                .kubelet
+                .repeat("prepare", &self.node, pod, driver)
+                .await
+                .result,
+        );
         names.dedup();
         names
     }
@@ -167,43 +205,71 @@ impl Scene {
 
     /// Unprepares a pod's claims as soon as that is possible after a restart.
     pub(crate) async fn unprepared_again(&self, pod: &str, driver: &str) {
-        self.kubelet.repeat("unprepare", &self.node, pod, driver).await;
+        self.kubelet
+            .repeat("unprepare", &self.node, pod, driver)
+            .await;
     }
 
     /// Deletes a pod that has ended, and the claim of its name; returns when the claim is gone.
     pub(crate) async fn removed(&self, name: &str) {
         remove(&self.api, &self.node, name).await;
-        let is_gone = |claims: &[Value]| match claims.iter().find(|claim| claim["metadata"]["name"] == name) {
+        let is_gone = |claims: &[Value]| match claims
+            .iter()
+            .find(|claim| claim["metadata"]["name"] == name)
+        {
             None => Ok(()),
             Some(claim) => Err(claim.to_string()),
         };
-        self.api.until(&format!("claim {name} is gone"), &self.path("resourceclaims"), is_gone).await;
+        self.api
+            .until(
+                &format!("claim {name} is gone"),
+                &self.path("resourceclaims"),
+                is_gone,
+            )
+            .await;
     }
 
     /// The daemon's requests until now, as the audit log has them.
     pub(crate) fn requests(&self) -> Vec<Value> {
-        let log = std::fs::read_to_string(&self.server.audit_log).expect("the server writes an audit log");
-        let lines = log.lines().filter(|line| line.contains(USER) && line.contains(&self.node));
+        let log = std::fs::read_to_string(&self.server.audit_log)
+            .expect("the server writes an audit log");
+        let lines = log
+            .lines()
+            .filter(|line| line.contains(USER) && line.contains(&self.node));
         // The last line may not be whole.
         let events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let nodes = |event: &Value| event["user"]["extra"]["authentication.kubernetes.io/node-name"].clone();
-        events.filter(|event| event["user"]["username"] == USER && nodes(event)[0] == self.node).collect()
+        let nodes = |event: &Value| {
+            event["user"]["extra"]["authentication.kubernetes.io/node-name"].clone()
+        };
+        events
+            .filter(|event| event["user"]["username"] == USER && nodes(event)[0] == self.node)
+            .collect()
     }
 
     /// Expects that the daemon made requests, and that it had the right to each.
     pub(crate) fn assert_nothing_forbidden(&self) {
         let requests = self.requests();
-        assert!(!requests.is_empty(), "the audit log has the daemon's requests");
-        let forbidden: Vec<_> =
-            requests.iter().filter(|event| event["responseStatus"]["code"] == 403).collect();
+        assert!(
+            !requests.is_empty(),
+            "the audit log has the daemon's requests"
+        );
+        let forbidden: Vec<_> = requests
+            .iter()
+            .filter(|event| event["responseStatus"]["code"] == 403)
+            .collect();
         assert!(forbidden.is_empty(), "{forbidden:#?}");
     }
 }
 
 /// The CDI devices of a pod's only container, sorted.
 pub(crate) fn cdi_devices(prepared: &Value) -> Vec<String> {
-    let names = prepared["main"].as_array().expect("the container is answered").iter();
-    let mut names: Vec<_> = names.map(|name| name.as_str().expect("a name is text").to_owned()).collect();
+    let names = prepared["main"]
+        .as_array()
+        .expect("the container is answered")
+        .iter();
+    let mut names: Vec<_> = names
+        .map(|name| name.as_str().expect("a name is text").to_owned())
+        .collect();
     names.sort();
     names
 }
@@ -238,7 +304,9 @@ pub(crate) async fn pod_with_claim(api: &Api, node: &str, name: &str, requests: 
     api.post(&path(node, "resourceclaims"), &claim).await.done();
     let of_pod = json!([{"name": "claim", "resourceClaimName": name}]);
     let main = json!({"resources": {"claims": [{"name": "claim"}]}});
-    api.post(&path(node, "pods"), &pod(node, name, of_pod, main)).await.done();
+    api.post(&path(node, "pods"), &pod(node, name, of_pod, main))
+        .await
+        .done();
 }
 
 /// A pod for a node, with one container.
@@ -257,17 +325,25 @@ pub(crate) fn pod(node: &str, name: &str, claims: Value, mut container: Value) -
 
 /// Deletes a pod and the claim of its name. The claim goes when it is free.
 pub(crate) async fn remove(api: &Api, node: &str, name: &str) {
-    api.delete(&format!("{}/{name}", path(node, "resourceclaims"))).await.done();
-    api.delete_at_once(&format!("{}/{name}", path(node, "pods"))).await.done();
+    api.delete(&format!("{}/{name}", path(node, "resourceclaims")))
+        .await
+        .done();
+    api.delete_at_once(&format!("{}/{name}", path(node, "pods")))
+        .await
+        .done();
 }
 
 /// `POOL/DEVICE` of the slices, sorted.
 fn devices_in(slices: &[Value]) -> Vec<String> {
     let mut all = Vec::new();
     for slice in slices {
-        let pool = slice["spec"]["pool"]["name"].as_str().expect("a slice has a pool");
+        let pool = slice["spec"]["pool"]["name"]
+            .as_str()
+            .expect("a slice has a pool");
         let devices = slice["spec"]["devices"].as_array().into_iter().flatten();
-        all.extend(devices.map(|device| format!("{pool}/{}", device["name"].as_str().unwrap_or_default())));
+        all.extend(
+            devices.map(|device| format!("{pool}/{}", device["name"].as_str().unwrap_or_default())),
+        );
     }
     all.sort();
     all
@@ -284,12 +360,15 @@ pub(crate) async fn deploy(api: &Api) {
                 "Namespace" => "/api/v1/namespaces".to_owned(),
                 "ServiceAccount" => format!("/api/v1/namespaces/{ACCOUNT}/serviceaccounts"),
                 "ClusterRole" => "/apis/rbac.authorization.k8s.io/v1/clusterroles".to_owned(),
-                "ClusterRoleBinding" => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings".to_owned(),
+                "ClusterRoleBinding" => {
+                    "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings".to_owned()
+                }
                 "ValidatingAdmissionPolicy" => {
                     "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies".to_owned()
                 }
                 "ValidatingAdmissionPolicyBinding" => {
-                    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings".to_owned()
+                    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+                        .to_owned()
                 }
                 kind => panic!("the tests do not know where a {kind} is created"),
             };
@@ -299,7 +378,8 @@ pub(crate) async fn deploy(api: &Api) {
     for driver in [MOCK_GPU_NAME, SCRIPTED_NAME] {
         let selector = json!({"cel": {"expression": format!("device.driver == \"{driver}\"")}});
         let class = json!({"metadata": {"name": driver}, "spec": {"selectors": [selector]}});
-        api.ensure("/apis/resource.k8s.io/v1/deviceclasses", &class).await;
+        api.ensure("/apis/resource.k8s.io/v1/deviceclasses", &class)
+            .await;
     }
 }
 
@@ -318,7 +398,9 @@ async fn add_node(api: &Api, name: &str) {
     api.post("/api/v1/namespaces", &namespace).await.done();
     // A controller creates it elsewhere.
     let account = json!({"metadata": {"name": "default"}});
-    api.post(&path(name, "serviceaccounts"), &account).await.done();
+    api.post(&path(name, "serviceaccounts"), &account)
+        .await
+        .done();
 }
 
 /// Creates the daemon's pod on a node. Gives its UID, and the token that a kubelet would mount in it.
@@ -329,16 +411,25 @@ async fn daemon_pod(api: &Api, node: &str, name: &str) -> (String, String) {
         "spec": {"nodeName": node, "serviceAccountName": ACCOUNT, "containers": [container]},
     });
     let pod = api.post(&path(ACCOUNT, "pods"), &pod).await.done();
-    let uid = pod["metadata"]["uid"].as_str().expect("it is text").to_owned();
+    let uid = pod["metadata"]["uid"]
+        .as_str()
+        .expect("it is text")
+        .to_owned();
     (uid, token(api, "Pod", &pod).await)
 }
 
 /// A token of the daemon's service account that is bound to an object.
 async fn token(api: &Api, kind: &str, object: &Value) -> String {
-    let Value::Object(metadata) = &object["metadata"] else { panic!("an object has metadata") };
-    let bound = json!({"apiVersion": "v1", "kind": kind, "name": metadata["name"], "uid": metadata["uid"]});
+    let Value::Object(metadata) = &object["metadata"] else {
+        panic!("an object has metadata")
+    };
+    let bound =
+        json!({"apiVersion": "v1", "kind": kind, "name": metadata["name"], "uid": metadata["uid"]});
     let request = json!({"spec": {"boundObjectRef": bound, "expirationSeconds": 7200}});
     let account = format!("{}/{ACCOUNT}/token", path(ACCOUNT, "serviceaccounts"));
     let answer = api.post(&account, &request).await.done();
-    answer["status"]["token"].as_str().expect("it is text").to_owned()
+    answer["status"]["token"]
+        .as_str()
+        .expect("it is text")
+        .to_owned()
 }

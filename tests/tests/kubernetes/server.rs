@@ -46,19 +46,41 @@ impl Server {
         };
         let program = module.program("kubernetes")?;
         // The server removes it at its end.
-        let dir = tempfile::Builder::new().prefix("nodedock-api-server-").tempdir();
-        let dir = dir.expect("a directory in the place for temporary files").keep();
+        let dir = tempfile::Builder::new()
+            .prefix("nodedock-api-server-")
+            .tempdir();
+        let dir = dir
+            .expect("a directory in the place for temporary files")
+            .keep();
         let log = |part: &str| target.join(format!("kubernetes-{part}.log"));
-        let mut server = part(&program, "api-server", &log("api-server"), &["--dir".as_ref(), dir.as_ref()]);
+        let mut server = part(
+            &program,
+            "api-server",
+            &log("api-server"),
+            &["--dir".as_ref(), dir.as_ref()],
+        );
         let ready = first_event(&mut server, &log("api-server"));
-        let text = |field: &str| ready[field].as_str().expect("the server says it").to_owned();
+        let text = |field: &str| {
+            ready[field]
+                .as_str()
+                .expect("the server says it")
+                .to_owned()
+        };
         let (url, certificate) = (text("url"), text("ca"));
         let admin = dir.join("admin.kubeconfig");
-        std::fs::write(&admin, kubeconfig(&url, &certificate, &text("token"))).expect("write a kubeconfig");
+        std::fs::write(&admin, kubeconfig(&url, &certificate, &text("token")))
+            .expect("write a kubeconfig");
         let flags = ["--kubeconfig".as_ref(), admin.as_ref()];
         let controllers = part(&program, "controllers", &log("controllers"), &flags);
         let processes = [server, controllers];
-        Ok(Self { program, admin, audit_log: text("audit").into(), url, certificate, _processes: processes })
+        Ok(Self {
+            program,
+            admin,
+            audit_log: text("audit").into(),
+            url,
+            certificate,
+            _processes: processes,
+        })
     }
 
     /// The text of a kubeconfig for the user of a token.
@@ -71,15 +93,24 @@ impl Server {
 fn part(program: &Path, name: &str, log: &Path, args: &[&std::ffi::OsStr]) -> Child {
     let log = std::fs::File::create(log).expect("the target directory can be written");
     let mut command = Command::new(program);
-    command.arg(name).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
-    command.spawn().unwrap_or_else(|error| panic!("start {name}: {error}"))
+    command
+        .arg(name)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log);
+    command
+        .spawn()
+        .unwrap_or_else(|error| panic!("start {name}: {error}"))
 }
 
 /// The first line of a process, which bounds the wait for it.
 fn first_event(process: &mut Child, log: &Path) -> Value {
     let mut line = String::new();
     let output = process.stdout.as_mut().expect("it is piped");
-    BufReader::new(output).read_line(&mut line).expect("read the output of a child");
+    BufReader::new(output)
+        .read_line(&mut line)
+        .expect("read the output of a child");
     serde_json::from_str(&line).unwrap_or_else(|_| {
         let log = std::fs::read_to_string(log).unwrap_or_default();
         panic!("the API server does not start:\n{log}")

@@ -30,8 +30,13 @@ struct Case {
 }
 
 /// Versions and UIDs are those of one server; so is what it has for its own use.
-const OF_A_SERVER: [&str; 5] =
-    ["uid", "resourceVersion", "creationTimestamp", "remainingItemCount", "lastTransitionTime"];
+const OF_A_SERVER: [&str; 5] = [
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "remainingItemCount",
+    "lastTransitionTime",
+];
 
 /// The same without values that differ between any two servers.
 fn plain(value: &Value) -> Value {
@@ -40,7 +45,10 @@ fn plain(value: &Value) -> Value {
             let kept = fields.iter().filter(|(key, _)| *key != "managedFields");
             let plain_field = |(key, value): (&String, &Value)| {
                 let is_own = OF_A_SERVER.contains(&key.as_str());
-                (key.clone(), if is_own { json!("...") } else { plain(value) })
+                (
+                    key.clone(),
+                    if is_own { json!("...") } else { plain(value) },
+                )
             };
             kept.map(plain_field).collect()
         }
@@ -53,9 +61,13 @@ fn plain(value: &Value) -> Value {
 fn shape(value: &Value, path: &str, all: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => {
-            fields.iter().for_each(|(key, value)| shape(value, &format!("{path}.{key}"), all));
+            fields
+                .iter()
+                .for_each(|(key, value)| shape(value, &format!("{path}.{key}"), all));
         }
-        Value::Array(items) => items.iter().for_each(|item| shape(item, &format!("{path}[]"), all)),
+        Value::Array(items) => items
+            .iter()
+            .for_each(|item| shape(item, &format!("{path}[]"), all)),
         Value::String(_) => drop(all.insert(format!("{path}: text"))),
         Value::Number(_) => drop(all.insert(format!("{path}: number"))),
         Value::Bool(_) => drop(all.insert(format!("{path}: yes or no"))),
@@ -75,7 +87,10 @@ fn differences(compared: Compared, real: &Answer, stand_in: &Answer) -> Vec<Stri
     let (mut more, mut less) = (BTreeSet::new(), BTreeSet::new());
     shape(&real_body, "", &mut more);
     shape(&stand_in_body, "", &mut less);
-    all.extend(less.difference(&more).map(|field| format!("only the stand-in has {field}")));
+    all.extend(
+        less.difference(&more)
+            .map(|field| format!("only the stand-in has {field}")),
+    );
     all
 }
 
@@ -84,10 +99,13 @@ fn differ(real: &Value, stand_in: &Value, path: &str, all: &mut Vec<String>) {
     match (real, stand_in) {
         (Value::Object(one), Value::Object(other)) => {
             let keys: BTreeSet<_> = one.keys().chain(other.keys()).collect();
-            keys.iter().for_each(|key| differ(&real[key], &stand_in[key], &format!("{path}.{key}"), all));
+            keys.iter()
+                .for_each(|key| differ(&real[key], &stand_in[key], &format!("{path}.{key}"), all));
         }
         (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
-            one.iter().zip(other).for_each(|(one, other)| differ(one, other, &format!("{path}[]"), all));
+            one.iter()
+                .zip(other)
+                .for_each(|(one, other)| differ(one, other, &format!("{path}[]"), all));
         }
         _ if real == stand_in => {}
         _ => all.push(format!("{path}: {real}; the stand-in has {stand_in}")),
@@ -96,8 +114,7 @@ fn differ(real: &Value, stand_in: &Value, path: &str, all: &mut Vec<String>) {
 
 fn slice(name: &str) -> Value {
     let attributes = json!({"model": {"string": "m"}, "index": {"int": 1}, "v": {"version": "1.2.3"}, "on": {"bool": true}});
-    let device =
-        json!({"name": "gpu-0", "attributes": attributes, "capacity": {"memory": {"value": "80Gi"}}});
+    let device = json!({"name": "gpu-0", "attributes": attributes, "capacity": {"memory": {"value": "80Gi"}}});
     let taint = json!({
         "key": "example.com/unhealthy", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z",
     });
@@ -139,7 +156,8 @@ fn claim() -> Value {
 
 /// As the scheduler leaves it.
 fn allocation(pod: &Value) -> Value {
-    let result = json!({"request": "gpu", "driver": "gpu.example.com", "pool": "p", "device": "gpu-0"});
+    let result =
+        json!({"request": "gpu", "driver": "gpu.example.com", "pool": "p", "device": "gpu-0"});
     let field = json!({"key": "metadata.name", "operator": "In", "values": [NODE]});
     json!({
         "allocation": {
@@ -194,8 +212,16 @@ struct Both {
 
 impl Both {
     async fn send(&mut self, case: Case) -> [Answer; 2] {
-        let Case { what, method, path, kind, body, compared } = case;
-        self.each(what, method, &path, kind, [&body, &body], compared).await
+        let Case {
+            what,
+            method,
+            path,
+            kind,
+            body,
+            compared,
+        } = case;
+        self.each(what, method, &path, kind, [&body, &body], compared)
+            .await
     }
 
     /// Bodies may differ in what names objects of one server.
@@ -211,33 +237,84 @@ impl Both {
         let [one, other] = bodies.map(|body| (!body.is_null()).then_some(body));
         let real = self.real.send(method.clone(), path, kind, one).await;
         let stand_in = self.stand_in.send(method.clone(), path, kind, other).await;
-        self.note(what, &format!("{method} {path}"), compared, &real, &stand_in);
+        self.note(
+            what,
+            &format!("{method} {path}"),
+            compared,
+            &real,
+            &stand_in,
+        );
         [real, stand_in]
     }
 
     /// As [`Self::each`] for an answer whose message names UIDs or versions.
-    async fn each_but_message(&mut self, what: &str, method: Method, path: &str, bodies: [&Value; 2]) {
-        let mut real = self.real.send(method.clone(), path, JSON, Some(bodies[0])).await;
-        let mut stand_in = self.stand_in.send(method, path, JSON, Some(bodies[1])).await;
+    async fn each_but_message(
+        &mut self,
+        what: &str,
+        method: Method,
+        path: &str,
+        bodies: [&Value; 2],
+    ) {
+        let mut real = self
+            .real
+            .send(method.clone(), path, JSON, Some(bodies[0]))
+            .await;
+        let mut stand_in = self
+            .stand_in
+            .send(method, path, JSON, Some(bodies[1]))
+            .await;
         for answer in [&mut real, &mut stand_in] {
             answer.body["message"] = Value::Null;
         }
         self.note(what, path, Compared::Everything, &real, &stand_in);
     }
 
-    fn note(&mut self, what: &str, request: &str, compared: Compared, real: &Answer, stand_in: &Answer) {
+    fn note(
+        &mut self,
+        what: &str,
+        request: &str,
+        compared: Compared,
+        real: &Answer,
+        stand_in: &Answer,
+    ) {
         let found = differences(compared, real, stand_in);
-        self.differences.extend(found.iter().map(|found| format!("{what} ({request}): {found}")));
+        self.differences.extend(
+            found
+                .iter()
+                .map(|found| format!("{what} ({request}): {found}")),
+        );
     }
 
     async fn get(&mut self, what: &'static str, path: &str, compared: Compared) {
         let path = path.to_owned();
-        self.send(Case { what, method: Method::GET, path, kind: JSON, body: Value::Null, compared }).await;
+        self.send(Case {
+            what,
+            method: Method::GET,
+            path,
+            kind: JSON,
+            body: Value::Null,
+            compared,
+        })
+        .await;
     }
 
-    async fn post(&mut self, what: &'static str, path: &str, body: Value, compared: Compared) -> [Answer; 2] {
+    async fn post(
+        &mut self,
+        what: &'static str,
+        path: &str,
+        body: Value,
+        compared: Compared,
+    ) -> [Answer; 2] {
         let path = path.to_owned();
-        self.send(Case { what, method: Method::POST, path, kind: JSON, body, compared }).await
+        self.send(Case {
+            what,
+            method: Method::POST,
+            path,
+            kind: JSON,
+            body,
+            compared,
+        })
+        .await
     }
 
     async fn patch(
@@ -249,7 +326,15 @@ impl Both {
         compared: Compared,
     ) {
         let path = path.to_owned();
-        self.send(Case { what, method: Method::PATCH, path, kind, body, compared }).await;
+        self.send(Case {
+            what,
+            method: Method::PATCH,
+            path,
+            kind,
+            body,
+            compared,
+        })
+        .await;
     }
 }
 
@@ -258,7 +343,8 @@ async fn nodes_and_pods(both: &mut Both) -> [Value; 2] {
     use Compared::Shape;
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}});
     both.post("a node", "/api/v1/nodes", node, Shape).await;
-    both.get("a node", &format!("/api/v1/nodes/{NODE}"), Shape).await;
+    both.get("a node", &format!("/api/v1/nodes/{NODE}"), Shape)
+        .await;
     both.get("no node", "/api/v1/nodes/absent", Shape).await;
     let main = json!({"name": "main", "image": "registry.k8s.io/pause:3.10"});
     let pod = json!({
@@ -271,7 +357,12 @@ async fn nodes_and_pods(both: &mut Both) -> [Value; 2] {
     both.get("no pod", &format!("{pods}/absent"), Shape).await;
     let of_node = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{NODE}&limit=500");
     both.get("the pods of a node", &of_node, Shape).await;
-    both.get("pods by a field that there is not", "/api/v1/pods?fieldSelector=spec.nothing%3D1", Shape).await;
+    both.get(
+        "pods by a field that there is not",
+        "/api/v1/pods?fieldSelector=spec.nothing%3D1",
+        Shape,
+    )
+    .await;
     created.map(|answer| answer.body["metadata"]["uid"].clone())
 }
 
@@ -280,105 +371,322 @@ async fn claims(both: &mut Both, pods: [Value; 2]) {
     let claims = path("stand-in", "resourceclaims");
     let (one, status) = (format!("{claims}/claim"), format!("{claims}/claim/status"));
     let created = both.post("a claim", &claims, claim(), Shape).await;
-    both.get("no claim", &format!("{claims}/absent"), Everything).await;
+    both.get("no claim", &format!("{claims}/absent"), Everything)
+        .await;
     let apply = format!("{status}?fieldManager=nodedock%2Fgpu.example.com&force=true");
-    both.patch("a status before the allocation", &apply, APPLY, applied("gpu-0"), Everything).await;
-    let allocated = |number: usize| with(created[number].body.clone(), "/status", allocation(&pods[number]));
+    both.patch(
+        "a status before the allocation",
+        &apply,
+        APPLY,
+        applied("gpu-0"),
+        Everything,
+    )
+    .await;
+    let allocated = |number: usize| {
+        with(
+            created[number].body.clone(),
+            "/status",
+            allocation(&pods[number]),
+        )
+    };
     let bodies = [&allocated(0), &allocated(1)];
-    both.each("an allocation", Method::PUT, &status, JSON, bodies, Everything).await;
+    both.each(
+        "an allocation",
+        Method::PUT,
+        &status,
+        JSON,
+        bodies,
+        Everything,
+    )
+    .await;
     both.get("a claim", &one, Everything).await;
-    both.get("claims by name", &format!("{claims}?fieldSelector=metadata.name%3Dclaim&limit=500"), Shape)
-        .await;
-    both.patch("a device's status", &apply, APPLY, applied("gpu-0"), Everything).await;
-    both.patch("the same status", &apply, APPLY, applied("gpu-0"), Everything).await;
-    both.patch("a status of a device that the claim has not", &apply, APPLY, applied("gpu-9"), Everything)
-        .await;
+    both.get(
+        "claims by name",
+        &format!("{claims}?fieldSelector=metadata.name%3Dclaim&limit=500"),
+        Shape,
+    )
+    .await;
+    both.patch(
+        "a device's status",
+        &apply,
+        APPLY,
+        applied("gpu-0"),
+        Everything,
+    )
+    .await;
+    both.patch(
+        "the same status",
+        &apply,
+        APPLY,
+        applied("gpu-0"),
+        Everything,
+    )
+    .await;
+    both.patch(
+        "a status of a device that the claim has not",
+        &apply,
+        APPLY,
+        applied("gpu-9"),
+        Everything,
+    )
+    .await;
     let elsewhere = with(applied("gpu-0"), "/metadata/uid", json!("another"));
-    both.patch("a status of a claim that was replaced", &apply, APPLY, elsewhere, Everything).await;
+    both.patch(
+        "a status of a claim that was replaced",
+        &apply,
+        APPLY,
+        elsewhere,
+        Everything,
+    )
+    .await;
     let absent = apply.replace("/claim/", "/absent/");
     let of_absent = with(applied("gpu-0"), "/metadata/name", json!("absent"));
-    both.patch("a status of no claim", &absent, APPLY, of_absent, Everything).await;
+    both.patch(
+        "a status of no claim",
+        &absent,
+        APPLY,
+        of_absent,
+        Everything,
+    )
+    .await;
     let none = with(applied("gpu-0"), "/status", json!({"devices": []}));
-    both.patch("no status any more", &apply, APPLY, none, Everything).await;
-    let version = |answer: &Answer| answer.body["metadata"]["resourceVersion"].as_str().map(str::to_owned);
-    let versions = created.each_ref().map(|answer| version(answer).expect("an object has a version"));
+    both.patch("no status any more", &apply, APPLY, none, Everything)
+        .await;
+    let version = |answer: &Answer| {
+        answer.body["metadata"]["resourceVersion"]
+            .as_str()
+            .map(str::to_owned)
+    };
+    let versions = created
+        .each_ref()
+        .map(|answer| version(answer).expect("an object has a version"));
     let watched = format!("{claims}?fieldSelector=metadata.name%3Dclaim");
     let real = both.real.watch(&watched, &versions[0], 3).await;
     let stand_in = both.stand_in.watch(&watched, &versions[1], 3).await;
-    let answer = |events: Vec<Value>| Answer { code: 200, body: events.into() };
-    both.note("a watch", &watched, Everything, &answer(real), &answer(stand_in));
-    both.each("the end of a claim", Method::DELETE, &one, JSON, [&Value::Null; 2], Everything).await;
+    let answer = |events: Vec<Value>| Answer {
+        code: 200,
+        body: events.into(),
+    };
+    both.note(
+        "a watch",
+        &watched,
+        Everything,
+        &answer(real),
+        &answer(stand_in),
+    );
+    both.each(
+        "the end of a claim",
+        Method::DELETE,
+        &one,
+        JSON,
+        [&Value::Null; 2],
+        Everything,
+    )
+    .await;
 }
 
 async fn slices(both: &mut Both) {
     use Compared::Everything;
     let one = format!("{SLICES}/stand-in");
-    let created = both.post("a slice", SLICES, slice("stand-in"), Everything).await;
-    both.post("a slice that is there", SLICES, slice("stand-in"), Everything).await;
+    let created = both
+        .post("a slice", SLICES, slice("stand-in"), Everything)
+        .await;
+    both.post(
+        "a slice that is there",
+        SLICES,
+        slice("stand-in"),
+        Everything,
+    )
+    .await;
     let driver = || "/spec/driver";
     let invalid = [
         ("no driver", without(slice("bad"), "/spec", "driver")),
-        ("a driver that is no name", with(slice("bad"), driver(), json!("Not_A_Name"))),
+        (
+            "a driver that is no name",
+            with(slice("bad"), driver(), json!("Not_A_Name")),
+        ),
         ("no pool", without(slice("bad"), "/spec", "pool")),
-        ("no slices in the pool", with(slice("bad"), "/spec/pool/resourceSliceCount", json!(0))),
-        ("two places", with(slice("bad"), "/spec/allNodes", json!(true))),
+        (
+            "no slices in the pool",
+            with(slice("bad"), "/spec/pool/resourceSliceCount", json!(0)),
+        ),
+        (
+            "two places",
+            with(slice("bad"), "/spec/allNodes", json!(true)),
+        ),
         ("no place", without(slice("bad"), "/spec", "nodeName")),
-        ("a device that is no name", with(slice("bad"), "/spec/devices/0/name", json!("GPU_0"))),
-        ("a device twice", with(slice("bad"), "/spec/devices/1/name", json!("gpu-0"))),
-        ("two values", with(slice("bad"), "/spec/devices/0/attributes/model/int", json!(1))),
-        ("no value", with(slice("bad"), "/spec/devices/0/attributes/model", json!({}))),
-        ("no quantity", with(slice("bad"), "/spec/devices/0/capacity/memory/value", json!("much"))),
-        ("no effect", with(slice("bad"), "/spec/devices/1/taints/0/effect", json!("Never"))),
+        (
+            "a device that is no name",
+            with(slice("bad"), "/spec/devices/0/name", json!("GPU_0")),
+        ),
+        (
+            "a device twice",
+            with(slice("bad"), "/spec/devices/1/name", json!("gpu-0")),
+        ),
+        (
+            "two values",
+            with(
+                slice("bad"),
+                "/spec/devices/0/attributes/model/int",
+                json!(1),
+            ),
+        ),
+        (
+            "no value",
+            with(slice("bad"), "/spec/devices/0/attributes/model", json!({})),
+        ),
+        (
+            "no quantity",
+            with(
+                slice("bad"),
+                "/spec/devices/0/capacity/memory/value",
+                json!("much"),
+            ),
+        ),
+        (
+            "no effect",
+            with(
+                slice("bad"),
+                "/spec/devices/1/taints/0/effect",
+                json!("Never"),
+            ),
+        ),
     ];
     for (what, body) in invalid {
         both.post(what, SLICES, body, Everything).await;
     }
-    let of_node = format!("{SLICES}?fieldSelector=spec.nodeName%3D{NODE}%2Cspec.driver%3Dgpu.example.com");
-    both.get("slices of a node and driver", &of_node, Compared::Shape).await;
-    both.get("no slice", &format!("{SLICES}/absent"), Everything).await;
+    let of_node =
+        format!("{SLICES}?fieldSelector=spec.nodeName%3D{NODE}%2Cspec.driver%3Dgpu.example.com");
+    both.get("slices of a node and driver", &of_node, Compared::Shape)
+        .await;
+    both.get("no slice", &format!("{SLICES}/absent"), Everything)
+        .await;
     let changed = created.clone().map(|answer| {
         let slice = with(answer.body, "/spec/pool/generation", json!(2));
         with(slice, "/spec/devices", json!([{"name": "gpu-7"}]))
     });
     let bodies = [&changed[0], &changed[1]];
-    both.each("a changed slice", Method::PUT, &one, JSON, bodies, Everything).await;
-    both.each("a change of an old version", Method::PUT, &one, JSON, bodies, Everything).await;
-    for (field, value) in [("nodeName", json!("node-9")), ("driver", json!("other.example.com"))] {
+    both.each(
+        "a changed slice",
+        Method::PUT,
+        &one,
+        JSON,
+        bodies,
+        Everything,
+    )
+    .await;
+    both.each(
+        "a change of an old version",
+        Method::PUT,
+        &one,
+        JSON,
+        bodies,
+        Everything,
+    )
+    .await;
+    for (field, value) in [
+        ("nodeName", json!("node-9")),
+        ("driver", json!("other.example.com")),
+    ] {
         let moved = created.clone().map(|answer| {
             let slice = without(answer.body, "/metadata", "resourceVersion");
             with(slice, &format!("/spec/{field}"), value.clone())
         });
         let bodies = [&moved[0], &moved[1]];
-        both.each("a change of what stays", Method::PUT, &one, JSON, bodies, Everything).await;
+        both.each(
+            "a change of what stays",
+            Method::PUT,
+            &one,
+            JSON,
+            bodies,
+            Everything,
+        )
+        .await;
     }
-    let other = changed.clone().map(|slice| with(slice, "/metadata/uid", json!("another")));
-    both.each_but_message("a change of another slice", Method::PUT, &one, [&other[0], &other[1]]).await;
-    let preconditions =
-        |uid: &Value, version: &Value| json!({"preconditions": {"uid": uid, "resourceVersion": version}});
-    let wrong_uid = created.clone().map(|_| preconditions(&json!("another"), &Value::Null));
+    let other = changed
+        .clone()
+        .map(|slice| with(slice, "/metadata/uid", json!("another")));
+    both.each_but_message(
+        "a change of another slice",
+        Method::PUT,
+        &one,
+        [&other[0], &other[1]],
+    )
+    .await;
+    let preconditions = |uid: &Value, version: &Value| json!({"preconditions": {"uid": uid, "resourceVersion": version}});
+    let wrong_uid = created
+        .clone()
+        .map(|_| preconditions(&json!("another"), &Value::Null));
     let old = created.clone().map(|answer| {
         let metadata = &answer.body["metadata"];
         preconditions(&metadata["uid"], &metadata["resourceVersion"])
     });
-    for (what, bodies) in [("the end of another slice", wrong_uid), ("the end of an old version", old)] {
-        both.each_but_message(what, Method::DELETE, &one, [&bodies[0], &bodies[1]]).await;
+    for (what, bodies) in [
+        ("the end of another slice", wrong_uid),
+        ("the end of an old version", old),
+    ] {
+        both.each_but_message(what, Method::DELETE, &one, [&bodies[0], &bodies[1]])
+            .await;
     }
-    both.each("the end of a slice", Method::DELETE, &one, JSON, [&Value::Null; 2], Everything).await;
-    both.each("the end of no slice", Method::DELETE, &one, JSON, [&Value::Null; 2], Everything).await;
+    both.each(
+        "the end of a slice",
+        Method::DELETE,
+        &one,
+        JSON,
+        [&Value::Null; 2],
+        Everything,
+    )
+    .await;
+    both.each(
+        "the end of no slice",
+        Method::DELETE,
+        &one,
+        JSON,
+        [&Value::Null; 2],
+        Everything,
+    )
+    .await;
 }
 
 async fn events(both: &mut Both) {
     use Compared::Everything;
     let events = path("stand-in", "events");
     both.post("an event", &events, event(), Everything).await;
-    both.post("an event that is there", &events, event(), Everything).await;
+    both.post("an event that is there", &events, event(), Everything)
+        .await;
     let again = with(event(), "/metadata/name", json!("again"));
-    both.post("an event without a time", &events, without(again.clone(), "", "eventTime"), Everything).await;
+    both.post(
+        "an event without a time",
+        &events,
+        without(again.clone(), "", "eventTime"),
+        Everything,
+    )
+    .await;
     let elsewhere = with(again, "/regarding/namespace", json!("elsewhere"));
-    both.post("an event about another namespace", &events, elsewhere, Everything).await;
+    both.post(
+        "an event about another namespace",
+        &events,
+        elsewhere,
+        Everything,
+    )
+    .await;
     let series = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}});
-    both.patch("an event again", &format!("{events}/event"), MERGE, series.clone(), Everything).await;
-    both.patch("no event again", &format!("{events}/absent"), MERGE, series, Everything).await;
+    both.patch(
+        "an event again",
+        &format!("{events}/event"),
+        MERGE,
+        series.clone(),
+        Everything,
+    )
+    .await;
+    both.patch(
+        "no event again",
+        &format!("{events}/absent"),
+        MERGE,
+        series,
+        Everything,
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -388,17 +696,35 @@ async fn the_stand_in_answers_a_daemon_s_requests_as_the_real_server_does() {
     let api_server = ApiServer::start().await;
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = std::fs::read_to_string(api_server.kubeconfig(dir.path())).unwrap();
-    let mut both =
-        Both { real: Api::of(&admin).await, stand_in: Api::of(&kubeconfig).await, differences: Vec::new() };
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "stand-in"}});
-    both.post("a namespace", "/api/v1/namespaces", namespace, Compared::Shape).await;
+    let mut both = Both {
+        real: Api::of(&admin).await,
+        stand_in: Api::of(&kubeconfig).await,
+        differences: Vec::new(),
+    };
+    let namespace =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "stand-in"}});
+    both.post(
+        "a namespace",
+        "/api/v1/namespaces",
+        namespace,
+        Compared::Shape,
+    )
+    .await;
     let account = json!({"metadata": {"name": "default"}});
-    both.real.post(&path("stand-in", "serviceaccounts"), &account).await.done();
+    both.real
+        .post(&path("stand-in", "serviceaccounts"), &account)
+        .await
+        .done();
     both.get("the version", "/version", Compared::Shape).await;
     let pods = nodes_and_pods(&mut both).await;
     claims(&mut both, pods).await;
     slices(&mut both).await;
     events(&mut both).await;
     let differences = &both.differences;
-    assert!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n"));
+    assert!(
+        differences.is_empty(),
+        "{} differ:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
 }

@@ -82,20 +82,30 @@ struct Progress {
 impl Stream<'_> {
     /// Runs pods, and each action in turn after so many more pods have ended. Returns when all pods have ended.
     pub(crate) async fn run(&self, actions: &[&str], mut action: impl AsyncFnMut(&str)) -> Report {
-        let state = State { progress: watch::Sender::default(), report: Mutex::default() };
+        let state = State {
+            progress: watch::Sender::default(),
+            report: Mutex::default(),
+        };
         let act = async {
             for name in actions {
                 state.more_done(self.between).await;
                 let begun = (Instant::now(), (*name).to_owned());
-                state.progress.send_modify(|progress| progress.actions.push(begun));
+                state
+                    .progress
+                    .send_modify(|progress| progress.actions.push(begun));
                 action(name).await;
             }
             state.more_done(self.between).await;
-            state.progress.send_modify(|progress| progress.is_last = true);
+            state
+                .progress
+                .send_modify(|progress| progress.is_last = true);
         };
         let workers = join_all((0..self.in_flight).map(|number| self.work(number, &state)));
         tokio::join!(act, workers);
-        state.report.into_inner().unwrap_or_else(PoisonError::into_inner)
+        state
+            .report
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One pod after the other.
@@ -123,7 +133,11 @@ impl Stream<'_> {
         let mut devices = cdi_devices(&prepared);
         // A kubelet that was started again has them twice: it adds those of the answer to those of its checkpoint.
         devices.dedup();
-        assert_eq!((devices.len(), self.files_with(&devices[0])), (1, 1), "{name}: {prepared}");
+        assert_eq!(
+            (devices.len(), self.files_with(&devices[0])),
+            (1, 1),
+            "{name}: {prepared}"
+        );
         state.hold().await;
         self.repeat("unprepare", name, state).await;
         assert_eq!(self.files_with(&devices[0]), 0, "{name} is unprepared");
@@ -131,30 +145,47 @@ impl Stream<'_> {
     }
 
     async fn pod_with_resource(&self, name: &str, resource: &str, state: &State) {
-        let (pods, container) = (path(self.node, "pods"), json!({"resources": {"limits": {resource: "1"}}}));
-        self.api.post(&pods, &pod(self.node, name, json!([]), container)).await.done();
+        let (pods, container) = (
+            path(self.node, "pods"),
+            json!({"resources": {"limits": {resource: "1"}}}),
+        );
+        self.api
+            .post(&pods, &pod(self.node, name, json!([]), container))
+            .await
+            .done();
         self.bound(name, state).await;
         self.repeat("allocate", name, state).await;
         let started = self.repeat("start", name, state).await;
-        let device = started["cdi"][0].as_str().unwrap_or_else(|| panic!("{name}: {started}"));
+        let device = started["cdi"][0]
+            .as_str()
+            .unwrap_or_else(|| panic!("{name}: {started}"));
         assert_eq!(self.files_with(device), 1, "{name}: {started}");
         state.hold().await;
-        self.api.delete_at_once(&format!("{pods}/{name}")).await.done();
+        self.api
+            .delete_at_once(&format!("{pods}/{name}"))
+            .await
+            .done();
     }
 
     async fn bound(&self, pod: &str, state: &State) {
         let began = Instant::now();
         self.kubelet.bound(self.node, pod, self.driver).await;
-        state
-            .note(Instant::now(), |tally| tally.longest_binding = tally.longest_binding.max(began.elapsed()));
+        state.note(Instant::now(), |tally| {
+            tally.longest_binding = tally.longest_binding.max(began.elapsed())
+        });
     }
 
     /// Repeats a command until it succeeds. Gives its result.
     async fn repeat(&self, what: &'static str, pod: &str, state: &State) -> Value {
         // What a kubelet refuses just after its own start is not the daemon's fault.
         self.kubelet.was_registered(self.driver).await;
-        let Repeated { result, refusals, decided, elapsed, waited } =
-            self.kubelet.repeat(what, self.node, pod, self.driver).await;
+        let Repeated {
+            result,
+            refusals,
+            decided,
+            elapsed,
+            waited,
+        } = self.kubelet.repeat(what, self.node, pod, self.driver).await;
         state.note(decided, |tally| {
             // The first command of a pod.
             tally.pods += usize::from(matches!(what, "prepare" | "allocate"));
@@ -162,7 +193,10 @@ impl Stream<'_> {
             tally.longest_wait = tally.longest_wait.max(waited);
             tally.longest_call = tally.longest_call.max(elapsed);
             for error in refusals {
-                *tally.errors.entry(without_names(&error.replace(pod, "POD"))).or_default() += 1;
+                *tally
+                    .errors
+                    .entry(without_names(&error.replace(pod, "POD")))
+                    .or_default() += 1;
             }
         });
         result
@@ -179,10 +213,14 @@ fn without_names(error: &str) -> String {
 impl Stream<'_> {
     /// How many CDI files have a device.
     fn files_with(&self, device: &str) -> usize {
-        let entries = std::fs::read_dir(self.cdi).expect("the directory is there").flatten();
+        let entries = std::fs::read_dir(self.cdi)
+            .expect("the directory is there")
+            .flatten();
         // Those of other claims come and go meanwhile.
         let files = entries.filter_map(|entry| CdiFile::read(&entry.path()));
-        files.filter(|file| file.devices().iter().any(|name| name == device)).count()
+        files
+            .filter(|file| file.devices().iter().any(|name| name == device))
+            .count()
     }
 }
 
@@ -191,7 +229,11 @@ impl State {
     async fn more_done(&self, count: usize) {
         let mut progress = self.progress.subscribe();
         let wanted = progress.borrow().done + count;
-        let ended = timeout(PATIENCE * 2, progress.wait_for(|progress| progress.done >= wanted)).await;
+        let ended = timeout(
+            PATIENCE * 2,
+            progress.wait_for(|progress| progress.done >= wanted),
+        )
+        .await;
         let progress = ended.unwrap_or_else(|_| panic!("the pods stand still; {}", self.report()));
         drop(progress.expect("the sender is here"));
     }
@@ -206,7 +248,11 @@ impl State {
     /// Changes the tally of the action that began last before a time.
     fn note(&self, at: Instant, change: impl FnOnce(&mut Tally)) {
         let progress = self.progress.borrow();
-        let begun = progress.actions.iter().rev().find(|(began, _)| *began <= at);
+        let begun = progress
+            .actions
+            .iter()
+            .rev()
+            .find(|(began, _)| *began <= at);
         let action = begun.map_or("before", |(_, action)| action);
         change(self.report().0.entry(action.to_owned()).or_default());
     }
@@ -219,7 +265,9 @@ impl State {
 impl Report {
     /// The tally of an action after which pods ended.
     pub(crate) fn of(&self, action: &str) -> &Tally {
-        self.0.get(action).unwrap_or_else(|| panic!("no pod ended after {action:?}: {self}"))
+        self.0
+            .get(action)
+            .unwrap_or_else(|| panic!("no pod ended after {action:?}: {self}"))
     }
 }
 
@@ -233,8 +281,18 @@ impl Tally {
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (action, tally) in &self.0 {
-            let Tally { pods, failed, longest_wait, longest_call, longest_binding, .. } = tally;
-            writeln!(f, "{action}: {pods} pods, first attempts that failed: {failed:?}")?;
+            let Tally {
+                pods,
+                failed,
+                longest_wait,
+                longest_call,
+                longest_binding,
+                ..
+            } = tally;
+            writeln!(
+                f,
+                "{action}: {pods} pods, first attempts that failed: {failed:?}"
+            )?;
             writeln!(
                 f,
                 "  longest wait {longest_wait:.1?}, longest call {longest_call:.1?}, longest wait for the scheduler {longest_binding:.1?}"

@@ -23,14 +23,20 @@ pub(super) fn make(root: &Path) {
     machine
         .device_node(&drm, 226, 0, "dri/card0")
         .file("sys/class/drm/version", "drm 1.1.0")
-        .link("sys/dev/char/226:0", &format!("../../devices/pci0000:00/{AMD}/drm/card0"))
+        .link(
+            "sys/dev/char/226:0",
+            &format!("../../devices/pci0000:00/{AMD}/drm/card0"),
+        )
         .file("dev/dri/card0", "character 226:0");
     machine
         .file(
             &format!("proc/driver/nvidia/gpus/{NVIDIA}/information"),
             "Model: A GPU\nGPU UUID: GPU-1\nDevice Minor: 0\nGPU Excluded: No",
         )
-        .file("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15")
+        .file(
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15",
+        )
         .file("proc/devices", "Character devices:\n195 nvidia-frontend")
         .file("dev/nvidia0", "character 195:0")
         .file("dev/nvidiactl", "character 195:255");
@@ -41,8 +47,10 @@ pub(super) fn make(root: &Path) {
 /// A port that its path in the ACPI namespace names, and one that its node of the device tree does.
 fn serial_port_of_the_board(machine: &Recorded) {
     let (acpi, tree) = ("devices/pnp0/00:04", "devices/platform/spi0.0");
-    let (acpi_node, tree_node) =
-        ("devices/LNXSYSTM:00/PNP0501:00", "firmware/devicetree/base/spi@7e204000/uart@0");
+    let (acpi_node, tree_node) = (
+        "devices/LNXSYSTM:00/PNP0501:00",
+        "firmware/devicetree/base/spi@7e204000/uart@0",
+    );
     machine
         .file(&format!("sys/{acpi_node}/path"), "\\_SB_.COM1")
         .link(&format!("sys/{acpi}/firmware_node"), &up(acpi, acpi_node))
@@ -50,9 +58,15 @@ fn serial_port_of_the_board(machine: &Recorded) {
         .link(&format!("sys/{tree}/of_node"), &up(tree, tree_node));
     for (directory, tty, minor) in [(acpi, "ttyS0", 64), (tree, "ttySC1", 80)] {
         machine
-            .file(&format!("sys/{directory}/tty/{tty}/dev"), &format!("4:{minor}"))
+            .file(
+                &format!("sys/{directory}/tty/{tty}/dev"),
+                &format!("4:{minor}"),
+            )
             .file(&format!("sys/{directory}/tty/{tty}/type"), "4")
-            .link(&format!("sys/class/tty/{tty}"), &format!("../../{directory}/tty/{tty}"))
+            .link(
+                &format!("sys/class/tty/{tty}"),
+                &format!("../../{directory}/tty/{tty}"),
+            )
             .file(&format!("dev/{tty}"), &format!("character 4:{minor}"));
     }
 }
@@ -78,8 +92,14 @@ fn usb_serial_adapter(machine: &Recorded) {
         .file(&format!("sys/{interface}/ttyUSB0/tty/ttyUSB0/dev"), "188:0")
         .link("sys/bus/usb/devices/usb1", &format!("../../../{usb}"))
         .link("sys/bus/usb/devices/1-2", &format!("../../../{device}"))
-        .link("sys/bus/usb/devices/1-2:1.0", &format!("../../../{interface}"))
-        .link("sys/class/tty/ttyUSB0", &format!("../../{interface}/ttyUSB0/tty/ttyUSB0"))
+        .link(
+            "sys/bus/usb/devices/1-2:1.0",
+            &format!("../../../{interface}"),
+        )
+        .link(
+            "sys/class/tty/ttyUSB0",
+            &format!("../../{interface}/ttyUSB0/tty/ttyUSB0"),
+        )
         .file("sys/class/tty/console/active", "tty0")
         .link(
             &format!("sys/{interface}/ttyUSB0/tty/ttyUSB0/subsystem"),
@@ -87,7 +107,10 @@ fn usb_serial_adapter(machine: &Recorded) {
         )
         .link(&format!("sys/{device}/subsystem"), &up(&device, "bus/usb"))
         .link("sys/dev/char/189:3", &format!("../../{device}"))
-        .link("sys/dev/char/188:0", &format!("../../{interface}/ttyUSB0/tty/ttyUSB0"))
+        .link(
+            "sys/dev/char/188:0",
+            &format!("../../{interface}/ttyUSB0/tty/ttyUSB0"),
+        )
         .file("dev/ttyUSB0", "character 188:0")
         .file("dev/bus/usb/001/004", "character 189:3");
 }

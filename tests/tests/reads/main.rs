@@ -28,12 +28,28 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Example drivers, with configs that offer what the machine has, and the devices that they then have.
 const DRIVERS: [(&str, &str, usize); 7] = [
-    ("device-nodes", "pools: [{name: all, paths: [\"/dev/dri/*\", \"/dev/ttyUSB*\"]}]", 2),
+    (
+        "device-nodes",
+        "pools: [{name: all, paths: [\"/dev/dri/*\", \"/dev/ttyUSB*\"]}]",
+        2,
+    ),
     ("gpu", "{}", 2),
     ("pci", "{}", 4),
-    ("sriov", "pools: [{name: vf, select: [{addresses: [\"*\"]}], vfs: 2, mode: vfio}]", 2),
-    ("udev", "pools: [{name: serial, kind: serial}, {name: usb, kind: usb}]", 4),
-    ("vfio-pci", "pools: [{name: all, select: [{addresses: [\"*\"]}]}]", 4),
+    (
+        "sriov",
+        "pools: [{name: vf, select: [{addresses: [\"*\"]}], vfs: 2, mode: vfio}]",
+        2,
+    ),
+    (
+        "udev",
+        "pools: [{name: serial, kind: serial}, {name: usb, kind: usb}]",
+        4,
+    ),
+    (
+        "vfio-pci",
+        "pools: [{name: all, select: [{addresses: [\"*\"]}]}]",
+        4,
+    ),
     ("golden", "{}", 2),
 ];
 
@@ -47,7 +63,10 @@ struct Renames {
 
 impl Renames {
     fn start() -> Self {
-        let (is_over, directory) = (Arc::new(AtomicBool::new(false)), tempfile::tempdir().unwrap());
+        let (is_over, directory) = (
+            Arc::new(AtomicBool::new(false)),
+            tempfile::tempdir().unwrap(),
+        );
         let over = Arc::clone(&is_over);
         let rename = move || {
             let [one, other] = ["one", "other"].map(|name| directory.path().join(name));
@@ -57,24 +76,45 @@ impl Renames {
                 std::fs::rename(&other, &one).unwrap();
             }
         };
-        Self { is_over, thread: Some(std::thread::spawn(rename)) }
+        Self {
+            is_over,
+            thread: Some(std::thread::spawn(rename)),
+        }
     }
 }
 
 impl Drop for Renames {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        self.thread.take().expect("it is dropped once").join().expect("the renames succeed");
+        self.thread
+            .take()
+            .expect("it is dropped once")
+            .join()
+            .expect("the renames succeed");
     }
 }
 
 async fn load(machine: &Path, name: &str, config: &str) -> WasmDriver {
-    let settings = WasmSettings { hardware: Hardware::simulated(machine), ..settings(None) };
-    let host = WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal));
-    let file = DriverFile { name: format!("{name}.wasm"), bytes: wasm(name, Form::Core).into() };
+    let settings = WasmSettings {
+        hardware: Hardware::simulated(machine),
+        ..settings(None)
+    };
+    let host = WasmHost::new(
+        settings,
+        Arc::new(SharedClaimTable::default()),
+        Arc::new(NoJournal),
+    );
+    let file = DriverFile {
+        name: format!("{name}.wasm"),
+        bytes: wasm(name, Form::Core).into(),
+    };
     let grant = Grant::parse(&side_file(name, "grant")).expect("the example's grant");
     let config = driver_config(config).expect("a config");
-    let driver = host.expect("set up the sandbox").load(file, grant, Some(config)).await.unwrap();
+    let driver = host
+        .expect("set up the sandbox")
+        .load(file, grant, Some(config))
+        .await
+        .unwrap();
     assert_eq!(driver.missing_grants(), Vec::<String>::new(), "{name}");
     driver
 }
@@ -86,10 +126,20 @@ async fn discover(driver: &WasmDriver) -> Result<Published, Problem> {
 }
 
 /// A driver on the machine, and what it finds there.
-async fn scene(machine: &Path, name: &str, config: &str, devices: usize) -> (WasmDriver, Published) {
+async fn scene(
+    machine: &Path,
+    name: &str,
+    config: &str,
+    devices: usize,
+) -> (WasmDriver, Published) {
     let driver = load(machine, name, config).await;
     let found = discover(&driver).await.unwrap();
-    assert_eq!(found.inventory.device_count(), devices, "{name}: {:#?}", found.inventory);
+    assert_eq!(
+        found.inventory.device_count(),
+        devices,
+        "{name}: {:#?}",
+        found.inventory
+    );
     (driver, found)
 }
 
@@ -114,7 +164,13 @@ async fn a_system_call_that_fails_leaves_out_no_device() {
     machine::make(directory.path());
     for (name, config, devices) in DRIVERS {
         let (driver, complete) = scene(directory.path(), name, config, devices).await;
-        for errno in [Errno::AGAIN, Errno::INTR, Errno::IO, Errno::MFILE, Errno::NOMEM] {
+        for errno in [
+            Errno::AGAIN,
+            Errno::INTR,
+            Errno::IO,
+            Errno::MFILE,
+            Errno::NOMEM,
+        ] {
             let mut problems = 0;
             for number in 0.. {
                 fail_system_call(number, errno);

@@ -44,12 +44,17 @@ impl DeviceRow {
 
     /// Returns the path from the attribute, plain or wrapped in its type, or from the name.
     fn is_node(&self, path: &str) -> bool {
-        mentions(&self.attributes, path) || self.name == path.trim_start_matches("/dev/").replace('/', "-")
+        mentions(&self.attributes, path)
+            || self.name == path.trim_start_matches("/dev/").replace('/', "-")
     }
 
     fn choice(&self, what: &str) -> Choice {
         let device = format!("{}/{}/{}", self.driver, self.pool, self.name);
-        Choice { device, what: what.to_owned(), file: String::new() }
+        Choice {
+            device,
+            what: what.to_owned(),
+            file: String::new(),
+        }
     }
 }
 
@@ -75,10 +80,16 @@ pub(super) struct Choice {
 
 pub(super) fn real_device(devices: &[DeviceRow]) -> Option<Choice> {
     let loops = (0..64).map(|number| format!("{LOOP_PREFIX}{number}"));
-    WANTED_PATHS.into_iter().map(String::from).chain(loops).find_map(|path| {
-        let device = devices.iter().find(|device| device.is_usable() && device.is_node(&path))?;
-        Some(device.choice(&path))
-    })
+    WANTED_PATHS
+        .into_iter()
+        .map(String::from)
+        .chain(loops)
+        .find_map(|path| {
+            let device = devices
+                .iter()
+                .find(|device| device.is_usable() && device.is_node(&path))?;
+            Some(device.choice(&path))
+        })
 }
 
 pub(super) fn any_device(devices: &[DeviceRow]) -> Option<Choice> {
@@ -118,13 +129,23 @@ impl Prepared {
                 claim.problem
             );
         }
-        ensure!(!self.claims.is_empty(), "the output of prepare has no claim");
-        ensure!(!self.cdi_devices().is_empty(), "the output of prepare has no CDI device");
+        ensure!(
+            !self.claims.is_empty(),
+            "the output of prepare has no claim"
+        );
+        ensure!(
+            !self.cdi_devices().is_empty(),
+            "the output of prepare has no CDI device"
+        );
         Ok(())
     }
 
     pub(super) fn cdi_devices(&self) -> Vec<&str> {
-        self.containers.iter().flat_map(|container| &container.cdi_devices).map(String::as_str).collect()
+        self.containers
+            .iter()
+            .flat_map(|container| &container.cdi_devices)
+            .map(String::as_str)
+            .collect()
     }
 }
 
@@ -144,10 +165,15 @@ impl Promise {
         let json: String = spec.lines().filter(|line| !line.starts_with('#')).collect();
         let spec: Spec = serde_json::from_str(&json).ok()?;
         let name = cdi_device.strip_prefix(&spec.kind)?.strip_prefix('=')?;
-        let device = spec.devices.into_iter().find(|device| device.name == name)?;
+        let device = spec
+            .devices
+            .into_iter()
+            .find(|device| device.name == name)?;
         let mut promise = Self::default();
         for edits in [device.container_edits, spec.container_edits] {
-            promise.nodes.extend(edits.device_nodes.into_iter().map(|node| node.path));
+            promise
+                .nodes
+                .extend(edits.device_nodes.into_iter().map(|node| node.path));
             promise.env.extend(edits.env);
         }
         Some(promise)
@@ -171,14 +197,23 @@ impl Promise {
 
     /// Compares the output of the script with the expectation and returns the lines to print.
     pub(super) fn seen<'a>(&self, output: &'a str) -> Result<Vec<&'a str>> {
-        let nodes = self.nodes.iter().map(|node| line_with(output, |line| is_node_line(line, node), node));
-        let env = self.env.iter().map(|entry| line_with(output, |line| line == entry, entry));
+        let nodes = self
+            .nodes
+            .iter()
+            .map(|node| line_with(output, |line| is_node_line(line, node), node));
+        let env = self
+            .env
+            .iter()
+            .map(|entry| line_with(output, |line| line == entry, entry));
         nodes.chain(env).collect()
     }
 }
 
 fn line_with<'a>(output: &'a str, matches: impl Fn(&str) -> bool, what: &str) -> Result<&'a str> {
-    output.lines().find(|line| matches(line)).with_context(|| format!("the container does not see {what}"))
+    output
+        .lines()
+        .find(|line| matches(line))
+        .with_context(|| format!("the container does not see {what}"))
 }
 
 /// Parses a line of `ls -l` for a character or block device.
@@ -240,7 +275,10 @@ mod tests {
                 {"driver": "d", "pool": "n", "name": "k", "attributes": {"path": {"string": "/dev/kvm"}}}]"#,
         );
         let choice = real_device(&devices).unwrap();
-        assert_eq!((choice.device.as_str(), choice.what.as_str()), ("d/n/k", "/dev/kvm"));
+        assert_eq!(
+            (choice.device.as_str(), choice.what.as_str()),
+            ("d/n/k", "/dev/kvm")
+        );
         assert_eq!(real_device(&devices[..2]).unwrap().what, "/dev/net/tun");
         assert_eq!(real_device(&devices[..1]).unwrap().what, "/dev/loop3");
     }
@@ -280,9 +318,15 @@ mod tests {
     #[test]
     fn prepare_must_name_a_claim_and_a_cdi_device() {
         let read = |json| serde_json::from_str::<Prepared>(json).unwrap();
-        assert!(read(r#"{"claims": [], "containers": [{"cdiDevices": ["v/c=a"]}]}"#).check().is_err());
         assert!(
-            read(r#"{"claims": [{"name": "c", "outcome": "prepared"}], "containers": []}"#).check().is_err()
+            read(r#"{"claims": [], "containers": [{"cdiDevices": ["v/c=a"]}]}"#)
+                .check()
+                .is_err()
+        );
+        assert!(
+            read(r#"{"claims": [{"name": "c", "outcome": "prepared"}], "containers": []}"#)
+                .check()
+                .is_err()
         );
         let good = r#"{"claims": [{"name": "c", "outcome": "prepared", "problem": null}],
                        "containers": [{"name": "main", "cdiDevices": ["v/c=a", "v/c=b"]}]}"#;
@@ -319,7 +363,11 @@ mod tests {
 
     #[test]
     fn a_path_with_shell_words_is_refused() {
-        check_plain(&["/dev/net/tun".into(), "/dev/dri/by-path/pci-0000:00:02.0-card".into()]).unwrap();
+        check_plain(&[
+            "/dev/net/tun".into(),
+            "/dev/dri/by-path/pci-0000:00:02.0-card".into(),
+        ])
+        .unwrap();
         assert!(check_plain(&["/dev/x; reboot".into()]).is_err());
     }
 }

@@ -29,18 +29,33 @@ impl<'a> Sandbox<'a> {
     pub(super) fn new(podman: &'a Podman, root: &Path) -> Result<Self> {
         let rootfs = root.join("rootfs");
         fill(&rootfs, &podman.busybox).with_context(|| format!("filling {}", rootfs.display()))?;
-        Ok(Self { podman, rootfs, storage: root.join("podman") })
+        Ok(Self {
+            podman,
+            rootfs,
+            storage: root.join("podman"),
+        })
     }
 
     /// Starts the container and prints the devices that it sees.
-    pub(super) fn look_at(&self, interrupt: &Interrupt, devices: &[&str], spec: &CdiSpec) -> Result<()> {
+    pub(super) fn look_at(
+        &self,
+        interrupt: &Interrupt,
+        devices: &[&str],
+        spec: &CdiSpec,
+    ) -> Result<()> {
         check_plain(&spec.promise.nodes)?;
         let mut run = self.command(devices, &spec.promise.script());
         command(&shell::line(&run));
         let output = interrupt.output(&mut run, RUN_LIMIT)?;
-        let (seen, problem) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        ensure!(output.status.success(), "the container failed: {}\n{seen}{problem}", output.status);
+        let (seen, problem) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        ensure!(
+            output.status.success(),
+            "the container failed: {}\n{seen}{problem}",
+            output.status
+        );
         spec.promise.seen(&seen)?.into_iter().for_each(quote);
         Ok(())
     }
@@ -51,14 +66,31 @@ impl<'a> Sandbox<'a> {
         command.arg("--runroot").arg(self.storage.join("run"));
         command.arg("--tmpdir").arg(self.storage.join("tmp"));
         // Overlay would leave a mount on its directory, and then the root could not be removed.
-        command.arg("--storage-driver=vfs").arg("--runtime").arg(&self.podman.runtime);
+        command
+            .arg("--storage-driver=vfs")
+            .arg("--runtime")
+            .arg(&self.podman.runtime);
         // Needs neither systemd nor a journal, nor higher limits than the machine allows.
-        command.args(["--cgroup-manager=cgroupfs", "--events-backend=none", "run", "--rm", "--network=none"]);
-        command.args(["--ulimit", "nofile=16384:16384", "--ulimit", "nproc=32768:32768"]);
+        command.args([
+            "--cgroup-manager=cgroupfs",
+            "--events-backend=none",
+            "run",
+            "--rm",
+            "--network=none",
+        ]);
+        command.args([
+            "--ulimit",
+            "nofile=16384:16384",
+            "--ulimit",
+            "nproc=32768:32768",
+        ]);
         devices.iter().for_each(|device| {
             command.args(["--device", device]);
         });
-        command.arg("--rootfs").arg(&self.rootfs).args(["/bin/sh", "-c", script]);
+        command
+            .arg("--rootfs")
+            .arg(&self.rootfs)
+            .args(["/bin/sh", "-c", script]);
         command
     }
 }

@@ -43,11 +43,25 @@ pub(super) struct CdiSpec {
 impl Dock {
     pub(super) fn new(program: PathBuf, for_runtimes: bool, interrupt: Interrupt) -> Result<Self> {
         // Paths of Unix sockets have at most 107 bytes, so the root's path must be short.
-        let root =
-            tempfile::Builder::new().prefix("nodedock-").tempdir_in("/tmp").context("creating a root")?;
-        let cdi_dir = if for_runtimes { SYSTEM_CDI_DIR.into() } else { root.path().join("var/run/cdi") };
+        let root = tempfile::Builder::new()
+            .prefix("nodedock-")
+            .tempdir_in("/tmp")
+            .context("creating a root")?;
+        let cdi_dir = if for_runtimes {
+            SYSTEM_CDI_DIR.into()
+        } else {
+            root.path().join("var/run/cdi")
+        };
         let (cdi_dir_is_ours, cdi_before) = (!cdi_dir.exists(), files_in(&cdi_dir));
-        let dock = Self { program, root, cdi_dir, cdi_before, cdi_dir_is_ours, daemon: None, interrupt };
+        let dock = Self {
+            program,
+            root,
+            cdi_dir,
+            cdi_before,
+            cdi_dir_is_ours,
+            daemon: None,
+            interrupt,
+        };
         fs::create_dir_all(dock.drivers_dir()).context("creating the drivers directory")?;
         Ok(dock)
     }
@@ -67,12 +81,25 @@ impl Dock {
     /// Starts the daemon and waits until it is reachable.
     pub(super) fn start(&mut self) -> Result<()> {
         let mut daemon = Command::new(&self.program);
-        daemon.arg("run").arg("--root").arg(self.root()).arg("--cdi-dir").arg(&self.cdi_dir);
+        daemon
+            .arg("run")
+            .arg("--root")
+            .arg(self.root())
+            .arg("--cdi-dir")
+            .arg(&self.cdi_dir);
         command(&format!("{} &", shell::line(&daemon)));
         let log = self.open_log()?;
         // A separate process group: Ctrl-C reaches only this program, which then stops the daemon.
-        daemon.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        self.daemon = Some(daemon.spawn().with_context(|| format!("starting {}", self.program.display()))?);
+        daemon
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0);
+        self.daemon = Some(
+            daemon
+                .spawn()
+                .with_context(|| format!("starting {}", self.program.display()))?,
+        );
         self.wait_ready()
     }
 
@@ -84,13 +111,22 @@ impl Dock {
             if let Some(status) = self.ended()? {
                 bail!("the daemon ended before it was ready: {status}");
             }
-            let output =
-                interrupt.output(&mut self.client(&["get", "drivers", "-o", "json"]), READY_LIMIT)?;
+            let output = interrupt.output(
+                &mut self.client(&["get", "drivers", "-o", "json"]),
+                READY_LIMIT,
+            )?;
             last = text(&output.stderr);
             Ok(output.status.success().then_some(()))
         })?;
-        ensure!(ready.is_some(), "the daemon is not ready after {} s: {last}", READY_LIMIT.as_secs());
-        note(&format!("ready after {:.2} s", began.elapsed().as_secs_f64()));
+        ensure!(
+            ready.is_some(),
+            "the daemon is not ready after {} s: {last}",
+            READY_LIMIT.as_secs()
+        );
+        note(&format!(
+            "ready after {:.2} s",
+            began.elapsed().as_secs_f64()
+        ));
         Ok(())
     }
 
@@ -110,8 +146,8 @@ impl Dock {
         terminate(daemon)?;
         let interrupt = self.interrupt.clone();
         let status = interrupt.wait_for(STOP_LIMIT, || self.ended())?;
-        let status =
-            status.with_context(|| format!("still running {} s after SIGTERM", STOP_LIMIT.as_secs()))?;
+        let status = status
+            .with_context(|| format!("still running {} s after SIGTERM", STOP_LIMIT.as_secs()))?;
         self.daemon = None;
         ensure!(status.success(), "the daemon ended with {status}");
         note("it ended with exit code 0");
@@ -120,7 +156,9 @@ impl Dock {
 
     fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let daemon = self.daemon.as_mut().context("the daemon is not running")?;
-        daemon.try_wait().context("getting the status of the daemon")
+        daemon
+            .try_wait()
+            .context("getting the status of the daemon")
     }
 
     /// Runs a command against the daemon, prints it with its output, and returns the output.
@@ -135,8 +173,14 @@ impl Dock {
     pub(super) fn query(&self, args: &[&str]) -> Result<String> {
         let output = self.interrupt.output(&mut self.client(args), CALL_LIMIT)?;
         let problem = text(&output.stderr);
-        ensure!(output.status.success(), "nodedock {} failed: {}: {problem}", args.join(" "), output.status);
-        String::from_utf8(output.stdout).with_context(|| format!("reading nodedock {}", args.join(" ")))
+        ensure!(
+            output.status.success(),
+            "nodedock {} failed: {}: {problem}",
+            args.join(" "),
+            output.status
+        );
+        String::from_utf8(output.stdout)
+            .with_context(|| format!("reading nodedock {}", args.join(" ")))
     }
 
     /// The environment sets the root, so that the printed command is the one for a real node.
@@ -148,7 +192,10 @@ impl Dock {
 
     /// Returns the spec of the first device, with the effects of the specs of all devices.
     pub(super) fn cdi_spec(&self, devices: &[&str]) -> Result<CdiSpec> {
-        let specs: Vec<_> = devices.iter().map(|device| self.spec_of(device)).collect::<Result<_>>()?;
+        let specs: Vec<_> = devices
+            .iter()
+            .map(|device| self.spec_of(device))
+            .collect::<Result<_>>()?;
         let mut specs = specs.into_iter();
         let mut first = specs.next().context("no CDI device was prepared")?;
         specs.for_each(|spec| first.promise.add(spec.promise));
@@ -159,7 +206,11 @@ impl Dock {
         let found = files_in(&self.cdi_dir).into_iter().find_map(|path| {
             let text = fs::read_to_string(&path).ok()?;
             let promise = Promise::read(&text, device)?;
-            Some(CdiSpec { path, text, promise })
+            Some(CdiSpec {
+                path,
+                text,
+                promise,
+            })
         });
         found.with_context(|| format!("no file in {} describes {device}", self.cdi_dir.display()))
     }
@@ -206,7 +257,10 @@ impl Dock {
 
     /// Removes only new files of this daemon: the directory may be the system's.
     fn remove_cdi_leftovers(&self) {
-        for file in files_in(&self.cdi_dir).difference(&self.cdi_before).filter(|file| names_us(file)) {
+        for file in files_in(&self.cdi_dir)
+            .difference(&self.cdi_before)
+            .filter(|file| names_us(file))
+        {
             if let Err(error) = fs::remove_file(file) {
                 eprintln!("  {} was not removed: {error}", file.display());
             }
@@ -231,11 +285,16 @@ fn terminate(daemon: &Child) -> Result<()> {
 
 fn files_in(directory: &Path) -> BTreeSet<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect()
+    entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file())
+        .collect()
 }
 
 fn names_us(file: &Path) -> bool {
-    let in_name = file.file_name().is_some_and(|name| name.to_string_lossy().contains("nodedock"));
+    let in_name = file
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().contains("nodedock"));
     in_name || fs::read(file).is_ok_and(|bytes| text(&bytes).contains("nodedock"))
 }
 

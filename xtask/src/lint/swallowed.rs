@@ -51,8 +51,12 @@ const LOOKS: [&str; 3] = [".exists()", ".is_file()", ".is_dir()"];
 const NO_PATHS: [&str; 5] = ["found", "kind", "metadata", "before", "program"];
 
 /// An answer of another task or process, and what drops its error.
-const AWAITS: [&str; 4] =
-    [".await.ok()", ".await.unwrap_or_default()", ".await.unwrap_or(", ".await.unwrap_or_else(|_|"];
+const AWAITS: [&str; 4] = [
+    ".await.ok()",
+    ".await.unwrap_or_default()",
+    ".await.unwrap_or(",
+    ".await.unwrap_or_else(|_|",
+];
 
 const REASON: &str = "// no error: ";
 const MODULE_REASON: &str = "//! no error: ";
@@ -74,11 +78,15 @@ impl fmt::Display for Finding {
 /// Whether a file is code of a program or a library that is shipped.
 pub(super) fn is_production(path: &str) -> bool {
     let is_source = path.ends_with(".rs") && path.contains("/src/");
-    let is_ours = ["host/", "sdk/", "proto/", "conformance/"].iter().any(|part| path.starts_with(part));
+    let is_ours = ["host/", "sdk/", "proto/", "conformance/"]
+        .iter()
+        .any(|part| path.starts_with(part));
     let is_test = |part: &str| {
         let name = part.strip_suffix(".rs").unwrap_or(part);
-        matches!(name, "tests" | "testing" | "fuzz" | "templates" | "test_support")
-            || name.ends_with("_tests")
+        matches!(
+            name,
+            "tests" | "testing" | "fuzz" | "templates" | "test_support"
+        ) || name.ends_with("_tests")
             || name.starts_with("fake")
     };
     is_source && is_ours && !path.split('/').any(is_test)
@@ -86,8 +94,15 @@ pub(super) fn is_production(path: &str) -> bool {
 
 /// Returns the findings of a file.
 pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
-    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
-    if text.lines().take_while(|line| line.starts_with("//!")).any(|line| line.starts_with(MODULE_REASON)) {
+    let text = text
+        .split("#[cfg(test)]\nmod tests")
+        .next()
+        .unwrap_or_default();
+    if text
+        .lines()
+        .take_while(|line| line.starts_with("//!"))
+        .any(|line| line.starts_with(MODULE_REASON))
+    {
         return Vec::new();
     }
     let code = code_of(text);
@@ -99,7 +114,11 @@ pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
         if drops_error(statement) && !has_reason(text, first, end) {
             let shown: Vec<_> = text[first..end].split_whitespace().collect();
             let line = 1 + text[..first].matches('\n').count();
-            found.push(Finding { path: path.to_owned(), line, statement: shown.join(" ") });
+            found.push(Finding {
+                path: path.to_owned(),
+                line,
+                statement: shown.join(" "),
+            });
         }
         start = end + 1;
     }
@@ -109,33 +128,46 @@ pub(super) fn findings(path: &str, text: &str) -> Vec<Finding> {
 fn drops_error(statement: &str) -> bool {
     // Another error in its place, and the header of a request, drop nothing.
     let in_a_row: String = statement.split_whitespace().collect();
-    let in_a_row =
-        in_a_row.replace(".unwrap_or(Err(", "").replace(".unwrap_or_else(|_|Err(", "").replace(HEADERS, "");
+    let in_a_row = in_a_row
+        .replace(".unwrap_or(Err(", "")
+        .replace(".unwrap_or_else(|_|Err(", "")
+        .replace(HEADERS, "");
     let is_dropped = |read: &&str| {
         in_a_row.match_indices(read).any(|(at, _)| {
             let rest = &in_a_row[at..];
             // A `?` between them has returned the error.
-            let is_kept =
-                |drop: &&str| rest.split_once(*drop).is_none_or(|(between, _)| between.contains('?'));
+            let is_kept = |drop: &&str| {
+                rest.split_once(*drop)
+                    .is_none_or(|(between, _)| between.contains('?'))
+            };
             (in_a_row[..at].contains("letOk(") && !rest.contains('?')) || !DROPS.iter().all(is_kept)
         })
     };
     READS.iter().any(is_dropped)
         || LOOKS.iter().any(|look| looks_at_path(statement, look))
-        || AWAITS.iter().chain(&ENTRIES).any(|dropped| in_a_row.contains(dropped))
+        || AWAITS
+            .iter()
+            .chain(&ENTRIES)
+            .any(|dropped| in_a_row.contains(dropped))
 }
 
 fn looks_at_path(statement: &str, look: &str) -> bool {
     statement.match_indices(look).any(|(at, _)| {
         let before = &statement[..at];
-        let word = before.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+        let word = before
+            .rsplit(|c: char| !c.is_alphanumeric() && c != '_')
+            .next()
+            .unwrap_or_default();
         !before.ends_with('?') && !NO_PATHS.contains(&word)
     })
 }
 
 /// Whether the reason is in the statement, or in the comment right above it.
 fn has_reason(text: &str, first: usize, end: usize) -> bool {
-    let above = text[..first].lines().rev().skip(usize::from(!text[..first].ends_with('\n')));
+    let above = text[..first]
+        .lines()
+        .rev()
+        .skip(usize::from(!text[..first].ends_with('\n')));
     let mut comment = above.take_while(|line| line.trim_start().starts_with("//"));
     let rest_of_line = text[end..].lines().next().unwrap_or_default();
     text[first..end].contains(REASON)
@@ -157,7 +189,11 @@ fn code_of(text: &str) -> String {
         let taken = length.max(next.len_utf8());
         match length {
             0 => code.push(next),
-            _ => code.extend(rest[..taken].bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' })),
+            _ => code.extend(
+                rest[..taken]
+                    .bytes()
+                    .map(|byte| if byte == b'\n' { '\n' } else { ' ' }),
+            ),
         }
         rest = &rest[taken..];
     }
@@ -188,7 +224,10 @@ mod tests {
     use super::*;
 
     fn lines(text: &str) -> Vec<usize> {
-        findings("host/core/src/a.rs", text).into_iter().map(|found| found.line).collect()
+        findings("host/core/src/a.rs", text)
+            .into_iter()
+            .map(|found| found.line)
+            .collect()
     }
 
     #[test]
@@ -236,7 +275,11 @@ mod tests {
 
     #[test]
     fn tests_are_no_production_code() {
-        for path in ["host/core/src/a.rs", "sdk/src/host.rs", "conformance/src/cases/crash.rs"] {
+        for path in [
+            "host/core/src/a.rs",
+            "sdk/src/host.rs",
+            "conformance/src/cases/crash.rs",
+        ] {
             assert!(is_production(path), "{path}");
         }
         for path in [

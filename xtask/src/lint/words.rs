@@ -61,7 +61,10 @@ impl Rules {
     /// Parses the rules: `refuse TERM, TERM: REPLACEMENT`, `allow TERM phrase TEXT: REASON` and `allow TERM path PATH: REASON`,
     /// where `*` is every term. Empty lines and lines with `#` are comments. The error names each invalid line.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let mut rules = Self { refused: Vec::new(), allowed: Vec::new() };
+        let mut rules = Self {
+            refused: Vec::new(),
+            allowed: Vec::new(),
+        };
         let mut invalid = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
             let is_comment = line.trim().is_empty() || line.starts_with('#');
@@ -69,13 +72,20 @@ impl Rules {
                 invalid.push(format!("line {number} is not a rule: {line}"));
             }
         }
-        if invalid.is_empty() { Ok(rules) } else { Err(invalid.join("\n")) }
+        if invalid.is_empty() {
+            Ok(rules)
+        } else {
+            Err(invalid.join("\n"))
+        }
     }
 
     fn add(&mut self, number: usize, line: &str) -> Option<()> {
         let (rule, explanation) = line.rsplit_once(": ")?;
         if let Some(terms) = rule.strip_prefix("refuse ") {
-            let term = |term| Term { words: words_of(term), replacement: explanation.to_owned() };
+            let term = |term| Term {
+                words: words_of(term),
+                replacement: explanation.to_owned(),
+            };
             self.refused.extend(terms.split(", ").map(term));
             return Some(());
         }
@@ -86,7 +96,11 @@ impl Rules {
             _ => return None,
         };
         let term = (term != "*").then(|| words_of(term));
-        self.allowed.push(Allowance { line: number, term, scope });
+        self.allowed.push(Allowance {
+            line: number,
+            term,
+            scope,
+        });
         Some(())
     }
 
@@ -98,8 +112,12 @@ impl Rules {
         line: &'a str,
         at: &'a Range<usize>,
     ) -> impl Iterator<Item = &'a Allowance> {
-        let applies = |rule: &&Allowance| rule.term.as_ref().is_none_or(|words| *words == term.words);
-        self.allowed.iter().filter(applies).filter(|rule| rule.scope.contains(path, line, at))
+        let applies =
+            |rule: &&Allowance| rule.term.as_ref().is_none_or(|words| *words == term.words);
+        self.allowed
+            .iter()
+            .filter(applies)
+            .filter(|rule| rule.scope.contains(path, line, at))
     }
 }
 
@@ -138,7 +156,10 @@ impl Report {
     ) {
         let allowances: Vec<_> = rules.allowances(term, path, line, at).collect();
         self.used.extend(allowances.iter().map(|rule| rule.line));
-        if allowances.iter().any(|rule| matches!(rule.scope, Scope::Phrase(_))) {
+        if allowances
+            .iter()
+            .any(|rule| matches!(rule.scope, Scope::Phrase(_)))
+        {
             return;
         }
         if allowances.is_empty() {
@@ -162,17 +183,28 @@ impl Report {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: `{}` (say: {})", self.path, self.line, self.term, self.replacement)
+        write!(
+            f,
+            "{}:{}: `{}` (say: {})",
+            self.path, self.line, self.term, self.replacement
+        )
     }
 }
 
 fn directory_of(path: &str) -> String {
     let parents = path.rsplit_once('/').map_or("", |(parents, _)| parents);
-    parents.split('/').take(DIRECTORY_DEPTH).collect::<Vec<_>>().join("/")
+    parents
+        .split('/')
+        .take(DIRECTORY_DEPTH)
+        .collect::<Vec<_>>()
+        .join("/")
 }
 
 fn words_of(term: &str) -> Vec<String> {
-    words_in(term).into_iter().map(|at| term[at].to_lowercase()).collect()
+    words_in(term)
+        .into_iter()
+        .map(|at| term[at].to_lowercase())
+        .collect()
 }
 
 /// Returns the places of the words in a line. Underscores, dashes and changes of case separate the words of an identifier.
@@ -201,9 +233,13 @@ fn occurrences<'a>(
     term: &'a [String],
 ) -> impl Iterator<Item = Range<usize>> + 'a {
     words.windows(term.len()).filter_map(move |places| {
-        let equal = places.iter().zip(term).all(|(at, word)| line[at.clone()].eq_ignore_ascii_case(word));
-        let joined =
-            |pair: &[Range<usize>]| matches!(&line[pair[0].end..pair[1].start], "" | " " | "-" | "_");
+        let equal = places
+            .iter()
+            .zip(term)
+            .all(|(at, word)| line[at.clone()].eq_ignore_ascii_case(word));
+        let joined = |pair: &[Range<usize>]| {
+            matches!(&line[pair[0].end..pair[1].start], "" | " " | "-" | "_")
+        };
         let place = places[0].start..places[term.len() - 1].end;
         (equal && places.windows(2).all(joined)).then_some(place)
     })
@@ -221,25 +257,42 @@ mod tests {
 
     fn refused(terms: &str, text: &str) -> Vec<String> {
         let report = report(&format!("refuse {terms}: a better word"), "a.md", text);
-        report.findings.into_iter().map(|finding| finding.term).collect()
+        report
+            .findings
+            .into_iter()
+            .map(|finding| finding.term)
+            .collect()
     }
 
     #[test]
     fn a_term_is_found_as_a_whole_word_in_text_and_identifiers() {
         let text = "Folder my_folder FOLDER driversFolder FolderOf CDIFolder folders unfolder";
-        assert_eq!(refused("folder", text), ["Folder", "folder", "FOLDER", "Folder", "Folder", "Folder"]);
+        assert_eq!(
+            refused("folder", text),
+            ["Folder", "folder", "FOLDER", "Folder", "Folder", "Folder"]
+        );
     }
 
     #[test]
     fn a_term_of_several_words_is_found_in_every_notation() {
         let text = "give up, give_up GiveUp give-up; give. Up gives up";
-        assert_eq!(refused("give up", text), ["give up", "give_up", "GiveUp", "give-up"]);
+        assert_eq!(
+            refused("give up", text),
+            ["give up", "give_up", "GiveUp", "give-up"]
+        );
     }
 
     #[test]
     fn a_finding_names_the_place_and_the_replacement() {
-        let report = report("refuse folder, folders: directory", "docs/a.md", "a\nß folders");
-        assert_eq!(report.findings[0].to_string(), "docs/a.md:2: `folders` (say: directory)");
+        let report = report(
+            "refuse folder, folders: directory",
+            "docs/a.md",
+            "a\nß folders",
+        );
+        assert_eq!(
+            report.findings[0].to_string(),
+            "docs/a.md:2: `folders` (say: directory)"
+        );
     }
 
     #[test]
@@ -253,7 +306,10 @@ mod tests {
     #[test]
     fn a_path_allows_its_file_or_directory_and_counts_the_terms() {
         let rules = "refuse folder: directory\nallow * path host/a: not rewritten yet";
-        assert_eq!(report(rules, "host/a/b/c/d.rs", "folder folder").allowed["host/a/b/c"], 2);
+        assert_eq!(
+            report(rules, "host/a/b/c/d.rs", "folder folder").allowed["host/a/b/c"],
+            2
+        );
         assert!(report(rules, "host/a", "folder").findings.is_empty());
         assert_eq!(report(rules, "host/ab", "folder").findings.len(), 1);
     }
@@ -261,19 +317,28 @@ mod tests {
     #[test]
     fn a_rule_for_one_term_allows_no_other() {
         let rules = "refuse folder: directory\nrefuse nobody: no one\nallow nobody path a: a user";
-        assert_eq!(report(rules, "a", "nobody has a folder").findings[0].term, "folder");
+        assert_eq!(
+            report(rules, "a", "nobody has a folder").findings[0].term,
+            "folder"
+        );
     }
 
     #[test]
     fn a_rule_that_allows_nothing_is_reported() {
-        let text = "# Words\n\nrefuse folder: directory\nallow folder path a: x\nallow folder path b: x";
+        let text =
+            "# Words\n\nrefuse folder: directory\nallow folder path a: x\nallow folder path b: x";
         let report = report(text, "a", "folder");
         assert_eq!(report.unused(&Rules::parse(text).unwrap()), [5]);
     }
 
     #[test]
     fn a_line_that_is_not_a_rule_is_an_error() {
-        for line in ["refuse folder", "allow folder: x", "deny folder: x", "allow a path b phrase c: x"] {
+        for line in [
+            "refuse folder",
+            "allow folder: x",
+            "deny folder: x",
+            "allow a path b phrase c: x",
+        ] {
             assert!(Rules::parse(line).is_err(), "{line}");
         }
     }

@@ -43,8 +43,9 @@ impl Binaries {
             self.documented += 1;
         } else if let Some(name) = line.strip_prefix("Running ").and_then(binary) {
             self.names.push(name.to_owned());
-        } else if let Some((path, why)) =
-            line.strip_prefix("skipped in ").and_then(|rest| rest.split_once(": "))
+        } else if let Some((path, why)) = line
+            .strip_prefix("skipped in ")
+            .and_then(|rest| rest.split_once(": "))
         {
             let number = self.names.len().saturating_sub(1);
             self.skipped.push((number, path.to_owned(), why.to_owned()));
@@ -71,7 +72,10 @@ impl Results {
     pub(crate) fn line(&mut self, line: &str) {
         let line = line.trim_end();
         if let Some(result) = line.strip_prefix("test ").and_then(result) {
-            self.runs.last_mut().into_iter().for_each(|run| run.push(result.clone()));
+            self.runs
+                .last_mut()
+                .into_iter()
+                .for_each(|run| run.push(result.clone()));
         } else if let Some(path) = line.strip_suffix(": test") {
             self.listed.push((path.to_owned(), Outcome::Listed));
         } else if is_count(line, "running ", &[" test", " tests"]) {
@@ -88,20 +92,30 @@ impl Results {
     /// A binary that cargo named listed no tests, or an unnamed binary did.
     pub(crate) fn named(self, binaries: Binaries) -> Result<Outcomes> {
         let (named, documented, ran) = (binaries.names.len(), binaries.documented, self.runs.len());
-        let of_docs =
-            |run: &[(String, Outcome)]| run.iter().filter(|(path, _)| path.contains(".rs - ")).count();
+        let of_docs = |run: &[(String, Outcome)]| {
+            run.iter()
+                .filter(|(path, _)| path.contains(".rs - "))
+                .count()
+        };
         let (own, docs) = self.runs.split_at(named.min(ran));
-        let in_order =
-            own.iter().all(|run| of_docs(run) == 0) && docs.iter().all(|run| of_docs(run) == run.len());
+        let in_order = own.iter().all(|run| of_docs(run) == 0)
+            && docs.iter().all(|run| of_docs(run) == run.len());
         ensure!(
             ran >= named + documented && (documented > 0 || ran == named) && in_order,
             "cargo named {named} test binaries and {documented} crates with doc tests, and {ran} listed tests: \
              its output is not understood"
         );
         let mut outcomes = Outcomes::new();
-        let names = binaries.names.iter().map(String::as_str).chain(std::iter::repeat(DOC_TESTS));
+        let names = binaries
+            .names
+            .iter()
+            .map(String::as_str)
+            .chain(std::iter::repeat(DOC_TESTS));
         for (name, run) in names.zip(self.runs) {
-            outcomes.extend(run.into_iter().map(|(path, outcome)| (format!("{name} {path}"), outcome)));
+            outcomes.extend(
+                run.into_iter()
+                    .map(|(path, outcome)| (format!("{name} {path}"), outcome)),
+            );
         }
         for (number, path, why) in binaries.skipped {
             let name = binaries.names.get(number).map_or("", String::as_str);
@@ -184,7 +198,10 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     }
 
     fn with_names(expected: &[(&str, Outcome)]) -> Vec<(String, Outcome)> {
-        expected.iter().map(|(name, outcome)| ((*name).to_owned(), outcome.clone())).collect()
+        expected
+            .iter()
+            .map(|(name, outcome)| ((*name).to_owned(), outcome.clone()))
+            .collect()
     }
 
     #[test]
@@ -192,7 +209,10 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
         let why = Outcome::Skipped("an agent in Go: Go is not installed: really".to_owned());
         let expected = [
             ("doc sdk/src/lib.rs - claim (line 7)", Outcome::Failed),
-            ("doc sdk/src/lib.rs - export (line 9) - compile fail", Outcome::Passed),
+            (
+                "doc sdk/src/lib.rs - export (line 9) - compile fail",
+                Outcome::Passed,
+            ),
             ("inter_op-1 go::list", why),
             ("nodedock a::costly", Outcome::Ignored),
             ("nodedock a::good", Outcome::Passed),
@@ -215,14 +235,21 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
 
     #[test]
     fn a_test_that_failed_was_not_skipped() {
-        let found = outcomes(ERRORS, &RESULTS.replace("go::list ... ok", "go::list ... FAILED"));
+        let found = outcomes(
+            ERRORS,
+            &RESULTS.replace("go::list ... ok", "go::list ... FAILED"),
+        );
         assert_eq!(found[2].1, Outcome::Failed);
     }
 
     #[test]
     fn what_is_no_line_of_the_harness_is_passed_over() {
-        let noise = "test of patience\ntest a ... maybe\nrunning tests\nrunning 1 errand\n2 tests\n";
-        assert_eq!(outcomes("Running late\nRunning a (b)\nskipped in haste\n", noise), []);
+        let noise =
+            "test of patience\ntest a ... maybe\nrunning tests\nrunning 1 errand\n2 tests\n";
+        assert_eq!(
+            outcomes("Running late\nRunning a (b)\nskipped in haste\n", noise),
+            []
+        );
         assert_eq!(outcomes("", "test a ... ok\n"), []);
     }
 

@@ -71,9 +71,17 @@ impl Parity {
     pub(crate) fn parse(text: &str) -> Result<Self, Vec<String>> {
         let (mut rows, mut wrong) = (Vec::<Row>::new(), Vec::new());
         for (line, text) in (1..).zip(text.lines()) {
-            if let Some(id) = text.strip_prefix("**").and_then(|rest| rest.split_once("**")).map(|(id, _)| id)
+            if let Some(id) = text
+                .strip_prefix("**")
+                .and_then(|rest| rest.split_once("**"))
+                .map(|(id, _)| id)
             {
-                rows.push(Row { id: id.to_owned(), line, remark: Remark::Covered, tests: Vec::new() });
+                rows.push(Row {
+                    id: id.to_owned(),
+                    line,
+                    remark: Remark::Covered,
+                    tests: Vec::new(),
+                });
             } else if let Some(item) = text.strip_prefix("- ")
                 && let Some(row) = rows.last_mut()
                 && let Err(why) = row.add(item)
@@ -83,7 +91,11 @@ impl Parity {
         }
         wrong.extend(rows.iter().filter_map(Row::wrong));
         wrong.extend(wrong_ids(&rows));
-        if wrong.is_empty() { Ok(Self(rows)) } else { Err(wrong) }
+        if wrong.is_empty() {
+            Ok(Self(rows))
+        } else {
+            Err(wrong)
+        }
     }
 
     pub(crate) fn judge(&self, outcomes: &Outcomes) -> Verdict {
@@ -108,8 +120,11 @@ impl Parity {
 impl Row {
     fn add(&mut self, item: &str) -> Result<(), String> {
         if let Some(test) = item.strip_prefix('`') {
-            let test = test.strip_suffix('`').ok_or("a test is the whole line, in backquotes")?;
-            let is_whole = test.split(' ').count() == 2 && test.split(' ').all(|word| !word.is_empty());
+            let test = test
+                .strip_suffix('`')
+                .ok_or("a test is the whole line, in backquotes")?;
+            let is_whole =
+                test.split(' ').count() == 2 && test.split(' ').all(|word| !word.is_empty());
             if !is_whole {
                 return Err(format!("{test:?} is not a binary and the path of a test"));
             }
@@ -119,9 +134,14 @@ impl Row {
             self.tests.push(test.to_owned());
             return Ok(());
         }
-        let (word, why) = item.split_once(": ").ok_or("a test in backquotes or a reason is wanted")?;
-        let known = Remark::WRITTEN.into_iter().find(|remark| remark.as_str() == word);
-        let remark = known.ok_or_else(|| format!("{word:?} is none of different, not here, not yet"))?;
+        let (word, why) = item
+            .split_once(": ")
+            .ok_or("a test in backquotes or a reason is wanted")?;
+        let known = Remark::WRITTEN
+            .into_iter()
+            .find(|remark| remark.as_str() == word);
+        let remark =
+            known.ok_or_else(|| format!("{word:?} is none of different, not here, not yet"))?;
         if self.remark != Remark::Covered {
             return Err("one reason is enough".to_owned());
         }
@@ -134,19 +154,29 @@ impl Row {
 
     fn wrong(&self) -> Option<String> {
         let says_nothing = self.tests.is_empty() && self.remark == Remark::Covered;
-        says_nothing.then(|| format!("line {}: {} has neither a test nor a reason", self.line, self.id))
+        says_nothing.then(|| {
+            format!(
+                "line {}: {} has neither a test nor a reason",
+                self.line, self.id
+            )
+        })
     }
 }
 
 /// Checks that every id of the sets occurs once, and no other.
 fn wrong_ids(rows: &[Row]) -> Vec<String> {
-    let wanted = |(set, count): (&'static str, usize)| (1..=count).map(move |n| format!("{set}{n:02}"));
+    let wanted =
+        |(set, count): (&'static str, usize)| (1..=count).map(move |n| format!("{set}{n:02}"));
     let mut missing: BTreeSet<String> = SETS.into_iter().flat_map(wanted).collect();
     let all = missing.clone();
     let mut wrong = Vec::new();
     for Row { id, line, .. } in rows {
         if !missing.remove(id) {
-            let why = if all.contains(id) { "is there twice" } else { "is of no set" };
+            let why = if all.contains(id) {
+                "is there twice"
+            } else {
+                "is of no set"
+            };
             wrong.push(format!("line {line}: {id} {why}"));
         }
     }
@@ -156,7 +186,11 @@ fn wrong_ids(rows: &[Row]) -> Vec<String> {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts: Vec<_> = self.counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
+        let counts: Vec<_> = self
+            .counts
+            .iter()
+            .map(|(what, count)| format!("{count} {what}"))
+            .collect();
         write!(f, "parity with a kubelet: {}", counts.join(", "))?;
         for row in &self.skipped {
             write!(f, "\nskipped: parity: {row}")?;
@@ -171,12 +205,20 @@ mod tests {
 
     /// A table with every id, each with the test `t a`, except for the given rows.
     fn table(rows: &[(&str, &str)]) -> String {
-        let ids = SETS.into_iter().flat_map(|(set, count)| (1..=count).map(move |n| format!("{set}{n:02}")));
+        let ids = SETS
+            .into_iter()
+            .flat_map(|(set, count)| (1..=count).map(move |n| format!("{set}{n:02}")));
         let row = |id: String| {
-            let given = rows.iter().find(|(known, _)| *known == id).map_or("- `t a`", |(_, items)| *items);
+            let given = rows
+                .iter()
+                .find(|(known, _)| *known == id)
+                .map_or("- `t a`", |(_, items)| *items);
             format!("**{id}** something\n\n{given}\n")
         };
-        format!("# Title\n\n- a list of the introduction\n\n{}", ids.map(row).collect::<String>())
+        format!(
+            "# Title\n\n- a list of the introduction\n\n{}",
+            ids.map(row).collect::<String>()
+        )
     }
 
     fn errors(text: &str) -> String {
@@ -184,7 +226,10 @@ mod tests {
     }
 
     fn outcomes(pairs: &[(&str, Outcome)]) -> Outcomes {
-        pairs.iter().map(|(test, outcome)| ((*test).to_owned(), outcome.clone())).collect()
+        pairs
+            .iter()
+            .map(|(test, outcome)| ((*test).to_owned(), outcome.clone()))
+            .collect()
     }
 
     #[test]
@@ -201,9 +246,10 @@ mod tests {
             ("DC03", "- not here: because"),
             ("DC04", "- not yet: because"),
         ]);
-        let verdict = Parity::parse(&text)
-            .unwrap()
-            .judge(&outcomes(&[("t a", Outcome::Passed), ("t b", Outcome::Passed)]));
+        let verdict = Parity::parse(&text).unwrap().judge(&outcomes(&[
+            ("t a", Outcome::Passed),
+            ("t b", Outcome::Passed),
+        ]));
         assert_eq!(verdict.broken, Vec::<String>::new());
         assert_eq!(
             verdict.to_string(),
@@ -227,23 +273,51 @@ mod tests {
             ("u b", Outcome::Passed),
         ];
         let verdict = Parity::parse(&text).unwrap().judge(&outcomes(&run));
-        let ends: Vec<_> = verdict.broken.iter().map(|row| row.split_once(": ").unwrap().1).collect();
-        assert_eq!(ends, ["DC02: t b does not exist", "PR17: t d is ignored", "PR18: t c failed"]);
-        assert!(verdict.to_string().contains("\nskipped: parity: line 480: PR16: t e: no Go"), "{verdict}");
+        let ends: Vec<_> = verdict
+            .broken
+            .iter()
+            .map(|row| row.split_once(": ").unwrap().1)
+            .collect();
+        assert_eq!(
+            ends,
+            [
+                "DC02: t b does not exist",
+                "PR17: t d is ignored",
+                "PR18: t c failed"
+            ]
+        );
+        assert!(
+            verdict
+                .to_string()
+                .contains("\nskipped: parity: line 480: PR16: t e: no Go"),
+            "{verdict}"
+        );
     }
 
     #[test]
     fn an_item_that_says_nothing_is_refused_with_its_line() {
         for (items, why) in [
             ("", "line 5: DC01 has neither a test nor a reason"),
-            ("- t a", "line 7: DC01: a test in backquotes or a reason is wanted"),
+            (
+                "- t a",
+                "line 7: DC01: a test in backquotes or a reason is wanted",
+            ),
             ("- `t a` and more", "line 7: DC01: a test is the whole line"),
-            ("- `a`", "line 7: DC01: \"a\" is not a binary and the path of a test"),
+            (
+                "- `a`",
+                "line 7: DC01: \"a\" is not a binary and the path of a test",
+            ),
             ("- `t  a`", "is not a binary and the path of a test"),
             ("- `t a`\n- `t a`", "line 8: DC01: \"t a\" occurs twice"),
-            ("- later: because", "line 7: DC01: \"later\" is none of different, not here, not yet"),
+            (
+                "- later: because",
+                "line 7: DC01: \"later\" is none of different, not here, not yet",
+            ),
             ("- not yet:  ", "the reason is empty"),
-            ("- not yet: a\n- different: b", "line 8: DC01: one reason is enough"),
+            (
+                "- not yet: a\n- different: b",
+                "line 8: DC01: one reason is enough",
+            ),
         ] {
             let said = errors(&table(&[("DC01", items)]));
             assert!(said.contains(why), "{items:?}: {said}");

@@ -4,14 +4,30 @@ use super::tree::{add_acpi_node, add_tree_node};
 use super::*;
 
 /// Two controllers of a board, which differ in their addresses.
-const BOARD: [&str; 2] = ["devices/platform/soc/fe900000.usb", "devices/platform/soc/fea00000.usb"];
+const BOARD: [&str; 2] = [
+    "devices/platform/soc/fe900000.usb",
+    "devices/platform/soc/fea00000.usb",
+];
 
 /// A device of the same type, without a serial number, on the bus of each controller.
 fn plug_everywhere(node: &Harness<Udev>, controllers: [&'static str; 2]) {
     for ((controller, bus), name) in controllers.into_iter().zip(1..).zip(["1-1", "2-1"]) {
         add_root_hub(node.fake(), controller, bus, "2.00");
-        let device = Usb { name, controller, number: 2, vendor: "1a86", product: "7523", ..CH341 };
-        device.plug(node.fake()).serial_port(node.fake(), 0, 0, "ch341-uart", &format!("ttyUSB{bus}"));
+        let device = Usb {
+            name,
+            controller,
+            number: 2,
+            vendor: "1a86",
+            product: "7523",
+            ..CH341
+        };
+        device.plug(node.fake()).serial_port(
+            node.fake(),
+            0,
+            0,
+            "ch341-uart",
+            &format!("ttyUSB{bus}"),
+        );
     }
 }
 
@@ -22,7 +38,11 @@ fn by_name(node: &Harness<Udev>, controllers: [&'static str; 2]) -> BTreeMap<Str
         _ => controllers[1],
     };
     let inventory = node.discover().unwrap();
-    inventory.pools[0].devices.iter().map(|device| (device.name.clone(), on_bus(device))).collect()
+    inventory.pools[0]
+        .devices
+        .iter()
+        .map(|device| (device.name.clone(), on_bus(device)))
+        .collect()
 }
 
 /// Discovers the devices of two controllers, which the kernel finds in one order and in the other. The firmware describes what is above them.
@@ -57,7 +77,11 @@ fn controllers_are_named_by_the_device_tree() {
             add_tree_node(node.fake(), BOARD[0], "soc/usb@7e900000");
             add_tree_node(node.fake(), BOARD[1], "soc/usb@7ea00000");
         });
-        let prefix = if name_by == "port" { "" } else { "usb-1a86-7523-" };
+        let prefix = if name_by == "port" {
+            ""
+        } else {
+            "usb-1a86-7523-"
+        };
         for (index, address) in ["fe900000", "fea00000"].into_iter().enumerate() {
             let name = format!("{prefix}platform-{address}-usb-usbv2-0-1-1-0-port0");
             assert!(one[&name].starts_with(BOARD[index]), "{one:?}");
@@ -70,7 +94,10 @@ fn controllers_are_named_by_the_device_tree() {
 #[test]
 fn controllers_are_named_by_acpi() {
     let first = ["devices/platform/PNP0D10:00", "devices/platform/PNP0D10:01"];
-    let [usb0, usb1] = ["acpi-sb-usb0-usbv2-0-1-1-0-port0", "acpi-sb-usb1-usbv2-0-1-1-0-port0"];
+    let [usb0, usb1] = [
+        "acpi-sb-usb0-usbv2-0-1-1-0-port0",
+        "acpi-sb-usb1-usbv2-0-1-1-0-port0",
+    ];
     let [one, other] = in_both_orders("port", first, [first[1], first[0]], |node| {
         add_acpi_node(node.fake(), first[0], "\\_SB_.USB0");
         add_acpi_node(node.fake(), first[1], "\\_SB_.USB1");
@@ -82,10 +109,19 @@ fn controllers_are_named_by_acpi() {
 /// The kernel's number is all that these have: the README says so.
 #[test]
 fn controllers_without_an_address_keep_the_kernels_numbers() {
-    let first = ["devices/platform/xhci-hcd.0.auto", "devices/platform/xhci-hcd.1.auto"];
+    let first = [
+        "devices/platform/xhci-hcd.0.auto",
+        "devices/platform/xhci-hcd.1.auto",
+    ];
     let [one, _] = in_both_orders("port", first, first, |_| {});
-    assert_eq!(one["platform-xhci-hcd-0-auto-usbv2-0-1-1-0-port0"], first[0]);
-    assert_eq!(one["platform-xhci-hcd-1-auto-usbv2-0-1-1-0-port0"], first[1]);
+    assert_eq!(
+        one["platform-xhci-hcd-0-auto-usbv2-0-1-1-0-port0"],
+        first[0]
+    );
+    assert_eq!(
+        one["platform-xhci-hcd-1-auto-usbv2-0-1-1-0-port0"],
+        first[1]
+    );
     // Two controllers below one address.
     let shared = [
         "devices/platform/soc/fe900000.usb/xhci-hcd.0.auto",
@@ -94,17 +130,31 @@ fn controllers_without_an_address_keep_the_kernels_numbers() {
     let [one, _] = in_both_orders("port", shared, shared, |node| {
         add_tree_node(node.fake(), BOARD[0], "soc/usb@7e900000");
     });
-    assert_eq!(one["platform-fe900000-usb-xhci-hcd-0-auto-usbv2-0-1-1-0-port0"], shared[0]);
-    assert_eq!(one["platform-fe900000-usb-xhci-hcd-1-auto-usbv2-0-1-1-0-port0"], shared[1]);
+    assert_eq!(
+        one["platform-fe900000-usb-xhci-hcd-0-auto-usbv2-0-1-1-0-port0"],
+        shared[0]
+    );
+    assert_eq!(
+        one["platform-fe900000-usb-xhci-hcd-1-auto-usbv2-0-1-1-0-port0"],
+        shared[1]
+    );
 }
 
 #[test]
 fn a_controller_on_pci_keeps_its_name_under_any_bus_number() {
     let node = with_pools([json!({"name": "usb", "kind": "usb", "nameBy": "port"})]);
     add_root_hub(node.fake(), CONTROLLER, 7, "3.10");
-    Usb { name: "7-2.4", number: 3, ..FTDI }.plug(node.fake());
+    Usb {
+        name: "7-2.4",
+        number: 3,
+        ..FTDI
+    }
+    .plug(node.fake());
     FTDI.plug(node.fake());
-    let expected = ["pci-0000-00-14-0-usbv2-0-2-3", "pci-0000-00-14-0-usbv3-0-2-4"];
+    let expected = [
+        "pci-0000-00-14-0-usbv2-0-2-3",
+        "pci-0000-00-14-0-usbv3-0-2-4",
+    ];
     assert_eq!(names(&node.discover().unwrap(), "usb"), expected);
 }
 
@@ -117,7 +167,11 @@ fn a_device_on_a_bus_that_is_gone_is_left_out() {
     add_root_hub(node.fake(), CONTROLLER, 1, "2.00");
     let failed = Problem::unavailable("io-error", "no memory");
     node.fake().fail("bus/usb/devices/usb1", failed.clone());
-    assert_eq!(node.discover(), Err(failed), "a read that failed says nothing of the bus");
+    assert_eq!(
+        node.discover(),
+        Err(failed),
+        "a read that failed says nothing of the bus"
+    );
 }
 
 const CARD: &str = "devices/pci0000:00/0000:00:1c.0/0000:02:00.0";
@@ -126,23 +180,43 @@ const CARD: &str = "devices/pci0000:00/0000:00:1c.0/0000:02:00.0";
 fn ttys(node: &Harness<Udev>) -> Vec<(String, String)> {
     let inventory = node.discover().unwrap();
     let names = names(&inventory, "serial");
-    let tty = |name: &str| edits_of(node.prepare(&claim("serial", name))).device_nodes.remove(0).path;
-    names.into_iter().map(|name| (name.to_owned(), tty(name))).collect()
+    let tty = |name: &str| {
+        edits_of(node.prepare(&claim("serial", name)))
+            .device_nodes
+            .remove(0)
+            .path
+    };
+    names
+        .into_iter()
+        .map(|name| (name.to_owned(), tty(name)))
+        .collect()
 }
 
 #[test]
 fn ports_of_a_card_are_counted_by_the_card() {
     for (console, lines) in [("tty0", [4, 5]), ("tty0", [6, 7]), ("ttyS4", [4, 5])] {
         let node = with_pools([pool("serial")]);
-        node.fake().file("class/tty/console/active", format!("{console}\n"));
+        node.fake()
+            .file("class/tty/console/active", format!("{console}\n"));
         for line in lines {
-            add_board_port(node.fake(), &format!("{CARD}/tty/ttyS{line}"), 64 + line, "4");
+            add_board_port(
+                node.fake(),
+                &format!("{CARD}/tty/ttyS{line}"),
+                64 + line,
+                "4",
+            );
         }
         let name = |number| format!("pci0000-00-0000-00-1c-0-0000-02-00-0-port{number}");
-        let mut expected =
-            vec![(name(0), format!("/dev/ttyS{}", lines[0])), (name(1), format!("/dev/ttyS{}", lines[1]))];
+        let mut expected = vec![
+            (name(0), format!("/dev/ttyS{}", lines[0])),
+            (name(1), format!("/dev/ttyS{}", lines[1])),
+        ];
         expected.retain(|(_, tty)| *tty != format!("/dev/{console}"));
-        assert_eq!(ttys(&node), expected, "the console of the kernel is a port of the card as well");
+        assert_eq!(
+            ttys(&node),
+            expected,
+            "the console of the kernel is a port of the card as well"
+        );
     }
 }
 
@@ -163,25 +237,49 @@ fn ports_of_a_board_are_named_by_the_firmware() {
     let node = with_pools([pool("serial")]);
     let fake = node.fake();
     add_acpi_node(fake, "devices/pnp0/00:04", "\\_SB_.PCI0.SBRG.UAR1");
-    add_board_port(fake, "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS1", 65, "4");
+    add_board_port(
+        fake,
+        "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS1",
+        65,
+        "4",
+    );
     // Since Linux 6.5 the port and its controller have the node as well.
     for below in ["00:04:0", "00:04:0/00:04:0.0"] {
-        add_acpi_node(fake, &format!("devices/pnp0/00:04/{below}"), "\\_SB_.PCI0.SBRG.UAR1");
+        add_acpi_node(
+            fake,
+            &format!("devices/pnp0/00:04/{below}"),
+            "\\_SB_.PCI0.SBRG.UAR1",
+        );
     }
     add_tree_node(fake, "devices/platform/soc", "soc");
-    add_tree_node(fake, "devices/platform/soc/3f201000.serial", "soc/serial@7e201000");
-    add_board_port(fake, "devices/platform/soc/3f201000.serial/tty/ttyAMA1", 70, "32");
+    add_tree_node(
+        fake,
+        "devices/platform/soc/3f201000.serial",
+        "soc/serial@7e201000",
+    );
+    add_board_port(
+        fake,
+        "devices/platform/soc/3f201000.serial/tty/ttyAMA1",
+        70,
+        "32",
+    );
     add_tree_node(
         fake,
         "devices/platform/soc/fe204000.spi/spi_master/spi0/spi0.0",
         "soc/spi@7e204000/uart@0",
     );
     for line in [2, 3] {
-        let directory = format!("devices/platform/soc/fe204000.spi/spi_master/spi0/spi0.0/tty/ttySC{line}");
+        let directory =
+            format!("devices/platform/soc/fe204000.spi/spi_master/spi0/spi0.0/tty/ttySC{line}");
         add_board_port(fake, &directory, 80 + line, "98");
     }
     // The kernel's table of legacy ports fixes their numbers.
-    add_board_port(fake, "devices/platform/serial8250/serial8250:0/serial8250:0.2/tty/ttyS2", 66, "4");
+    add_board_port(
+        fake,
+        "devices/platform/serial8250/serial8250:0/serial8250:0.2/tty/ttyS2",
+        66,
+        "4",
+    );
     let expected = [
         ("acpi-sb-pci0-sbrg-uar1-port0", "/dev/ttyS1"),
         ("of-soc-spi-7e204000-uart-0-port0", "/dev/ttySC2"),
@@ -189,17 +287,25 @@ fn ports_of_a_board_are_named_by_the_firmware() {
         ("platform-serial8250-port2", "/dev/ttyS2"),
         ("platform-soc-3f201000-serial-port0", "/dev/ttyAMA1"),
     ];
-    assert_eq!(ttys(&node), expected.map(|(name, tty)| (name.to_owned(), tty.to_owned())));
+    assert_eq!(
+        ttys(&node),
+        expected.map(|(name, tty)| (name.to_owned(), tty.to_owned()))
+    );
 }
 
 #[test]
 fn a_port_can_be_selected_by_the_kernels_path_and_by_its_address() {
     for port in ["pnp0/00:04/*", "acpi-_SB_.COM1-port0"] {
-        let node = with_pools([json!({"name": "serial", "kind": "serial", "select": [{"port": port}]})]);
+        let node =
+            with_pools([json!({"name": "serial", "kind": "serial", "select": [{"port": port}]})]);
         add_acpi_node(node.fake(), "devices/pnp0/00:04", "\\_SB_.COM1");
         add_board_port(node.fake(), "devices/pnp0/00:04/tty/ttyS0", 64, "4");
         add_board_port(node.fake(), "devices/pnp0/00:05/tty/ttyS1", 65, "4");
-        assert_eq!(names(&node.discover().unwrap(), "serial"), ["acpi-sb-com1-port0"], "{port}");
+        assert_eq!(
+            names(&node.discover().unwrap(), "serial"),
+            ["acpi-sb-com1-port0"],
+            "{port}"
+        );
     }
 }
 
@@ -219,7 +325,10 @@ fn the_jacks_of_a_sound_card_are_one_device_under_any_number() {
             );
         }
         let inventory = node.discover().unwrap();
-        assert_eq!(names(&inventory, "input"), ["pci0000-00-0000-00-1f-3-sound-card"]);
+        assert_eq!(
+            names(&inventory, "input"),
+            ["pci0000-00-0000-00-1f-3-sound-card"]
+        );
         let edits = edits_of(node.prepare(&claim("input", "pci0000-00-0000-00-1f-3-sound-card")));
         assert_eq!(paths(&edits), ["/dev/input/event9", "/dev/input/event10"]);
     }
@@ -232,7 +341,8 @@ fn a_read_of_the_firmware_that_fails_is_an_error_and_no_other_name() {
         add_acpi_node(node.fake(), "devices/pnp0/00:04", "\\_SB_.COM1");
         add_board_port(node.fake(), "devices/pnp0/00:04/tty/ttyS0", 64, "4");
         let failed = Problem::unavailable("io-error", "no memory");
-        node.fake().fail(&format!("devices/pnp0/00:04/{path}"), failed.clone());
+        node.fake()
+            .fail(&format!("devices/pnp0/00:04/{path}"), failed.clone());
         assert_eq!(node.discover(), Err(failed), "{path}");
     }
 }
@@ -244,18 +354,32 @@ fn a_port_that_disappears_is_left_out() {
     add_board_port(node.fake(), "devices/pnp0/00:04/tty/ttyS0", 64, "4");
     add_board_port(node.fake(), "devices/pnp0/00:05/tty/ttyS1", 65, "4");
     let path = "devices/pnp0/00:04/firmware_node/path";
-    node.fake().fail(path, Problem::unavailable("no-value", "no such device"));
-    assert_eq!(names(&node.discover().unwrap(), "serial"), ["pnp0-00-05-port0"]);
+    node.fake()
+        .fail(path, Problem::unavailable("no-value", "no such device"));
+    assert_eq!(
+        names(&node.discover().unwrap(), "serial"),
+        ["pnp0-00-05-port0"]
+    );
 }
 
-const ACCELERATOR: Usb = Usb { vendor: "1a6e", product: "089a", ..Usb::at("2-1", 2) };
+const ACCELERATOR: Usb = Usb {
+    vendor: "1a6e",
+    product: "089a",
+    ..Usb::at("2-1", 2)
+};
 /// After its first use, which loads its firmware.
-const USED_ACCELERATOR: Usb = Usb { vendor: "18d1", product: "9302", number: 3, ..ACCELERATOR };
+const USED_ACCELERATOR: Usb = Usb {
+    vendor: "18d1",
+    product: "9302",
+    number: 3,
+    ..ACCELERATOR
+};
 
 fn with_accelerator(name_by: &str) -> Harness<Udev> {
-    let ids =
-        [ACCELERATOR, USED_ACCELERATOR].map(|usb| json!({"vendor": usb.vendor, "product": usb.product}));
-    let node = with_pools([json!({"name": "tpu", "kind": "usb", "nameBy": name_by, "select": ids})]);
+    let ids = [ACCELERATOR, USED_ACCELERATOR]
+        .map(|usb| json!({"vendor": usb.vendor, "product": usb.product}));
+    let node =
+        with_pools([json!({"name": "tpu", "kind": "usb", "nameBy": name_by, "select": ids})]);
     add_root_hub(node.fake(), CONTROLLER, 2, "3.00");
     ACCELERATOR.plug(node.fake());
     node
@@ -266,19 +390,31 @@ fn with_accelerator(name_by: &str) -> Harness<Udev> {
 fn an_accelerator_that_changes_its_ids_keeps_the_name_of_its_port() {
     let node = with_accelerator("port");
     let name = "pci-0000-00-14-0-usbv3-0-1";
-    assert_eq!(paths(&edits_of(node.prepare(&claim("tpu", name)))), ["/dev/bus/usb/002/002"]);
+    assert_eq!(
+        paths(&edits_of(node.prepare(&claim("tpu", name)))),
+        ["/dev/bus/usb/002/002"]
+    );
     ACCELERATOR.unplug(node.fake());
     USED_ACCELERATOR.plug(node.fake());
     let inventory = node.discover().unwrap();
     assert_eq!(names(&inventory, "tpu"), [name]);
-    assert!(inventory.device("tpu", name).unwrap().identity.contains(&"usb:2-1".to_owned()));
+    assert!(
+        inventory
+            .device("tpu", name)
+            .unwrap()
+            .identity
+            .contains(&"usb:2-1".to_owned())
+    );
     let (state, message) = health(&node, "tpu", name);
     assert_eq!(
         (state, message.contains("/dev/bus/usb/002/003")),
         (HealthState::Unhealthy, true),
         "{message}"
     );
-    assert_eq!(paths(&edits_of(node.prepare(&claim("tpu", name)))), ["/dev/bus/usb/002/003"]);
+    assert_eq!(
+        paths(&edits_of(node.prepare(&claim("tpu", name)))),
+        ["/dev/bus/usb/002/003"]
+    );
     assert_eq!(health(&node, "tpu", name).0, HealthState::Healthy);
 }
 
@@ -290,9 +426,14 @@ fn ids_are_part_of_a_name_by_serial_number() {
     ACCELERATOR.unplug(node.fake());
     USED_ACCELERATOR.plug(node.fake());
     let inventory = node.discover().unwrap();
-    assert_eq!(names(&inventory, "tpu"), ["usb-18d1-9302-pci-0000-00-14-0-usbv3-0-1"]);
+    assert_eq!(
+        names(&inventory, "tpu"),
+        ["usb-18d1-9302-pci-0000-00-14-0-usbv3-0-1"]
+    );
     assert!(
-        inventory.pools[0].devices[0].identity.contains(&"usb:2-1".to_owned()),
+        inventory.pools[0].devices[0]
+            .identity
+            .contains(&"usb:2-1".to_owned()),
         "the claim still holds it"
     );
     assert_eq!(health(&node, "tpu", before).0, HealthState::Unhealthy);
@@ -304,15 +445,26 @@ fn ids_are_part_of_a_name_by_serial_number() {
 #[test]
 fn another_device_behind_a_node_is_not_the_device_of_the_claim() {
     let node = with_pools([json!({"name": "serial", "kind": "serial", "nameBy": "node"})]);
-    let plug = |usb: Usb| usb.plug(node.fake()).serial_port(node.fake(), 0, 0, "ch341-uart", "ttyUSB0");
+    let plug = |usb: Usb| {
+        usb.plug(node.fake())
+            .serial_port(node.fake(), 0, 0, "ch341-uart", "ttyUSB0")
+    };
     plug(CH341);
     node.prepare(&claim("serial", "ttyusb0")).unwrap();
     assert_eq!(health(&node, "serial", "ttyusb0").0, HealthState::Healthy);
     CH341.unplug(node.fake());
-    let other = Usb { name: "1-3", number: 9, ..CH341 };
+    let other = Usb {
+        name: "1-3",
+        number: 9,
+        ..CH341
+    };
     plug(other);
     let (state, message) = health(&node, "serial", "ttyusb0");
-    assert_eq!((state, message.contains("another device")), (HealthState::Unhealthy, true), "{message}");
+    assert_eq!(
+        (state, message.contains("another device")),
+        (HealthState::Unhealthy, true),
+        "{message}"
+    );
     other.unplug(node.fake());
     plug(CH341);
     assert_eq!(health(&node, "serial", "ttyusb0").0, HealthState::Healthy);
@@ -321,7 +473,9 @@ fn another_device_behind_a_node_is_not_the_device_of_the_claim() {
 /// A machine with hardware of every kind of address, as the kernel counts it in one boot. Returns what is behind each tty.
 fn boot(node: &Harness<Udev>, numbers: &mut Numbers) -> BTreeMap<String, String> {
     let fake = node.fake();
-    let mut found = ["fe900000", "fea00000", "USB0", "USB1", "14.0", "COM1", "COM2", "1c.0", "1c.1", "1c.2"];
+    let mut found = [
+        "fe900000", "fea00000", "USB0", "USB1", "14.0", "COM1", "COM2", "1c.0", "1c.1", "1c.2",
+    ];
     for last in (1..found.len()).rev() {
         found.swap(last, numbers.below(last + 1));
     }
@@ -351,7 +505,10 @@ fn boot(node: &Harness<Udev>, numbers: &mut Numbers) -> BTreeMap<String, String>
                     64 + u32::try_from(line).unwrap(),
                     "4",
                 );
-                behind.insert(format!("/dev/ttyS{line}"), format!("{hardware} port {port}"));
+                behind.insert(
+                    format!("/dev/ttyS{line}"),
+                    format!("{hardware} port {port}"),
+                );
                 line += 1;
             }
             continue;
@@ -363,7 +520,14 @@ fn boot(node: &Harness<Udev>, numbers: &mut Numbers) -> BTreeMap<String, String>
             let name: &str = Box::leak(format!("{bus}-{port}").into_boxed_str());
             let number = 2 + u32::try_from(numbers.below(50) * 2 + port).unwrap();
             let tty = format!("ttyUSB{}", bus * 10 + port);
-            Usb { name, controller, number, ..CH341 }.plug(fake).serial_port(fake, 0, 0, "ch341-uart", &tty);
+            Usb {
+                name,
+                controller,
+                number,
+                ..CH341
+            }
+            .plug(fake)
+            .serial_port(fake, 0, 0, "ch341-uart", &tty);
             behind.insert(format!("/dev/{tty}"), format!("{hardware} port {port}"));
         }
     }
@@ -377,10 +541,14 @@ fn after_any_boot_a_name_is_that_of_the_same_hardware() {
         let mut first: Option<BTreeMap<String, String>> = None;
         for _ in 0..8 {
             let node = Harness::new();
-            node.config(json!({"pools": [{"name": "serial", "kind": "serial", "nameBy": name_by}]}));
+            node.config(
+                json!({"pools": [{"name": "serial", "kind": "serial", "nameBy": name_by}]}),
+            );
             let behind = boot(&node, &mut numbers);
-            let hardware: BTreeMap<_, _> =
-                ttys(&node).into_iter().map(|(name, tty)| (name, behind[&tty].clone())).collect();
+            let hardware: BTreeMap<_, _> = ttys(&node)
+                .into_iter()
+                .map(|(name, tty)| (name, behind[&tty].clone()))
+                .collect();
             assert_eq!(hardware.len(), 18, "{hardware:#?}");
             assert_eq!(first.get_or_insert_with(|| hardware.clone()), &hardware);
         }

@@ -27,7 +27,17 @@ impl Usb {
     pub(crate) const fn at(name: &'static str, number: u32) -> Self {
         let (vendor, product) = ("1d6b", "0104");
         let (class, controller) = ("00", CONTROLLER);
-        Usb { name, controller, number, class, vendor, product, manufacturer: "", model: "", serial: "" }
+        Usb {
+            name,
+            controller,
+            number,
+            class,
+            vendor,
+            product,
+            manufacturer: "",
+            model: "",
+            serial: "",
+        }
     }
 
     /// Returns its directory, below those of the hubs in between.
@@ -57,7 +67,10 @@ impl Usb {
         text("busnum", self.name.split_once('-').unwrap().0);
         text("devnum", &self.number.to_string());
         text("dev", &format!("189:{}", self.number - 1));
-        fake.link(&format!("bus/usb/devices/{}", self.name), &format!("../../../{directory}"));
+        fake.link(
+            &format!("bus/usb/devices/{}", self.name),
+            &format!("../../../{directory}"),
+        );
         add_node(fake, &self.node(), (189, self.number - 1), &directory);
         self
     }
@@ -77,18 +90,37 @@ impl Usb {
     pub(crate) fn interface(self, fake: &FakeHost, number: u32, driver: &str) -> String {
         let directory = self.interface_directory(number);
         let up = "../".repeat(directory.split('/').count());
-        fake.link(&format!("bus/usb/devices/{}:1.{number}", self.name), &format!("../../../{directory}"))
-            .dir(&format!("bus/usb/drivers/{driver}"))
-            .link(&format!("{directory}/driver"), &format!("{up}bus/usb/drivers/{driver}"));
+        fake.link(
+            &format!("bus/usb/devices/{}:1.{number}", self.name),
+            &format!("../../../{directory}"),
+        )
+        .dir(&format!("bus/usb/drivers/{driver}"))
+        .link(
+            &format!("{directory}/driver"),
+            &format!("{up}bus/usb/drivers/{driver}"),
+        );
         directory
     }
 
     /// Adds a port of a serial adapter on an interface.
-    pub(crate) fn serial_port(self, fake: &FakeHost, number: u32, port: u32, driver: &str, tty: &str) {
+    pub(crate) fn serial_port(
+        self,
+        fake: &FakeHost,
+        number: u32,
+        port: u32,
+        driver: &str,
+        tty: &str,
+    ) {
         let directory = format!("{}/{tty}", self.interface(fake, number, driver));
         fake.file(&format!("{directory}/port_number"), format!("{port}\n"));
         let minor = tty.trim_start_matches("ttyUSB").parse().unwrap();
-        add_class_node(fake, "tty", &format!("{directory}/tty/{tty}"), &format!("/dev/{tty}"), (188, minor));
+        add_class_node(
+            fake,
+            "tty",
+            &format!("{directory}/tty/{tty}"),
+            &format!("/dev/{tty}"),
+            (188, minor),
+        );
     }
 
     fn node(&self) -> String {
@@ -103,29 +135,51 @@ pub(crate) fn add_root_hub(fake: &FakeHost, controller: &str, bus: u32, version:
     fake.file(&format!("{directory}/version"), format!(" {version}\n"))
         .file(&format!("{directory}/idVendor"), "1d6b\n")
         .file(&format!("{directory}/bDeviceClass"), "09\n")
-        .link(&format!("bus/usb/devices/usb{bus}"), &format!("../../../{directory}"))
-        .link(&format!("bus/usb/devices/{bus}-0:1.0"), &format!("../../../{directory}/{bus}-0:1.0"))
+        .link(
+            &format!("bus/usb/devices/usb{bus}"),
+            &format!("../../../{directory}"),
+        )
+        .link(
+            &format!("bus/usb/devices/{bus}-0:1.0"),
+            &format!("../../../{directory}/{bus}-0:1.0"),
+        )
         .dir(&format!("{directory}/{bus}-0:1.0"));
 }
 
 /// Gives a device a node of the device tree.
 pub(crate) fn add_tree_node(fake: &FakeHost, directory: &str, node: &str) {
     let node = format!("firmware/devicetree/base/{node}");
-    fake.dir(&node).link(&format!("{directory}/of_node"), &format!("/sys/{node}"));
+    fake.dir(&node)
+        .link(&format!("{directory}/of_node"), &format!("/sys/{node}"));
 }
 
 /// Gives a device a path in the ACPI namespace.
 pub(crate) fn add_acpi_node(fake: &FakeHost, directory: &str, path: &str) {
     let device = format!("devices/LNXSYSTM:00/LNXSYBUS:00/{}", path.replace('\\', ""));
     fake.file(&format!("{device}/path"), format!("{path}\n"))
-        .link(&format!("{directory}/firmware_node"), &format!("/sys/{device}"));
+        .link(
+            &format!("{directory}/firmware_node"),
+            &format!("/sys/{device}"),
+        );
 }
 
 /// Adds an entry of a class, in its directory below `devices`, and its node.
-pub(crate) fn add_class_node(fake: &FakeHost, class: &str, directory: &str, path: &str, numbers: (u32, u32)) {
+pub(crate) fn add_class_node(
+    fake: &FakeHost,
+    class: &str,
+    directory: &str,
+    path: &str,
+    numbers: (u32, u32),
+) {
     let entry = directory.rsplit('/').next().unwrap();
-    fake.file(&format!("{directory}/dev"), format!("{}:{}\n", numbers.0, numbers.1))
-        .link(&format!("class/{class}/{entry}"), &format!("../../{directory}"));
+    fake.file(
+        &format!("{directory}/dev"),
+        format!("{}:{}\n", numbers.0, numbers.1),
+    )
+    .link(
+        &format!("class/{class}/{entry}"),
+        &format!("../../{directory}"),
+    );
     add_node(fake, path, numbers, directory);
 }
 

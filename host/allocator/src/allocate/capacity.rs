@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::resource::v1::{CapacityRequestPolicy, CapacityRequestPolicyRange, DeviceCapacity};
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, DeviceCapacity,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use nodedock_model::quantity;
 
@@ -18,12 +20,19 @@ pub(super) struct Amount {
 
 impl Amount {
     pub(super) fn parse(quantity: &Quantity) -> Result<Self, String> {
-        let nanos = quantity::nanos(&quantity.0).ok_or_else(|| format!("{:?} is no quantity", quantity.0))?;
-        Ok(Self { nanos, text: quantity.0.clone() })
+        let nanos = quantity::nanos(&quantity.0)
+            .ok_or_else(|| format!("{:?} is no quantity", quantity.0))?;
+        Ok(Self {
+            nanos,
+            text: quantity.0.clone(),
+        })
     }
 
     fn of_nanos(nanos: i128) -> Self {
-        Self { nanos, text: quantity::of_nanos(nanos) }
+        Self {
+            nanos,
+            text: quantity::of_nanos(nanos),
+        }
     }
 }
 
@@ -50,11 +59,21 @@ struct Range {
 }
 
 /// Parses the capacities of a device, in the order of their names. Fails with a sentence that names the capacity.
-pub(super) fn parse(capacities: &BTreeMap<String, DeviceCapacity>) -> Result<Vec<Capacity>, String> {
+pub(super) fn parse(
+    capacities: &BTreeMap<String, DeviceCapacity>,
+) -> Result<Vec<Capacity>, String> {
     let parse = |(name, capacity): (&String, &DeviceCapacity)| {
         let value = Amount::parse(&capacity.value)?;
-        let policy = capacity.request_policy.as_ref().map(Policy::parse).transpose()?;
-        Ok(Capacity { name: name.clone(), value, policy })
+        let policy = capacity
+            .request_policy
+            .as_ref()
+            .map(Policy::parse)
+            .transpose()?;
+        Ok(Capacity {
+            name: name.clone(),
+            value,
+            policy,
+        })
     };
     let named = |entry: (&String, &DeviceCapacity)| {
         parse(entry).map_err(|error: String| format!("capacity {}: {error}", entry.0))
@@ -76,15 +95,21 @@ impl Policy {
     fn round_up(&self, requested: &Amount) -> Result<Amount, String> {
         match (&self.range, &self.values) {
             (Some(range), _) => range.round_up(requested),
-            (None, Some(values)) => {
-                Ok(values.iter().find(|value| value.nanos >= requested.nanos).unwrap_or(requested).clone())
-            }
+            (None, Some(values)) => Ok(values
+                .iter()
+                .find(|value| value.nanos >= requested.nanos)
+                .unwrap_or(requested)
+                .clone()),
             (None, None) => Ok(requested.clone()),
         }
     }
 
     fn allows(&self, amount: &Amount) -> bool {
-        if self.default.as_ref().is_some_and(|default| default.nanos == amount.nanos) {
+        if self
+            .default
+            .as_ref()
+            .is_some_and(|default| default.nanos == amount.nanos)
+        {
             return true;
         }
         match (&self.range, &self.values) {
@@ -104,28 +129,51 @@ impl Range {
             return Err("the step of its valid range is not positive".to_owned());
         }
         let max = range.max.as_ref().map(Amount::parse).transpose()?;
-        Ok(Self { min: Amount::parse(&range.min)?, max, step })
+        Ok(Self {
+            min: Amount::parse(&range.min)?,
+            max,
+            step,
+        })
     }
 
     /// The unit that steps are counted in: a thousandth if the whole range is made of them, else one, as upstream.
     fn unit(&self) -> i128 {
         let amounts = [Some(&self.min), self.max.as_ref(), self.step.as_ref()];
-        match amounts.into_iter().flatten().all(|amount| whole(amount.nanos, MILLI_NANOS).is_some()) {
+        match amounts
+            .into_iter()
+            .flatten()
+            .all(|amount| whole(amount.nanos, MILLI_NANOS).is_some())
+        {
             true => MILLI_NANOS,
             false => NANOS,
         }
     }
 
     fn round_up(&self, requested: &Amount) -> Result<Amount, String> {
-        let Some(step) = self.step.as_ref().filter(|_| requested.nanos >= self.min.nanos) else {
-            return Ok(if requested.nanos < self.min.nanos { &self.min } else { requested }.clone());
+        let Some(step) = self
+            .step
+            .as_ref()
+            .filter(|_| requested.nanos >= self.min.nanos)
+        else {
+            return Ok(if requested.nanos < self.min.nanos {
+                &self.min
+            } else {
+                requested
+            }
+            .clone());
         };
         let unit = self.unit();
-        let too_large =
-            || format!("{} cannot be rounded to steps of {} in 64 bits", requested.text, step.text);
+        let too_large = || {
+            format!(
+                "{} cannot be rounded to steps of {} in 64 bits",
+                requested.text, step.text
+            )
+        };
         let amount = match unit {
             MILLI_NANOS => whole(requested.nanos, unit),
-            _ => Some(units(requested.nanos, unit)).filter(|amount| *amount <= i128::from(i64::MAX)),
+            _ => {
+                Some(units(requested.nanos, unit)).filter(|amount| *amount <= i128::from(i64::MAX))
+            }
         };
         let amount = amount.ok_or_else(too_large)?;
         let (min, step) = (units(self.min.nanos, unit), units(step.nanos, unit));
@@ -141,7 +189,11 @@ impl Range {
     }
 
     fn allows(&self, amount: &Amount) -> bool {
-        if self.max.as_ref().is_some_and(|max| amount.nanos > max.nanos) {
+        if self
+            .max
+            .as_ref()
+            .is_some_and(|max| amount.nanos > max.nanos)
+        {
             return false;
         }
         let Some(step) = &self.step else { return true };
@@ -160,7 +212,9 @@ fn units(nanos: i128, unit: i128) -> i128 {
 
 /// Returns the number of units if it is a whole one in 64 bits.
 fn whole(nanos: i128, unit: i128) -> Option<i128> {
-    (nanos % unit == 0).then_some(nanos / unit).filter(|amount| i64::try_from(*amount).is_ok())
+    (nanos % unit == 0)
+        .then_some(nanos / unit)
+        .filter(|amount| i64::try_from(*amount).is_ok())
 }
 
 impl Capacity {
@@ -169,9 +223,10 @@ impl Capacity {
     pub(super) fn consumed(&self, requested: Option<&Amount>) -> Result<Amount, String> {
         let policy = self.policy.as_ref();
         let amount = match (requested, policy) {
-            (None, policy) => {
-                policy.and_then(|policy| policy.default.as_ref()).unwrap_or(&self.value).clone()
-            }
+            (None, policy) => policy
+                .and_then(|policy| policy.default.as_ref())
+                .unwrap_or(&self.value)
+                .clone(),
             (Some(requested), None) => requested.clone(),
             (Some(requested), Some(policy)) => policy.round_up(requested)?,
         };
@@ -182,7 +237,9 @@ impl Capacity {
     }
 
     pub(super) fn policy_allows(&self, amount: &Amount) -> bool {
-        self.policy.as_ref().is_none_or(|policy| policy.allows(amount))
+        self.policy
+            .as_ref()
+            .is_none_or(|policy| policy.allows(amount))
     }
 }
 
@@ -195,29 +252,51 @@ mod tests {
     }
 
     fn capacity(value: &str, policy: Option<CapacityRequestPolicy>) -> Result<Capacity, String> {
-        let capacity = DeviceCapacity { value: quantity(value), request_policy: policy };
+        let capacity = DeviceCapacity {
+            value: quantity(value),
+            request_policy: policy,
+        };
         let mut parsed = parse(&BTreeMap::from([("memory".to_owned(), capacity)]))?;
         Ok(parsed.remove(0))
     }
 
     fn range(min: &str, max: &str, step: &str) -> CapacityRequestPolicy {
         let given = |text: &str| (!text.is_empty()).then(|| quantity(text));
-        let range = CapacityRequestPolicyRange { min: quantity(min), max: given(max), step: given(step) };
-        CapacityRequestPolicy { valid_range: Some(range), default: Some(quantity(min)), ..Default::default() }
+        let range = CapacityRequestPolicyRange {
+            min: quantity(min),
+            max: given(max),
+            step: given(step),
+        };
+        CapacityRequestPolicy {
+            valid_range: Some(range),
+            default: Some(quantity(min)),
+            ..Default::default()
+        }
     }
 
     fn values(values: &[&str]) -> CapacityRequestPolicy {
         let values: Vec<_> = values.iter().map(|value| quantity(value)).collect();
         let default = values.first().cloned();
-        CapacityRequestPolicy { default, valid_values: Some(values), ..Default::default() }
+        CapacityRequestPolicy {
+            default,
+            valid_values: Some(values),
+            ..Default::default()
+        }
     }
 
     /// The amount that is consumed, with `!` if the policy does not allow it.
-    fn consumed(policy: Option<CapacityRequestPolicy>, requested: Option<&str>) -> Result<String, String> {
+    fn consumed(
+        policy: Option<CapacityRequestPolicy>,
+        requested: Option<&str>,
+    ) -> Result<String, String> {
         let capacity = capacity("64Gi", policy)?;
         let requested = requested.map(|text| Amount::parse(&quantity(text)).expect("a quantity"));
         let amount = capacity.consumed(requested.as_ref())?;
-        let mark = if capacity.policy_allows(&amount) { "" } else { "!" };
+        let mark = if capacity.policy_allows(&amount) {
+            ""
+        } else {
+            "!"
+        };
         Ok(format!("{}{mark}", amount.text))
     }
 
@@ -240,7 +319,11 @@ mod tests {
             (Some(values(&["1Gi", "2Gi", "8Gi"])), Some("9Gi"), "9Gi!"),
             (Some(values(&["1Gi", "2Gi", "8Gi"])), None, "1Gi"),
         ] {
-            assert_eq!(consumed(policy, requested).as_deref(), Ok(expected), "{requested:?}");
+            assert_eq!(
+                consumed(policy, requested).as_deref(),
+                Ok(expected),
+                "{requested:?}"
+            );
         }
     }
 
@@ -256,10 +339,22 @@ mod tests {
     #[test]
     fn an_amount_that_cannot_be_computed_is_an_error() {
         for (policy, requested, expected) in [
-            (Some(range("0", "4", "1")), "1u", "1u cannot be rounded to steps of 1 in 64 bits"),
+            (
+                Some(range("0", "4", "1")),
+                "1u",
+                "1u cannot be rounded to steps of 1 in 64 bits",
+            ),
             (None, "-1", "-1 is negative"),
-            (Some(range("0", "4", "0")), "1", "capacity memory: the step of its valid range is not positive"),
-            (Some(range("x", "4", "1")), "1", "capacity memory: \"x\" is no quantity"),
+            (
+                Some(range("0", "4", "0")),
+                "1",
+                "capacity memory: the step of its valid range is not positive",
+            ),
+            (
+                Some(range("x", "4", "1")),
+                "1",
+                "capacity memory: \"x\" is no quantity",
+            ),
         ] {
             assert_eq!(consumed(policy, Some(requested)), Err(expected.to_owned()));
         }

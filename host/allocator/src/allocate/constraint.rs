@@ -56,7 +56,8 @@ pub(super) fn parse<'a>(
         ));
     }
     let parse = |(number, constraint): (usize, &'a DeviceConstraint)| {
-        let (kind, attribute) = match (&constraint.match_attribute, &constraint.distinct_attribute) {
+        let (kind, attribute) = match (&constraint.match_attribute, &constraint.distinct_attribute)
+        {
             (Some(attribute), _) => (Kind::Match, attribute),
             (None, Some(attribute)) => (Kind::Distinct, attribute),
             (None, None) => {
@@ -72,7 +73,15 @@ pub(super) fn parse<'a>(
         }
         let of_device = vec![None; inventory.len()];
         let (numbers, chosen) = (HashMap::new(), Vec::new());
-        Ok(Constraint { kind, attribute, applies, of_device, numbers, chosen, refused: 0 })
+        Ok(Constraint {
+            kind,
+            attribute,
+            applies,
+            of_device,
+            numbers,
+            chosen,
+            refused: 0,
+        })
     };
     constraints.iter().enumerate().map(parse).collect()
 }
@@ -107,14 +116,20 @@ impl Constraint<'_> {
                 None => Some(values),
                 Some((_, common)) if *common == values => Some(values),
                 Some((_, common)) => {
-                    let both: Rc<[u32]> =
-                        common.iter().copied().filter(|value| values.contains(value)).collect();
+                    let both: Rc<[u32]> = common
+                        .iter()
+                        .copied()
+                        .filter(|value| values.contains(value))
+                        .collect();
                     (!both.is_empty()).then_some(both)
                 }
             },
             Kind::Distinct => {
                 let other = |chosen: &[u32]| chosen.iter().all(|value| !values.contains(value));
-                self.chosen.iter().all(|(_, chosen)| other(chosen)).then_some(values)
+                self.chosen
+                    .iter()
+                    .all(|(_, chosen)| other(chosen))
+                    .then_some(values)
             }
         }
     }
@@ -125,7 +140,9 @@ impl Constraint<'_> {
             return known.clone();
         }
         let attribute = attribute(device.device(), device.driver(), self.attribute);
-        let found = attribute.and_then(values).map(|values| self.numbered(values));
+        let found = attribute
+            .and_then(values)
+            .map(|values| self.numbered(values));
         if let Some(entry) = self.of_device.get_mut(device.id as usize) {
             *entry = Some(found.clone());
         }
@@ -158,13 +175,19 @@ impl Constraint<'_> {
 
     /// Returns why a device was refused beside another one.
     pub(super) fn refusal(&self, device: &Offered, beside: Option<&Offered>) -> String {
-        let shown = |device: &Offered| shown(attribute(device.device(), device.driver(), self.attribute));
+        let shown =
+            |device: &Offered| shown(attribute(device.device(), device.driver(), self.attribute));
         let title = self.title();
-        match (shown(device), beside.and_then(|beside| Some((beside, shown(beside)?)))) {
+        match (
+            shown(device),
+            beside.and_then(|beside| Some((beside, shown(beside)?))),
+        ) {
             (None, _) => format!("{title}: the device does not have it"),
             (Some(own), None) => format!("{title}: the device has {own}"),
             (Some(own), Some((beside, value))) => {
-                format!("{title}: the device has {own}, and {beside}, which was chosen before, has {value}")
+                format!(
+                    "{title}: the device has {own}, and {beside}, which was chosen before, has {value}"
+                )
             }
         }
     }

@@ -34,7 +34,13 @@ pub(super) fn shortage<'a>(
     scans: &mut [Scan],
     reserved: &Table<bool>,
 ) -> Option<Shortage> {
-    let mut matching = Matching { requests, checks, scans, reserved, slot_of_supply: HashMap::new() };
+    let mut matching = Matching {
+        requests,
+        checks,
+        scans,
+        reserved,
+        slot_of_supply: HashMap::new(),
+    };
     for slot in requests.slots.iter().filter(|slot| !slot.is_sub_request) {
         for _ in 0..slot.count.unwrap_or(0) {
             let mut visited = HashSet::new();
@@ -58,7 +64,10 @@ impl Matching<'_, '_, '_> {
                 continue;
             }
             let requests = self.requests;
-            let other = self.slot_of_supply.get(&supply).and_then(|other| requests.slot(*other));
+            let other = self
+                .slot_of_supply
+                .get(&supply)
+                .and_then(|other| requests.slot(*other));
             let reserved = supply.1.is_none() && self.reserved.get(supply.0);
             if !reserved && other.is_none_or(|other| self.assign(other, visited)) {
                 self.slot_of_supply.insert(supply, slot.number);
@@ -78,14 +87,27 @@ impl Matching<'_, '_, '_> {
     /// The visited supplies are all that their slots can use.
     fn shortage(&self, slot: &Slot<'_>, visited: &HashSet<Supply>) -> Option<Shortage> {
         let free = |supply: &&Supply| supply.1.is_some() || !self.reserved.get(supply.0);
-        let mut slots: BTreeSet<u32> =
-            visited.iter().filter_map(|supply| self.slot_of_supply.get(supply)).copied().collect();
+        let mut slots: BTreeSet<u32> = visited
+            .iter()
+            .filter_map(|supply| self.slot_of_supply.get(supply))
+            .copied()
+            .collect();
         slots.insert(slot.number);
-        let failed = |slot: &u32| self.scans.get(*slot as usize).is_some_and(Scan::has_failures);
+        let failed = |slot: &u32| {
+            self.scans
+                .get(*slot as usize)
+                .is_some_and(Scan::has_failures)
+        };
         if slots.iter().any(failed) {
             return None;
         }
-        let counts = slots.iter().filter_map(|slot| self.requests.slot(*slot)?.count);
-        Some(Shortage { needed: counts.sum(), usable: visited.iter().filter(free).count(), slots })
+        let counts = slots
+            .iter()
+            .filter_map(|slot| self.requests.slot(*slot)?.count);
+        Some(Shortage {
+            needed: counts.sum(),
+            usable: visited.iter().filter(free).count(),
+            slots,
+        })
     }
 }

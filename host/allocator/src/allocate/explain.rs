@@ -17,14 +17,28 @@ const POOLS_NAMED_MAX: usize = 3;
 impl NotAllocated {
     /// A claim that no devices can fulfil as it is.
     pub(super) fn invalid(message: String) -> Self {
-        Self { kind: NotAllocatedKind::Invalid, message, devices: Vec::new(), more: false }
+        Self {
+            kind: NotAllocatedKind::Invalid,
+            message,
+            devices: Vec::new(),
+            more: false,
+        }
     }
 }
 
 /// An `All` request cannot be answered while a pool may have more devices than are known.
 pub(super) fn pool_not_ready(slot: &Slot<'_>, inventory: &Inventory) -> NotAllocated {
-    let message = format!("request {:?} asks for all devices{}", slot.name, refused_pools(inventory));
-    NotAllocated { kind: NotAllocatedKind::PoolNotReady, message, devices: Vec::new(), more: false }
+    let message = format!(
+        "request {:?} asks for all devices{}",
+        slot.name,
+        refused_pools(inventory)
+    );
+    NotAllocated {
+        kind: NotAllocatedKind::PoolNotReady,
+        message,
+        devices: Vec::new(),
+        more: false,
+    }
 }
 
 /// Names the pools that cannot be used, as the end of a sentence.
@@ -45,7 +59,11 @@ fn refused_pools(inventory: &Inventory) -> String {
 }
 
 /// Explains a shortage that was found before the search.
-pub(super) fn shortage(search: &mut Search<'_, '_>, shortage: &Shortage, bounds: &Bounds) -> NotAllocated {
+pub(super) fn shortage(
+    search: &mut Search<'_, '_>,
+    shortage: &Shortage,
+    bounds: &Bounds,
+) -> NotAllocated {
     let requests = search.requests;
     let names: Vec<String> = shortage
         .slots
@@ -61,7 +79,12 @@ pub(super) fn shortage(search: &mut Search<'_, '_>, shortage: &Shortage, bounds:
     {
         Some(slot) => {
             let needed = devices(shortage.needed);
-            format!("request {:?} needs {needed}, and {}{}", slot.name, shortage.usable, tally(search, slot))
+            format!(
+                "request {:?} needs {needed}, and {}{}",
+                slot.name,
+                shortage.usable,
+                tally(search, slot)
+            )
         }
         None => {
             let needed = devices(shortage.needed);
@@ -76,7 +99,11 @@ pub(super) fn shortage(search: &mut Search<'_, '_>, shortage: &Shortage, bounds:
 }
 
 fn devices(count: usize) -> String {
-    if count == 1 { "1 device".to_owned() } else { format!("{count} devices") }
+    if count == 1 {
+        "1 device".to_owned()
+    } else {
+        format!("{count} devices")
+    }
 }
 
 /// Returns of how many devices how many were left out and why, as the end of a sentence.
@@ -87,7 +114,9 @@ fn tally(search: &mut Search<'_, '_>, slot: &Slot<'_>) -> String {
         let why = match search.checks.status(slot, device) {
             Status::Usable | Status::SelectorSteps => continue,
             Status::SelectorFailed(_) | Status::Selector(_) => "not matched by selectors",
-            Status::CapacityFailed(_) | Status::Defect | Status::NoCapacity(_) => "without the capacity",
+            Status::CapacityFailed(_) | Status::Defect | Status::NoCapacity(_) => {
+                "without the capacity"
+            }
             Status::CapacityPolicy(_) => "not allowing the amount",
             Status::InUse => "in use",
             Status::Held => "with hardware that is in use",
@@ -98,8 +127,15 @@ fn tally(search: &mut Search<'_, '_>, slot: &Slot<'_>) -> String {
         };
         *counts.entry(why).or_default() += 1;
     }
-    let counts: Vec<String> = counts.iter().map(|(why, count)| format!("{count} {why}")).collect();
-    let why = if counts.is_empty() { String::new() } else { format!(": {}", counts.join(", ")) };
+    let counts: Vec<String> = counts
+        .iter()
+        .map(|(why, count)| format!("{count} {why}"))
+        .collect();
+    let why = if counts.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", counts.join(", "))
+    };
     format!(" of {} can be used{why}", devices(inventory.len()))
 }
 
@@ -112,8 +148,17 @@ pub(super) fn all_blocked(
     let inventory = search.checks.inventory;
     let list = search.all_of(slot).to_vec();
     if list.is_empty() {
-        let message = format!("request {:?} asks for all devices, and 0{}", slot.name, tally(search, slot));
-        return Some(explained(search, NotAllocatedKind::Unsatisfiable, message, bounds));
+        let message = format!(
+            "request {:?} asks for all devices, and 0{}",
+            slot.name,
+            tally(search, slot)
+        );
+        return Some(explained(
+            search,
+            NotAllocatedKind::Unsatisfiable,
+            message,
+            bounds,
+        ));
     }
     for device in list.iter().filter_map(|device| inventory.device(*device)) {
         let status = search.checks.status(slot, device);
@@ -123,7 +168,12 @@ pub(super) fn all_blocked(
                 "request {:?} asks for all devices, and device {device} cannot be used: {reason}",
                 slot.name
             );
-            return Some(explained(search, NotAllocatedKind::Unsatisfiable, message, bounds));
+            return Some(explained(
+                search,
+                NotAllocatedKind::Unsatisfiable,
+                message,
+                bounds,
+            ));
         }
     }
     None
@@ -136,7 +186,10 @@ pub(super) fn too_many(
     max: usize,
     bounds: &Bounds,
 ) -> NotAllocated {
-    let message = format!("the claim needs {}, and at most {max} fit into an allocation", devices(fewest));
+    let message = format!(
+        "the claim needs {}, and at most {max} fit into an allocation",
+        devices(fewest)
+    );
     explained(search, NotAllocatedKind::Unsatisfiable, message, bounds)
 }
 
@@ -145,8 +198,16 @@ pub(super) fn exhausted(search: &mut Search<'_, '_>, bounds: &Bounds) -> NotAllo
     let requests = search.requests;
     let slots = requests.of_request(search.deepest);
     let message = match slots {
-        [slot] if search.constraints.iter().all(|constraint| constraint.refused == 0) => {
-            format!("no devices are left for request {:?} in any combination", slot.name)
+        [slot]
+            if search
+                .constraints
+                .iter()
+                .all(|constraint| constraint.refused == 0) =>
+        {
+            format!(
+                "no devices are left for request {:?} in any combination",
+                slot.name
+            )
         }
         _ => {
             let name = slots.first().map_or("", |slot| slot.request_name);
@@ -160,9 +221,18 @@ pub(super) fn exhausted(search: &mut Search<'_, '_>, bounds: &Bounds) -> NotAllo
 }
 
 fn refused_by_constraints(search: &Search<'_, '_>) -> String {
-    let refusing = search.constraints.iter().filter(|constraint| constraint.refused > 0);
+    let refusing = search
+        .constraints
+        .iter()
+        .filter(|constraint| constraint.refused > 0);
     refusing
-        .map(|constraint| format!("; {} refused a device {} times", constraint.title(), constraint.refused))
+        .map(|constraint| {
+            format!(
+                "; {} refused a device {} times",
+                constraint.title(),
+                constraint.refused
+            )
+        })
         .collect()
 }
 
@@ -172,7 +242,10 @@ pub(super) fn stopped(search: &mut Search<'_, '_>, stop: &Stop, bounds: &Bounds)
     let found = |slot: u32, device: u32| Some((requests.slot(slot)?, inventory.device(device)?));
     match stop {
         Stop::Steps => {
-            let name = requests.of_request(search.deepest).first().map_or("", |slot| slot.request_name);
+            let name = requests
+                .of_request(search.deepest)
+                .first()
+                .map_or("", |slot| slot.request_name);
             let refused = refused_by_constraints(search);
             let message = format!(
                 "the claim has too many combinations: no result after {} steps, in which the search came to request {name:?}{refused}",
@@ -181,18 +254,28 @@ pub(super) fn stopped(search: &mut Search<'_, '_>, stop: &Stop, bounds: &Bounds)
             explained(search, NotAllocatedKind::TooComplex, message, bounds)
         }
         Stop::SelectorSteps => {
-            let message =
-                format!("the selectors of the claim took more than {} steps", bounds.selector_steps);
+            let message = format!(
+                "the selectors of the claim took more than {} steps",
+                bounds.selector_steps
+            );
             explained(search, NotAllocatedKind::TooComplex, message, bounds)
         }
-        Stop::Failed { slot, device, status } => {
+        Stop::Failed {
+            slot,
+            device,
+            status,
+        } => {
             let what = found(*slot, *device).map_or_else(String::new, |(slot, device)| {
                 let reason = reason(search, slot, device, *status).unwrap_or_default();
                 format!("request {:?}, device {device}: {reason}", slot.name)
             });
             explained(search, NotAllocatedKind::Invalid, what, bounds)
         }
-        Stop::AllRefused { slot, device, refusal } => {
+        Stop::AllRefused {
+            slot,
+            device,
+            refusal,
+        } => {
             let what = found(*slot, *device).map_or_else(String::new, |(slot, device)| {
                 let reason = refused(search, device, *refusal);
                 format!(
@@ -215,7 +298,12 @@ fn explained(
     let (inventory, requests) = (search.checks.inventory, search.requests);
     message += &refused_pools(inventory);
     let per_slot = (bounds.excluded / requests.slots.len().max(1)).max(1);
-    let mut excluded = NotAllocated { kind, message, devices: Vec::new(), more: false };
+    let mut excluded = NotAllocated {
+        kind,
+        message,
+        devices: Vec::new(),
+        more: false,
+    };
     for slot in &requests.slots {
         let mut listed = 0;
         for device in &inventory.devices {
@@ -242,42 +330,67 @@ fn explained(
 }
 
 /// Returns why a request cannot use a device by itself; nothing if it can.
-fn reason(search: &Search<'_, '_>, slot: &Slot<'_>, device: &Offered, status: Status) -> Option<String> {
+fn reason(
+    search: &Search<'_, '_>,
+    slot: &Slot<'_>,
+    device: &Offered,
+    status: Status,
+) -> Option<String> {
     let usage = search.checks.usage.devices.get(device.id);
     let capacity = |number: u16| device.capacities.as_deref().ok()?.get(usize::from(number));
     let selector = |number: u16| {
         let selector = slot.selectors.get(usize::from(number))?;
-        let class = selector.of_class.then(|| slot.class.metadata.name.clone().unwrap_or_default());
+        let class = selector
+            .of_class
+            .then(|| slot.class.metadata.name.clone().unwrap_or_default());
         let of = class.map_or_else(String::new, |class| format!(" of class {class:?}"));
         Some((selector, format!("selector {:?}{of}", selector.expression)))
     };
     match status {
         Status::Usable => None,
-        Status::SelectorSteps => Some("not looked at: the selectors took too many steps".to_owned()),
+        Status::SelectorSteps => {
+            Some("not looked at: the selectors took too many steps".to_owned())
+        }
         Status::SelectorFailed(number) => selector(number)
             .map(|(selector, text)| format!("{text} {}", selector.column.failure(&device.facts))),
         Status::Selector(number) => selector(number).map(|(_, text)| format!("{text} is false")),
         Status::InUse => usage.map(|usage| {
-            format!("in use by claim {}", usage.exclusive_claim().unwrap_or_else(|| usage.first_claim()))
+            format!(
+                "in use by claim {}",
+                usage
+                    .exclusive_claim()
+                    .unwrap_or_else(|| usage.first_claim())
+            )
         }),
         Status::Held => {
             let in_use = search.checks.usage.in_use;
             let holder = in_use.holder(device.driver(), device.pool(), &device.device().name);
-            holder.map(|(claim, key)| format!("its hardware is in use by claim {claim}, which holds {key}"))
+            holder.map(|(claim, key)| {
+                format!("its hardware is in use by claim {claim}, which holds {key}")
+            })
         }
-        Status::OtherNode => Some(format!("not on node {:?}", search.checks.inventory.node.name)),
+        Status::OtherNode => Some(format!(
+            "not on node {:?}",
+            search.checks.inventory.node.name
+        )),
         Status::Defect => device.capacities.as_ref().err().cloned(),
         Status::NoCapacity(number) => slot
             .capacities
             .get(usize::from(number))
             .map(|(name, _)| format!("capacity {name}: the device does not have it")),
         Status::CapacityFailed(number) => capacity(number).map(|capacity| {
-            let error = capacity.consumed(slot.requested(&capacity.name)).err().unwrap_or_default();
+            let error = capacity
+                .consumed(slot.requested(&capacity.name))
+                .err()
+                .unwrap_or_default();
             format!("capacity {}: {error}", capacity.name)
         }),
         Status::CapacityPolicy(number) => capacity(number).and_then(|capacity| {
             let amount = capacity.consumed(slot.requested(&capacity.name)).ok()?;
-            Some(format!("capacity {}: its request policy does not allow {}", capacity.name, amount.text))
+            Some(format!(
+                "capacity {}: its request policy does not allow {}",
+                capacity.name, amount.text
+            ))
         }),
         Status::Capacity(number) => capacity(number).and_then(|capacity| {
             let amount = capacity.consumed(slot.requested(&capacity.name)).ok()?;
@@ -289,11 +402,19 @@ fn reason(search: &Search<'_, '_>, slot: &Slot<'_>, device: &Offered, status: St
                 left(capacity.value.nanos, used)
             ))
         }),
-        Status::Taint(number) => device.device().taints.as_ref()?.get(usize::from(number)).map(|taint| {
-            let value = taint.value.as_ref().filter(|value| !value.is_empty());
-            let value = value.map_or_else(String::new, |value| format!("={value}"));
-            format!("taint {}{value}:{} is not tolerated", taint.key, taint.effect)
-        }),
+        Status::Taint(number) => device
+            .device()
+            .taints
+            .as_ref()?
+            .get(usize::from(number))
+            .map(|taint| {
+                let value = taint.value.as_ref().filter(|value| !value.is_empty());
+                let value = value.map_or_else(String::new, |value| format!("={value}"));
+                format!(
+                    "taint {}{value}:{} is not tolerated",
+                    taint.key, taint.effect
+                )
+            }),
         Status::Counter(number) => {
             let (counter, amount) = device.consumes.get(usize::from(number))?;
             counter_short(search, *counter, *amount)
@@ -321,21 +442,32 @@ fn refused(search: &Search<'_, '_>, device: &Offered, refusal: Refusal) -> Strin
     let inventory = search.checks.inventory;
     match refusal {
         Refusal::Chosen => "chosen for another request of the claim".to_owned(),
-        Refusal::Counter(counter) => inventory.counter(counter).map_or_else(String::new, |counter| {
-            format!(
-                "counter {} of set {}: other devices of the claim need what is left",
-                counter.name, counter.set
-            )
-        }),
+        Refusal::Counter(counter) => {
+            inventory
+                .counter(counter)
+                .map_or_else(String::new, |counter| {
+                    format!(
+                        "counter {} of set {}: other devices of the claim need what is left",
+                        counter.name, counter.set
+                    )
+                })
+        }
         Refusal::Capacity(place) => {
-            let capacity = device.capacities.as_deref().ok().and_then(|capacities| capacities.get(place));
+            let capacity = device
+                .capacities
+                .as_deref()
+                .ok()
+                .and_then(|capacities| capacities.get(place));
             let name = capacity.map_or("", |capacity| capacity.name.as_str());
             format!("capacity {name}: other requests of the claim need what is left")
         }
         Refusal::Constraint(number, beside) => {
-            search.constraints.get(number).map_or_else(String::new, |constraint| {
-                constraint.refusal(device, beside.and_then(|beside| inventory.device(beside)))
-            })
+            search
+                .constraints
+                .get(number)
+                .map_or_else(String::new, |constraint| {
+                    constraint.refusal(device, beside.and_then(|beside| inventory.device(beside)))
+                })
         }
     }
 }

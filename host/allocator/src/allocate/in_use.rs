@@ -23,7 +23,11 @@ impl DeviceHolds {
 
     fn of(&self, driver: &str, pool: &str, device: &str) -> &[Hold] {
         // Most nodes have no such device.
-        let found = if self.0.is_empty() { None } else { self.0.get(&DeviceName::new(driver, pool, device)) };
+        let found = if self.0.is_empty() {
+            None
+        } else {
+            self.0.get(&DeviceName::new(driver, pool, device))
+        };
         found.map_or(&[], Vec::as_slice)
     }
 }
@@ -49,7 +53,11 @@ struct DeviceName {
 
 impl DeviceName {
     fn new(driver: &str, pool: &str, device: &str) -> Self {
-        Self { driver: driver.to_owned(), pool: pool.to_owned(), device: device.to_owned() }
+        Self {
+            driver: driver.to_owned(),
+            pool: pool.to_owned(),
+            device: device.to_owned(),
+        }
     }
 }
 
@@ -69,23 +77,43 @@ struct Holder {
 impl InUse {
     /// Returns what is in use when no claim has a device.
     pub fn new(of_devices: Arc<DeviceHolds>) -> Self {
-        Self { of_devices, ..Self::default() }
+        Self {
+            of_devices,
+            ..Self::default()
+        }
     }
 
     /// Adds what a claim's allocation takes. An earlier allocation of the same claim is replaced.
     pub fn add(&mut self, uid: &str, allocation: &AllocationResult) {
         self.remove(uid);
-        let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_deref());
+        let results = allocation
+            .devices
+            .as_ref()
+            .and_then(|devices| devices.results.as_deref());
         let mut names = Vec::new();
-        for result in results.unwrap_or_default().iter().filter(|result| result.admin_access != Some(true)) {
+        for result in results
+            .unwrap_or_default()
+            .iter()
+            .filter(|result| result.admin_access != Some(true))
+        {
             let pools = self.pools.entry(result.driver.clone()).or_default();
             let devices = pools.entry(result.pool.clone()).or_default();
             let device = devices.entry(result.device.clone()).or_default();
-            device.holders.push(Holder { claim: uid.to_owned(), consumed: share(result) });
+            device.holders.push(Holder {
+                claim: uid.to_owned(),
+                consumed: share(result),
+            });
             let (driver, pool) = (result.driver.clone(), result.pool.clone());
-            names.push(DeviceName { driver, pool, device: result.device.clone() });
+            names.push(DeviceName {
+                driver,
+                pool,
+                device: result.device.clone(),
+            });
             let of_devices = Arc::clone(&self.of_devices);
-            self.hold(uid, of_devices.of(&result.driver, &result.pool, &result.device));
+            self.hold(
+                uid,
+                of_devices.of(&result.driver, &result.pool, &result.device),
+            );
         }
         if !names.is_empty() {
             self.claims.insert(uid.to_owned(), names);
@@ -135,9 +163,15 @@ impl InUse {
     }
 
     fn remove_from(&mut self, uid: &str, name: &DeviceName) {
-        let Some(pools) = self.pools.get_mut(&name.driver) else { return };
-        let Some(devices) = pools.get_mut(&name.pool) else { return };
-        let Some(device) = devices.get_mut(&name.device) else { return };
+        let Some(pools) = self.pools.get_mut(&name.driver) else {
+            return;
+        };
+        let Some(devices) = pools.get_mut(&name.pool) else {
+            return;
+        };
+        let Some(device) = devices.get_mut(&name.device) else {
+            return;
+        };
         device.holders.retain(|holder| holder.claim != uid);
         if device.holders.is_empty() {
             devices.remove(&name.device);
@@ -151,7 +185,11 @@ impl InUse {
     }
 
     fn devices(&self, driver: &str, pool: &str) -> impl Iterator<Item = (&String, &DeviceUse)> {
-        self.pools.get(driver).and_then(|pools| pools.get(pool)).into_iter().flatten()
+        self.pools
+            .get(driver)
+            .and_then(|pools| pools.get(pool))
+            .into_iter()
+            .flatten()
     }
 }
 
@@ -160,17 +198,26 @@ fn share(result: &DeviceRequestAllocationResult) -> Option<BTreeMap<String, i128
     result.share_id.as_ref()?;
     let consumed = result.consumed_capacity.iter().flatten();
     let amount = |text: &str| quantity::nanos(text).unwrap_or(i128::MAX);
-    Some(consumed.map(|(name, quantity)| (name.clone(), amount(&quantity.0))).collect())
+    Some(
+        consumed
+            .map(|(name, quantity)| (name.clone(), amount(&quantity.0)))
+            .collect(),
+    )
 }
 
 impl DeviceUse {
     /// The claim that has the whole device.
     pub(super) fn exclusive_claim(&self) -> Option<&str> {
-        self.holders.iter().find(|holder| holder.consumed.is_none()).map(|holder| holder.claim.as_str())
+        self.holders
+            .iter()
+            .find(|holder| holder.consumed.is_none())
+            .map(|holder| holder.claim.as_str())
     }
 
     pub(super) fn first_claim(&self) -> &str {
-        self.holders.first().map_or("", |holder| holder.claim.as_str())
+        self.holders
+            .first()
+            .map_or("", |holder| holder.claim.as_str())
     }
 
     pub(super) fn is_shared(&self) -> bool {
@@ -178,8 +225,13 @@ impl DeviceUse {
     }
 
     pub(super) fn consumed(&self, capacity: &str) -> i128 {
-        let shares = self.holders.iter().filter_map(|holder| holder.consumed.as_ref());
-        shares.filter_map(|share| share.get(capacity)).fold(0, |sum, amount| sum.saturating_add(*amount))
+        let shares = self
+            .holders
+            .iter()
+            .filter_map(|holder| holder.consumed.as_ref());
+        shares
+            .filter_map(|share| share.get(capacity))
+            .fold(0, |sum, amount| sum.saturating_add(*amount))
     }
 }
 
@@ -204,7 +256,9 @@ impl<'a> Usage<'a> {
         };
         for pool in &inventory.pools {
             for (name, device_use) in in_use.devices(&pool.driver, &pool.name) {
-                let Some(member) = pool.members.get(name) else { continue };
+                let Some(member) = pool.members.get(name) else {
+                    continue;
+                };
                 usage.add_counters(&member.remote);
                 if let Some(id) = member.local {
                     usage.devices.set(id, Some(device_use));
@@ -220,14 +274,20 @@ impl<'a> Usage<'a> {
         if let Some(is_held) = self.held.get(device.id) {
             return is_held;
         }
-        let is_held = self.in_use.holder(device.driver(), device.pool(), &device.device().name).is_some();
+        let is_held = self
+            .in_use
+            .holder(device.driver(), device.pool(), &device.device().name)
+            .is_some();
         self.held.set(device.id, Some(is_held));
         is_held
     }
 
     fn add_counters(&mut self, consumes: &[(u32, i128)]) {
         for (counter, amount) in consumes {
-            self.counters.set(*counter, self.counters.get(*counter).saturating_add(*amount));
+            self.counters.set(
+                *counter,
+                self.counters.get(*counter).saturating_add(*amount),
+            );
         }
     }
 }

@@ -96,7 +96,13 @@ impl Offered {
 
 impl std::fmt::Display for Offered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}/{}", self.driver(), self.pool(), self.device().name)
+        write!(
+            f,
+            "{}/{}/{}",
+            self.driver(),
+            self.pool(),
+            self.device().name
+        )
     }
 }
 
@@ -124,7 +130,11 @@ impl Inventory {
                     with_binding_conditions.push((driver, pool, gathered));
                 }
                 Ok(Some(gathered)) => inventory.add_pool(driver, pool, gathered),
-                Err(reason) => inventory.refused.push(RefusedPool { driver, pool, reason }),
+                Err(reason) => inventory.refused.push(RefusedPool {
+                    driver,
+                    pool,
+                    reason,
+                }),
             }
         }
         for (driver, pool, gathered) in with_binding_conditions {
@@ -156,9 +166,17 @@ impl Inventory {
             Ok(parsed) => {
                 self.devices.extend(parsed.devices);
                 self.counters.extend(parsed.counters);
-                self.pools.push(Pool { driver, name, members: parsed.members });
+                self.pools.push(Pool {
+                    driver,
+                    name,
+                    members: parsed.members,
+                });
             }
-            Err(reason) => self.refused.push(RefusedPool { driver, pool: name, reason }),
+            Err(reason) => self.refused.push(RefusedPool {
+                driver,
+                pool: name,
+                reason,
+            }),
         }
     }
 
@@ -168,7 +186,12 @@ impl Inventory {
         for slice in slices.elsewhere {
             for device in slice.spec.devices.iter().flatten() {
                 let consumes = consumption(device, &numbers)?;
-                parsed.members.entry(device.name.clone()).or_default().remote.extend(consumes);
+                parsed
+                    .members
+                    .entry(device.name.clone())
+                    .or_default()
+                    .remote
+                    .extend(consumes);
             }
         }
         let mut names = BTreeSet::new();
@@ -185,7 +208,10 @@ impl Inventory {
                     place,
                     facts: DeviceFacts::new(&slice.spec.driver, device),
                     on_node: device_is_for(device, &slice, &self.node)?,
-                    capacities: device.capacity.as_ref().map_or(Ok(Vec::new()), capacity::parse),
+                    capacities: device
+                        .capacity
+                        .as_ref()
+                        .map_or(Ok(Vec::new()), capacity::parse),
                     consumes: consumption(device, &numbers)?,
                     slice: Arc::clone(&slice),
                 });
@@ -199,7 +225,9 @@ fn device_is_for(device: &Device, slice: &ResourceSlice, node: &NodeRef) -> Resu
     if slice.spec.per_device_node_selection != Some(true) {
         return Ok(true);
     }
-    device_selection(device).includes(node).map_err(|error| format!("device {:?}: {error}", device.name))
+    device_selection(device)
+        .includes(node)
+        .map_err(|error| format!("device {:?}: {error}", device.name))
 }
 
 fn device_selection(device: &Device) -> NodeSelection<'_> {
@@ -216,7 +244,10 @@ fn consumption(device: &Device, numbers: &CounterNumbers<'_>) -> Result<Vec<(u32
     for consumption in device.consumes_counters.iter().flatten() {
         let set = &consumption.counter_set;
         let counters = numbers.get(set.as_str()).ok_or_else(|| {
-            format!("device {:?} consumes of counter set {set:?}, which the pool does not have", device.name)
+            format!(
+                "device {:?} consumes of counter set {set:?}, which the pool does not have",
+                device.name
+            )
         })?;
         for (name, counter) in &consumption.counters {
             let number = counters.get(name.as_str()).ok_or_else(|| {
@@ -234,7 +265,8 @@ fn consumption(device: &Device, numbers: &CounterNumbers<'_>) -> Result<Vec<(u32
 }
 
 fn amount(text: &str, set: &str, name: &str) -> Result<i128, String> {
-    quantity::nanos(text).ok_or_else(|| format!("counter {name:?} of set {set:?}: {text:?} is no quantity"))
+    quantity::nanos(text)
+        .ok_or_else(|| format!("counter {name:?} of set {set:?}: {text:?} is no quantity"))
 }
 
 type CounterNumbers<'a> = HashMap<&'a str, HashMap<&'a str, u32>>;
@@ -253,14 +285,22 @@ impl ParsedPool {
         first: usize,
     ) -> Result<CounterNumbers<'a>, String> {
         let mut numbers = CounterNumbers::new();
-        for set in slices.iter().filter_map(|slice| slice.spec.shared_counters.as_ref()).flatten() {
+        for set in slices
+            .iter()
+            .filter_map(|slice| slice.spec.shared_counters.as_ref())
+            .flatten()
+        {
             let mut counters = HashMap::new();
             for (name, counter) in &set.counters {
                 let number = u32::try_from(first + self.counters.len())
                     .map_err(|_| "there are too many counters".to_owned())?;
                 counters.insert(name.as_str(), number);
                 let total = amount(&counter.value.0, &set.name, name)?;
-                self.counters.push(CounterTotal { set: set.name.clone(), name: name.clone(), total });
+                self.counters.push(CounterTotal {
+                    set: set.name.clone(),
+                    name: name.clone(),
+                    total,
+                });
             }
             if numbers.insert(set.name.as_str(), counters).is_some() {
                 return Err(format!("counter set {:?} occurs twice", set.name));
@@ -285,14 +325,23 @@ impl PoolSlices {
         slices.retain(|slice| Some(slice.spec.pool.generation) == newest);
         slices.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
         let found = i64::try_from(slices.len()).unwrap_or(i64::MAX);
-        let expected =
-            slices.iter().map(|slice| slice.spec.pool.resource_slice_count).find(|count| *count != found);
+        let expected = slices
+            .iter()
+            .map(|slice| slice.spec.pool.resource_slice_count)
+            .find(|count| *count != found);
         let mut gathered = Self::default();
         let mut relevant = false;
         for slice in slices {
             let here = slice_is_for(&slice, node)?;
             relevant |= here;
-            match (slice.spec.shared_counters.as_ref().is_some_and(|sets| !sets.is_empty()), here) {
+            match (
+                slice
+                    .spec
+                    .shared_counters
+                    .as_ref()
+                    .is_some_and(|sets| !sets.is_empty()),
+                here,
+            ) {
                 (true, _) => gathered.counters.push(slice),
                 (false, true) => gathered.here.push(slice),
                 (false, false) => gathered.elsewhere.push(slice),
@@ -300,13 +349,19 @@ impl PoolSlices {
         }
         match expected {
             _ if !relevant => Ok(None),
-            Some(expected) => Err(format!("the pool is being updated: it has {found} of {expected} slices")),
+            Some(expected) => Err(format!(
+                "the pool is being updated: it has {found} of {expected} slices"
+            )),
             None => Ok(Some(gathered)),
         }
     }
 
     fn has_binding_conditions(&self) -> bool {
-        let mut devices = self.here.iter().filter_map(|slice| slice.spec.devices.as_ref()).flatten();
+        let mut devices = self
+            .here
+            .iter()
+            .filter_map(|slice| slice.spec.devices.as_ref())
+            .flatten();
         devices.any(|device| device.binding_conditions.is_some())
     }
 }

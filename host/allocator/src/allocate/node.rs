@@ -24,7 +24,10 @@ pub(super) struct NodeSelection<'a> {
 impl NodeSelection<'_> {
     /// Fails with a sentence about the first part of a selector that has no meaning.
     pub(super) fn includes(&self, node: &NodeRef) -> Result<bool, String> {
-        match (self.node_name.filter(|name| !name.is_empty()), self.selector) {
+        match (
+            self.node_name.filter(|name| !name.is_empty()),
+            self.selector,
+        ) {
             (Some(name), _) => Ok(name == node.name),
             (None, _) if self.all_nodes => Ok(true),
             (None, Some(selector)) => selects(selector, node),
@@ -56,7 +59,10 @@ fn term_matches(term: &NodeSelectorTerm, node: &NodeRef) -> Result<bool, String>
     Ok(matches)
 }
 
-fn label_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> Result<bool, String> {
+fn label_matches(
+    requirement: &NodeSelectorRequirement,
+    value: Option<&str>,
+) -> Result<bool, String> {
     let values = requirement.values.as_deref().unwrap_or_default();
     let listed = || value.is_some_and(|value| values.iter().any(|known| known == value));
     match requirement.operator.as_str() {
@@ -64,9 +70,16 @@ fn label_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> 
         "NotIn" => Ok(!listed()),
         "Exists" => Ok(value.is_some()),
         "DoesNotExist" => Ok(value.is_none()),
-        "Gt" => Ok(compared(requirement, values, value)?.is_some_and(|(value, limit)| value > limit)),
-        "Lt" => Ok(compared(requirement, values, value)?.is_some_and(|(value, limit)| value < limit)),
-        other => Err(format!("node selector has operator {other:?} for label {:?}", requirement.key)),
+        "Gt" => {
+            Ok(compared(requirement, values, value)?.is_some_and(|(value, limit)| value > limit))
+        }
+        "Lt" => {
+            Ok(compared(requirement, values, value)?.is_some_and(|(value, limit)| value < limit))
+        }
+        other => Err(format!(
+            "node selector has operator {other:?} for label {:?}",
+            requirement.key
+        )),
     }
 }
 
@@ -83,21 +96,36 @@ fn compared(
             values.len()
         ));
     };
-    let limit: i64 = limit
-        .parse()
-        .map_err(|_| format!("node selector compares label {:?} with {limit:?}", requirement.key))?;
-    Ok(value.and_then(|value| value.parse().ok()).map(|value| (value, limit)))
+    let limit: i64 = limit.parse().map_err(|_| {
+        format!(
+            "node selector compares label {:?} with {limit:?}",
+            requirement.key
+        )
+    })?;
+    Ok(value
+        .and_then(|value| value.parse().ok())
+        .map(|value| (value, limit)))
 }
 
 fn field_matches(requirement: &NodeSelectorRequirement, node: &NodeRef) -> Result<bool, String> {
     let [value] = requirement.values.as_deref().unwrap_or_default() else {
-        return Err(format!("node selector has not one value for field {:?}", requirement.key));
+        return Err(format!(
+            "node selector has not one value for field {:?}",
+            requirement.key
+        ));
     };
-    let own = if requirement.key == NAME_FIELD { node.name.as_str() } else { "" };
+    let own = if requirement.key == NAME_FIELD {
+        node.name.as_str()
+    } else {
+        ""
+    };
     match requirement.operator.as_str() {
         "In" => Ok(own == value),
         "NotIn" => Ok(own != value),
-        other => Err(format!("node selector has operator {other:?} for field {:?}", requirement.key)),
+        other => Err(format!(
+            "node selector has operator {other:?} for field {:?}",
+            requirement.key
+        )),
     }
 }
 
@@ -107,22 +135,42 @@ mod tests {
 
     fn node() -> NodeRef {
         let labels = [("zone", "a"), ("cores", "8")];
-        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        NodeRef { name: "node-1".into(), labels }
+        let labels = labels
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
+        NodeRef {
+            name: "node-1".into(),
+            labels,
+        }
     }
 
     fn requirement(key: &str, operator: &str, values: &[&str]) -> NodeSelectorRequirement {
         let values = Some(values.iter().map(|value| (*value).to_owned()).collect());
-        NodeSelectorRequirement { key: key.into(), operator: operator.into(), values }
+        NodeSelectorRequirement {
+            key: key.into(),
+            operator: operator.into(),
+            values,
+        }
     }
 
     fn selected(fields: bool, requirements: &[NodeSelectorRequirement]) -> Result<bool, String> {
         let requirements = Some(requirements.to_vec());
         let term = match fields {
-            true => NodeSelectorTerm { match_fields: requirements, ..Default::default() },
-            false => NodeSelectorTerm { match_expressions: requirements, ..Default::default() },
+            true => NodeSelectorTerm {
+                match_fields: requirements,
+                ..Default::default()
+            },
+            false => NodeSelectorTerm {
+                match_expressions: requirements,
+                ..Default::default()
+            },
         };
-        selects(&NodeSelector { node_selector_terms: vec![NodeSelectorTerm::default(), term] }, &node())
+        selects(
+            &NodeSelector {
+                node_selector_terms: vec![NodeSelectorTerm::default(), term],
+            },
+            &node(),
+        )
     }
 
     #[test]
@@ -143,10 +191,19 @@ mod tests {
             let selected = selected(false, &[requirement(key, operator, values)]);
             assert_eq!(selected, Ok(expected), "{key} {operator} {values:?}");
         }
-        assert_eq!(selected(true, &[requirement(NAME_FIELD, "In", &["node-1"])]), Ok(true));
-        assert_eq!(selected(true, &[requirement(NAME_FIELD, "NotIn", &["node-1"])]), Ok(false));
+        assert_eq!(
+            selected(true, &[requirement(NAME_FIELD, "In", &["node-1"])]),
+            Ok(true)
+        );
+        assert_eq!(
+            selected(true, &[requirement(NAME_FIELD, "NotIn", &["node-1"])]),
+            Ok(false)
+        );
         assert_eq!(selected(false, &[]), Ok(false));
-        let both = [requirement("zone", "In", &["a"]), requirement("rack", "Exists", &[])];
+        let both = [
+            requirement("zone", "In", &["a"]),
+            requirement("rack", "Exists", &[]),
+        ];
         assert_eq!(selected(false, &both), Ok(false));
     }
 
@@ -166,7 +223,11 @@ mod tests {
 
     #[test]
     fn a_name_comes_before_all_nodes_and_these_before_a_selector() {
-        let selection = |node_name, all_nodes| NodeSelection { node_name, all_nodes, selector: None };
+        let selection = |node_name, all_nodes| NodeSelection {
+            node_name,
+            all_nodes,
+            selector: None,
+        };
         assert_eq!(selection(Some("node-2"), true).includes(&node()), Ok(false));
         assert_eq!(selection(Some(""), true).includes(&node()), Ok(true));
         assert_eq!(selection(None, false).includes(&node()), Ok(false));

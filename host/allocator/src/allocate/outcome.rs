@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceAllocationConfiguration, DeviceAllocationResult, DeviceRequestAllocationResult,
-    ResourceClaim,
+    AllocationResult, DeviceAllocationConfiguration, DeviceAllocationResult,
+    DeviceRequestAllocationResult, ResourceClaim,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -34,14 +34,21 @@ pub(super) fn build(
     share_ids: &mut dyn FnMut() -> String,
 ) -> Result<AllocationResult, String> {
     let pick = |chosen: &'_ Chosen| {
-        let (slot, device) = (requests.slot(chosen.slot)?, inventory.device(chosen.device)?);
+        let (slot, device) = (
+            requests.slot(chosen.slot)?,
+            inventory.device(chosen.device)?,
+        );
         Some((slot, device))
     };
     let picks: Vec<Pick<'_>> = chosen
         .iter()
         .filter_map(|chosen| {
             let (slot, device) = pick(chosen)?;
-            Some(Pick { slot, device, share: chosen.share.as_deref() })
+            Some(Pick {
+                slot,
+                device,
+                share: chosen.share.as_deref(),
+            })
         })
         .collect();
     let config = config(claim, &slots_used(requests, &picks));
@@ -85,8 +92,9 @@ impl Pick<'_> {
 
 /// Returns one slot of each request: its only one, or the sub-request that was chosen.
 fn slots_used<'a>(requests: &'a Requests<'a>, picks: &[Pick<'_>]) -> Vec<&'a Slot<'a>> {
-    let used =
-        |slot: &&Slot<'_>| !slot.is_sub_request || picks.iter().any(|pick| pick.slot.number == slot.number);
+    let used = |slot: &&Slot<'_>| {
+        !slot.is_sub_request || picks.iter().any(|pick| pick.slot.number == slot.number)
+    };
     requests.slots.iter().filter(used).collect()
 }
 
@@ -96,22 +104,36 @@ fn config(claim: &ResourceClaim, slots: &[&Slot<'_>]) -> Vec<DeviceAllocationCon
     let mut configs = Vec::new();
     for (number, slot) in slots.iter().enumerate() {
         let class = |slot: &Slot<'_>| slot.class.metadata.name.clone();
-        if slots.iter().take(number).any(|earlier| class(earlier) == class(slot)) {
+        if slots
+            .iter()
+            .take(number)
+            .any(|earlier| class(earlier) == class(slot))
+        {
             continue;
         }
         let same = slots.iter().filter(|other| class(other) == class(slot));
         let requests: Vec<String> = same.map(|other| other.name.clone()).collect();
-        configs.extend(slot.class.spec.config.iter().flatten().map(|config| DeviceAllocationConfiguration {
-            opaque: config.opaque.clone(),
-            requests: Some(requests.clone()),
-            source: "FromClass".to_owned(),
+        configs.extend(slot.class.spec.config.iter().flatten().map(|config| {
+            DeviceAllocationConfiguration {
+                opaque: config.opaque.clone(),
+                requests: Some(requests.clone()),
+                source: "FromClass".to_owned(),
+            }
         }));
     }
-    let of_claim =
-        claim.spec.devices.as_ref().and_then(|devices| devices.config.as_deref()).unwrap_or_default();
-    let applies =
-        |requests: &[String]| requests.is_empty() || slots.iter().any(|slot| slot.is_named_in(requests));
-    for config in of_claim.iter().filter(|config| applies(config.requests.as_deref().unwrap_or_default())) {
+    let of_claim = claim
+        .spec
+        .devices
+        .as_ref()
+        .and_then(|devices| devices.config.as_deref())
+        .unwrap_or_default();
+    let applies = |requests: &[String]| {
+        requests.is_empty() || slots.iter().any(|slot| slot.is_named_in(requests))
+    };
+    for config in of_claim
+        .iter()
+        .filter(|config| applies(config.requests.as_deref().unwrap_or_default()))
+    {
         configs.push(DeviceAllocationConfiguration {
             opaque: config.opaque.clone(),
             requests: config.requests.clone(),
@@ -119,8 +141,12 @@ fn config(claim: &ResourceClaim, slots: &[&Slot<'_>]) -> Vec<DeviceAllocationCon
         });
     }
     for config in &mut configs {
-        let requests = config.requests.take().filter(|requests| !requests.is_empty());
-        config.requests = requests.filter(|requests| !slots.iter().all(|slot| slot.is_named_in(requests)));
+        let requests = config
+            .requests
+            .take()
+            .filter(|requests| !requests.is_empty());
+        config.requests =
+            requests.filter(|requests| !slots.iter().all(|slot| slot.is_named_in(requests)));
     }
     configs
 }
@@ -141,10 +167,18 @@ fn node_selector(picks: &[Pick<'_>], node: &str) -> Result<Option<NodeSelector>,
                 operator: "In".to_owned(),
                 values: Some(vec![node.to_owned()]),
             };
-            let term = NodeSelectorTerm { match_fields: Some(vec![field]), ..Default::default() };
-            return Ok(Some(NodeSelector { node_selector_terms: vec![term] }));
+            let term = NodeSelectorTerm {
+                match_fields: Some(vec![field]),
+                ..Default::default()
+            };
+            return Ok(Some(NodeSelector {
+                node_selector_terms: vec![term],
+            }));
         }
-        match selector.as_ref().map_or(&[][..], |selector| &selector.node_selector_terms) {
+        match selector
+            .as_ref()
+            .map_or(&[][..], |selector| &selector.node_selector_terms)
+        {
             [] => {}
             [term] => {
                 merge(&term.match_fields, &mut together.match_fields);
@@ -160,11 +194,16 @@ fn node_selector(picks: &[Pick<'_>], node: &str) -> Result<Option<NodeSelector>,
         }
     }
     let everywhere = together.match_fields.is_none() && together.match_expressions.is_none();
-    Ok((!everywhere).then(|| NodeSelector { node_selector_terms: vec![together] }))
+    Ok((!everywhere).then(|| NodeSelector {
+        node_selector_terms: vec![together],
+    }))
 }
 
 /// Adds the requirements that are not there yet. The order of their values makes no difference.
-fn merge(from: &Option<Vec<NodeSelectorRequirement>>, to: &mut Option<Vec<NodeSelectorRequirement>>) {
+fn merge(
+    from: &Option<Vec<NodeSelectorRequirement>>,
+    to: &mut Option<Vec<NodeSelectorRequirement>>,
+) {
     let values = |requirement: &NodeSelectorRequirement| {
         let mut values = requirement.values.clone().unwrap_or_default();
         values.sort_unstable();

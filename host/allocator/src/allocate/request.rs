@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{
-    CapacityRequirements, DeviceClass, DeviceRequest, DeviceSelector, DeviceSubRequest, DeviceToleration,
-    ExactDeviceRequest, ResourceClaim,
+    CapacityRequirements, DeviceClass, DeviceRequest, DeviceSelector, DeviceSubRequest,
+    DeviceToleration, ExactDeviceRequest, ResourceClaim,
 };
 
 use super::REQUESTS_MAX;
@@ -97,15 +97,22 @@ impl<'a> Requests<'a> {
         inventory: &Inventory,
         classes: &impl Fn(&str) -> Option<Arc<DeviceClass>>,
     ) -> Result<Self, String> {
-        let asked =
-            claim.spec.devices.as_ref().and_then(|devices| devices.requests.as_deref()).unwrap_or_default();
+        let asked = claim
+            .spec
+            .devices
+            .as_ref()
+            .and_then(|devices| devices.requests.as_deref())
+            .unwrap_or_default();
         if asked.len() > REQUESTS_MAX {
             return Err(format!(
                 "the claim has {} requests, and at most {REQUESTS_MAX} are allowed",
                 asked.len()
             ));
         }
-        let mut requests = Self { slots: Vec::new(), by_request: Vec::new() };
+        let mut requests = Self {
+            slots: Vec::new(),
+            by_request: Vec::new(),
+        };
         for request in asked {
             let first = requests.slots.len();
             requests
@@ -144,7 +151,8 @@ impl<'a> Requests<'a> {
                 capacities: capacities(asked.capacity)?,
                 is_sub_request,
             };
-            self.slots.push(slot.with_selectors(asked.selectors, inventory)?);
+            self.slots
+                .push(slot.with_selectors(asked.selectors, inventory)?);
             Ok::<_, String>(())
         };
         match &request.exactly {
@@ -160,13 +168,24 @@ impl<'a> Requests<'a> {
 
     /// Returns the fewest devices that the claim needs, with the number of devices of each slot.
     pub(super) fn fewest_devices(&self, of_slot: impl Fn(&Slot<'_>) -> usize) -> usize {
-        let of_request = |request| self.of_request(request).iter().map(&of_slot).min().unwrap_or(0);
-        (0..self.by_request.len()).map(of_request).fold(0, usize::saturating_add)
+        let of_request = |request| {
+            self.of_request(request)
+                .iter()
+                .map(&of_slot)
+                .min()
+                .unwrap_or(0)
+        };
+        (0..self.by_request.len())
+            .map(of_request)
+            .fold(0, usize::saturating_add)
     }
 
     /// Returns the slots of a request; none after the last request.
     pub(super) fn of_request(&self, request: usize) -> &[Slot<'a>] {
-        self.by_request.get(request).and_then(|range| self.slots.get(range.clone())).unwrap_or_default()
+        self.by_request
+            .get(request)
+            .and_then(|range| self.slots.get(range.clone()))
+            .unwrap_or_default()
     }
 
     pub(super) fn slot(&self, number: u32) -> Option<&Slot<'a>> {
@@ -181,10 +200,21 @@ impl Slot<'_> {
         inventory: &Inventory,
     ) -> Result<Self, String> {
         let class = Arc::clone(&self.class);
-        let of_class = class.spec.selectors.iter().flatten().map(|selector| (selector, true));
-        let of_request = of_request.into_iter().flatten().map(|selector| (selector, false));
+        let of_class = class
+            .spec
+            .selectors
+            .iter()
+            .flatten()
+            .map(|selector| (selector, true));
+        let of_request = of_request
+            .into_iter()
+            .flatten()
+            .map(|selector| (selector, false));
         for (selector, of_class) in of_class.chain(of_request) {
-            let cel = selector.cel.as_ref().ok_or("a selector has no CEL expression")?;
+            let cel = selector
+                .cel
+                .as_ref()
+                .ok_or("a selector has no CEL expression")?;
             if self.selectors.len() == 2 * SELECTORS_MAX {
                 return Err(format!(
                     "it has more than {} selectors with those of its class",
@@ -192,18 +222,27 @@ impl Slot<'_> {
                 ));
             }
             let column = inventory.verdicts.column(&cel.expression);
-            self.selectors.push(SlotSelector { expression: cel.expression.clone(), of_class, column });
+            self.selectors.push(SlotSelector {
+                expression: cel.expression.clone(),
+                of_class,
+                column,
+            });
         }
         Ok(self)
     }
 
     pub(super) fn requested(&self, capacity: &str) -> Option<&Amount> {
-        self.capacities.iter().find(|(name, _)| *name == capacity).map(|(_, amount)| amount)
+        self.capacities
+            .iter()
+            .find(|(name, _)| *name == capacity)
+            .map(|(_, amount)| amount)
     }
 
     /// Whether a list of requests, of a constraint or of a config, names this slot.
     pub(super) fn is_named_in(&self, requests: &[String]) -> bool {
-        requests.iter().any(|name| name == self.request_name || *name == self.name)
+        requests
+            .iter()
+            .any(|name| name == self.request_name || *name == self.name)
     }
 }
 
@@ -212,14 +251,20 @@ fn count(asked: &RequestFields<'_>) -> Result<Option<usize>, String> {
         ("All", _) => Ok(None),
         ("ExactCount", count @ 1..) => Ok(Some(usize::try_from(count).unwrap_or(usize::MAX))),
         ("ExactCount", count) => Err(format!("count is {count}, and must be positive")),
-        (mode, _) => Err(format!("allocation mode {mode:?} is neither `ExactCount` nor `All`")),
+        (mode, _) => Err(format!(
+            "allocation mode {mode:?} is neither `ExactCount` nor `All`"
+        )),
     }
 }
 
 fn capacities(capacity: Option<&CapacityRequirements>) -> Result<Vec<(&str, Amount)>, String> {
-    let requested = capacity.and_then(|capacity| capacity.requests.as_ref()).into_iter().flatten();
+    let requested = capacity
+        .and_then(|capacity| capacity.requests.as_ref())
+        .into_iter()
+        .flatten();
     let parse = |(name, quantity)| {
-        let amount = Amount::parse(quantity).map_err(|error| format!("capacity {name}: {error}"))?;
+        let amount =
+            Amount::parse(quantity).map_err(|error| format!("capacity {name}: {error}"))?;
         Ok((String::as_str(name), amount))
     };
     requested.map(parse).collect()

@@ -142,7 +142,9 @@ impl<'r, 'a> Search<'r, 'a> {
         let exact = |slot: &&Slot<'_>| !slot.is_sub_request && slot.count.is_none();
         let mut reserved = Table::new(self.checks.inventory.len());
         for slot in self.requests.slots.iter().filter(exact) {
-            self.all_of(slot).iter().for_each(|device| reserved.set(*device, true));
+            self.all_of(slot)
+                .iter()
+                .for_each(|device| reserved.set(*device, true));
         }
         demand::shortage(self.requests, &mut self.checks, &mut self.scans, &reserved)
     }
@@ -177,20 +179,27 @@ impl<'r, 'a> Search<'r, 'a> {
     }
 
     pub(super) fn all_of(&self, slot: &Slot<'_>) -> &[u32] {
-        self.all.get(slot.number as usize).and_then(Option::as_deref).unwrap_or_default()
+        self.all
+            .get(slot.number as usize)
+            .and_then(Option::as_deref)
+            .unwrap_or_default()
     }
 
     /// Chooses the devices of an `All` request from a place in its list on.
     fn choose_all(&mut self, slot: &'r Slot<'a>, place: usize) -> Searched {
         let devices = self.all_of(slot);
         let left = devices.len().saturating_sub(place);
-        let Some(device) = devices.get(place).copied() else { return self.request(slot.request + 1) };
+        let Some(device) = devices.get(place).copied() else {
+            return self.request(slot.request + 1);
+        };
         if left > DEVICES_MAX.saturating_sub(self.chosen.len()) {
             return Ok(Outcome::TooMany);
         }
         self.spend(1)?;
         let inventory = self.checks.inventory;
-        let Some(device) = inventory.device(device) else { return Ok(Outcome::NotFound) };
+        let Some(device) = inventory.device(device) else {
+            return Ok(Outcome::NotFound);
+        };
         let refusal = match self.take_of_all(slot, device) {
             None => {
                 let outcome = self.choose_all(slot, place + 1);
@@ -203,9 +212,11 @@ impl<'r, 'a> Search<'r, 'a> {
         };
         match refusal {
             // The scheduler ends here, too: the claim contradicts itself with these devices.
-            Some(refusal @ Refusal::Constraint(..)) => {
-                Err(Stop::AllRefused { slot: slot.number, device: device.id, refusal })
-            }
+            Some(refusal @ Refusal::Constraint(..)) => Err(Stop::AllRefused {
+                slot: slot.number,
+                device: device.id,
+                refusal,
+            }),
             _ => Ok(Outcome::NotFound),
         }
     }
@@ -233,7 +244,9 @@ impl<'r, 'a> Search<'r, 'a> {
         while let Some(candidate) = self.candidate(slot, place, left) {
             place += 1;
             self.spend(1)?;
-            let Some(device) = inventory.device(candidate.device) else { continue };
+            let Some(device) = inventory.device(candidate.device) else {
+                continue;
+            };
             if self.taken.get(device.id) {
                 self.refuse(slot, device, Refusal::Chosen);
                 continue;
@@ -241,7 +254,13 @@ impl<'r, 'a> Search<'r, 'a> {
             match candidate.status {
                 Status::Usable => {}
                 Status::SelectorSteps => return Err(Stop::SelectorSteps),
-                status => return Err(Stop::Failed { slot: slot.number, device: device.id, status }),
+                status => {
+                    return Err(Stop::Failed {
+                        slot: slot.number,
+                        device: device.id,
+                        status,
+                    });
+                }
             }
             if !failed.is_empty() && self.is_alike(device, &failed)? {
                 continue;
@@ -264,7 +283,12 @@ impl<'r, 'a> Search<'r, 'a> {
     }
 
     /// Returns the candidate at a place, unless too few are left.
-    fn candidate(&mut self, slot: &Slot<'_>, place: usize, left: usize) -> Option<usable::Candidate> {
+    fn candidate(
+        &mut self,
+        slot: &Slot<'_>,
+        place: usize,
+        left: usize,
+    ) -> Option<usable::Candidate> {
         let scan = self.scans.get_mut(slot.number as usize)?;
         if scan.is_short(place, left, slot, &mut self.checks) {
             return None;
@@ -278,7 +302,9 @@ impl<'r, 'a> Search<'r, 'a> {
     }
 
     fn is_alike(&mut self, device: &'a Offered, failed: &[u32]) -> Result<bool, Stop> {
-        Ok(self.trait_number(device)?.is_some_and(|number| failed.contains(&number)))
+        Ok(self
+            .trait_number(device)?
+            .is_some_and(|number| failed.contains(&number)))
     }
 
     /// Returns the same number for devices that nothing tells apart; none for a device of which there is only one like it.
@@ -293,10 +319,22 @@ impl<'r, 'a> Search<'r, 'a> {
             let requests = self.requests;
             self.spend(u64::try_from(requests.slots.len()).unwrap_or(u64::MAX))?;
             let traits = Traits {
-                statuses: requests.slots.iter().map(|slot| self.checks.status(slot, device)).collect(),
-                values: self.constraints.iter_mut().map(|constraint| constraint.values(device)).collect(),
+                statuses: requests
+                    .slots
+                    .iter()
+                    .map(|slot| self.checks.status(slot, device))
+                    .collect(),
+                values: self
+                    .constraints
+                    .iter_mut()
+                    .map(|constraint| constraint.values(device))
+                    .collect(),
                 consumes: &device.consumes,
-                capacities: device.capacities.as_deref().ok().filter(|_| device.is_shareable()),
+                capacities: device
+                    .capacities
+                    .as_deref()
+                    .ok()
+                    .filter(|_| device.is_shareable()),
             };
             let next = u32::try_from(self.traits.len() + 1).unwrap_or(u32::MAX);
             let number = *self.traits.entry(traits).or_insert(next);
@@ -307,7 +345,9 @@ impl<'r, 'a> Search<'r, 'a> {
 
     fn refuse(&mut self, slot: &Slot<'_>, device: &Offered, refusal: Refusal) {
         if self.refusals.len() < REFUSALS_MAX {
-            self.refusals.entry((slot.number, device.id)).or_insert(refusal);
+            self.refusals
+                .entry((slot.number, device.id))
+                .or_insert(refusal);
         }
     }
 
@@ -317,20 +357,27 @@ impl<'r, 'a> Search<'r, 'a> {
             return Err(Refusal::Chosen);
         }
         let shares = self.shares.get(&device.id);
-        let charge = usable::consumes_counters(slot, device, self.checks.usage.devices.get(device.id))
-            && !shares.is_some_and(|shares| shares.charged);
+        let charge =
+            usable::consumes_counters(slot, device, self.checks.usage.devices.get(device.id))
+                && !shares.is_some_and(|shares| shares.charged);
         if let Some(counter) = charge.then(|| self.exceeded_counter(device)).flatten() {
             return Err(Refusal::Counter(counter));
         }
         self.constrain(slot, device)?;
         match self.share(slot, device) {
             Err(capacity) => {
-                self.constraints.iter_mut().rev().for_each(|constraint| constraint.remove(slot));
+                self.constraints
+                    .iter_mut()
+                    .rev()
+                    .for_each(|constraint| constraint.remove(slot));
                 return Err(Refusal::Capacity(capacity));
             }
-            Ok(share) => {
-                self.chosen.push(Chosen { slot: slot.number, device: device.id, share, charged: charge })
-            }
+            Ok(share) => self.chosen.push(Chosen {
+                slot: slot.number,
+                device: device.id,
+                share,
+                charged: charge,
+            }),
         }
         if charge {
             self.charge(device, 1);
@@ -344,16 +391,32 @@ impl<'r, 'a> Search<'r, 'a> {
 
     fn exceeded_counter(&self, device: &Offered) -> Option<u32> {
         let exceeded = |(counter, amount): &&(u32, i128)| {
-            let total = self.checks.inventory.counter(*counter).map_or(0, |counter| counter.total);
-            let used = self.checks.usage.counters.get(*counter).saturating_add(self.counters.get(*counter));
+            let total = self
+                .checks
+                .inventory
+                .counter(*counter)
+                .map_or(0, |counter| counter.total);
+            let used = self
+                .checks
+                .usage
+                .counters
+                .get(*counter)
+                .saturating_add(self.counters.get(*counter));
             used.saturating_add(*amount) > total
         };
-        device.consumes.iter().find(exceeded).map(|(counter, _)| *counter)
+        device
+            .consumes
+            .iter()
+            .find(exceeded)
+            .map(|(counter, _)| *counter)
     }
 
     fn charge(&mut self, device: &Offered, sign: i128) {
         for (counter, amount) in &device.consumes {
-            let sum = self.counters.get(*counter).saturating_add(sign.saturating_mul(*amount));
+            let sum = self
+                .counters
+                .get(*counter)
+                .saturating_add(sign.saturating_mul(*amount));
             self.counters.set(*counter, sum);
         }
     }
@@ -369,8 +432,13 @@ impl<'r, 'a> Search<'r, 'a> {
             }
             added += 1;
         }
-        let Some(refusal) = refusal else { return Ok(()) };
-        self.constraints.iter_mut().take(added).for_each(|constraint| constraint.remove(slot));
+        let Some(refusal) = refusal else {
+            return Ok(());
+        };
+        self.constraints
+            .iter_mut()
+            .take(added)
+            .for_each(|constraint| constraint.remove(slot));
         Err(refusal)
     }
 
@@ -384,9 +452,14 @@ impl<'r, 'a> Search<'r, 'a> {
         let shares = self.shares.get(&device.id);
         let mut consumed = Vec::with_capacity(capacities.len());
         for (place, capacity) in capacities.iter().enumerate() {
-            let amount = capacity.consumed(slot.requested(&capacity.name)).map_err(|_| place)?;
+            let amount = capacity
+                .consumed(slot.requested(&capacity.name))
+                .map_err(|_| place)?;
             let before = device_use.map_or(0, |device_use| device_use.consumed(&capacity.name));
-            let chosen = shares.and_then(|shares| shares.consumed.get(place)).copied().unwrap_or(0);
+            let chosen = shares
+                .and_then(|shares| shares.consumed.get(place))
+                .copied()
+                .unwrap_or(0);
             if before.saturating_add(chosen).saturating_add(amount.nanos) > capacity.value.nanos {
                 return Err(place);
             }
@@ -395,22 +468,37 @@ impl<'r, 'a> Search<'r, 'a> {
         let shares = self.shares.entry(device.id).or_default();
         shares.uses += 1;
         shares.consumed.resize(consumed.len(), 0);
-        shares.consumed.iter_mut().zip(&consumed).for_each(|(sum, amount)| *sum += amount.nanos);
+        shares
+            .consumed
+            .iter_mut()
+            .zip(&consumed)
+            .for_each(|(sum, amount)| *sum += amount.nanos);
         Ok(Some(consumed))
     }
 
     /// Reverts the last [`Self::take`], which was of this device.
     fn untake(&mut self, slot: &Slot<'_>, device: &Offered) {
-        let Some(chosen) = self.chosen.pop() else { return };
+        let Some(chosen) = self.chosen.pop() else {
+            return;
+        };
         if chosen.charged {
             self.charge(device, -1);
         }
         self.taken.set(device.id, false);
-        self.constraints.iter_mut().rev().for_each(|constraint| constraint.remove(slot));
-        let (Some(share), Some(shares)) = (chosen.share, self.shares.get_mut(&device.id)) else { return };
+        self.constraints
+            .iter_mut()
+            .rev()
+            .for_each(|constraint| constraint.remove(slot));
+        let (Some(share), Some(shares)) = (chosen.share, self.shares.get_mut(&device.id)) else {
+            return;
+        };
         shares.uses -= 1;
         shares.charged &= !chosen.charged;
-        shares.consumed.iter_mut().zip(&share).for_each(|(sum, amount)| *sum -= amount.nanos);
+        shares
+            .consumed
+            .iter_mut()
+            .zip(&share)
+            .for_each(|(sum, amount)| *sum -= amount.nanos);
         if shares.uses == 0 {
             self.shares.remove(&device.id);
         }

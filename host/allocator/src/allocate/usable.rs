@@ -37,7 +37,10 @@ pub(super) enum Status {
 
 impl Status {
     pub(super) fn is_failure(self) -> bool {
-        matches!(self, Self::SelectorFailed(_) | Self::CapacityFailed(_) | Self::SelectorSteps)
+        matches!(
+            self,
+            Self::SelectorFailed(_) | Self::CapacityFailed(_) | Self::SelectorSteps
+        )
     }
 
     /// Whether the search has to look at the device.
@@ -58,7 +61,9 @@ impl Checks<'_> {
     /// Returns the first reason against a device, in the order in which the scheduler looks for them.
     pub(super) fn status(&mut self, slot: &Slot<'_>, device: &Offered) -> Status {
         let device_use = self.usage.devices.get(device.id);
-        if !slot.admin_access && device_use.is_some_and(|device_use| takes_whole(device_use, device)) {
+        if !slot.admin_access
+            && device_use.is_some_and(|device_use| takes_whole(device_use, device))
+        {
             return Status::InUse;
         }
         if !slot.admin_access && self.usage.is_held(device) {
@@ -99,15 +104,27 @@ impl Checks<'_> {
                 Verdict::Failed => return Status::SelectorFailed(number),
             }
         }
-        if device.on_node { Status::Usable } else { Status::OtherNode }
+        if device.on_node {
+            Status::Usable
+        } else {
+            Status::OtherNode
+        }
     }
 
-    fn counter_status(&self, slot: &Slot<'_>, device: &Offered, device_use: Option<&DeviceUse>) -> Status {
+    fn counter_status(
+        &self,
+        slot: &Slot<'_>,
+        device: &Offered,
+        device_use: Option<&DeviceUse>,
+    ) -> Status {
         if !consumes_counters(slot, device, device_use) {
             return Status::Usable;
         }
         let exceeded = |counter: u32, amount: i128| {
-            let total = self.inventory.counter(counter).map_or(0, |counter| counter.total);
+            let total = self
+                .inventory
+                .counter(counter)
+                .map_or(0, |counter| counter.total);
             self.usage.counters.get(counter).saturating_add(amount) > total
         };
         let mut consumed = (0..).zip(&device.consumes);
@@ -122,13 +139,19 @@ fn takes_whole(device_use: &DeviceUse, device: &Offered) -> bool {
 }
 
 /// Whether the next use of a device consumes its counters: the first share does, further ones and admin access do not.
-pub(super) fn consumes_counters(slot: &Slot<'_>, device: &Offered, device_use: Option<&DeviceUse>) -> bool {
+pub(super) fn consumes_counters(
+    slot: &Slot<'_>,
+    device: &Offered,
+    device_use: Option<&DeviceUse>,
+) -> bool {
     let has_share = device.is_shareable() && device_use.is_some_and(DeviceUse::is_shared);
     !slot.admin_access && !has_share
 }
 
 fn capacity_status(slot: &Slot<'_>, device: &Offered, device_use: Option<&DeviceUse>) -> Status {
-    let Ok(capacities) = &device.capacities else { return Status::Defect };
+    let Ok(capacities) = &device.capacities else {
+        return Status::Defect;
+    };
     let missing = |name: &str| capacities.iter().all(|capacity| capacity.name != name);
     let mut requested = (0..).zip(&slot.capacities);
     if let Some((number, _)) = requested.find(|(_, (name, _))| missing(name)) {
@@ -140,7 +163,9 @@ fn capacity_status(slot: &Slot<'_>, device: &Offered, device_use: Option<&Device
         return Status::CapacityFailed(number);
     }
     for (number, capacity) in (0..).zip(capacities) {
-        let Ok(amount) = capacity.consumed(slot.requested(&capacity.name)) else { continue };
+        let Ok(amount) = capacity.consumed(slot.requested(&capacity.name)) else {
+            continue;
+        };
         if !capacity.policy_allows(&amount) {
             return Status::CapacityPolicy(number);
         }
@@ -155,11 +180,18 @@ fn capacity_status(slot: &Slot<'_>, device: &Offered, device_use: Option<&Device
 /// Returns the place of the first taint that keeps a request from a device.
 pub(super) fn untolerated(slot: &Slot<'_>, device: &Offered) -> Option<u16> {
     let taints = device.device().taints.as_deref().unwrap_or_default();
-    let prevents = |taint: &DeviceTaint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
-    let tolerated =
-        |taint| slot.tolerations.into_iter().flatten().any(|toleration| tolerates(toleration, taint));
+    let prevents =
+        |taint: &DeviceTaint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+    let tolerated = |taint| {
+        slot.tolerations
+            .into_iter()
+            .flatten()
+            .any(|toleration| tolerates(toleration, taint))
+    };
     let mut numbered = (0..).zip(taints);
-    numbered.find(|(_, taint)| prevents(taint) && !tolerated(taint)).map(|(number, _)| number)
+    numbered
+        .find(|(_, taint)| prevents(taint) && !tolerated(taint))
+        .map(|(number, _)| number)
 }
 
 fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
@@ -204,7 +236,10 @@ impl Scan {
             let status = checks.status(slot, device);
             if status.is_candidate() {
                 self.failures += usize::from(status.is_failure());
-                self.found.push(Candidate { device: device.id, status });
+                self.found.push(Candidate {
+                    device: device.id,
+                    status,
+                });
             }
         }
         self.found.get(place).copied()
@@ -228,7 +263,10 @@ impl Scan {
 }
 
 /// Returns the devices that an `All` request has to have, or the first device on which a selector or an amount fails.
-pub(super) fn all_devices(slot: &Slot<'_>, checks: &mut Checks<'_>) -> Result<Vec<u32>, (u32, Status)> {
+pub(super) fn all_devices(
+    slot: &Slot<'_>,
+    checks: &mut Checks<'_>,
+) -> Result<Vec<u32>, (u32, Status)> {
     let inventory = checks.inventory;
     let mut devices = Vec::new();
     for device in &inventory.devices {
@@ -244,6 +282,10 @@ pub(super) fn all_devices(slot: &Slot<'_>, checks: &mut Checks<'_>) -> Result<Ve
 /// A mark for each device that some `All` request has to have.
 pub(super) fn marked(lists: &[Option<Vec<u32>>], devices: usize) -> Table<bool> {
     let mut marks = Table::new(devices);
-    lists.iter().flatten().flatten().for_each(|device| marks.set(*device, true));
+    lists
+        .iter()
+        .flatten()
+        .flatten()
+        .for_each(|device| marks.set(*device, true));
     marks
 }

@@ -26,12 +26,18 @@ pub(super) struct Verdicts {
 
 impl Verdicts {
     pub(super) fn new(devices: usize) -> Self {
-        Self { devices, by_expression: Mutex::default() }
+        Self {
+            devices,
+            by_expression: Mutex::default(),
+        }
     }
 
     /// Returns the column of an expression, compiled if it is not there. A full table begins again with this one.
     pub(super) fn column(&self, expression: &str) -> Arc<Column> {
-        let mut columns = self.by_expression.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut columns = self
+            .by_expression
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(column) = columns.get(expression) {
             return Arc::clone(column);
         }
@@ -53,14 +59,21 @@ pub(super) struct Column {
 
 impl std::fmt::Debug for Column {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Column").field("devices", &self.cells.len()).finish_non_exhaustive()
+        f.debug_struct("Column")
+            .field("devices", &self.cells.len())
+            .finish_non_exhaustive()
     }
 }
 
 impl Column {
     fn new(expression: &str, devices: usize) -> Self {
         let selector = Selector::compile(expression).map_err(|error| error.to_string());
-        Self { selector, cells: std::iter::repeat_with(AtomicU64::default).take(devices).collect() }
+        Self {
+            selector,
+            cells: std::iter::repeat_with(AtomicU64::default)
+                .take(devices)
+                .collect(),
+        }
     }
 
     /// Returns the verdict on a device and the steps of its evaluation, which are the same whether it was evaluated before or not.
@@ -84,7 +97,11 @@ impl Column {
 
     fn evaluate(&self, facts: &DeviceFacts) -> u64 {
         let mut steps = Steps::new(STEPS_PER_EVALUATION);
-        let verdict = match self.selector.as_ref().map(|selector| selector.matches(facts, &mut steps)) {
+        let verdict = match self
+            .selector
+            .as_ref()
+            .map(|selector| selector.matches(facts, &mut steps))
+        {
             Ok(Ok(true)) => 1,
             Ok(Ok(false)) => 2,
             Ok(Err(_)) | Err(_) => 3,
@@ -117,12 +134,19 @@ mod tests {
         for (expression, expected) in [
             ("device.driver == \"gpu.example.com\"", Verdict::Matches),
             ("device.driver == \"nic.example.com\"", Verdict::Differs),
-            ("device.attributes[\"gpu.example.com\"].model == \"a\"", Verdict::Failed),
+            (
+                "device.attributes[\"gpu.example.com\"].model == \"a\"",
+                Verdict::Failed,
+            ),
             ("device.", Verdict::Failed),
         ] {
             let first = verdicts.column(expression).verdict(0, &facts);
             assert_eq!(first.0, expected, "{expression}");
-            assert_eq!(verdicts.column(expression).verdict(0, &facts), first, "{expression}");
+            assert_eq!(
+                verdicts.column(expression).verdict(0, &facts),
+                first,
+                "{expression}"
+            );
         }
         let failure = verdicts.column("device.").failure(&facts);
         assert!(failure.starts_with("cannot be compiled: "), "{failure}");
@@ -134,6 +158,9 @@ mod tests {
         for number in 0..=EXPRESSIONS_MAX {
             verdicts.column(&format!("device.driver == \"{number}\""));
         }
-        assert_eq!(verdicts.by_expression.lock().expect("not poisoned").len(), 1);
+        assert_eq!(
+            verdicts.by_expression.lock().expect("not poisoned").len(),
+            1
+        );
     }
 }

@@ -29,7 +29,10 @@ pub(super) fn split(available: &[&PluginDevice], affinity: &[u32], has_topology:
         return split;
     }
     let places = places(available, affinity);
-    let mut placed: Vec<_> = available.iter().map(|device| (place(device, &places), &device.id)).collect();
+    let mut placed: Vec<_> = available
+        .iter()
+        .map(|device| (place(device, &places), &device.id))
+        .collect();
     placed.sort_unstable();
     for (place, id) in placed {
         let part = match place {
@@ -48,14 +51,25 @@ fn places(available: &[&PluginDevice], affinity: &[u32]) -> BTreeMap<u32, usize>
     for node in available.iter().flat_map(|device| &device.numa_nodes) {
         *counts.entry(*node).or_default() += 1;
     }
-    let mut nodes: Vec<_> = counts.into_iter().map(|(n, count)| (!affinity.contains(&n), count, n)).collect();
+    let mut nodes: Vec<_> = counts
+        .into_iter()
+        .map(|(n, count)| (!affinity.contains(&n), count, n))
+        .collect();
     nodes.sort_unstable();
-    nodes.into_iter().enumerate().map(|(place, (_, _, node))| (node, place)).collect()
+    nodes
+        .into_iter()
+        .enumerate()
+        .map(|(place, (_, _, node))| (node, place))
+        .collect()
 }
 
 /// The first of a device's nodes, and its place.
 fn place(device: &PluginDevice, places: &BTreeMap<u32, usize>) -> Option<(usize, u32)> {
-    device.numa_nodes.iter().map(|node| (places[node], *node)).min()
+    device
+        .numa_nodes
+        .iter()
+        .map(|node| (places[node], *node))
+        .min()
 }
 
 /// NUMA nodes that have devices, of those that the machine has; ascending.
@@ -63,13 +77,26 @@ pub(super) fn nodes_of<'a>(
     devices: impl Iterator<Item = &'a PluginDevice>,
     machine: &[u32],
 ) -> BTreeSet<u32> {
-    devices.flat_map(|device| &device.numa_nodes).copied().filter(|node| machine.contains(node)).collect()
+    devices
+        .flat_map(|device| &device.numa_nodes)
+        .copied()
+        .filter(|node| machine.contains(node))
+        .collect()
 }
 
 /// Nodes of a device as bits, by their places in `nodes`, of which there are at most `HINT_NUMA_NODES_MAX`.
 pub(super) fn bits(device: &PluginDevice, nodes: &[u32]) -> u32 {
-    let bit = |node: &u32| nodes.iter().position(|known| known == node).map_or(0, |place| 1 << place);
-    device.numa_nodes.iter().map(bit).fold(0, |bits, bit| bits | bit)
+    let bit = |node: &u32| {
+        nodes
+            .iter()
+            .position(|known| known == node)
+            .map_or(0, |place| 1 << place)
+    };
+    device
+        .numa_nodes
+        .iter()
+        .map(bit)
+        .fold(0, |bits, bit| bits | bit)
 }
 
 /// Every set of that many nodes, the smaller first, and among equals those of lower nodes.
@@ -82,17 +109,30 @@ pub(super) fn sets(nodes: usize) -> Vec<u32> {
 /// Returns the best `size` devices of `available` that contain `must_include`: those of the fewest NUMA nodes, and of equally good sets that
 /// which leaves the fewest devices behind.
 pub fn closest(available: &[&PluginDevice], must_include: &[String], size: usize) -> Vec<String> {
-    let nodes: BTreeSet<u32> = available.iter().flat_map(|device| &device.numa_nodes).copied().collect();
+    let nodes: BTreeSet<u32> = available
+        .iter()
+        .flat_map(|device| &device.numa_nodes)
+        .copied()
+        .collect();
     let nodes: Vec<u32> = nodes.into_iter().collect();
     let must = |device: &PluginDevice| must_include.contains(&device.id);
-    let mut devices: Vec<_> =
-        available.iter().map(|device| (bits(device, &nodes[..nodes.len().min(32)]), *device)).collect();
+    let mut devices: Vec<_> = available
+        .iter()
+        .map(|device| (bits(device, &nodes[..nodes.len().min(32)]), *device))
+        .collect();
     devices.sort_by(|a, b| a.1.id.cmp(&b.1.id));
-    let wanted =
-        if nodes.len() > HINT_NUMA_NODES_MAX { None } else { tightest(&devices, must, size, nodes.len()) };
+    let wanted = if nodes.len() > HINT_NUMA_NODES_MAX {
+        None
+    } else {
+        tightest(&devices, must, size, nodes.len())
+    };
     let is_near = |bits: u32| wanted.is_some_and(|set| bits & set != 0);
     devices.sort_by_key(|(bits, device)| (!must(device), !is_near(*bits)));
-    devices.into_iter().take(size).map(|(_, device)| device.id.clone()).collect()
+    devices
+        .into_iter()
+        .take(size)
+        .map(|(_, device)| device.id.clone())
+        .collect()
 }
 
 /// The smallest set of nodes that has `size` devices, among them all that must be included.
@@ -104,12 +144,16 @@ fn tightest(
 ) -> Option<u32> {
     let fits = |set: u32| {
         let near = devices.iter().filter(|(bits, _)| bits & set != 0).count();
-        let mut must = devices.iter().filter(|(bits, device)| *bits != 0 && must(device));
+        let mut must = devices
+            .iter()
+            .filter(|(bits, device)| *bits != 0 && must(device));
         let all = must.all(|(bits, _)| bits & set != 0);
         (near >= size && all).then_some((set.count_ones(), near, set))
     };
     let fitting = sets(nodes).into_iter().filter_map(fits);
-    fitting.min_by_key(|(nodes, near, _)| (*nodes, *near)).map(|(_, _, set)| set)
+    fitting
+        .min_by_key(|(nodes, near, _)| (*nodes, *near))
+        .map(|(_, _, set)| set)
 }
 
 /// Parses nodes as the kernel lists them (`0-1,4`).
@@ -132,7 +176,10 @@ mod tests {
     use crate::resource::fixtures::{device, ids};
 
     fn part<'a>(devices: &'a [PluginDevice], names: &[&str]) -> Vec<&'a PluginDevice> {
-        devices.iter().filter(|device| names.contains(&device.id.as_str())).collect()
+        devices
+            .iter()
+            .filter(|device| names.contains(&device.id.as_str()))
+            .collect()
     }
 
     #[test]
@@ -146,10 +193,16 @@ mod tests {
         ];
         let of = |names: &[&str], affinity: &[u32]| split(&part(&devices, names), affinity, true);
         let some = of(&["dev1", "dev2"], &[2]);
-        assert_eq!((some.aligned, some.unaligned), (ids(&["dev2"]), ids(&["dev1"])));
+        assert_eq!(
+            (some.aligned, some.unaligned),
+            (ids(&["dev2"]), ids(&["dev1"]))
+        );
         let all = of(&["dev1", "dev2", "dev3", "dev4", "free"], &[2]);
         assert_eq!(all.aligned, ids(&["dev2", "dev3", "dev4"]));
-        assert_eq!((all.unaligned, all.indifferent), (ids(&["dev1"]), ids(&["free"])));
+        assert_eq!(
+            (all.unaligned, all.indifferent),
+            (ids(&["dev1"]), ids(&["free"]))
+        );
         let elsewhere = of(&["dev1", "dev3"], &[0]);
         assert_eq!(
             (elsewhere.aligned.len(), elsewhere.unaligned),
@@ -168,7 +221,11 @@ mod tests {
             device("e", &[3]),
         ];
         let split = split(&devices.iter().collect::<Vec<_>>(), &[0, 1], true);
-        assert_eq!(split.aligned, ids(&["c", "d", "a", "b"]), "node 1 has two devices, node 0 three");
+        assert_eq!(
+            split.aligned,
+            ids(&["c", "d", "a", "b"]),
+            "node 1 has two devices, node 0 three"
+        );
         assert_eq!(split.unaligned, ids(&["e"]));
     }
 
@@ -178,7 +235,10 @@ mod tests {
         let devices: Vec<_> = devices.iter().collect();
         for (affinity, topology) in [(&[][..], true), (&[0][..], false)] {
             let split = split(&devices, affinity, topology);
-            assert_eq!((split.aligned.len(), split.indifferent), (0, ids(&["a", "b"])));
+            assert_eq!(
+                (split.aligned.len(), split.indifferent),
+                (0, ids(&["a", "b"]))
+            );
         }
     }
 
@@ -201,7 +261,11 @@ mod tests {
             (&["b0"], 3, &["b0", "a0", "a1"]),
             (&[], 6, &["a0", "a1", "a2", "b0", "b1", "c"]),
         ] {
-            assert_eq!(closest(&devices, &ids(must), size), ids(wanted), "{must:?} {size}");
+            assert_eq!(
+                closest(&devices, &ids(must), size),
+                ids(wanted),
+                "{must:?} {size}"
+            );
         }
     }
 

@@ -16,7 +16,9 @@ impl<'a> Stock<'a> {
     /// Healthy devices that are not taken.
     pub fn available(&self) -> impl Iterator<Item = &'a PluginDevice> + use<'a> {
         let Self { devices, taken } = *self;
-        devices.values().filter(|device| device.healthy && !taken.contains(&device.id))
+        devices
+            .values()
+            .filter(|device| device.healthy && !taken.contains(&device.id))
     }
 }
 
@@ -41,14 +43,18 @@ pub struct Question {
 impl Question {
     /// What is wrong with a preference; `None`: nothing.
     pub fn fault(&self, preferred: &[String]) -> Option<String> {
-        let unknown = preferred.iter().find(|id| self.available.binary_search(id).is_err());
+        let unknown = preferred
+            .iter()
+            .find(|id| self.available.binary_search(id).is_err());
         let named: BTreeSet<_> = preferred.iter().collect();
         match unknown {
             Some(id) => Some(format!("{id:?} was not offered")),
             None if named.len() < preferred.len() => Some("a device is named twice".to_owned()),
-            None if named.len() > self.size => {
-                Some(format!("{} devices are named, {} are wanted", named.len(), self.size))
-            }
+            None if named.len() > self.size => Some(format!(
+                "{} devices are named, {} are wanted",
+                named.len(),
+                self.size
+            )),
             None => None,
         }
     }
@@ -68,12 +74,19 @@ impl Open {
     pub fn question(&self) -> Question {
         let available: BTreeSet<_> = self.choice.union(&self.taken.ids).cloned().collect();
         let must_include = self.taken.ids.iter().cloned().collect();
-        Question { available: available.into_iter().collect(), must_include, size: self.taken.count }
+        Question {
+            available: available.into_iter().collect(),
+            must_include,
+            size: self.taken.count,
+        }
     }
 
     /// Takes preferred devices first; those that are not available, or too many, are ignored.
     pub fn finish(mut self, preferred: &[String]) -> BTreeSet<String> {
-        let preferred = preferred.iter().filter(|id| self.choice.contains(*id)).cloned();
+        let preferred = preferred
+            .iter()
+            .filter(|id| self.choice.contains(*id))
+            .cloned();
         if !self.taken.take(preferred) {
             self.taken.take(self.rest);
         }
@@ -104,13 +117,22 @@ pub fn choose(
     if available.len() < taken.needed() {
         return Err(too_few(want, taken.needed(), available.len()));
     }
-    let split = affinity::split(&available, &want.affinity, affinity::has_topology(stock.devices.values()));
+    let split = affinity::split(
+        &available,
+        &want.affinity,
+        affinity::has_topology(stock.devices.values()),
+    );
     Ok(from_available(taken, split))
 }
 
 /// A container's limits do not change while its pod lives.
 pub fn check_count(want: &Want, held: Option<&DeviceNodes>) -> Result<(), Problem> {
-    let Want { container, resource, count, .. } = want;
+    let Want {
+        container,
+        resource,
+        count,
+        ..
+    } = want;
     let held = held.map_or(*count, BTreeMap::len);
     if held == *count {
         return Ok(());
@@ -125,13 +147,17 @@ fn keep(stock: &Stock<'_>, want: &Want, held: &DeviceNodes) -> Result<Step, Prob
     let is_healthy = |id: &&String| stock.devices.get(*id).is_some_and(|device| device.healthy);
     match held.keys().find(|id| !is_healthy(id)) {
         None => Ok(Step::Chosen(held.keys().cloned().collect())),
-        Some(id) => Err(lost(&format!("{id:?} of {}", want.resource), &want.container)),
+        Some(id) => Err(lost(
+            &format!("{id:?} of {}", want.resource),
+            &want.container,
+        )),
     }
 }
 
 /// The problem of devices that were chosen for a container and became unhealthy before they were allocated.
 fn lost(what: &str, container: &str) -> Problem {
-    let message = format!("{what} was chosen for container {container} before, and is not healthy any more");
+    let message =
+        format!("{what} was chosen for container {container} before, and is not healthy any more");
     Problem::unavailable(ProblemCode::DevicesUnhealthy, message)
 }
 
@@ -139,23 +165,42 @@ fn lost(what: &str, container: &str) -> Problem {
 fn healthy_of(stock: &Stock<'_>, want: &Want, reusable: &BTreeSet<String>) -> Vec<String> {
     let devices = reusable.iter().filter_map(|id| stock.devices.get(id));
     let devices: Vec<_> = devices.filter(|device| device.healthy).collect();
-    let Split { aligned, unaligned, indifferent } =
-        affinity::split(&devices, &want.affinity, affinity::has_topology(stock.devices.values()));
+    let Split {
+        aligned,
+        unaligned,
+        indifferent,
+    } = affinity::split(
+        &devices,
+        &want.affinity,
+        affinity::has_topology(stock.devices.values()),
+    );
     [aligned, unaligned, indifferent].concat()
 }
 
 fn from_available(mut taken: Taken, split: Split) -> Step {
-    let Split { aligned, unaligned, indifferent } = split;
+    let Split {
+        aligned,
+        unaligned,
+        indifferent,
+    } = split;
     // If the aligned devices are more than enough, the others are not offered.
     if taken.needed() < aligned.len() {
-        return Step::Open(Open { taken, choice: aligned.iter().cloned().collect(), rest: aligned });
+        return Step::Open(Open {
+            taken,
+            choice: aligned.iter().cloned().collect(),
+            rest: aligned,
+        });
     }
     let rest = [unaligned, indifferent].concat();
     let choice = aligned.iter().chain(&rest).cloned().collect();
     if taken.take(aligned) {
         return Step::Chosen(taken.ids);
     }
-    Step::Open(Open { taken, choice, rest })
+    Step::Open(Open {
+        taken,
+        choice,
+        rest,
+    })
 }
 
 /// Devices that are chosen, up to a number.
@@ -167,7 +212,10 @@ struct Taken {
 
 impl Taken {
     fn new(count: usize) -> Self {
-        Self { ids: BTreeSet::new(), count }
+        Self {
+            ids: BTreeSet::new(),
+            count,
+        }
     }
 
     fn needed(&self) -> usize {

@@ -31,7 +31,10 @@ fn numbered(range: std::ops::Range<usize>, node: u32) -> impl Iterator<Item = Pl
 
 impl Case {
     fn step(&self) -> Result<Step, Problem> {
-        let stock = Stock { devices: &self.devices, taken: &self.taken };
+        let stock = Stock {
+            devices: &self.devices,
+            taken: &self.taken,
+        };
         let want = Want {
             container: "main".to_owned(),
             kind: ContainerKind::App,
@@ -75,7 +78,11 @@ impl Case {
 
 #[test]
 fn what_cannot_be_allocated_is_refused_with_its_reason() {
-    let unhealthy = Case { devices: devices([sick("a"), sick("b")]), count: 1, ..Case::default() };
+    let unhealthy = Case {
+        devices: devices([sick("a"), sick("b")]),
+        count: 1,
+        ..Case::default()
+    };
     assert_eq!(unhealthy.code(), "no-healthy-device");
     let held = |device: &str| Some(BTreeMap::from([(device.to_owned(), Vec::new())]));
     let lost = Case {
@@ -85,13 +92,28 @@ fn what_cannot_be_allocated_is_refused_with_its_reason() {
         ..Case::default()
     };
     assert_eq!(lost.code(), "devices-unhealthy");
-    assert_eq!(Case { held: held("gone"), ..lost.clone() }.code(), "devices-unhealthy");
     assert_eq!(
-        Case { held: held("b"), ..lost.clone() }.chosen(&[]),
+        Case {
+            held: held("gone"),
+            ..lost.clone()
+        }
+        .code(),
+        "devices-unhealthy"
+    );
+    assert_eq!(
+        Case {
+            held: held("b"),
+            ..lost.clone()
+        }
+        .chosen(&[]),
         set(&["b"]),
         "what is held and healthy stays"
     );
-    let changed = Case { held: held("b"), count: 2, ..lost };
+    let changed = Case {
+        held: held("b"),
+        count: 2,
+        ..lost
+    };
     assert_eq!(changed.code(), "request-changed");
     assert!(changed.step().unwrap_err().message.contains("from 1 to 2"));
     let few = Case {
@@ -101,18 +123,28 @@ fn what_cannot_be_allocated_is_refused_with_its_reason() {
         ..Case::default()
     };
     assert_eq!(few.code(), "too-few-devices");
-    assert!(few.step().unwrap_err().details.contains(&("available".to_owned(), "1".to_owned())));
+    assert!(
+        few.step()
+            .unwrap_err()
+            .details
+            .contains(&("available".to_owned(), "1".to_owned()))
+    );
 }
 
 #[test]
 fn devices_follow_the_affinity() {
     let two = || [device("Dev1", &[0]), device("Dev2", &[1])];
     let four = || {
-        numbered(0..4, 0).map(|d| PluginDevice { numa_nodes: vec![d.id.ends_with(['1', '3']).into()], ..d })
+        numbered(0..4, 0).map(|d| PluginDevice {
+            numa_nodes: vec![d.id.ends_with(['1', '3']).into()],
+            ..d
+        })
     };
     let six = || {
-        numbered(0..6, 0)
-            .map(|d| PluginDevice { numa_nodes: vec![d.id.ends_with(['1', '3', '5']).into()], ..d })
+        numbered(0..6, 0).map(|d| PluginDevice {
+            numa_nodes: vec![d.id.ends_with(['1', '3', '5']).into()],
+            ..d
+        })
     };
     let eight = || (0..8).map(|n| device(&format!("Dev{n}"), &[n % 4]));
     let free = || [device("Dev1", &[]), device("Dev2", &[])];
@@ -128,8 +160,17 @@ fn devices_follow_the_affinity() {
         (devices(six()), vec![1], 4, vec![(0, 1), (1, 3)]),
         (devices(eight()), vec![1, 3], 4, vec![(1, 2), (3, 2)]),
     ] {
-        let case = Case { devices, affinity: affinity.clone(), count, ..Case::default() };
-        assert_eq!(case.alignment(&[]), wanted.into_iter().collect(), "{count} of {affinity:?}");
+        let case = Case {
+            devices,
+            affinity: affinity.clone(),
+            count,
+            ..Case::default()
+        };
+        assert_eq!(
+            case.alignment(&[]),
+            wanted.into_iter().collect(),
+            "{count} of {affinity:?}"
+        );
         assert_eq!(case.chosen(&[]).len(), count);
     }
 }
@@ -140,30 +181,91 @@ fn a_plugins_preference_counts_as_far_as_it_can_be_had() {
     let one = || devices(numbered(0..100, 1));
     let few = || devices(numbered(0..3, 0).chain(numbered(3..100, 1)));
     for (devices, affinity, preferred, chosen, alignment) in [
-        (halves(), 0, vec!["Dev0", "Dev19", "Dev83", "Dev42", "Dev77"], 5, vec![(0, 5)]),
-        (halves(), 0, vec!["Dev0", "Dev19", "Dev83", "Dev150", "Dev186"], 3, vec![(0, 5)]),
-        (one(), 1, vec!["Dev0", "Dev19", "Dev83", "bogus0", "bogus1"], 3, vec![(1, 5)]),
-        (few(), 0, vec!["Dev0", "Dev1", "Dev2", "Dev42", "Dev83"], 5, vec![(0, 3), (1, 2)]),
-        (few(), 0, vec!["Dev0", "Dev1", "Dev2", "Dev42", "bogus0"], 4, vec![(0, 3), (1, 2)]),
+        (
+            halves(),
+            0,
+            vec!["Dev0", "Dev19", "Dev83", "Dev42", "Dev77"],
+            5,
+            vec![(0, 5)],
+        ),
+        (
+            halves(),
+            0,
+            vec!["Dev0", "Dev19", "Dev83", "Dev150", "Dev186"],
+            3,
+            vec![(0, 5)],
+        ),
+        (
+            one(),
+            1,
+            vec!["Dev0", "Dev19", "Dev83", "bogus0", "bogus1"],
+            3,
+            vec![(1, 5)],
+        ),
+        (
+            few(),
+            0,
+            vec!["Dev0", "Dev1", "Dev2", "Dev42", "Dev83"],
+            5,
+            vec![(0, 3), (1, 2)],
+        ),
+        (
+            few(),
+            0,
+            vec!["Dev0", "Dev1", "Dev2", "Dev42", "bogus0"],
+            4,
+            vec![(0, 3), (1, 2)],
+        ),
     ] {
-        let case = Case { devices, affinity: vec![affinity], count: 5, ..Case::default() };
-        assert_eq!(case.alignment(&preferred), alignment.into_iter().collect(), "{preferred:?}");
-        assert!(case.chosen(&preferred).is_superset(&set(&preferred[..chosen])), "{preferred:?}");
+        let case = Case {
+            devices,
+            affinity: vec![affinity],
+            count: 5,
+            ..Case::default()
+        };
+        assert_eq!(
+            case.alignment(&preferred),
+            alignment.into_iter().collect(),
+            "{preferred:?}"
+        );
+        assert!(
+            case.chosen(&preferred)
+                .is_superset(&set(&preferred[..chosen])),
+            "{preferred:?}"
+        );
     }
-    let case =
-        Case { devices: halves(), taken: set(&["Dev0"]), affinity: vec![0], count: 2, ..Case::default() };
+    let case = Case {
+        devices: halves(),
+        taken: set(&["Dev0"]),
+        affinity: vec![0],
+        count: 2,
+        ..Case::default()
+    };
     let chosen = case.chosen(&["Dev0", "Dev7", "Dev7", "Dev8", "Dev9"]);
-    assert_eq!(chosen, set(&["Dev7", "Dev8"]), "neither what is taken nor more than is wanted");
+    assert_eq!(
+        chosen,
+        set(&["Dev7", "Dev8"]),
+        "neither what is taken nor more than is wanted"
+    );
 }
 
 #[test]
 fn a_plugin_is_called_with_what_is_available_what_must_be_in_and_how_many() {
     let same = |count: usize| devices(numbered(0..count, 0));
     let split = || devices(numbered(0..4, 0).chain(numbered(4..8, 1)));
-    let all = &["Dev0", "Dev1", "Dev2", "Dev3", "Dev4", "Dev5", "Dev6", "Dev7"][..];
+    let all = &[
+        "Dev0", "Dev1", "Dev2", "Dev3", "Dev4", "Dev5", "Dev6", "Dev7",
+    ][..];
     for (devices, taken, reusable, count, available, must) in [
         (same(4), &[][..], &[][..], 1, &all[..4], &[][..]),
-        (same(8), &["Dev0", "Dev5"], &["Dev0", "Dev5"], 4, all, &["Dev0", "Dev5"]),
+        (
+            same(8),
+            &["Dev0", "Dev5"],
+            &["Dev0", "Dev5"],
+            4,
+            all,
+            &["Dev0", "Dev5"],
+        ),
         (
             same(8),
             &["Dev0", "Dev5", "Dev4", "Dev1"],
@@ -172,7 +274,14 @@ fn a_plugin_is_called_with_what_is_available_what_must_be_in_and_how_many() {
             &["Dev0", "Dev2", "Dev3", "Dev5", "Dev6", "Dev7"],
             &["Dev0", "Dev5"],
         ),
-        (split(), &["Dev1", "Dev6"], &["Dev1", "Dev6"], 6, all, &["Dev0", "Dev1", "Dev2", "Dev3", "Dev6"]),
+        (
+            split(),
+            &["Dev1", "Dev6"],
+            &["Dev1", "Dev6"],
+            6,
+            all,
+            &["Dev0", "Dev1", "Dev2", "Dev3", "Dev6"],
+        ),
         (
             split(),
             &["Dev0", "Dev1", "Dev6", "Dev7"],
@@ -183,8 +292,19 @@ fn a_plugin_is_called_with_what_is_available_what_must_be_in_and_how_many() {
         ),
     ] {
         let (taken, reusable) = (set(taken), set(reusable));
-        let case = Case { devices, taken, reusable, affinity: vec![0], count, held: None };
-        let wanted = Question { available: ids(available), must_include: ids(must), size: count };
+        let case = Case {
+            devices,
+            taken,
+            reusable,
+            affinity: vec![0],
+            count,
+            held: None,
+        };
+        let wanted = Question {
+            available: ids(available),
+            must_include: ids(must),
+            size: count,
+        };
         assert_eq!(case.question(), wanted);
     }
 }
@@ -193,12 +313,40 @@ fn a_plugin_is_called_with_what_is_available_what_must_be_in_and_how_many() {
 fn what_can_be_used_again_is_used_first_and_alone_where_it_is_enough() {
     let mut all = devices(numbered(0..4, 0));
     let taken = set(&["Dev1", "Dev3"]);
-    let case = Case { devices: all.clone(), reusable: taken.clone(), taken, count: 2, ..Case::default() };
-    assert_eq!(case.step(), Ok(Step::Chosen(set(&["Dev1", "Dev3"]))), "no plugin is called");
-    assert_eq!(Case { count: 1, ..case.clone() }.chosen(&[]), set(&["Dev1"]));
-    assert!(Case { count: 3, ..case.clone() }.chosen(&[]).is_superset(&set(&["Dev1", "Dev3"])));
+    let case = Case {
+        devices: all.clone(),
+        reusable: taken.clone(),
+        taken,
+        count: 2,
+        ..Case::default()
+    };
+    assert_eq!(
+        case.step(),
+        Ok(Step::Chosen(set(&["Dev1", "Dev3"]))),
+        "no plugin is called"
+    );
+    assert_eq!(
+        Case {
+            count: 1,
+            ..case.clone()
+        }
+        .chosen(&[]),
+        set(&["Dev1"])
+    );
+    assert!(
+        Case {
+            count: 3,
+            ..case.clone()
+        }
+        .chosen(&[])
+        .is_superset(&set(&["Dev1", "Dev3"]))
+    );
     all.insert("Dev1".to_owned(), sick("Dev1"));
-    let chosen = Case { devices: all, ..case }.chosen(&[]);
+    let chosen = Case {
+        devices: all,
+        ..case
+    }
+    .chosen(&[]);
     assert!(
         chosen.contains("Dev3") && !chosen.contains("Dev1"),
         "what is not healthy is not used again: {chosen:?}"
@@ -206,22 +354,42 @@ fn what_can_be_used_again_is_used_first_and_alone_where_it_is_enough() {
 }
 
 fn any_device() -> impl Strategy<Value = (bool, Vec<u32>, bool, bool)> {
-    (any::<bool>(), proptest::collection::btree_set(0..4u32, 0..3), any::<bool>(), any::<bool>())
-        .prop_map(|(healthy, nodes, taken, reusable)| (healthy, nodes.into_iter().collect(), taken, reusable))
+    (
+        any::<bool>(),
+        proptest::collection::btree_set(0..4u32, 0..3),
+        any::<bool>(),
+        any::<bool>(),
+    )
+        .prop_map(|(healthy, nodes, taken, reusable)| {
+            (healthy, nodes.into_iter().collect(), taken, reusable)
+        })
 }
 
 fn any_case() -> impl Strategy<Value = Case> {
     let devices = proptest::collection::vec(any_device(), 1..20);
-    (devices, proptest::collection::vec(0..4u32, 0..3), 1..8usize).prop_map(|(found, affinity, count)| {
-        let mut case = Case { affinity, count, ..Case::default() };
-        for (n, (healthy, numa_nodes, taken, reusable)) in found.into_iter().enumerate() {
-            let id = format!("Dev{n}");
-            case.taken.extend((taken || reusable).then(|| id.clone()));
-            case.reusable.extend(reusable.then(|| id.clone()));
-            case.devices.insert(id.clone(), PluginDevice { id, healthy, numa_nodes });
-        }
-        case
-    })
+    (devices, proptest::collection::vec(0..4u32, 0..3), 1..8usize).prop_map(
+        |(found, affinity, count)| {
+            let mut case = Case {
+                affinity,
+                count,
+                ..Case::default()
+            };
+            for (n, (healthy, numa_nodes, taken, reusable)) in found.into_iter().enumerate() {
+                let id = format!("Dev{n}");
+                case.taken.extend((taken || reusable).then(|| id.clone()));
+                case.reusable.extend(reusable.then(|| id.clone()));
+                case.devices.insert(
+                    id.clone(),
+                    PluginDevice {
+                        id,
+                        healthy,
+                        numa_nodes,
+                    },
+                );
+            }
+            case
+        },
+    )
 }
 
 proptest! {

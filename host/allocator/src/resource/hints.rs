@@ -28,15 +28,24 @@ pub fn hints(
     if !affinity::has_topology(stock.devices.values()) {
         return None;
     }
-    let nodes: Vec<u32> = affinity::nodes_of(stock.devices.values(), machine).into_iter().collect();
+    let nodes: Vec<u32> = affinity::nodes_of(stock.devices.values(), machine)
+        .into_iter()
+        .collect();
     if nodes.len() > HINT_NUMA_NODES_MAX {
         return None;
     }
     if !held.is_empty() {
         let same = held.len() == count;
-        return Some(if same { generate(stock, &nodes, held, &BTreeSet::new(), count) } else { Vec::new() });
+        return Some(if same {
+            generate(stock, &nodes, held, &BTreeSet::new(), count)
+        } else {
+            Vec::new()
+        });
     }
-    let available = stock.available().map(|device| device.id.clone()).collect::<BTreeSet<_>>();
+    let available = stock
+        .available()
+        .map(|device| device.id.clone())
+        .collect::<BTreeSet<_>>();
     if available.union(reusable).count() < count {
         return Some(Vec::new());
     }
@@ -53,12 +62,22 @@ fn generate(
     reusable: &BTreeSet<String>,
     count: usize,
 ) -> Vec<TopologyHint> {
-    let of = |ids: &BTreeSet<String>| counts(ids.iter().filter_map(|id| stock.devices.get(id)), nodes);
-    let (all, available, reusable) = (counts(stock.devices.values(), nodes), of(available), of(reusable));
+    let of =
+        |ids: &BTreeSet<String>| counts(ids.iter().filter_map(|id| stock.devices.get(id)), nodes);
+    let (all, available, reusable) = (
+        counts(stock.devices.values(), nodes),
+        of(available),
+        of(reusable),
+    );
     let sets = affinity::sets(nodes.len());
-    let smallest = sets.iter().filter(|set| within(&all, **set) >= count).map(|set| set.count_ones()).min();
+    let smallest = sets
+        .iter()
+        .filter(|set| within(&all, **set) >= count)
+        .map(|set| set.count_ones())
+        .min();
     let covers = |set: u32| reusable.keys().all(|bits| bits & set != 0);
-    let serves = |set: &u32| covers(*set) && within(&available, *set) + within(&reusable, *set) >= count;
+    let serves =
+        |set: &u32| covers(*set) && within(&available, *set) + within(&reusable, *set) >= count;
     let hint = |set: u32| TopologyHint {
         numa_nodes: (0..nodes.len())
             .filter(|place| set & 1 << place != 0)
@@ -72,14 +91,21 @@ fn generate(
 /// Counts devices; those without a node of the machine are left out.
 fn counts<'a>(devices: impl Iterator<Item = &'a PluginDevice>, nodes: &[u32]) -> Counts {
     let mut counts = Counts::new();
-    for bits in devices.map(|device| affinity::bits(device, nodes)).filter(|bits| *bits != 0) {
+    for bits in devices
+        .map(|device| affinity::bits(device, nodes))
+        .filter(|bits| *bits != 0)
+    {
         *counts.entry(bits).or_default() += 1;
     }
     counts
 }
 
 fn within(counts: &Counts, set: u32) -> usize {
-    counts.iter().filter(|(bits, _)| *bits & set != 0).map(|(_, count)| count).sum()
+    counts
+        .iter()
+        .filter(|(bits, _)| *bits & set != 0)
+        .map(|(_, count)| count)
+        .sum()
 }
 
 /// The largest number of devices that a pod needs at once: its containers and sidecars together, or an init container with the sidecars that

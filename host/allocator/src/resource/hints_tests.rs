@@ -20,7 +20,11 @@ struct Case {
 }
 
 fn case(found: impl IntoIterator<Item = PluginDevice>, count: usize) -> Case {
-    Case { devices: devices(found), count, ..Case::default() }
+    Case {
+        devices: devices(found),
+        count,
+        ..Case::default()
+    }
 }
 
 fn set(names: &[&str]) -> BTreeSet<String> {
@@ -45,7 +49,10 @@ impl Case {
     }
 
     fn hints_on(&self, machine: &[u32]) -> Option<Vec<TopologyHint>> {
-        let stock = Stock { devices: &self.devices, taken: &self.taken };
+        let stock = Stock {
+            devices: &self.devices,
+            taken: &self.taken,
+        };
         hints::hints(&stock, machine, &self.held, &self.reusable, self.count)
     }
 
@@ -55,7 +62,8 @@ impl Case {
             let nodes: Vec<_> = hint.numa_nodes.iter().map(u32::to_string).collect();
             nodes.join("+") + if hint.preferred { "!" } else { "" }
         };
-        self.hints_on(&[0, 1, 2, 3]).map(|hints| hints.into_iter().map(word).collect())
+        self.hints_on(&[0, 1, 2, 3])
+            .map(|hints| hints.into_iter().map(word).collect())
     }
 }
 
@@ -65,28 +73,81 @@ fn pair() -> [PluginDevice; 2] {
 
 /// Two devices on each of two nodes.
 fn four() -> [PluginDevice; 4] {
-    [device("Dev1", &[0]), device("Dev2", &[1]), device("Dev3", &[0]), device("Dev4", &[1])]
+    [
+        device("Dev1", &[0]),
+        device("Dev2", &[1]),
+        device("Dev3", &[0]),
+        device("Dev4", &[1]),
+    ]
 }
 
 #[test]
 fn hints_are_those_of_a_kubelet() {
     let near = || [device("Dev1", &[0]), device("Dev2", &[0])];
     for (what, case, wanted) in [
-        ("no alignment", case([device("Dev1", &[]), device("Dev2", &[])], 1), None),
-        ("one of two aligned", case([device("Dev1", &[]), device("Dev2", &[1])], 1), Some(&["1!"][..])),
+        (
+            "no alignment",
+            case([device("Dev1", &[]), device("Dev2", &[])], 1),
+            None,
+        ),
+        (
+            "one of two aligned",
+            case([device("Dev1", &[]), device("Dev2", &[1])], 1),
+            Some(&["1!"][..]),
+        ),
         ("one a node", case(pair(), 1), Some(&["0!", "1!", "0+1"])),
         ("two over two nodes", case(pair(), 2), Some(&["0+1!"])),
-        ("two of one node", case(four(), 2), Some(&["0!", "1!", "0+1"])),
-        ("forced over nodes", case(four(), 2).taken(&["Dev1", "Dev2"]), Some(&["0+1"])),
+        (
+            "two of one node",
+            case(four(), 2),
+            Some(&["0!", "1!", "0+1"]),
+        ),
+        (
+            "forced over nodes",
+            case(four(), 2).taken(&["Dev1", "Dev2"]),
+            Some(&["0+1"]),
+        ),
         ("more than there are", case(four(), 6), Some(&[])),
-        ("more than are free", case(four(), 3).taken(&["Dev1", "Dev2"]), Some(&[])),
-        ("held", case(near(), 2).held(&["Dev1", "Dev2"]), Some(&["0!"])),
-        ("held over two nodes", case(four(), 2).held(&["Dev1", "Dev2"]), Some(&["0+1"])),
-        ("fewer held than wanted", case(four(), 4).held(&["Dev1", "Dev2"]), Some(&[])),
-        ("more held than wanted", case(four(), 2).held(&["Dev1", "Dev2", "Dev3", "Dev4"]), Some(&[])),
-        ("reusable of one node", case(four(), 2).reusable(&["Dev1"]), Some(&["0!", "0+1"])),
-        ("reusable of each node", case(four(), 2).reusable(&["Dev1", "Dev2"]), Some(&["0+1"])),
-        ("reusable is all there is", case(pair(), 2).reusable(&["Dev1", "Dev2"]), Some(&["0+1!"])),
+        (
+            "more than are free",
+            case(four(), 3).taken(&["Dev1", "Dev2"]),
+            Some(&[]),
+        ),
+        (
+            "held",
+            case(near(), 2).held(&["Dev1", "Dev2"]),
+            Some(&["0!"]),
+        ),
+        (
+            "held over two nodes",
+            case(four(), 2).held(&["Dev1", "Dev2"]),
+            Some(&["0+1"]),
+        ),
+        (
+            "fewer held than wanted",
+            case(four(), 4).held(&["Dev1", "Dev2"]),
+            Some(&[]),
+        ),
+        (
+            "more held than wanted",
+            case(four(), 2).held(&["Dev1", "Dev2", "Dev3", "Dev4"]),
+            Some(&[]),
+        ),
+        (
+            "reusable of one node",
+            case(four(), 2).reusable(&["Dev1"]),
+            Some(&["0!", "0+1"]),
+        ),
+        (
+            "reusable of each node",
+            case(four(), 2).reusable(&["Dev1", "Dev2"]),
+            Some(&["0+1"]),
+        ),
+        (
+            "reusable is all there is",
+            case(pair(), 2).reusable(&["Dev1", "Dev2"]),
+            Some(&["0+1!"]),
+        ),
         (
             "reusable without a node",
             case([device("Dev1", &[]), device("Dev2", &[1])], 1).reusable(&["Dev1"]),
@@ -107,7 +168,11 @@ fn hints_are_those_of_a_kubelet() {
             case([device("Dev1", &[0]), device("Dev2", &[9])], 1),
             Some(&["0!"]),
         ),
-        ("only nodes that the machine lacks", case([device("Dev1", &[8, 9])], 1), Some(&[])),
+        (
+            "only nodes that the machine lacks",
+            case([device("Dev1", &[8, 9])], 1),
+            Some(&[]),
+        ),
     ] {
         assert_eq!(case.words(), wanted.map(ids), "{what}");
     }
@@ -125,7 +190,9 @@ fn unhealthy_devices_count_for_the_best_hint_and_serve_no_request() {
 #[test]
 fn a_machine_with_more_nodes_than_a_kubelet_aligns_has_no_hints() {
     let machine: Vec<u32> = (0..64).collect();
-    let of = |nodes: u32| case((0..nodes).map(|n| device(&format!("Dev{n}"), &[n])), 1).hints_on(&machine);
+    let of = |nodes: u32| {
+        case((0..nodes).map(|n| device(&format!("Dev{n}"), &[n])), 1).hints_on(&machine)
+    };
     assert_eq!(of(8).map(|hints| hints.len()), Some(255));
     assert_eq!(of(9), None);
 }
@@ -135,38 +202,72 @@ fn a_pod_needs_the_most_that_runs_at_once() {
     use ContainerKind::{App, Init, Sidecar};
     let of = |kind, gpu, nic| {
         let resources = BTreeMap::from([(resource("gpu"), gpu), (resource("nic"), nic)]);
-        PodContainer { kind, resources, ..PodContainer::default() }
+        PodContainer {
+            kind,
+            resources,
+            ..PodContainer::default()
+        }
     };
     for (containers, gpu, nic) in [
         (vec![], 0, 0),
         (vec![of(Init, 2, 0)], 2, 0),
         (vec![of(Init, 2, 0), of(Init, 4, 0)], 4, 0),
         (vec![of(App, 2, 0)], 2, 0),
-        (vec![of(Init, 2, 2), of(Init, 2, 2), of(App, 1, 1), of(App, 1, 1)], 2, 2),
-        (vec![of(Init, 2, 1), of(Init, 3, 2), of(App, 1, 1), of(App, 1, 0)], 3, 2),
+        (
+            vec![of(Init, 2, 2), of(Init, 2, 2), of(App, 1, 1), of(App, 1, 1)],
+            2,
+            2,
+        ),
+        (
+            vec![of(Init, 2, 1), of(Init, 3, 2), of(App, 1, 1), of(App, 1, 0)],
+            3,
+            2,
+        ),
         (vec![of(Init, 2, 1), of(App, 3, 2), of(App, 3, 2)], 6, 4),
         (vec![of(App, 1, 0), of(Sidecar, 1, 0), of(Init, 3, 0)], 4, 0),
         (vec![of(Sidecar, 2, 0), of(App, 2, 0)], 4, 0),
     ] {
-        let wanted =
-            [(resource("gpu"), gpu), (resource("nic"), nic)].into_iter().filter(|(_, count)| *count > 0);
-        assert_eq!(hints::pod_request(&containers), wanted.collect(), "{containers:?}");
+        let wanted = [(resource("gpu"), gpu), (resource("nic"), nic)]
+            .into_iter()
+            .filter(|(_, count)| *count > 0);
+        assert_eq!(
+            hints::pod_request(&containers),
+            wanted.collect(),
+            "{containers:?}"
+        );
     }
 }
 
 /// Hints as the definition has them: each set of nodes tried against each device.
 fn by_definition(case: &Case) -> Vec<TopologyHint> {
-    let nodes: BTreeSet<u32> = case.devices.values().flat_map(|d| d.numa_nodes.clone()).collect();
-    let sets = (1u32..16).filter(|set| (0..4).all(|node| set & 1 << node == 0 || nodes.contains(&node)));
+    let nodes: BTreeSet<u32> = case
+        .devices
+        .values()
+        .flat_map(|d| d.numa_nodes.clone())
+        .collect();
+    let sets =
+        (1u32..16).filter(|set| (0..4).all(|node| set & 1 << node == 0 || nodes.contains(&node)));
     let inside = |set: u32, d: &PluginDevice| d.numa_nodes.iter().any(|node| set & 1 << node != 0);
     let count = |set: u32, of: &dyn Fn(&PluginDevice) -> bool| {
-        case.devices.values().filter(|d| inside(set, d) && of(d)).count()
+        case.devices
+            .values()
+            .filter(|d| inside(set, d) && of(d))
+            .count()
     };
-    let best = sets.clone().filter(|set| count(*set, &|_| true) >= case.count).map(u32::count_ones).min();
+    let best = sets
+        .clone()
+        .filter(|set| count(*set, &|_| true) >= case.count)
+        .map(u32::count_ones)
+        .min();
     let serves = |set: &u32| {
-        let reused = case.reusable.iter().map(|id| &case.devices[id]).filter(|d| !d.numa_nodes.is_empty());
-        let usable =
-            |d: &PluginDevice| (d.healthy && !case.taken.contains(&d.id)) || case.reusable.contains(&d.id);
+        let reused = case
+            .reusable
+            .iter()
+            .map(|id| &case.devices[id])
+            .filter(|d| !d.numa_nodes.is_empty());
+        let usable = |d: &PluginDevice| {
+            (d.healthy && !case.taken.contains(&d.id)) || case.reusable.contains(&d.id)
+        };
         reused.into_iter().all(|d| inside(*set, d)) && count(*set, &usable) >= case.count
     };
     let mut hints: Vec<_> = sets

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cel::common::ast::{
-    CallExpr, EntryExpr, Expr, IdedEntryExpr, IdedExpr, ListExpr, LiteralValue, SelectExpr, operators,
+    CallExpr, EntryExpr, Expr, IdedEntryExpr, IdedExpr, ListExpr, LiteralValue, SelectExpr,
+    operators,
 };
 
 use super::Steps;
@@ -54,9 +55,15 @@ impl Checker {
     pub(super) fn check(mut self, tree: &IdedExpr) -> Result<Node, Problem> {
         let checked = self.node(tree)?;
         for (first, other, node) in std::mem::take(&mut self.same) {
-            let (first, other) = (self.types.resolved(&first, true), self.types.resolved(&other, true));
+            let (first, other) = (
+                self.types.resolved(&first, true),
+                self.types.resolved(&other, true),
+            );
             if first != other {
-                return Err(problem(node, format!("the elements are {first} and {other}, not of one type")));
+                return Err(problem(
+                    node,
+                    format!("the elements are {first} and {other}, not of one type"),
+                ));
             }
         }
         let of = self.types.resolved(&checked.of, true);
@@ -71,7 +78,10 @@ impl Checker {
 
     pub(super) fn node(&mut self, expression: &IdedExpr) -> Result<Checked, Problem> {
         if self.depth >= DEPTH_MAX {
-            return Err(problem(expression.id, format!("the expression is nested deeper than {DEPTH_MAX}")));
+            return Err(problem(
+                expression.id,
+                format!("the expression is nested deeper than {DEPTH_MAX}"),
+            ));
         }
         if self.types.is_exhausted() {
             return Err(problem(expression.id, "the types are too large"));
@@ -98,26 +108,43 @@ impl Checker {
             Expr::Call(call) => self.call(id, call),
             Expr::List(list) => self.list(list),
             Expr::Map(map) => self.map(&map.entries),
-            Expr::Struct(of) => Err(problem(id, format!("undeclared reference to {:?}", of.type_name))),
-            Expr::Comprehension(_) | Expr::Unspecified => Err(problem(id, "the expression is incomplete")),
+            Expr::Struct(of) => Err(problem(
+                id,
+                format!("undeclared reference to {:?}", of.type_name),
+            )),
+            Expr::Comprehension(_) | Expr::Unspecified => {
+                Err(problem(id, "the expression is incomplete"))
+            }
         }
     }
 
     fn identifier(&self, id: u64, name: &str) -> Result<Checked, Problem> {
         let global = name.strip_prefix('.');
         if global.is_none()
-            && let Some(number) = self.variables.iter().rposition(|(variable, _)| variable == name)
+            && let Some(number) = self
+                .variables
+                .iter()
+                .rposition(|(variable, _)| variable == name)
             && let Some((_, of)) = self.variables.get(number)
         {
-            return Ok(Checked { node: Node::Variable(number), of: of.clone() });
+            return Ok(Checked {
+                node: Node::Variable(number),
+                of: of.clone(),
+            });
         }
         let name = global.unwrap_or(name);
         if name == "device" {
-            return Ok(Checked { node: Node::Device, of: Type::Device });
+            return Ok(Checked {
+                node: Node::Device,
+                of: Type::Device,
+            });
         }
         let (name, of) = functions::type_named(name)
             .ok_or_else(|| problem(id, format!("undeclared reference to {name:?}")))?;
-        Ok(Checked { node: Node::Literal(Value::Type(name)), of: Type::of_type(of) })
+        Ok(Checked {
+            node: Node::Literal(Value::Type(name)),
+            of: Type::of_type(of),
+        })
     }
 
     fn select(&mut self, id: u64, select: &SelectExpr) -> Result<Checked, Problem> {
@@ -161,7 +188,14 @@ impl Checker {
             Test::Value => of,
         };
         let field = Field(Key::String(field.into()));
-        Ok(Checked { node: Node::Select { operand: Box::new(operand.node), field, test }, of })
+        Ok(Checked {
+            node: Node::Select {
+                operand: Box::new(operand.node),
+                field,
+                test,
+            },
+            of,
+        })
     }
 
     fn call(&mut self, id: u64, call: &CallExpr) -> Result<Checked, Problem> {
@@ -171,33 +205,57 @@ impl Checker {
         match (call.func_name.as_str(), call.args.as_slice()) {
             (operators::OPT_SELECT, [operand, field]) => {
                 let Expr::Literal(LiteralValue::String(name)) = &field.expr else {
-                    return Err(problem(field.id, "a field of an optional selection is a name"));
+                    return Err(problem(
+                        field.id,
+                        "a field of an optional selection is a name",
+                    ));
                 };
                 return self.field(id, operand, name.inner(), Test::Optional);
             }
             (operators::LOGICAL_AND, [left, right]) => {
                 let (left, right) = (self.bool(left)?, self.bool(right)?);
-                return Ok(Checked { node: Node::And(left, right), of: Type::Bool });
+                return Ok(Checked {
+                    node: Node::And(left, right),
+                    of: Type::Bool,
+                });
             }
             (operators::LOGICAL_OR, [left, right]) => {
                 let (left, right) = (self.bool(left)?, self.bool(right)?);
-                return Ok(Checked { node: Node::Or(left, right), of: Type::Bool });
+                return Ok(Checked {
+                    node: Node::Or(left, right),
+                    of: Type::Bool,
+                });
             }
             _ => {}
         }
         let name = call.func_name.strip_prefix('.').unwrap_or(&call.func_name);
-        let mut arguments = call.args.iter().map(|it| self.node(it)).collect::<Result<Vec<_>, _>>()?;
+        let mut arguments = call
+            .args
+            .iter()
+            .map(|it| self.node(it))
+            .collect::<Result<Vec<_>, _>>()?;
         // `optional.of(1)` is a function with a qualified name, not a member of a variable.
-        let qualified = call.target.as_deref().and_then(path).map(|path| format!("{path}.{name}"));
+        let qualified = call
+            .target
+            .as_deref()
+            .and_then(path)
+            .map(|path| format!("{path}.{name}"));
         if let Some((function, overloads)) = qualified.as_deref().and_then(functions::find) {
             return self.resolve(id, name, function, &overloads, false, arguments);
         }
         if let Some(target) = &call.target {
             arguments.insert(0, self.node(target)?);
         }
-        let (function, overloads) =
-            functions::find(name).ok_or_else(|| problem(id, format!("unknown function {name:?}")))?;
-        self.resolve(id, name, function, &overloads, call.target.is_some(), arguments)
+        let (function, overloads) = functions::find(name)
+            .ok_or_else(|| problem(id, format!("unknown function {name:?}")))?;
+        self.resolve(
+            id,
+            name,
+            function,
+            &overloads,
+            call.target.is_some(),
+            arguments,
+        )
     }
 
     /// Checks an operand that must be a bool.
@@ -220,15 +278,25 @@ impl Checker {
         is_member: bool,
         arguments: Vec<Checked>,
     ) -> Result<Checked, Problem> {
-        let (nodes, given): (Vec<_>, Vec<_>) = arguments.into_iter().map(|it| (it.node, it.of)).unzip();
+        let (nodes, given): (Vec<_>, Vec<_>) =
+            arguments.into_iter().map(|it| (it.node, it.of)).unzip();
         let mut result: Option<Type> = None;
-        for overload in overloads.iter().filter(|overload| overload.is_member == is_member) {
+        for overload in overloads
+            .iter()
+            .filter(|overload| overload.is_member == is_member)
+        {
             let base = self.types.new_parameters(TYPE_PARAMETERS_MAX);
-            let taken: Vec<_> = overload.parameters.iter().map(|of| of.instantiated(base)).collect();
+            let taken: Vec<_> = overload
+                .parameters
+                .iter()
+                .map(|of| of.instantiated(base))
+                .collect();
             if !self.types.all_assignable(&given, &taken) {
                 continue;
             }
-            let of = self.types.resolved(&overload.result.instantiated(base), false);
+            let of = self
+                .types
+                .resolved(&overload.result.instantiated(base), false);
             result = Some(match result {
                 None => of,
                 Some(first) if first == of => first,
@@ -236,11 +304,23 @@ impl Checker {
             });
         }
         let of = result.ok_or_else(|| {
-            let given: Vec<_> = given.iter().map(|of| self.types.resolved(of, true).to_string()).collect();
-            let is_ordered = given.iter().any(|of| ["quantity", "semver"].contains(&of.as_str()))
+            let given: Vec<_> = given
+                .iter()
+                .map(|of| self.types.resolved(of, true).to_string())
+                .collect();
+            let is_ordered = given
+                .iter()
+                .any(|of| ["quantity", "semver"].contains(&of.as_str()))
                 && ["_<_", "_<=_", "_>_", "_>=_"].contains(&name);
-            let hint = if is_ordered { ": use compareTo, isLessThan or isGreaterThan" } else { "" };
-            problem(id, format!("{name} does not take ({}){hint}", given.join(", ")))
+            let hint = if is_ordered {
+                ": use compareTo, isLessThan or isGreaterThan"
+            } else {
+                ""
+            };
+            problem(
+                id,
+                format!("{name} does not take ({}){hint}", given.join(", ")),
+            )
         })?;
         // Also if the value that is searched is an error, as in the scheduler.
         if let (Function::In, [_, Node::Literal(Value::List(values))], [_, list]) =
@@ -248,12 +328,18 @@ impl Checker {
             && values.is_empty()
             && matches!(self.types.resolved(list, false), Type::List(_))
         {
-            return Ok(Checked { node: Node::Literal(Value::Bool(false)), of });
+            return Ok(Checked {
+                node: Node::Literal(Value::Bool(false)),
+                of,
+            });
         }
         let node = folded(function, nodes, &of).map_err(|text| problem(id, text))?;
         self.patterns += usize::from(matches!(node, Node::Pattern { .. }));
         if self.patterns > PATTERNS_MAX {
-            return Err(problem(id, format!("more than {PATTERNS_MAX} regular expressions")));
+            return Err(problem(
+                id,
+                format!("more than {PATTERNS_MAX} regular expressions"),
+            ));
         }
         Ok(Checked { node, of })
     }
@@ -268,10 +354,16 @@ impl Checker {
             let of = self.unwrapped(element.id, checked.of, is_optional)?;
             self.same_type(&mut first, &of, element.id);
             joined = Some(self.join(joined, &of, element.id)?);
-            items.push(Item { node: checked.node, is_optional });
+            items.push(Item {
+                node: checked.node,
+                is_optional,
+            });
         }
         let of = joined.unwrap_or_else(|| Type::Param(self.types.new_parameters(1)));
-        Ok(Checked { node: list_node(items), of: Type::list(of) })
+        Ok(Checked {
+            node: list_node(items),
+            of: Type::list(of),
+        })
     }
 
     fn map(&mut self, entries: &[IdedEntryExpr]) -> Result<Checked, Problem> {
@@ -289,11 +381,20 @@ impl Checker {
             let of = self.unwrapped(entry.value.id, value.of, entry.optional)?;
             self.same_type(&mut first_value, &of, entry.value.id);
             values = Some(self.join(values, &of, entry.value.id)?);
-            items.push((key.node, Item { node: value.node, is_optional: entry.optional }));
+            items.push((
+                key.node,
+                Item {
+                    node: value.node,
+                    is_optional: entry.optional,
+                },
+            ));
         }
         let key = keys.unwrap_or_else(|| Type::Param(self.types.new_parameters(1)));
         let value = values.unwrap_or_else(|| Type::Param(self.types.new_parameters(1)));
-        Ok(Checked { node: map_node(items), of: Type::map(key, value) })
+        Ok(Checked {
+            node: map_node(items),
+            of: Type::map(key, value),
+        })
     }
 
     /// Returns the type within the optional of an optional element.
@@ -317,7 +418,9 @@ impl Checker {
     }
 
     fn join(&mut self, joined: Option<Type>, of: &Type, id: u64) -> Result<Type, Problem> {
-        let Some(joined) = joined else { return Ok(of.clone()) };
+        let Some(joined) = joined else {
+            return Ok(of.clone());
+        };
         let before = self.types.resolved(&joined, true);
         self.types.joined(joined, of).ok_or_else(|| {
             let of = self.types.resolved(of, true);
@@ -327,7 +430,10 @@ impl Checker {
 }
 
 pub(super) fn problem(node: u64, text: impl Into<String>) -> Problem {
-    Problem { node, text: text.into() }
+    Problem {
+        node,
+        text: text.into(),
+    }
 }
 
 fn literal(literal: &LiteralValue) -> Option<Checked> {
@@ -340,7 +446,10 @@ fn literal(literal: &LiteralValue) -> Option<Checked> {
         LiteralValue::UInt(value) => (Value::Uint(*value.inner()), Type::Uint),
         LiteralValue::Bytes(_) => return None,
     };
-    Some(Checked { node: Node::Literal(value), of })
+    Some(Checked {
+        node: Node::Literal(value),
+        of,
+    })
 }
 
 /// Returns the dotted name that an expression spells.
@@ -372,25 +481,39 @@ fn map_node(items: Vec<(Node, Item)>) -> Node {
         _ => None,
     };
     match items.iter().map(literal).collect::<Option<_>>() {
-        Some(entries) => Node::Literal(Value::Map(Arc::new(Map { entries, default: None }))),
+        Some(entries) => Node::Literal(Value::Map(Arc::new(Map {
+            entries,
+            default: None,
+        }))),
         None => Node::Map(items),
     }
 }
 
 /// Does at compile time what the scheduler's compiler does: it converts literals and compiles patterns, and refuses those that fail.
 fn folded(function: Function, mut nodes: Vec<Node>, result: &Type) -> Result<Node, String> {
-    use Function::{Find, FindAll, Matches, Sum, ToBool, ToDouble, ToDyn, ToInt, ToString, ToUint, TypeOf};
+    use Function::{
+        Find, FindAll, Matches, Sum, ToBool, ToDouble, ToDyn, ToInt, ToString, ToUint, TypeOf,
+    };
     match (function, nodes.as_slice()) {
-        (ToBool | ToDouble | ToDyn | ToInt | ToString | ToUint | TypeOf, [Node::Literal(value)]) => {
-            library::call(function, vec![value.clone()], &mut Steps::new(FOLD_STEPS))
-                .map(Node::Literal)
-                .map_err(|error| error.to_string())
-        }
+        (
+            ToBool | ToDouble | ToDyn | ToInt | ToString | ToUint | TypeOf,
+            [Node::Literal(value)],
+        ) => library::call(function, vec![value.clone()], &mut Steps::new(FOLD_STEPS))
+            .map(Node::Literal)
+            .map_err(|error| error.to_string()),
         (Matches | Find | FindAll, [_, Node::Literal(Value::String(text)), ..]) => {
             let pattern = pattern::compile(text).map_err(|error| error.to_string())?;
-            let limit = (nodes.len() > 2).then(|| nodes.pop()).flatten().map(Box::new);
+            let limit = (nodes.len() > 2)
+                .then(|| nodes.pop())
+                .flatten()
+                .map(Box::new);
             let text = Box::new(nodes.swap_remove(0));
-            Ok(Node::Pattern { function, text, pattern, limit })
+            Ok(Node::Pattern {
+                function,
+                text,
+                pattern,
+                limit,
+            })
         }
         (Sum, [_]) => {
             // The sum of an empty list is the zero of its type.

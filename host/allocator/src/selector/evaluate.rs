@@ -11,8 +11,16 @@ use super::{EvaluationError, Steps};
 type Evaluated = Result<Value, EvaluationError>;
 
 /// Evaluates an expression whose result is to be a bool.
-pub(super) fn matches(tree: &Node, device: &Value, steps: &mut Steps) -> Result<bool, EvaluationError> {
-    let mut evaluator = Evaluator { device, steps, variables: Vec::new() };
+pub(super) fn matches(
+    tree: &Node,
+    device: &Value,
+    steps: &mut Steps,
+) -> Result<bool, EvaluationError> {
+    let mut evaluator = Evaluator {
+        device,
+        steps,
+        variables: Vec::new(),
+    };
     let value = evaluator.evaluate(tree)?;
     bool(value, "the selector")
 }
@@ -30,20 +38,32 @@ impl Evaluator<'_> {
         match node {
             Node::Literal(value) => Ok(value.clone()),
             Node::Device => Ok(self.device.clone()),
-            Node::Variable(number) => {
-                self.variables.get(*number).cloned().unwrap_or_else(|| Err(no_such_key(&"variable")))
-            }
-            Node::Select { operand, field, test } => {
-                select(&self.evaluate(operand)?, &field.0, *test, self.steps)
-            }
+            Node::Variable(number) => self
+                .variables
+                .get(*number)
+                .cloned()
+                .unwrap_or_else(|| Err(no_such_key(&"variable"))),
+            Node::Select {
+                operand,
+                field,
+                test,
+            } => select(&self.evaluate(operand)?, &field.0, *test, self.steps),
             Node::And(left, right) => self.logical(left, right, false),
             Node::Or(left, right) => self.logical(left, right, true),
             Node::List(items) => self.list(items),
             Node::Map(entries) => self.map(entries),
             Node::Call(function, arguments) => self.call(*function, arguments),
-            Node::Pattern { function, text, pattern, limit } => {
+            Node::Pattern {
+                function,
+                text,
+                pattern,
+                limit,
+            } => {
                 let text = self.evaluate(text)?;
-                let limit = limit.as_ref().map(|limit| self.evaluate(limit)).transpose()?;
+                let limit = limit
+                    .as_ref()
+                    .map(|limit| self.evaluate(limit))
+                    .transpose()?;
                 library::search(*function, &text, pattern, limit.as_ref(), self.steps)
             }
             Node::Loop { range, body } => self.run(range, body),
@@ -54,11 +74,19 @@ impl Evaluator<'_> {
                 };
                 self.with(value, body)
             }
-            Node::MapOptional { optional, body, is_flat } => match self.evaluate(optional)? {
+            Node::MapOptional {
+                optional,
+                body,
+                is_flat,
+            } => match self.evaluate(optional)? {
                 Value::Optional(None) => Ok(Value::Optional(None)),
                 Value::Optional(Some(value)) => {
                     let result = self.with(Ok(value.as_ref().clone()), body)?;
-                    Ok(if *is_flat { result } else { Value::some(result) })
+                    Ok(if *is_flat {
+                        result
+                    } else {
+                        Value::some(result)
+                    })
                 }
                 _ => Err(EvaluationError::NoSuchOverload { function: "optMap" }),
             },
@@ -107,9 +135,12 @@ impl Evaluator<'_> {
         let mut map = Map::default();
         for (key, item) in entries {
             let value = self.evaluate(key)?;
-            let key =
-                Key::of(&value).ok_or(EvaluationError::NoSuchOverload { function: "a key of a map" })?;
-            let Some(item) = self.item(item)? else { continue };
+            let key = Key::of(&value).ok_or(EvaluationError::NoSuchOverload {
+                function: "a key of a map",
+            })?;
+            let Some(item) = self.item(item)? else {
+                continue;
+            };
             map.take_search(&key, self.steps)?;
             // The last one of two equal keys counts, as it does in cel-go.
             map.entries.insert(key, (value, item));
@@ -123,12 +154,16 @@ impl Evaluator<'_> {
                 let condition = bool(self.evaluate(condition)?, "?:")?;
                 self.evaluate(if condition { yes } else { no })
             }
-            (Function::Or | Function::OrValue, [optional, other]) => match self.evaluate(optional)? {
-                Value::Optional(None) => self.evaluate(other),
-                Value::Optional(Some(value)) if function == Function::OrValue => Ok(value.as_ref().clone()),
-                value @ Value::Optional(_) => Ok(value),
-                _ => Err(EvaluationError::NoSuchOverload { function: "or" }),
-            },
+            (Function::Or | Function::OrValue, [optional, other]) => {
+                match self.evaluate(optional)? {
+                    Value::Optional(None) => self.evaluate(other),
+                    Value::Optional(Some(value)) if function == Function::OrValue => {
+                        Ok(value.as_ref().clone())
+                    }
+                    value @ Value::Optional(_) => Ok(value),
+                    _ => Err(EvaluationError::NoSuchOverload { function: "or" }),
+                }
+            }
             _ => {
                 let mut values = Vec::with_capacity(arguments.len());
                 for argument in arguments {
@@ -147,7 +182,9 @@ impl Evaluator<'_> {
                 let keys: Vec<_> = map.entries.values().map(|(key, _)| key.clone()).collect();
                 self.run_over(&keys, body)
             }
-            _ => Err(EvaluationError::NoSuchOverload { function: "a macro" }),
+            _ => Err(EvaluationError::NoSuchOverload {
+                function: "a macro",
+            }),
         }
     }
 
@@ -171,7 +208,10 @@ impl Evaluator<'_> {
                 }
                 Ok(Value::list(kept))
             }
-            Loop::Map { predicate, transform } => {
+            Loop::Map {
+                predicate,
+                transform,
+            } => {
                 let mut mapped = Vec::new();
                 for element in elements {
                     let is_kept = match predicate {
@@ -188,7 +228,12 @@ impl Evaluator<'_> {
     }
 
     /// Returns `deciding` if the predicate is so for one element; else the first error, if there was one.
-    fn any(&mut self, elements: &[Value], predicate: &Node, deciding: bool) -> Result<bool, EvaluationError> {
+    fn any(
+        &mut self,
+        elements: &[Value],
+        predicate: &Node,
+        deciding: bool,
+    ) -> Result<bool, EvaluationError> {
         let mut result = Ok(!deciding);
         for element in elements {
             match self.holds(predicate, element) {
@@ -235,7 +280,9 @@ fn select(operand: &Value, field: &Key, test: Test, steps: &mut Steps) -> Evalua
 }
 
 fn no_such_key(key: &impl ToString) -> EvaluationError {
-    EvaluationError::NoSuchKey { key: key.to_string() }
+    EvaluationError::NoSuchKey {
+        key: key.to_string(),
+    }
 }
 
 fn display(key: &Key) -> String {

@@ -18,7 +18,9 @@ impl DeviceFacts {
     /// Prepares a device of the driver. An attribute or a capacity that is malformed fails every selector of the device, as it does in the
     /// scheduler.
     pub fn new(driver: &str, device: &Device) -> Self {
-        Self { device: facts(driver, device) }
+        Self {
+            device: facts(driver, device),
+        }
     }
 
     pub(super) fn value(&self) -> Result<&Value, EvaluationError> {
@@ -60,7 +62,10 @@ fn by_domain<'a>(
         let (domain, name) = name.split_once('/').unwrap_or((driver, name));
         insert(domains.entry(domain).or_default(), name, value);
     }
-    let mut all = Map { default: Some(Value::Map(Arc::default())), ..Map::default() };
+    let mut all = Map {
+        default: Some(Value::Map(Arc::default())),
+        ..Map::default()
+    };
     for (domain, values) in domains {
         insert(&mut all, domain, Value::Map(Arc::new(values)));
     }
@@ -69,19 +74,37 @@ fn by_domain<'a>(
 
 fn insert(map: &mut Map, name: &str, value: Value) {
     let name: Arc<str> = name.into();
-    map.entries.insert(Key::String(Arc::clone(&name)), (Value::String(name), value));
+    map.entries
+        .insert(Key::String(Arc::clone(&name)), (Value::String(name), value));
 }
 
 fn attribute_value(attribute: &DeviceAttribute) -> Option<Value> {
-    let version = |text: &String| semver::Version::parse(text).ok().map(|it| Value::Semver(Arc::new(it)));
+    let version = |text: &String| {
+        semver::Version::parse(text)
+            .ok()
+            .map(|it| Value::Semver(Arc::new(it)))
+    };
     if let Some(values) = &attribute.ints {
-        Some(Value::list(values.iter().map(|value| Value::Int(*value)).collect()))
+        Some(Value::list(
+            values.iter().map(|value| Value::Int(*value)).collect(),
+        ))
     } else if let Some(values) = &attribute.bools {
-        Some(Value::list(values.iter().map(|value| Value::Bool(*value)).collect()))
+        Some(Value::list(
+            values.iter().map(|value| Value::Bool(*value)).collect(),
+        ))
     } else if let Some(values) = &attribute.strings {
-        Some(Value::list(values.iter().map(|value| Value::string(value.as_str())).collect()))
+        Some(Value::list(
+            values
+                .iter()
+                .map(|value| Value::string(value.as_str()))
+                .collect(),
+        ))
     } else if let Some(values) = &attribute.versions {
-        values.iter().map(version).collect::<Option<Vec<_>>>().map(Value::list)
+        values
+            .iter()
+            .map(version)
+            .collect::<Option<Vec<_>>>()
+            .map(Value::list)
     } else if let Some(value) = attribute.int {
         Some(Value::Int(value))
     } else if let Some(value) = attribute.bool {

@@ -118,14 +118,16 @@ fn optional(function: Function, arguments: Vec<Value>, steps: &mut Steps) -> Ret
         (Function::OptionalOfNonZeroValue, value) if value.is_zero() => Ok(Value::Optional(None)),
         (Function::OptionalOfNonZeroValue, value) => Ok(Value::some(value)),
         (Function::HasValue, Value::Optional(value)) => Ok(Value::Bool(value.is_some())),
-        (Function::OptionalValue, Value::Optional(value)) => {
-            value.map(|value| value.as_ref().clone()).ok_or(EvaluationError::NoValue)
-        }
+        (Function::OptionalValue, Value::Optional(value)) => value
+            .map(|value| value.as_ref().clone())
+            .ok_or(EvaluationError::NoValue),
         (Function::OptionalUnwrap, Value::List(values)) => {
             steps.take(values.len())?;
             let mut unwrapped = Vec::new();
             for value in values.iter() {
-                let Value::Optional(value) = value else { return Err(no_overload("optional.unwrap")) };
+                let Value::Optional(value) = value else {
+                    return Err(no_overload("optional.unwrap"));
+                };
                 unwrapped.extend(value.as_ref().map(|value| value.as_ref().clone()));
             }
             Ok(Value::list(unwrapped))

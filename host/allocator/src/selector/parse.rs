@@ -8,7 +8,8 @@ use super::{EXPRESSION_LENGTH_MAX, SelectorError};
 
 /// Stack of the parser: it takes some 130 KiB for a pair of parentheses in a debug build, and recurses into each operator of a chain such as
 /// `1+1+1`, of which an expression can have half as many as it has bytes.
-const STACK_SIZE: usize = 16 * 1024 + NESTING_MAX * 256 * 1024 + EXPRESSION_LENGTH_MAX / 2 * 12 * 1024;
+const STACK_SIZE: usize =
+    16 * 1024 + NESTING_MAX * 256 * 1024 + EXPRESSION_LENGTH_MAX / 2 * 12 * 1024;
 
 /// Brackets within brackets. The parser's own bound is above it.
 const NESTING_MAX: usize = 48;
@@ -38,7 +39,11 @@ fn bounded_nesting(expression: &str) -> Result<(), SelectorError> {
             _ => {}
         }
         if depth > NESTING_MAX {
-            return Err(malformed(expression, offset, format!("more than {NESTING_MAX} nested brackets")));
+            return Err(malformed(
+                expression,
+                offset,
+                format!("more than {NESTING_MAX} nested brackets"),
+            ));
         }
     }
     Ok(())
@@ -47,29 +52,42 @@ fn bounded_nesting(expression: &str) -> Result<(), SelectorError> {
 fn parse_and_check(expression: &str) -> Result<Node, SelectorError> {
     // Without macros: the checker expands them, so that a loop is one node with a bounded evaluation.
     let parser = cel::Env::default().parser();
-    let (tree, source) = parser.parse_with_source_info(expression).map_err(|errors| {
-        let first = errors.errors.first();
-        let (line, column) = first.map_or((1, 1), |error| error.pos);
-        SelectorError::Malformed {
-            line: usize::try_from(line).unwrap_or(1).max(1),
-            column: usize::try_from(column).unwrap_or(1).max(1),
-            problem: first.map_or_else(String::new, |error| error.msg.clone()),
-        }
-    })?;
+    let (tree, source) = parser
+        .parse_with_source_info(expression)
+        .map_err(|errors| {
+            let first = errors.errors.first();
+            let (line, column) = first.map_or((1, 1), |error| error.pos);
+            SelectorError::Malformed {
+                line: usize::try_from(line).unwrap_or(1).max(1),
+                column: usize::try_from(column).unwrap_or(1).max(1),
+                problem: first.map_or_else(String::new, |error| error.msg.clone()),
+            }
+        })?;
     Checker::default()
         .check(&tree)
         .map_err(|problem| malformed(expression, offset(&source, problem.node), problem.text))
 }
 
 fn offset(source: &SourceInfo, node: u64) -> usize {
-    source.offset_for(node).and_then(|(start, _)| usize::try_from(start).ok()).unwrap_or(0)
+    source
+        .offset_for(node)
+        .and_then(|(start, _)| usize::try_from(start).ok())
+        .unwrap_or(0)
 }
 
 /// An error at a character of the expression.
 fn malformed(expression: &str, offset: usize, problem: String) -> SelectorError {
     let (mut line, mut column) = (1, 1);
     for character in expression.chars().take(offset) {
-        (line, column) = if character == '\n' { (line + 1, 1) } else { (line, column + 1) };
+        (line, column) = if character == '\n' {
+            (line + 1, 1)
+        } else {
+            (line, column + 1)
+        };
     }
-    SelectorError::Malformed { line, column, problem }
+    SelectorError::Malformed {
+        line,
+        column,
+        problem,
+    }
 }

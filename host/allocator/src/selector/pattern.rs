@@ -22,7 +22,9 @@ const LENGTH_MAX: usize = 1024;
 ///
 /// Fails if it is malformed, or larger than a selector needs.
 pub(super) fn compile(pattern: &str) -> Result<Regex, EvaluationError> {
-    let malformed = || EvaluationError::MalformedPattern { pattern: pattern.chars().take(64).collect() };
+    let malformed = || EvaluationError::MalformedPattern {
+        pattern: pattern.chars().take(64).collect(),
+    };
     if pattern.len() > LENGTH_MAX {
         return Err(malformed());
     }
@@ -65,9 +67,13 @@ fn translated(pattern: &str) -> Option<String> {
             '{' if !in_class => {
                 translated.push('{');
                 let mut count = 0_u32;
-                while let Some(digit) = characters.next_if(|next| next.is_ascii_digit() || *next == ',') {
+                while let Some(digit) =
+                    characters.next_if(|next| next.is_ascii_digit() || *next == ',')
+                {
                     translated.push(digit);
-                    count = digit.to_digit(10).map_or(0, |digit| count.saturating_mul(10) + digit);
+                    count = digit
+                        .to_digit(10)
+                        .map_or(0, |digit| count.saturating_mul(10) + digit);
                     if count > REPETITIONS_MAX {
                         return None;
                     }
@@ -132,13 +138,25 @@ mod tests {
             ("^[[:alpha:]_]+$", "a_", true),
             ("(?i)ÉA", "éa", true),
             ("^.$", "é", true),
-            (r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", "gpu.example.com", true),
-            (r"^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?$", "1.2.3-rc.1", true),
+            (
+                r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+                "gpu.example.com",
+                true,
+            ),
+            (
+                r"^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?$",
+                "1.2.3-rc.1",
+                true,
+            ),
             ("^[^,]{1,63}$", "a100", true),
             ("^.{1,63}$", "a100", true),
             ("^a{2,}?b+?c??$", "aab", true),
         ] {
-            assert_eq!(compile(pattern).map(|it| it.is_match(text)), Ok(matches), "{pattern} {text}");
+            assert_eq!(
+                compile(pattern).map(|it| it.is_match(text)),
+                Ok(matches),
+                "{pattern} {text}"
+            );
         }
     }
 
@@ -156,7 +174,13 @@ mod tests {
             "((a{100}){100}){100}",
             &"a".repeat(2_000),
         ] {
-            assert!(matches!(compile(pattern), Err(EvaluationError::MalformedPattern { .. })), "{pattern}");
+            assert!(
+                matches!(
+                    compile(pattern),
+                    Err(EvaluationError::MalformedPattern { .. })
+                ),
+                "{pattern}"
+            );
         }
     }
 }

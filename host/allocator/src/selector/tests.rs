@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::{
-    DeviceFacts, EXPRESSION_LENGTH_MAX, EvaluationError, STEPS_PER_EVALUATION, Selector, SelectorError, Steps,
+    DeviceFacts, EXPRESSION_LENGTH_MAX, EvaluationError, STEPS_PER_EVALUATION, Selector,
+    SelectorError, Steps,
 };
 
 fn facts() -> DeviceFacts {
@@ -32,7 +33,8 @@ fn verdict(expression: &str) -> Result<bool, EvaluationError> {
     let bound = format!(
         "cel.bind(a, device.attributes['gpu.example.com'], cel.bind(c, device.capacity['gpu.example.com'], {expression}))"
     );
-    let selector = Selector::compile(&bound).unwrap_or_else(|error| panic!("{expression}: {error}"));
+    let selector =
+        Selector::compile(&bound).unwrap_or_else(|error| panic!("{expression}: {error}"));
     selector.matches(&facts(), &mut Steps::new(STEPS_PER_EVALUATION))
 }
 
@@ -84,26 +86,62 @@ fn selectors_that_choose_the_device() {
 
 #[test]
 fn selectors_without_a_verdict() {
-    let no_key = |key: &str| EvaluationError::NoSuchKey { key: key.to_owned() };
+    let no_key = |key: &str| EvaluationError::NoSuchKey {
+        key: key.to_owned(),
+    };
     for (expression, error) in [
         ("a.nosuch == 1", no_key("nosuch")),
         ("device.attributes['none'].model == 'x'", no_key("model")),
         ("c.nosuch.isInteger()", no_key("nosuch")),
         ("[1][1] == 1", no_key("1")),
-        ("a.model > 1", EvaluationError::NoSuchOverload { function: "<" }),
-        ("a.index && true", EvaluationError::NoSuchOverload { function: "&&, ||" }),
-        ("a.model", EvaluationError::NoSuchOverload { function: "the selector" }),
-        ("a.version == '1.2.3'", EvaluationError::NoSuchOverload { function: "==" }),
+        (
+            "a.model > 1",
+            EvaluationError::NoSuchOverload { function: "<" },
+        ),
+        (
+            "a.index && true",
+            EvaluationError::NoSuchOverload { function: "&&, ||" },
+        ),
+        (
+            "a.model",
+            EvaluationError::NoSuchOverload {
+                function: "the selector",
+            },
+        ),
+        (
+            "a.version == '1.2.3'",
+            EvaluationError::NoSuchOverload { function: "==" },
+        ),
         ("1 / (a.index - 3) == 1", EvaluationError::DivisionByZero),
-        ("9223372036854775807 + a.index == 1", EvaluationError::OutOfRange { function: "+" }),
+        (
+            "9223372036854775807 + a.index == 1",
+            EvaluationError::OutOfRange { function: "+" },
+        ),
         (
             "semver(a.model).major() == 1",
-            EvaluationError::NotConvertible { value: "a100".to_owned(), wanted: "semantic version" },
+            EvaluationError::NotConvertible {
+                value: "a100".to_owned(),
+                wanted: "semantic version",
+            },
         ),
-        ("int(a.model) == 1", EvaluationError::NotConvertible { value: "a100".to_owned(), wanted: "int" }),
+        (
+            "int(a.model) == 1",
+            EvaluationError::NotConvertible {
+                value: "a100".to_owned(),
+                wanted: "int",
+            },
+        ),
         ("optional.none().value() == 1", EvaluationError::NoValue),
-        ("a.model.matches('(' + a.model)", EvaluationError::MalformedPattern { pattern: "(a100".to_owned() }),
-        ("a.model.charAt(9) == ''", EvaluationError::OutOfRange { function: "charAt" }),
+        (
+            "a.model.matches('(' + a.model)",
+            EvaluationError::MalformedPattern {
+                pattern: "(a100".to_owned(),
+            },
+        ),
+        (
+            "a.model.charAt(9) == ''",
+            EvaluationError::OutOfRange { function: "charAt" },
+        ),
     ] {
         assert_eq!(verdict(expression), Err(error), "{expression}");
     }
@@ -120,36 +158,83 @@ fn a_device_with_a_malformed_attribute_has_no_verdict() {
         let device = json!({"name": "d", "attributes": attributes, "capacity": capacity});
         let facts = DeviceFacts::new("gpu.example.com", &serde_json::from_value(device).unwrap());
         let selector = Selector::compile("true").unwrap();
-        let malformed = EvaluationError::MalformedDevice { name: "v".to_owned() };
-        assert_eq!(selector.matches(&facts, &mut Steps::new(10)), Err(malformed));
+        let malformed = EvaluationError::MalformedDevice {
+            name: "v".to_owned(),
+        };
+        assert_eq!(
+            selector.matches(&facts, &mut Steps::new(10)),
+            Err(malformed)
+        );
     }
 }
 
 #[test]
 fn expressions_that_are_refused_at_once() {
     for (expression, reason) in [
-        ("device.nosuch == 1", "line 1, column 7: undefined field \"nosuch\" of device"),
-        ("true &&\n  device.driver > 1", "line 2, column 17: _>_ does not take (string, int)"),
-        ("device.driver", "line 1, column 7: the result is string, not bool"),
-        ("nosuch == 1", "line 1, column 1: undeclared reference to \"nosuch\""),
+        (
+            "device.nosuch == 1",
+            "line 1, column 7: undefined field \"nosuch\" of device",
+        ),
+        (
+            "true &&\n  device.driver > 1",
+            "line 2, column 17: _>_ does not take (string, int)",
+        ),
+        (
+            "device.driver",
+            "line 1, column 7: the result is string, not bool",
+        ),
+        (
+            "nosuch == 1",
+            "line 1, column 1: undeclared reference to \"nosuch\"",
+        ),
         ("nosuch(1)", "line 1, column 7: unknown function \"nosuch\""),
-        ("ip('::1') == ip('::1')", "line 1, column 3: unknown function \"ip\""),
-        ("'a'.size(1) == 1", "line 1, column 9: size does not take (string, int)"),
+        (
+            "ip('::1') == ip('::1')",
+            "line 1, column 3: unknown function \"ip\"",
+        ),
+        (
+            "'a'.size(1) == 1",
+            "line 1, column 9: size does not take (string, int)",
+        ),
         (
             "device.capacity['x'].y > 1",
             "line 1, column 24: _>_ does not take (quantity, int): use compareTo, isLessThan or isGreaterThan",
         ),
-        ("device.capacity['x'].y.z == 1", "line 1, column 23: quantity has no field \"z\""),
-        ("[1, 'a'] == []", "line 1, column 5: expected int, found string"),
-        ("[1, dyn('a')] == []", "line 1, column 8: the elements are int and dyn, not of one type"),
+        (
+            "device.capacity['x'].y.z == 1",
+            "line 1, column 23: quantity has no field \"z\"",
+        ),
+        (
+            "[1, 'a'] == []",
+            "line 1, column 5: expected int, found string",
+        ),
+        (
+            "[1, dyn('a')] == []",
+            "line 1, column 8: the elements are int and dyn, not of one type",
+        ),
         ("1 && true", "line 1, column 1: expected bool, found int"),
-        ("'a'.all(x, true)", "line 1, column 1: string has no elements to go over"),
-        ("[1].all(x.y, true)", "line 1, column 10: the variable of a macro is a simple name"),
-        ("has(device)", "line 1, column 5: has() takes a selection of a field"),
-        ("'a'.matches('(')", "line 1, column 12: the regular expression \"(\" is malformed"),
+        (
+            "'a'.all(x, true)",
+            "line 1, column 1: string has no elements to go over",
+        ),
+        (
+            "[1].all(x.y, true)",
+            "line 1, column 10: the variable of a macro is a simple name",
+        ),
+        (
+            "has(device)",
+            "line 1, column 5: has() takes a selection of a field",
+        ),
+        (
+            "'a'.matches('(')",
+            "line 1, column 12: the regular expression \"(\" is malformed",
+        ),
         ("int('a') == 1", "line 1, column 4: \"a\" is no int"),
         ("b'a' == b'a'", "line 1, column 1: bytes are not supported"),
-        ("kubernetes.Quantity{} == 1", "line 1, column 20: undeclared reference to \"kubernetes.Quantity\""),
+        (
+            "kubernetes.Quantity{} == 1",
+            "line 1, column 20: undeclared reference to \"kubernetes.Quantity\"",
+        ),
         (
             "optional.of(1).optFlatMap(x, x) == optional.none()",
             "line 1, column 26: optFlatMap takes an expression whose result is an optional",
@@ -162,7 +247,10 @@ fn expressions_that_are_refused_at_once() {
         ("9223372036854775808 == 1", ""),
     ] {
         let refusal = refusal(expression);
-        assert!(refusal.contains(reason) && refusal.starts_with("line "), "{expression}: {refusal}");
+        assert!(
+            refusal.contains(reason) && refusal.starts_with("line "),
+            "{expression}: {refusal}"
+        );
     }
 }
 
@@ -170,7 +258,9 @@ fn expressions_that_are_refused_at_once() {
 fn an_attribute_alone_is_a_selector() {
     assert_eq!(verdict("a.healthy"), Ok(true));
     assert_eq!(
-        Selector::compile("device.attributes['x'].y").unwrap().expression(),
+        Selector::compile("device.attributes['x'].y")
+            .unwrap()
+            .expression(),
         "device.attributes['x'].y"
     );
 }
@@ -178,8 +268,16 @@ fn an_attribute_alone_is_a_selector() {
 #[test]
 fn expressions_are_bounded_in_length_and_depth() {
     let long = format!("'{}' == ''", "x".repeat(EXPRESSION_LENGTH_MAX));
-    assert_eq!(Selector::compile(&long).unwrap_err(), SelectorError::TooLong { length: long.len() });
-    let chain = |part: &str| format!("1{} == 1", part.repeat((EXPRESSION_LENGTH_MAX - 10) / part.len()));
+    assert_eq!(
+        Selector::compile(&long).unwrap_err(),
+        SelectorError::TooLong { length: long.len() }
+    );
+    let chain = |part: &str| {
+        format!(
+            "1{} == 1",
+            part.repeat((EXPRESSION_LENGTH_MAX - 10) / part.len())
+        )
+    };
     for expression in [
         "(".repeat(10_000),
         format!("{}1{}", "(".repeat(5_000), ")".repeat(5_000)),
@@ -206,10 +304,18 @@ fn types_and_patterns_of_an_expression_are_bounded() {
     let mut doubling = "[] == []".to_owned();
     for number in (0..30).rev() {
         let (variable, previous) = (format!("v{number}"), format!("v{}", number - 1));
-        let value = if number == 0 { "1".to_owned() } else { format!("{{{previous}: {previous}}}") };
+        let value = if number == 0 {
+            "1".to_owned()
+        } else {
+            format!("{{{previous}: {previous}}}")
+        };
         doubling = format!("cel.bind({variable}, {value}, {doubling})");
     }
-    assert!(refusal(&doubling).ends_with("the types are too large"), "{}", refusal(&doubling));
+    assert!(
+        refusal(&doubling).ends_with("the types are too large"),
+        "{}",
+        refusal(&doubling)
+    );
     let patterns = vec!["'a'.matches('(a{9}){9}')"; 33].join("||");
     assert!(refusal(&patterns).ends_with("more than 32 regular expressions"));
     assert!(refusal("'a'.matches('((a{100}){100}){100}')").ends_with("is malformed"));
@@ -229,20 +335,41 @@ fn hostile() -> Vec<String> {
         let previous = format!("v{}", number - 1);
         let first = number == 0;
         let of = |zero: &str, form: &str| {
-            if first { zero.to_owned() } else { form.replace('p', &previous) }
+            if first {
+                zero.to_owned()
+            } else {
+                form.replace('p', &previous)
+            }
         };
-        texts =
-            format!("cel.bind(v{number}, {}, {texts})", of("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'", "p+p"));
+        texts = format!(
+            "cel.bind(v{number}, {}, {texts})",
+            of("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'", "p+p")
+        );
         lists = format!("cel.bind(v{number}, {}, {lists})", of("[1]", "p+p"));
-        pairs = format!("cel.bind(v{number}, {}, {pairs})", of("dyn([1])", "dyn([p,p])"));
+        pairs = format!(
+            "cel.bind(v{number}, {}, {pairs})",
+            of("dyn([1])", "dyn([p,p])")
+        );
     }
-    let replaced =
-        format!("'{0}'.replace('', '{0}').replace('', '{0}').replace('', '{0}') == ''", "x".repeat(900));
-    let pattern = format!("{list}.exists(x, {list}.exists(y, '{}'.matches('(x?){{60}}y')))", "x".repeat(64));
-    let joined = format!("{list}.map(x, {list}.map(y, '{}').join('{0}')).join() == ''", "x".repeat(2_000));
-    let states =
-        format!("{list}.exists(x, '{}'.matches('(a|b)*a(a|b){{300}}c'))", "aababbabaabbab".repeat(60));
-    let mut cases = vec![loops, texts, lists, pairs, replaced, pattern, states, joined];
+    let replaced = format!(
+        "'{0}'.replace('', '{0}').replace('', '{0}').replace('', '{0}') == ''",
+        "x".repeat(900)
+    );
+    let pattern = format!(
+        "{list}.exists(x, {list}.exists(y, '{}'.matches('(x?){{60}}y')))",
+        "x".repeat(64)
+    );
+    let joined = format!(
+        "{list}.map(x, {list}.map(y, '{}').join('{0}')).join() == ''",
+        "x".repeat(2_000)
+    );
+    let states = format!(
+        "{list}.exists(x, '{}'.matches('(a|b)*a(a|b){{300}}c'))",
+        "aababbabaabbab".repeat(60)
+    );
+    let mut cases = vec![
+        loops, texts, lists, pairs, replaced, pattern, states, joined,
+    ];
     // Short expressions over a long text, in loops that take few steps themselves.
     let mut long = "'xxxxxxxxxxxxxxxx'".to_owned();
     for _ in 0..9 {
@@ -266,8 +393,11 @@ fn hostile() -> Vec<String> {
     ] {
         let inner = format!("{list}.all(x, {list}.all(y, {compared}))");
         let inner = format!("cel.bind(keys, {{{keys} 0: 1}}, {inner})");
-        let inner = format!("cel.bind(versions, [semver('1.0.0-' + t), semver('1.0.0-' + t)], {inner})");
-        cases.push(format!("cel.bind(t, {long}, cel.bind(texts, {{t: 1}}, {inner}))"));
+        let inner =
+            format!("cel.bind(versions, [semver('1.0.0-' + t), semver('1.0.0-' + t)], {inner})");
+        cases.push(format!(
+            "cel.bind(t, {long}, cel.bind(texts, {{t: 1}}, {inner}))"
+        ));
     }
     cases
 }
@@ -275,16 +405,22 @@ fn hostile() -> Vec<String> {
 #[test]
 fn a_hostile_expression_ends_when_its_steps_are_used_up() {
     for expression in hostile() {
-        let selector = Selector::compile(&expression).unwrap_or_else(|error| panic!("{expression}: {error}"));
+        let selector =
+            Selector::compile(&expression).unwrap_or_else(|error| panic!("{expression}: {error}"));
         let mut steps = Steps::new(STEPS_PER_EVALUATION);
-        assert_eq!(selector.matches(&facts(), &mut steps), Err(EvaluationError::OutOfSteps), "{expression}");
+        assert_eq!(
+            selector.matches(&facts(), &mut steps),
+            Err(EvaluationError::OutOfSteps),
+            "{expression}"
+        );
         assert_eq!(steps.left(), 0);
     }
 }
 
 #[test]
 fn steps_are_decreased_by_what_was_done() {
-    let selector = Selector::compile("device.attributes['gpu.example.com'].model == 'a100'").unwrap();
+    let selector =
+        Selector::compile("device.attributes['gpu.example.com'].model == 'a100'").unwrap();
     let mut steps = Steps::new(100);
     assert_eq!(selector.matches(&facts(), &mut steps), Ok(true));
     let taken = 100 - steps.left();
@@ -292,7 +428,10 @@ fn steps_are_decreased_by_what_was_done() {
     let mut exact = Steps::new(taken);
     assert_eq!(selector.matches(&facts(), &mut exact), Ok(true));
     let mut short = Steps::new(taken - 1);
-    assert_eq!(selector.matches(&facts(), &mut short), Err(EvaluationError::OutOfSteps));
+    assert_eq!(
+        selector.matches(&facts(), &mut short),
+        Err(EvaluationError::OutOfSteps)
+    );
 }
 
 /// Expressions of a grammar that knows most forms, without regard to types.
@@ -329,8 +468,9 @@ fn expressions() -> impl Strategy<Value = String> {
     ])
     .prop_map(str::to_owned);
     leaf.prop_recursive(5, 40, 3, |inner| {
-        let binary =
-            prop::sample::select(vec!["+", "-", "*", "/", "%", "==", "!=", "<", ">=", "&&", "||", "in"]);
+        let binary = prop::sample::select(vec![
+            "+", "-", "*", "/", "%", "==", "!=", "<", ">=", "&&", "||", "in",
+        ]);
         let member = prop::sample::select(vec![
             "size",
             "contains",
@@ -386,13 +526,16 @@ fn expressions() -> impl Strategy<Value = String> {
         let arguments = prop::collection::vec(inner.clone(), 0..4).prop_map(|it| it.join(", "));
         prop_oneof![
             (inner.clone(), binary, inner.clone()).prop_map(|(a, op, b)| format!("({a} {op} {b})")),
-            (inner.clone(), member, arguments.clone()).prop_map(|(a, name, b)| format!("{a}.{name}({b})")),
+            (inner.clone(), member, arguments.clone())
+                .prop_map(|(a, name, b)| format!("{a}.{name}({b})")),
             (global, arguments.clone()).prop_map(|(name, a)| format!("{name}({a})")),
-            (inner.clone(), macros, inner.clone()).prop_map(|(a, name, b)| format!("{a}.{name}(x, {b})")),
+            (inner.clone(), macros, inner.clone())
+                .prop_map(|(a, name, b)| format!("{a}.{name}(x, {b})")),
             (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("cel.bind(y, {a}, {b})")),
             (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("{a}[{b}]")),
             (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("{a}[?{b}]")),
-            (inner.clone(), inner.clone(), inner.clone()).prop_map(|(a, b, c)| format!("({a} ? {b} : {c})")),
+            (inner.clone(), inner.clone(), inner.clone())
+                .prop_map(|(a, b, c)| format!("({a} ? {b} : {c})")),
             (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("{{{a}: {b}}}")),
             arguments.prop_map(|it| format!("[{it}]")),
             inner.clone().prop_map(|a| format!("{a}.model")),

@@ -74,5 +74,8 @@ pub(super) enum Loop {
     Exists(Box<Node>),
     ExistsOne(Box<Node>),
     Filter(Box<Node>),
-    Map { predicate: Option<Box<Node>>, transform: Box<Node> },
+    Map {
+        predicate: Option<Box<Node>>,
+        transform: Box<Node>,
+    },
 }

@@ -53,7 +53,9 @@ impl Type {
 
     /// Whether the type consists of at most `limit` types. It decreases `limit` by what it counted.
     pub(super) fn is_within(&self, limit: &mut usize) -> bool {
-        let Some(left) = limit.checked_sub(1) else { return false };
+        let Some(left) = limit.checked_sub(1) else {
+            return false;
+        };
         *limit = left;
         match self {
             Type::List(of) | Type::Optional(of) | Type::Meta(of) => of.is_within(limit),
@@ -63,7 +65,10 @@ impl Type {
     }
 
     fn may_be_null(&self) -> bool {
-        matches!(self, Type::Null | Type::Optional(_) | Type::Quantity | Type::Semver | Type::Device)
+        matches!(
+            self,
+            Type::Null | Type::Optional(_) | Type::Quantity | Type::Semver | Type::Device
+        )
     }
 }
 
@@ -115,10 +120,15 @@ impl Inference {
     /// Whether every one of `left` fits its type in `right`. What was inferred is kept if they all do.
     pub(super) fn all_assignable(&mut self, left: &[Type], right: &[Type]) -> bool {
         let mark = self.log.len();
-        let fits =
-            left.len() == right.len() && left.iter().zip(right).all(|(left, right)| self.fits(left, right));
+        let fits = left.len() == right.len()
+            && left
+                .iter()
+                .zip(right)
+                .all(|(left, right)| self.fits(left, right));
         while !fits && self.log.len() > mark {
-            let Some((parameter, previous)) = self.log.pop() else { break };
+            let Some((parameter, previous)) = self.log.pop() else {
+                break;
+            };
             if let Some(slot) = self.parameters.get_mut(parameter) {
                 *slot = previous;
             }
@@ -132,7 +142,8 @@ impl Inference {
 
     /// Returns the type that elements of both types have in common.
     pub(super) fn joined(&mut self, left: Type, right: &Type) -> Option<Type> {
-        self.assignable(&left, right).then(|| self.most_general(left, right.clone()))
+        self.assignable(&left, right)
+            .then(|| self.most_general(left, right.clone()))
     }
 
     /// Returns the type with its parameters replaced by what was inferred; `to_dyn` replaces the others by `dyn`.
@@ -186,9 +197,8 @@ impl Inference {
         match (left, right) {
             (Type::Dyn, _) | (_, Type::Dyn) | (Type::Meta(_), Type::Meta(_)) => true,
             (Type::Null, other) | (other, Type::Null) => other.may_be_null(),
-            (Type::List(left), Type::List(right)) | (Type::Optional(left), Type::Optional(right)) => {
-                self.fits(left, right)
-            }
+            (Type::List(left), Type::List(right))
+            | (Type::Optional(left), Type::Optional(right)) => self.fits(left, right),
             (Type::Map(left), Type::Map(right)) => {
                 self.fits(&left.0, &right.0) && self.fits(&left.1, &right.1)
             }
@@ -237,7 +247,11 @@ impl Inference {
     }
 
     fn most_general(&mut self, left: Type, right: Type) -> Type {
-        if self.is_as_general(&left, &right) { left } else { right }
+        if self.is_as_general(&left, &right) {
+            left
+        } else {
+            right
+        }
     }
 
     fn is_as_general(&mut self, left: &Type, right: &Type) -> bool {
@@ -247,9 +261,8 @@ impl Inference {
         match (left, right) {
             (Type::Dyn | Type::Param(_), _) | (Type::Meta(_), Type::Meta(_)) => true,
             (_, Type::Dyn | Type::Param(_)) => false,
-            (Type::List(left), Type::List(right)) | (Type::Optional(left), Type::Optional(right)) => {
-                self.is_as_general(left, right)
-            }
+            (Type::List(left), Type::List(right))
+            | (Type::Optional(left), Type::Optional(right)) => self.is_as_general(left, right),
             (Type::Map(left), Type::Map(right)) => {
                 self.is_as_general(&left.0, &right.0) && self.is_as_general(&left.1, &right.1)
             }

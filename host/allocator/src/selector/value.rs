@@ -58,15 +58,29 @@ impl Key {
 }
 
 impl Map {
-    pub(super) fn find(&self, key: &Key, steps: &mut Steps) -> Result<Option<&Value>, EvaluationError> {
+    pub(super) fn find(
+        &self,
+        key: &Key,
+        steps: &mut Steps,
+    ) -> Result<Option<&Value>, EvaluationError> {
         self.take_search(key, steps)?;
-        Ok(self.entries.get(key).map(|(_, value)| value).or(self.default.as_ref()))
+        Ok(self
+            .entries
+            .get(key)
+            .map(|(_, value)| value)
+            .or(self.default.as_ref()))
     }
 
     /// Takes the steps for the texts that a search of a key compares.
     pub(super) fn take_search(&self, key: &Key, steps: &mut Steps) -> Result<(), EvaluationError> {
-        let Key::String(text) = key else { return Ok(()) };
-        let compared = self.entries.len().checked_ilog2().map_or(0, |log| log as usize + 1);
+        let Key::String(text) = key else {
+            return Ok(());
+        };
+        let compared = self
+            .entries
+            .len()
+            .checked_ilog2()
+            .map_or(0, |log| log as usize + 1);
         steps.take_text(text.len().saturating_mul(compared))
     }
 }
@@ -125,7 +139,9 @@ fn integer(value: &Value) -> Option<i128> {
         Value::Int(value) => Some(i128::from(*value)),
         Value::Uint(value) => Some(i128::from(*value)),
         // Below 2^64, so that the cast is exact.
-        Value::Double(value) if value.fract() == 0.0 && value.abs() < 1.8e19 => Some(*value as i128),
+        Value::Double(value) if value.fract() == 0.0 && value.abs() < 1.8e19 => {
+            Some(*value as i128)
+        }
         _ => None,
     }
 }
@@ -140,7 +156,11 @@ pub(super) fn index(value: &Value) -> Option<i128> {
 /// # Errors
 ///
 /// Fails if the steps are used up or the values are nested too deeply.
-pub(super) fn equal(left: &Value, right: &Value, steps: &mut Steps) -> Result<Option<bool>, EvaluationError> {
+pub(super) fn equal(
+    left: &Value,
+    right: &Value,
+    steps: &mut Steps,
+) -> Result<Option<bool>, EvaluationError> {
     equal_at(left, right, steps, 0)
 }
 
@@ -189,7 +209,9 @@ fn equal_at(
                 return Ok(Some(false));
             }
             for (key, (_, value)) in &left.entries {
-                let Some(other) = right.find(key, steps)? else { return Ok(Some(false)) };
+                let Some(other) = right.find(key, steps)? else {
+                    return Ok(Some(false));
+                };
                 if equal_at(value, other, steps, depth + 1)? == Some(false) {
                     return Ok(Some(false));
                 }
@@ -201,7 +223,11 @@ fn equal_at(
 }
 
 /// Whether the list has an element that is equal to the value. `searched` is on the left of each comparison.
-pub(super) fn contains(list: &[Value], searched: &Value, steps: &mut Steps) -> Result<bool, EvaluationError> {
+pub(super) fn contains(
+    list: &[Value],
+    searched: &Value,
+    steps: &mut Steps,
+) -> Result<bool, EvaluationError> {
     for value in list {
         if equal(searched, value, steps)? == Some(true) {
             return Ok(true);
@@ -232,7 +258,10 @@ pub(super) fn compare(
 
 /// Whether values of this type have an order.
 pub(super) fn is_ordered(value: &Value) -> bool {
-    matches!(value, Value::Bool(_) | Value::String(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_))
+    matches!(
+        value,
+        Value::Bool(_) | Value::String(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_)
+    )
 }
 
 fn compare_numbers(left: &Value, right: &Value) -> Option<Ordering> {

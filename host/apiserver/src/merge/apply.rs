@@ -60,11 +60,17 @@ pub(crate) fn apply(
     writer: &Writer<'_>,
     force: bool,
 ) -> Result<Value, ApplyError> {
-    let apply = Apply { kind, of_kind: schema::of(kind), writer, applied };
+    let apply = Apply {
+        kind,
+        of_kind: schema::of(kind),
+        writer,
+        applied,
+    };
     apply.check()?;
     let entries = match live {
-        Some(live) => managed::read(live)
-            .map_err(|why| ApplyError::Invalid(format!("failed to decode managed fields: {why}")))?,
+        Some(live) => managed::read(live).map_err(|why| {
+            ApplyError::Invalid(format!("failed to decode managed fields: {why}"))
+        })?,
         None => Vec::new(),
     };
     let bare = live.map(managed::without_entries);
@@ -92,14 +98,18 @@ impl Apply<'_> {
     fn check(&self) -> Result<(), ApplyError> {
         let applied = self.applied;
         if !applied.is_object() || is_deeper(applied, DEPTH_MAX) {
-            let why = format!("error decoding YAML: expected an object of at most {DEPTH_MAX} levels");
+            let why =
+                format!("error decoding YAML: expected an object of at most {DEPTH_MAX} levels");
             return Err(ApplyError::Invalid(why));
         }
         if !applied["metadata"]["managedFields"].is_null() {
-            return Err(ApplyError::Invalid("metadata.managedFields must be nil".to_owned()));
+            return Err(ApplyError::Invalid(
+                "metadata.managedFields must be nil".to_owned(),
+            ));
         }
-        if let Some(version) =
-            applied["apiVersion"].as_str().filter(|version| *version != self.writer.api_version)
+        if let Some(version) = applied["apiVersion"]
+            .as_str()
+            .filter(|version| *version != self.writer.api_version)
         {
             return Err(ApplyError::Invalid(format!(
                 "Incorrect version specified in apply patch. Specified patch version: {version}, expected: {}",
@@ -119,13 +129,31 @@ impl Apply<'_> {
     }
 
     fn first_entries(&self, live: &Value) -> Vec<Entry> {
-        let writer = Writer { manager: BEFORE_FIRST, ..*self.writer };
-        managed::after_update(self.kind, self.of_kind, Vec::new(), (&json!({}), live), &writer)
+        let writer = Writer {
+            manager: BEFORE_FIRST,
+            ..*self.writer
+        };
+        managed::after_update(
+            self.kind,
+            self.of_kind,
+            Vec::new(),
+            (&json!({}), live),
+            &writer,
+        )
     }
 
-    fn merge(&self, live: &Value, mut entries: Vec<Entry>, force: bool) -> Result<Value, ApplyError> {
+    fn merge(
+        &self,
+        live: &Value,
+        mut entries: Vec<Entry>,
+        force: bool,
+    ) -> Result<Value, ApplyError> {
         let mut own = Entry::new(self.writer, Operation::Apply);
-        own.fields = written(field_set(self.root(), self.applied), self.kind, self.writer.subresource);
+        own.fields = written(
+            field_set(self.root(), self.applied),
+            self.kind,
+            self.writer.subresource,
+        );
         own.fields.is_member = false;
         let index = entries.iter().position(|entry| entry.is_same_owner(&own));
         let last = index.map(|index| entries.swap_remove(index));
@@ -152,11 +180,17 @@ impl Apply<'_> {
         let all = others
             .iter()
             .chain([own])
-            .fold(FieldSet::default(), |all, entry| all.union(entry.fields.clone()));
+            .fold(FieldSet::default(), |all, entry| {
+                all.union(entry.fields.clone())
+            });
         let of_merged = set(&merged);
         let kept = set(&remove(root, &merged, &last)).union(all.with_parents());
         let kept = set(&remove(root, &merged, &of_merged.difference(&kept)));
-        remove(root, &merged, &of_merged.difference(&kept).intersection(&last))
+        remove(
+            root,
+            &merged,
+            &of_merged.difference(&kept).intersection(&last),
+        )
     }
 
     /// Takes the fields that change from their owners.
@@ -168,7 +202,11 @@ impl Apply<'_> {
         force: bool,
     ) -> Result<(), ApplyError> {
         let minimal = &self.of_kind.minimal;
-        let difference = compare(self.root(), Some(&fill(live, minimal)), Some(&fill(merged, minimal)));
+        let difference = compare(
+            self.root(),
+            Some(&fill(live, minimal)),
+            Some(&fill(merged, minimal)),
+        );
         let changed = written(difference.changed, self.kind, self.writer.subresource);
         let removed = written(difference.removed, self.kind, self.writer.subresource);
         let mut conflicts: Vec<(&Entry, FieldSet)> = others
@@ -178,7 +216,9 @@ impl Apply<'_> {
             .collect();
         if !force && !conflicts.is_empty() {
             let allowed = self.allowed_by_annotation(live);
-            let rest = conflicts.iter().map(|(entry, conflict)| (*entry, conflict.difference(&allowed)));
+            let rest = conflicts
+                .iter()
+                .map(|(entry, conflict)| (*entry, conflict.difference(&allowed)));
             conflicts = rest.filter(|(_, conflict)| !conflict.is_empty()).collect();
             if !conflicts.is_empty() {
                 return Err(ApplyError::Conflict(conflict(&conflicts)));
@@ -192,8 +232,9 @@ impl Apply<'_> {
 
     /// Returns the fields that client-side apply set and that are as it set them: `kubectl` takes them from its former self.
     fn allowed_by_annotation(&self, live: &Value) -> FieldSet {
-        let last =
-            live["metadata"]["annotations"][LAST_APPLIED].as_str().filter(|_| self.writer.manager == KUBECTL);
+        let last = live["metadata"]["annotations"][LAST_APPLIED]
+            .as_str()
+            .filter(|_| self.writer.manager == KUBECTL);
         let Some(last) = last.and_then(|last| serde_json::from_str::<Value>(last).ok()) else {
             return FieldSet::default();
         };
@@ -201,7 +242,9 @@ impl Apply<'_> {
             return FieldSet::default();
         }
         let difference = compare(self.root(), Some(&last), Some(live));
-        field_set(self.root(), &last).difference(&difference.changed).difference(&difference.removed)
+        field_set(self.root(), &last)
+            .difference(&difference.changed)
+            .difference(&difference.removed)
     }
 
     /// Keeps the annotation of client-side apply up to date, if there is one.
@@ -212,7 +255,9 @@ impl Apply<'_> {
             .filter(|annotation| annotation.as_str().is_some_and(|text| !text.is_empty()));
         if let Some(annotation) = annotation.filter(|_| self.writer.manager == KUBECTL) {
             let mut applied = self.applied.clone();
-            let annotations = applied.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut);
+            let annotations = applied
+                .pointer_mut("/metadata/annotations")
+                .and_then(Value::as_object_mut);
             annotations.map(|annotations| annotations.remove(LAST_APPLIED));
             *annotation = format!("{applied}\n").into();
         }
@@ -221,24 +266,34 @@ impl Apply<'_> {
 }
 
 fn conflict(conflicts: &[(&Entry, FieldSet)]) -> Conflict {
-    let mut conflicts: Vec<_> =
-        conflicts.iter().map(|(entry, fields)| (shown(entry), fields.paths())).collect();
+    let mut conflicts: Vec<_> = conflicts
+        .iter()
+        .map(|(entry, fields)| (shown(entry), fields.paths()))
+        .collect();
     conflicts.sort();
     let causes = conflicts.iter().flat_map(|(manager, paths)| {
-        paths
-            .iter()
-            .map(move |path| Cause { message: format!("conflict with {manager}"), field: path.clone() })
+        paths.iter().map(move |path| Cause {
+            message: format!("conflict with {manager}"),
+            field: path.clone(),
+        })
     });
     let causes: Vec<_> = causes.collect();
     let message = match causes.as_slice() {
-        [cause] => format!("Apply failed with 1 conflict: {}: {}", cause.message, cause.field),
+        [cause] => format!(
+            "Apply failed with 1 conflict: {}: {}",
+            cause.message, cause.field
+        ),
         _ => {
             let lines = conflicts.iter().flat_map(|(manager, paths)| {
                 let head = format!("conflicts with {manager}:");
                 std::iter::once(head).chain(paths.iter().map(|path| format!("- {path}")))
             });
             let lines: Vec<_> = lines.collect();
-            format!("Apply failed with {} conflicts: {}", causes.len(), lines.join("\n"))
+            format!(
+                "Apply failed with {} conflicts: {}",
+                causes.len(),
+                lines.join("\n")
+            )
         }
     };
     Conflict { message, causes }

@@ -15,7 +15,10 @@ impl Step {
 
     pub(super) fn keys<'a>(keys: impl Iterator<Item = (&'a str, Value)>) -> Self {
         let keys: BTreeMap<_, _> = keys.collect();
-        Self(format!("k:{}", serde_json::to_string(&keys).unwrap_or_default()))
+        Self(format!(
+            "k:{}",
+            serde_json::to_string(&keys).unwrap_or_default()
+        ))
     }
 
     pub(super) fn value(value: &Value) -> Self {
@@ -24,20 +27,25 @@ impl Step {
 
     /// Reads a step in whatever notation of its JSON.
     fn read(text: &str) -> Result<Self, String> {
-        let malformed = |why: &dyn std::fmt::Display| format!("malformed path element {text:?}: {why}");
+        let malformed =
+            |why: &dyn std::fmt::Display| format!("malformed path element {text:?}: {why}");
         match text.split_at_checked(2) {
             Some(("f:", _)) => Ok(Self(text.to_owned())),
             Some(("k:", keys)) => {
                 let keys: BTreeMap<String, Value> =
                     serde_json::from_str(keys).map_err(|why| malformed(&why))?;
-                Ok(Self::keys(keys.iter().map(|(key, value)| (key.as_str(), value.clone()))))
+                Ok(Self::keys(
+                    keys.iter()
+                        .map(|(key, value)| (key.as_str(), value.clone())),
+                ))
             }
-            Some(("v:", value)) => {
-                Ok(Self::value(&serde_json::from_str(value).map_err(|why| malformed(&why))?))
-            }
-            Some(("i:", index)) => {
-                index.parse::<u32>().map(|index| Self(format!("i:{index}"))).map_err(|why| malformed(&why))
-            }
+            Some(("v:", value)) => Ok(Self::value(
+                &serde_json::from_str(value).map_err(|why| malformed(&why))?,
+            )),
+            Some(("i:", index)) => index
+                .parse::<u32>()
+                .map(|index| Self(format!("i:{index}")))
+                .map_err(|why| malformed(&why)),
             _ => Err(malformed(&"unknown type")),
         }
     }
@@ -54,7 +62,10 @@ impl std::fmt::Display for Step {
             Some(("f:", name)) => write!(formatter, ".{name}"),
             Some(("k:", keys)) => {
                 let keys: BTreeMap<String, Value> = serde_json::from_str(keys).unwrap_or_default();
-                let keys: Vec<_> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                let keys: Vec<_> = keys
+                    .iter()
+                    .map(|(key, value)| format!("{key}={value}"))
+                    .collect();
                 write!(formatter, "[{}]", keys.join(","))
             }
             Some(("v:", value)) => write!(formatter, "[={value}]"),
@@ -78,7 +89,10 @@ impl FieldSet {
 
     /// Returns the set with the path to this place, or the empty set.
     pub(super) fn leaf_if(is_member: bool) -> Self {
-        Self { is_member, ..Self::default() }
+        Self {
+            is_member,
+            ..Self::default()
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -121,7 +135,10 @@ impl FieldSet {
             below: BTreeMap::new(),
         };
         for (step, own) in &self.below {
-            set.put(step.clone(), own.select(other.and_then(|other| other.get(step)), keep));
+            set.put(
+                step.clone(),
+                own.select(other.and_then(|other| other.get(step)), keep),
+            );
         }
         set
     }
@@ -158,7 +175,10 @@ impl FieldSet {
             set.is_member |= step.is_field();
             (step.clone(), set)
         });
-        Self { is_member: self.is_member, below: below.collect() }
+        Self {
+            is_member: self.is_member,
+            below: below.collect(),
+        }
     }
 
     /// Returns the paths as messages show them, in order.
@@ -204,7 +224,11 @@ impl FieldSet {
         if self.is_member && !self.below.is_empty() {
             fields.insert(".".into(), Value::Object(Map::new()));
         }
-        fields.extend(self.below.iter().map(|(step, set)| (step.0.clone(), set.to_value())));
+        fields.extend(
+            self.below
+                .iter()
+                .map(|(step, set)| (step.0.clone(), set.to_value())),
+        );
         Value::Object(fields)
     }
 }
@@ -236,7 +260,10 @@ mod tests {
     #[test]
     fn keys_are_equal_in_whatever_order() {
         let read = |text| Step::read(text).expect("it is well formed");
-        assert_eq!(read(r#"k:{"b": 1, "a": "x"}"#), read(r#"k:{"a":"x","b":1}"#));
+        assert_eq!(
+            read(r#"k:{"b": 1, "a": "x"}"#),
+            read(r#"k:{"a":"x","b":1}"#)
+        );
         for malformed in ["", "f", "x:1", "k:[]", "k:{", "v:", "i:-1", "ü"] {
             let error = Step::read(malformed).expect_err("it is malformed");
             assert!(error.starts_with("malformed path element"), "{error}");

@@ -42,15 +42,20 @@ pub(crate) fn json_patch(document: &Value, patch: &Value) -> Result<Value, Patch
     for operation in operations {
         check_bounds(&patched, &operation, &mut copied).map_err(PatchError::Unprocessable)?;
         if let Some(operation) = as_servers_do(&patched, operation) {
-            json_patch::patch(&mut patched, std::slice::from_ref(&operation))
-                .map_err(|error| PatchError::Unprocessable(refusal(&patched, &operation, &error.kind)))?;
+            json_patch::patch(&mut patched, std::slice::from_ref(&operation)).map_err(|error| {
+                PatchError::Unprocessable(refusal(&patched, &operation, &error.kind))
+            })?;
         }
     }
     Ok(patched)
 }
 
 /// Fails if the operation would leave a document deeper than [`DEPTH_MAX`], or handles too much.
-fn check_bounds(document: &Value, operation: &PatchOperation, copied: &mut usize) -> Result<(), String> {
+fn check_bounds(
+    document: &Value,
+    operation: &PatchOperation,
+    copied: &mut usize,
+) -> Result<(), String> {
     let value = match operation {
         PatchOperation::Add(add) => Some(&add.value),
         PatchOperation::Replace(replace) => Some(&replace.value),
@@ -60,7 +65,9 @@ fn check_bounds(document: &Value, operation: &PatchOperation, copied: &mut usize
     };
     let levels = DEPTH_MAX.checked_sub(operation.path().count());
     if levels.is_none_or(|levels| value.is_some_and(|value| is_deeper(value, levels))) {
-        return Err(format!("the patched document exceeds max depth of {DEPTH_MAX}"));
+        return Err(format!(
+            "the patched document exceeds max depth of {DEPTH_MAX}"
+        ));
     }
     if matches!(operation, PatchOperation::Copy(_) | PatchOperation::Move(_)) {
         *copied += value.map_or(0, |value| value.to_string().len());
@@ -75,14 +82,19 @@ fn check_bounds(document: &Value, operation: &PatchOperation, copied: &mut usize
 
 /// Returns whether a path is that of a field, present or absent, of an object that exists.
 fn has_parent_object(document: &Value, path: &str) -> bool {
-    path.rsplit_once('/').and_then(|(parent, _)| document.pointer(parent)).is_some_and(Value::is_object)
+    path.rsplit_once('/')
+        .and_then(|(parent, _)| document.pointer(parent))
+        .is_some_and(Value::is_object)
 }
 
 /// Returns the operation in the meaning that it has to API servers; none if nothing is left to do.
 fn as_servers_do(document: &Value, operation: PatchOperation) -> Option<PatchOperation> {
     match operation {
         PatchOperation::Replace(replace) if has_parent_object(document, replace.path.as_str()) => {
-            Some(PatchOperation::Add(AddOperation { path: replace.path, value: replace.value }))
+            Some(PatchOperation::Add(AddOperation {
+                path: replace.path,
+                value: replace.value,
+            }))
         }
         PatchOperation::Test(test)
             if test.value.is_null()
@@ -107,7 +119,9 @@ fn refusal(document: &Value, operation: &PatchOperation, kind: &PatchErrorKind) 
         PatchOperation::Test(_) => ("test", None),
     };
     let (parent, key) = path.rsplit_once('/').unwrap_or(("", path));
-    let parent = document.pointer(parent).filter(|parent| parent.is_object() || parent.is_array());
+    let parent = document
+        .pointer(parent)
+        .filter(|parent| parent.is_object() || parent.is_array());
     match (kind, parent) {
         (PatchErrorKind::TestFailed, _) => format!("testing value {path} failed: test failed"),
         (PatchErrorKind::InvalidFromPointer, _) => {
@@ -117,14 +131,22 @@ fn refusal(document: &Value, operation: &PatchOperation, kind: &PatchErrorKind) 
             )
         }
         (PatchErrorKind::CannotMoveInsideItself, _) => {
-            format!("{name} operation does not apply: doc is missing destination path: {path}: missing value")
+            format!(
+                "{name} operation does not apply: doc is missing destination path: {path}: missing value"
+            )
         }
         (_, None) if from.is_some() => {
-            format!("{name} operation does not apply: doc is missing destination path: {path}: missing value")
+            format!(
+                "{name} operation does not apply: doc is missing destination path: {path}: missing value"
+            )
         }
-        (_, None) => format!("{name} operation does not apply: doc is missing path: {path:?}: missing value"),
+        (_, None) => {
+            format!("{name} operation does not apply: doc is missing path: {path:?}: missing value")
+        }
         (_, Some(Value::Array(_))) if key.parse::<usize>().is_err() => {
-            format!("error in {name} for path: '{path}': value was not a proper array index: '{key}'")
+            format!(
+                "error in {name} for path: '{path}': value was not a proper array index: '{key}'"
+            )
         }
         (_, Some(Value::Array(_))) => {
             format!(
@@ -154,9 +176,9 @@ mod tests {
             {"op": "remove", "path": "/spec/gone"},
             {"op": "test", "path": "/spec/list", "value": ["o", 1, 3]},
         ]);
-        let document = json!({"metadata": {"labels": {}}, "spec": {"list": [1], "old": "o", "gone": true}});
-        let expected =
-            json!({"metadata": {"labels": {"a/b": "x"}}, "spec": {"list": ["o", 1, 3], "new": "o"}});
+        let document =
+            json!({"metadata": {"labels": {}}, "spec": {"list": [1], "old": "o", "gone": true}});
+        let expected = json!({"metadata": {"labels": {"a/b": "x"}}, "spec": {"list": ["o", 1, 3], "new": "o"}});
         assert_eq!(json_patch(&document, &patch), Ok(expected));
     }
 
@@ -195,27 +217,49 @@ mod tests {
             ),
         ] {
             let refused = json_patch(&document, &json!([operation]));
-            assert_eq!(refused, Err(PatchError::Unprocessable(message.into())), "{operation}");
+            assert_eq!(
+                refused,
+                Err(PatchError::Unprocessable(message.into())),
+                "{operation}"
+            );
         }
     }
 
     #[test]
     fn patches_are_bounded() {
         let document = json!({"a": {}});
-        let code = |patch: &Value| json_patch(&document, patch).expect_err("it is refused").code();
+        let code = |patch: &Value| {
+            json_patch(&document, patch)
+                .expect_err("it is refused")
+                .code()
+        };
         let test = json!({"op": "test", "path": "/a", "value": {}});
         assert!(json_patch(&document, &Value::Array(vec![test.clone(); OPERATIONS_MAX])).is_ok());
         assert_eq!(code(&Value::Array(vec![test; OPERATIONS_MAX + 1])), 413);
         let double = json!({"op": "copy", "from": "/a", "path": "/a/-"});
-        let mut doubling = vec![json!({"op": "replace", "path": "/a", "value": ["x".repeat(1000)]})];
+        let mut doubling =
+            vec![json!({"op": "replace", "path": "/a", "value": ["x".repeat(1000)]})];
         doubling.extend(vec![double; 40]);
         let refused = json_patch(&document, &Value::Array(doubling)).expect_err("it is refused");
-        assert!(refused.to_string().starts_with("Unable to complete the copy"), "{refused}");
-        let nested =
-            (0..OPERATIONS_MAX).map(|n| json!({"op": "add", "path": "/a".repeat(n + 1), "value": {}}));
+        assert!(
+            refused
+                .to_string()
+                .starts_with("Unable to complete the copy"),
+            "{refused}"
+        );
+        let nested = (0..OPERATIONS_MAX)
+            .map(|n| json!({"op": "add", "path": "/a".repeat(n + 1), "value": {}}));
         let refused = json_patch(&document, &nested.collect()).expect_err("it is refused");
-        assert_eq!(refused.to_string(), "the patched document exceeds max depth of 100");
-        for malformed in [json!({}), json!([{"op": "add"}]), json!([{"op": "x", "path": ""}]), json!([1])] {
+        assert_eq!(
+            refused.to_string(),
+            "the patched document exceeds max depth of 100"
+        );
+        for malformed in [
+            json!({}),
+            json!([{"op": "add"}]),
+            json!([{"op": "x", "path": ""}]),
+            json!([1]),
+        ] {
             assert_eq!(code(&malformed), 400, "{malformed}");
         }
     }

@@ -70,7 +70,12 @@ pub(super) struct Entry {
 impl Entry {
     pub(super) fn new(writer: &Writer<'_>, operation: Operation) -> Self {
         Self {
-            manager: if writer.manager.is_empty() { "unknown" } else { writer.manager }.to_owned(),
+            manager: if writer.manager.is_empty() {
+                "unknown"
+            } else {
+                writer.manager
+            }
+            .to_owned(),
             operation,
             api_version: writer.api_version.to_owned(),
             subresource: writer.subresource.to_owned(),
@@ -81,7 +86,8 @@ impl Entry {
 
     /// Returns whether both are entries of the same owner. One that applies is the same in every version.
     pub(super) fn is_same_owner(&self, other: &Self) -> bool {
-        let is_same_version = self.operation == Operation::Apply || self.api_version == other.api_version;
+        let is_same_version =
+            self.operation == Operation::Apply || self.api_version == other.api_version;
         (&self.manager, self.operation, &self.subresource)
             == (&other.manager, other.operation, &other.subresource)
             && is_same_version
@@ -134,15 +140,20 @@ impl Entry {
 /// # Errors
 /// An entry that is malformed: its index, and why.
 pub(super) fn read(object: &Value) -> Result<Vec<Entry>, String> {
-    let entries = object["metadata"]["managedFields"].as_array().map_or(&[][..], Vec::as_slice);
-    let read =
-        |(index, entry)| Entry::read(entry).map_err(|why| format!("managed fields entry {index}: {why}"));
+    let entries = object["metadata"]["managedFields"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
+    let read = |(index, entry)| {
+        Entry::read(entry).map_err(|why| format!("managed fields entry {index}: {why}"))
+    };
     entries.iter().enumerate().map(read).collect()
 }
 
 /// Returns the object with these owners, in the order of a server: by operation, time, name, version, subresource.
 pub(super) fn with_entries(mut object: Value, mut entries: Vec<Entry>) -> Value {
-    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return object };
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return object;
+    };
     entries.retain(|entry| !entry.fields.is_empty());
     if entries.is_empty() {
         metadata.remove("managedFields");
@@ -150,11 +161,19 @@ pub(super) fn with_entries(mut object: Value, mut entries: Vec<Entry>) -> Value 
     }
     entries.sort_by(|a, b| {
         let key = |entry: &Entry| (entry.operation, entry.time.clone());
-        let rest =
-            |entry: &Entry| (entry.manager.clone(), entry.api_version.clone(), entry.subresource.clone());
+        let rest = |entry: &Entry| {
+            (
+                entry.manager.clone(),
+                entry.api_version.clone(),
+                entry.subresource.clone(),
+            )
+        };
         key(a).cmp(&key(b)).then_with(|| rest(a).cmp(&rest(b)))
     });
-    metadata.insert("managedFields".into(), entries.iter().map(Entry::to_value).collect());
+    metadata.insert(
+        "managedFields".into(),
+        entries.iter().map(Entry::to_value).collect(),
+    );
     object
 }
 
@@ -176,7 +195,9 @@ pub(super) fn owned(set: FieldSet, kind: &str, subresource: &str) -> FieldSet {
 
 /// Returns the paths without those that this endpoint does not write.
 pub(super) fn written(set: FieldSet, kind: &str, subresource: &str) -> FieldSet {
-    schema::unwritten(kind, subresource).iter().fold(set, |set, path| set.without_tree(path))
+    schema::unwritten(kind, subresource)
+        .iter()
+        .fold(set, |set, path| set.without_tree(path))
 }
 
 /// Returns `new` with `metadata.managedFields` after `writer` created it (`old` is none), replaced `old` with it or patched it: fields
@@ -211,7 +232,11 @@ pub(super) fn after_update(
     writer: &Writer<'_>,
 ) -> Vec<Entry> {
     let minimal = &of_kind.minimal;
-    let difference = compare(&of_kind.root, Some(&fill(before, minimal)), Some(&fill(after, minimal)));
+    let difference = compare(
+        &of_kind.root,
+        Some(&fill(before, minimal)),
+        Some(&fill(after, minimal)),
+    );
     let changed = written(difference.changed, kind, writer.subresource);
     let removed = written(difference.removed, kind, writer.subresource);
     for entry in &mut entries {
@@ -235,7 +260,10 @@ fn entries_before(old: Option<&Value>, new: &Value, is_subresource: bool) -> Vec
     if is_subresource {
         return of_old();
     }
-    let is_reset = match new["metadata"]["managedFields"].as_array().map(Vec::as_slice) {
+    let is_reset = match new["metadata"]["managedFields"]
+        .as_array()
+        .map(Vec::as_slice)
+    {
         Some([]) => true,
         Some([entry]) => entry.as_object().is_some_and(Map::is_empty),
         _ => false,
@@ -249,18 +277,25 @@ fn entries_before(old: Option<&Value>, new: &Value, is_subresource: bool) -> Vec
 
 /// Merges the oldest owners by update of a version until there are [`UPDATERS_MAX`].
 fn merge_oldest(entries: Vec<Entry>) -> Vec<Entry> {
-    let (mut updaters, mut entries): (Vec<_>, Vec<_>) =
-        entries.into_iter().partition(|entry| entry.operation == Operation::Update);
+    let (mut updaters, mut entries): (Vec<_>, Vec<_>) = entries
+        .into_iter()
+        .partition(|entry| entry.operation == Operation::Update);
     updaters.sort_by(|a, b| (&a.time, &a.manager).cmp(&(&b.time, &b.manager)));
     while updaters.len() > UPDATERS_MAX {
         let same_version = |(index, entry): (usize, &Entry)| {
             let later = updaters.iter().skip(index + 1);
-            let next = later.zip(index + 1..).find(|(other, _)| other.api_version == entry.api_version)?;
+            let next = later
+                .zip(index + 1..)
+                .find(|(other, _)| other.api_version == entry.api_version)?;
             Some((index, next.1))
         };
-        let Some((first, second)) = updaters.iter().enumerate().find_map(same_version) else { break };
+        let Some((first, second)) = updaters.iter().enumerate().find_map(same_version) else {
+            break;
+        };
         let newer = updaters.remove(second);
-        let Some(older) = updaters.get_mut(first) else { break };
+        let Some(older) = updaters.get_mut(first) else {
+            break;
+        };
         older.fields = std::mem::take(&mut older.fields).union(newer.fields);
         older.time = newer.time;
         older.manager = ANCIENT.to_owned();
@@ -274,8 +309,13 @@ fn merge_oldest(entries: Vec<Entry>) -> Vec<Entry> {
 pub(crate) fn is_same_but_times(a: &Value, b: &Value) -> bool {
     let without_times = |object: &Value| {
         let mut object = object.clone();
-        let entries = object.pointer_mut("/metadata/managedFields").and_then(Value::as_array_mut);
-        let entries = entries.into_iter().flatten().filter_map(Value::as_object_mut);
+        let entries = object
+            .pointer_mut("/metadata/managedFields")
+            .and_then(Value::as_array_mut);
+        let entries = entries
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_object_mut);
         entries.for_each(|entry| drop(entry.remove("time")));
         object
     };

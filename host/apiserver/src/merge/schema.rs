@@ -41,22 +41,36 @@ const CONTAINER: &[Row] = &[
     ("env[].valueFrom.fileKeyRef", Atomic, None),
     ("env[].valueFrom.resourceFieldRef", Atomic, None),
     ("env[].valueFrom.secretKeyRef", Atomic, None),
-    ("ports", Keys("containerPort,protocol=TCP"), Some("containerPort")),
+    (
+        "ports",
+        Keys("containerPort,protocol=TCP"),
+        Some("containerPort"),
+    ),
     ("resources.claims", Keys("name"), None),
     ("volumeDevices", Keys("devicePath"), Some("devicePath")),
     ("volumeMounts", Keys("mountPath"), Some("mountPath")),
     ("volumeMounts[].bindMountOptions", Set, None),
 ];
 
-const CONTAINER_STATUS: &[Row] =
-    &[("allocatedResourcesStatus", Plain, Some("name")), ("volumeMounts", Plain, Some("mountPath"))];
+const CONTAINER_STATUS: &[Row] = &[
+    ("allocatedResourcesStatus", Plain, Some("name")),
+    ("volumeMounts", Plain, Some("mountPath")),
+];
 
 const VOLUME: &[Row] = &[
     ("cephfs.secretRef", Atomic, None),
     ("cinder.secretRef", Atomic, None),
     ("csi.nodePublishSecretRef", Atomic, None),
-    ("ephemeral.volumeClaimTemplate.metadata", Struct(METADATA), None),
-    ("ephemeral.volumeClaimTemplate.spec.dataSource", Atomic, None),
+    (
+        "ephemeral.volumeClaimTemplate.metadata",
+        Struct(METADATA),
+        None,
+    ),
+    (
+        "ephemeral.volumeClaimTemplate.spec.dataSource",
+        Atomic,
+        None,
+    ),
     ("ephemeral.volumeClaimTemplate.spec.selector", Atomic, None),
     ("flexVolume.secretRef", Atomic, None),
     ("iscsi.secretRef", Atomic, None),
@@ -66,7 +80,11 @@ const VOLUME: &[Row] = &[
 ];
 
 const POD: &[Row] = &[
-    ("spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution", Atomic, None),
+    (
+        "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution",
+        Atomic,
+        None,
+    ),
     ("spec.containers", Keys("name"), Some("name")),
     ("spec.containers[]", Struct(CONTAINER), None),
     ("spec.ephemeralContainers", Keys("name"), Some("name")),
@@ -82,36 +100,79 @@ const POD: &[Row] = &[
     ("spec.resourceClaims", Keys("name"), Some("name")),
     ("spec.resources.claims", Keys("name"), None),
     ("spec.schedulingGates", Keys("name"), Some("name")),
-    ("spec.topologySpreadConstraints", Keys("topologyKey,whenUnsatisfiable"), Some("topologyKey")),
-    ("spec.topologySpreadConstraints[].labelSelector", Atomic, None),
+    (
+        "spec.topologySpreadConstraints",
+        Keys("topologyKey,whenUnsatisfiable"),
+        Some("topologyKey"),
+    ),
+    (
+        "spec.topologySpreadConstraints[].labelSelector",
+        Atomic,
+        None,
+    ),
     ("spec.volumes", Keys("name"), Some("name")),
     ("spec.volumes[]", Struct(VOLUME), None),
     CONDITIONS,
     ("status.containerStatuses[]", Struct(CONTAINER_STATUS), None),
-    ("status.ephemeralContainerStatuses[]", Struct(CONTAINER_STATUS), None),
-    ("status.initContainerStatuses[]", Struct(CONTAINER_STATUS), None),
+    (
+        "status.ephemeralContainerStatuses[]",
+        Struct(CONTAINER_STATUS),
+        None,
+    ),
+    (
+        "status.initContainerStatuses[]",
+        Struct(CONTAINER_STATUS),
+        None,
+    ),
     ("status.hostIPs", Plain, Some("ip")),
-    ("status.nodeAllocatableResourceClaimStatuses", Keys("resourceClaimName"), Some("resourceClaimName")),
-    ("status.nodeAllocatableResourceClaimStatuses[].containers", Set, None),
-    ("status.nodeAllocatableResourceClaimStatuses[].mapping", Keys("name"), Some("name")),
-    ("status.nodeAllocatableResourceClaimStatuses[].overhead", Keys("name"), Some("name")),
+    (
+        "status.nodeAllocatableResourceClaimStatuses",
+        Keys("resourceClaimName"),
+        Some("resourceClaimName"),
+    ),
+    (
+        "status.nodeAllocatableResourceClaimStatuses[].containers",
+        Set,
+        None,
+    ),
+    (
+        "status.nodeAllocatableResourceClaimStatuses[].mapping",
+        Keys("name"),
+        Some("name"),
+    ),
+    (
+        "status.nodeAllocatableResourceClaimStatuses[].overhead",
+        Keys("name"),
+        Some("name"),
+    ),
     ("status.podIPs", Keys("ip"), Some("ip")),
     ("status.resourceClaimStatuses", Keys("name"), Some("name")),
     ("status.resources.claims", Keys("name"), None),
     ("status.volumeHealth", Keys("name"), None),
-    ("status.volumeHealth[].healthConditions", Keys("status,reason"), Some("status")),
+    (
+        "status.volumeHealth[].healthConditions",
+        Keys("status,reason"),
+        Some("status"),
+    ),
 ];
 
 const NODE: &[Row] = &[
     ("spec.podCIDRs", Set, Some("")),
-    ("spec.podPreemptionPolicy.disableResizePreemption", Set, None),
+    (
+        "spec.podPreemptionPolicy.disableResizePreemption",
+        Set,
+        None,
+    ),
     ("status.addresses", Keys("type"), Some("type")),
     CONDITIONS,
 ];
 
 /// Both groups' events: they have no list, and no field of the same name with another rule.
-const EVENT: &[Row] =
-    &[("involvedObject", Atomic, None), ("regarding", Atomic, None), ("related", Atomic, None)];
+const EVENT: &[Row] = &[
+    ("involvedObject", Atomic, None),
+    ("regarding", Atomic, None),
+    ("related", Atomic, None),
+];
 
 const RESOURCE_CLAIM: &[Row] = &[
     ("status.allocation.nodeSelector", Atomic, None),
@@ -121,12 +182,19 @@ const RESOURCE_CLAIM: &[Row] = &[
     ("status.reservedFor", Keys("uid"), Some("uid")),
 ];
 
-const RESOURCE_SLICE: &[Row] = &[("spec.nodeSelector", Atomic, None), ("spec.skipNodeOperations", Set, None)];
+const RESOURCE_SLICE: &[Row] = &[
+    ("spec.nodeSelector", Atomic, None),
+    ("spec.skipNodeOperations", Set, None),
+];
 
 /// Kinds, their tables, and the fields that every object of the kind has, since they are neither optional nor pointers: creation of an
 /// object adds no such field, it changes it.
 const KINDS: &[(&str, &[Row], &str)] = &[
-    ("Namespace", &[CONDITIONS], r#"{"metadata":{},"spec":{},"status":{}}"#),
+    (
+        "Namespace",
+        &[CONDITIONS],
+        r#"{"metadata":{},"spec":{},"status":{}}"#,
+    ),
     (
         "Node",
         NODE,
@@ -134,7 +202,11 @@ const KINDS: &[(&str, &[Row], &str)] = &[
         "systemUUID":"","bootID":"","kernelVersion":"","osImage":"","containerRuntimeVersion":"","kubeletVersion":"",
         "kubeProxyVersion":"","operatingSystem":"","architecture":""}}}"#,
     ),
-    ("Pod", POD, r#"{"metadata":{},"spec":{"containers":null},"status":{}}"#),
+    (
+        "Pod",
+        POD,
+        r#"{"metadata":{},"spec":{"containers":null},"status":{}}"#,
+    ),
     (
         "Event",
         EVENT,
@@ -142,7 +214,11 @@ const KINDS: &[(&str, &[Row], &str)] = &[
         "reportingComponent":"","reportingInstance":"","regarding":{},"deprecatedSource":{},"deprecatedFirstTimestamp":null,
         "deprecatedLastTimestamp":null}"#,
     ),
-    ("ResourceClaim", RESOURCE_CLAIM, r#"{"metadata":{},"spec":{"devices":{"requests":null}},"status":{}}"#),
+    (
+        "ResourceClaim",
+        RESOURCE_CLAIM,
+        r#"{"metadata":{},"spec":{"devices":{"requests":null}},"status":{}}"#,
+    ),
     (
         "ResourceClaimTemplate",
         &[("spec.metadata", Struct(METADATA), None)],
@@ -171,7 +247,11 @@ pub(super) struct Field {
 }
 
 /// What the table does not name.
-static PLAIN: Field = Field { rule: Plain, merge_key: None, children: BTreeMap::new() };
+static PLAIN: Field = Field {
+    rule: Plain,
+    merge_key: None,
+    children: BTreeMap::new(),
+};
 
 /// The name of a list's element among its children.
 const ELEMENT: &str = "[]";
@@ -187,10 +267,12 @@ impl Field {
 
     fn add(&mut self, rows: &[Row]) {
         for (path, rule, merge_key) in rows {
-            let steps = path.split('.').flat_map(|step| match step.strip_suffix(ELEMENT) {
-                Some(list) => [Some(list), Some(ELEMENT)],
-                None => [Some(step), None],
-            });
+            let steps = path
+                .split('.')
+                .flat_map(|step| match step.strip_suffix(ELEMENT) {
+                    Some(list) => [Some(list), Some(ELEMENT)],
+                    None => [Some(step), None],
+                });
             let field = steps.flatten().fold(&mut *self, |field, step| {
                 field.children.entry(step).or_insert(Self {
                     rule: Plain,
@@ -216,30 +298,42 @@ pub(super) struct Kind {
 
 /// Returns the rules of a kind; of another kind, those of its metadata.
 pub(super) fn of(kind: &str) -> &'static Kind {
-    static READ: LazyLock<BTreeMap<&'static str, Kind>> =
-        LazyLock::new(|| KINDS.iter().map(|(kind, rows, minimal)| (*kind, read(rows, minimal))).collect());
+    static READ: LazyLock<BTreeMap<&'static str, Kind>> = LazyLock::new(|| {
+        KINDS
+            .iter()
+            .map(|(kind, rows, minimal)| (*kind, read(rows, minimal)))
+            .collect()
+    });
     static OTHER: LazyLock<Kind> = LazyLock::new(|| read(&[], r#"{"metadata":{}}"#));
     READ.get(kind).unwrap_or(&OTHER)
 }
 
 fn read(rows: &[Row], minimal: &str) -> Kind {
-    let mut root = Field { rule: Plain, merge_key: None, children: BTreeMap::new() };
+    let mut root = Field {
+        rule: Plain,
+        merge_key: None,
+        children: BTreeMap::new(),
+    };
     root.add(&[("metadata", Struct(METADATA), None)]);
     root.add(rows);
-    Kind { root, minimal: serde_json::from_str(minimal).unwrap_or_default() }
+    Kind {
+        root,
+        minimal: serde_json::from_str(minimal).unwrap_or_default(),
+    }
 }
 
 /// Returns the fields that a write of this resource or subresource leaves as they are: their paths.
 pub(super) fn unwritten(kind: &str, subresource: &str) -> &'static [&'static [&'static str]] {
     match (kind, subresource) {
         ("ResourceClaim" | "DeviceTaintRule", "status") => &[&["metadata"], &["spec"]],
-        ("Pod", "status") => {
-            &[&["spec"], &["metadata", "deletionTimestamp"], &["metadata", "ownerReferences"]]
-        }
+        ("Pod", "status") => &[
+            &["spec"],
+            &["metadata", "deletionTimestamp"],
+            &["metadata", "ownerReferences"],
+        ],
         ("Node" | "Namespace", "status") => &[&["spec"]],
-        ("ResourceClaim" | "DeviceTaintRule" | "Pod" | "Node", "") | ("Namespace", "" | "finalize") => {
-            &[&["status"]]
-        }
+        ("ResourceClaim" | "DeviceTaintRule" | "Pod" | "Node", "")
+        | ("Namespace", "" | "finalize") => &[&["status"]],
         _ => &[],
     }
 }
@@ -251,10 +345,20 @@ mod tests {
     #[test]
     fn tables_are_read_with_their_parts() {
         let pod = &of("Pod").root;
-        let env = pod.child("spec").child("initContainers").element().child("env");
-        assert!(matches!(env.rule, Keys("name")) && env.merge_key == Some("name"), "{env:?}");
+        let env = pod
+            .child("spec")
+            .child("initContainers")
+            .element()
+            .child("env");
+        assert!(
+            matches!(env.rule, Keys("name")) && env.merge_key == Some("name"),
+            "{env:?}"
+        );
         let owners = of("Lease").root.child("metadata").child("ownerReferences");
-        assert!(matches!((owners.rule, owners.element().rule), (Keys("uid"), Atomic)), "{owners:?}");
+        assert!(
+            matches!((owners.rule, owners.element().rule), (Keys("uid"), Atomic)),
+            "{owners:?}"
+        );
         assert!(matches!(pod.child("spec").child("tolerations").rule, Plain));
         for (kind, _, _) in KINDS {
             assert!(of(kind).minimal["metadata"].is_object(), "{kind}");

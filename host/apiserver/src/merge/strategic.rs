@@ -27,7 +27,8 @@ pub(crate) fn strategic_merge_patch(
     check_patch(patch)?;
     match (document, patch) {
         (Value::Object(document), Value::Object(patch)) => {
-            merge_objects(document.clone(), patch.clone(), &schema::of(kind).root).map(Value::Object)
+            merge_objects(document.clone(), patch.clone(), &schema::of(kind).root)
+                .map(Value::Object)
         }
         _ => Err(bad("invalid JSON document")),
     }
@@ -37,7 +38,11 @@ fn bad(message: impl Into<String>) -> PatchError {
     PatchError::BadRequest(message.into())
 }
 
-fn merge_objects(mut original: Object, mut patch: Object, field: &Field) -> Result<Object, PatchError> {
+fn merge_objects(
+    mut original: Object,
+    mut patch: Object,
+    field: &Field,
+) -> Result<Object, PatchError> {
     if let Some(directive) = patch.remove(DIRECTIVE) {
         return match directive.as_str() {
             Some("replace") => Ok(cleaned_object(patch)),
@@ -49,24 +54,30 @@ fn merge_objects(mut original: Object, mut patch: Object, field: &Field) -> Resu
     set_orders(&mut original, &mut patch, field)?;
     delete_scalars(&mut original, &mut patch)?;
     for (name, value) in patch {
-        let merged = match (original.remove(&name), value) {
-            (_, Value::Null) => None,
-            (Some(Value::Object(original)), Value::Object(patch)) => {
-                Some(Value::Object(merge_objects(original, patch, field.child(&name))?))
-            }
-            (Some(Value::Array(original)), Value::Array(patch)) => {
-                Some(Value::Array(merge_lists(original, patch, &name, field.child(&name))?))
-            }
-            (_, value) => cleaned(value),
-        };
+        let merged =
+            match (original.remove(&name), value) {
+                (_, Value::Null) => None,
+                (Some(Value::Object(original)), Value::Object(patch)) => Some(Value::Object(
+                    merge_objects(original, patch, field.child(&name))?,
+                )),
+                (Some(Value::Array(original)), Value::Array(patch)) => Some(Value::Array(
+                    merge_lists(original, patch, &name, field.child(&name))?,
+                )),
+                (_, value) => cleaned(value),
+            };
         original.extend(merged.map(|merged| (name, merged)));
     }
     Ok(original)
 }
 
 fn unknown_directive(directive: &Value, patch: &Object) -> PatchError {
-    let shown = directive.as_str().map_or_else(|| directive.to_string(), str::to_owned);
-    bad(format!("unknown patch type: {shown} in map: {}", Value::Object(patch.clone())))
+    let shown = directive
+        .as_str()
+        .map_or_else(|| directive.to_string(), str::to_owned);
+    bad(format!(
+        "unknown patch type: {shown} in map: {}",
+        Value::Object(patch.clone())
+    ))
 }
 
 /// Returns a value without directives and nulls; none if a directive stands for it.
@@ -74,18 +85,25 @@ fn cleaned(value: Value) -> Option<Value> {
     match value {
         Value::Object(fields) if fields.contains_key(DIRECTIVE) => None,
         Value::Object(fields) => Some(Value::Object(cleaned_object(fields))),
-        Value::Array(items) => Some(Value::Array(items.into_iter().filter_map(cleaned).collect())),
+        Value::Array(items) => Some(Value::Array(
+            items.into_iter().filter_map(cleaned).collect(),
+        )),
         scalar => Some(scalar),
     }
 }
 
 fn cleaned_object(fields: Object) -> Object {
-    let kept = fields.into_iter().filter(|(name, value)| !value.is_null() && !is_directive(name));
-    kept.filter_map(|(name, value)| Some((name, cleaned(value)?))).collect()
+    let kept = fields
+        .into_iter()
+        .filter(|(name, value)| !value.is_null() && !is_directive(name));
+    kept.filter_map(|(name, value)| Some((name, cleaned(value)?)))
+        .collect()
 }
 
 fn is_directive(name: &str) -> bool {
-    name == RETAIN_KEYS || list_of(name, DELETE_PREFIX).is_some() || list_of(name, ORDER_PREFIX).is_some()
+    name == RETAIN_KEYS
+        || list_of(name, DELETE_PREFIX).is_some()
+        || list_of(name, ORDER_PREFIX).is_some()
 }
 
 /// Returns the list that a directive is for: `$setElementOrder/finalizers`.
@@ -95,7 +113,11 @@ fn list_of<'a>(name: &'a str, prefix: &str) -> Option<&'a str> {
 
 /// Takes the directives with a prefix from a patch: the list's name, and the value.
 fn take_lists(patch: &mut Object, prefix: &str) -> Result<Vec<(String, Vec<Value>)>, PatchError> {
-    let names: Vec<_> = patch.keys().filter(|name| name.starts_with(prefix)).cloned().collect();
+    let names: Vec<_> = patch
+        .keys()
+        .filter(|name| name.starts_with(prefix))
+        .cloned()
+        .collect();
     let take = |name: String| match (list_of(&name, prefix), patch.remove(&name)) {
         (Some(list), Some(Value::Array(items))) => Ok((list.to_owned(), items)),
         _ if prefix == DELETE_PREFIX => Err(bad("invalid patch format of primitive list")),
@@ -106,10 +128,16 @@ fn take_lists(patch: &mut Object, prefix: &str) -> Result<Vec<(String, Vec<Value
 
 /// Removes fields that `$retainKeys` does not name.
 fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchError> {
-    let Some(keys) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
+    let Some(keys) = patch.remove(RETAIN_KEYS) else {
+        return Ok(());
+    };
     let malformed = || bad("invalid patch format of retainKeys");
-    let keys: BTreeSet<&str> =
-        keys.as_array().ok_or_else(malformed)?.iter().filter_map(Value::as_str).collect();
+    let keys: BTreeSet<&str> = keys
+        .as_array()
+        .ok_or_else(malformed)?
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
     let is_named = |(name, value): (&String, &Value)| {
         value.is_null() || is_directive(name) || keys.contains(name.as_str())
     };
@@ -139,7 +167,10 @@ fn set_orders(original: &mut Object, patch: &mut Object, field: &Field) -> Resul
         let take = |from: &mut Object| match from.remove(&name) {
             None => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items)),
-            Some(other) => Err(bad(format!("expected a list, but received: {}", kind_of(&other)))),
+            Some(other) => Err(bad(format!(
+                "expected a list, but received: {}",
+                kind_of(&other)
+            ))),
         };
         let (live, patched) = (take(original)?, take(patch)?);
         check_order(patched.as_deref().unwrap_or_default(), &order, key)?;
@@ -159,10 +190,15 @@ fn set_orders(original: &mut Object, patch: &mut Object, field: &Field) -> Resul
 fn id<'a>(item: &'a Value, key: &str) -> Result<&'a Value, PatchError> {
     match item {
         item if key.is_empty() => Ok(item),
-        Value::Object(fields) => fields
-            .get(key)
-            .ok_or_else(|| bad(format!("map: {item} does not contain declared merge key: {key}"))),
-        other => Err(bad(format!("expected an object, but received: {}", kind_of(other)))),
+        Value::Object(fields) => fields.get(key).ok_or_else(|| {
+            bad(format!(
+                "map: {item} does not contain declared merge key: {key}"
+            ))
+        }),
+        other => Err(bad(format!(
+            "expected an object, but received: {}",
+            kind_of(other)
+        ))),
     }
 }
 
@@ -207,11 +243,18 @@ fn merge_lists(
     check_types(&original, &patch)?;
     if !original.iter().chain(&patch).any(Value::is_object) {
         let mut seen = HashSet::new();
-        let merged = original.iter().chain(&patch).filter(|item| seen.insert(*item)).cloned().collect();
+        let merged = original
+            .iter()
+            .chain(&patch)
+            .filter(|item| seen.insert(*item))
+            .cloned()
+            .collect();
         return in_order(merged, &patch, &original, "");
     }
     if key.is_empty() {
-        return Err(bad(format!("cannot merge lists without merge key for {name}")));
+        return Err(bad(format!(
+            "cannot merge lists without merge key for {name}"
+        )));
     }
     let (mut merged, patch) = without_directives(original, patch, key)?;
     let live = merged.clone();
@@ -232,10 +275,14 @@ fn merge_lists(
 fn check_types(original: &[Value], patch: &[Value]) -> Result<(), PatchError> {
     let mut kinds = original.iter().chain(patch).map(kind_of);
     match kinds.next() {
-        Some("array") => Err(PatchError::Unprocessable("lists of lists are not supported".to_owned())),
+        Some("array") => Err(PatchError::Unprocessable(
+            "lists of lists are not supported".to_owned(),
+        )),
         Some(first) if kinds.any(|kind| kind != first) => {
             let lists = Value::from(vec![Value::from(original), Value::from(patch)]);
-            Err(bad(format!("list element types are not identical: {lists}")))
+            Err(bad(format!(
+                "list element types are not identical: {lists}"
+            )))
         }
         _ => Ok(()),
     }
@@ -261,7 +308,10 @@ fn without_directives(
                 return Err(bad("merging lists cannot yet be specified in the patch"));
             }
             Some(directive) => {
-                return Err(unknown_directive(directive, &item.as_object().cloned().unwrap_or_default()));
+                return Err(unknown_directive(
+                    directive,
+                    &item.as_object().cloned().unwrap_or_default(),
+                ));
             }
         }
     }
@@ -282,12 +332,19 @@ fn places<'a>(list: &'a [Value], key: &str) -> Result<HashMap<&'a Value, usize>,
 
 /// Returns the items in the order of `order`. Items that it does not name keep their order in `live`, each before the first item that
 /// follows it there.
-fn in_order(items: Vec<Value>, order: &[Value], live: &[Value], key: &str) -> Result<Vec<Value>, PatchError> {
+fn in_order(
+    items: Vec<Value>,
+    order: &[Value],
+    live: &[Value],
+    key: &str,
+) -> Result<Vec<Value>, PatchError> {
     let (order, live) = (places(order, key)?, places(live, key)?);
-    let place = |places: &HashMap<&Value, usize>, item: &Value| places.get(id(item, key).ok()?).copied();
+    let place =
+        |places: &HashMap<&Value, usize>, item: &Value| places.get(id(item, key).ok()?).copied();
     items.iter().try_for_each(|item| id(item, key).map(drop))?;
-    let (mut named, mut others): (Vec<_>, Vec<_>) =
-        items.into_iter().partition(|item| place(&order, item).is_some());
+    let (mut named, mut others): (Vec<_>, Vec<_>) = items
+        .into_iter()
+        .partition(|item| place(&order, item).is_some());
     named.sort_by_key(|item| place(&order, item));
     others.sort_by_key(|item| place(&live, item).unwrap_or(usize::MAX));
     let (mut named, mut others) = (named.into_iter().peekable(), others.into_iter().peekable());
@@ -297,7 +354,11 @@ fn in_order(items: Vec<Value>, order: &[Value], live: &[Value], key: &str) -> Re
             (Some(other), Some(next)) => other < next,
             _ => false,
         };
-        ordered.extend(if is_before { others.next() } else { named.next() });
+        ordered.extend(if is_before {
+            others.next()
+        } else {
+            named.next()
+        });
     }
     ordered.extend(named.chain(others));
     Ok(ordered)
@@ -345,17 +406,26 @@ mod tests {
             "containers": [{"name": "two"}, {"name": "three"}],
             "volumes": [{"name": "w"}, {"name": "v", "hostPath": {"path": "/"}}]}});
         assert_eq!(patched(&document, patch), expected);
-        let replaced =
-            patched(&document, json!({"spec": {"containers": [{"name": "only"}, {"$patch": "replace"}]}}));
+        let replaced = patched(
+            &document,
+            json!({"spec": {"containers": [{"name": "only"}, {"$patch": "replace"}]}}),
+        );
         assert_eq!(replaced["spec"]["containers"], json!([{"name": "only"}]));
-        assert_eq!(patched(&document, json!({"spec": {"$patch": "delete"}}))["spec"], json!({}));
+        assert_eq!(
+            patched(&document, json!({"spec": {"$patch": "delete"}}))["spec"],
+            json!({})
+        );
     }
 
     #[test]
     fn malformed_directives_are_refused() {
-        let document = json!({"metadata": {"finalizers": ["a"]}, "spec": {"containers": [{"name": "one"}]}});
+        let document =
+            json!({"metadata": {"finalizers": ["a"]}, "spec": {"containers": [{"name": "one"}]}});
         for (patch, message) in [
-            (json!({"$patch": "merge"}), "unknown patch type: merge in map: {}"),
+            (
+                json!({"$patch": "merge"}),
+                "unknown patch type: merge in map: {}",
+            ),
             (
                 json!({"spec": {"containers": [{"image": "i"}]}}),
                 "map: {\"image\":\"i\"} does not contain declared merge key: name",
@@ -364,15 +434,35 @@ mod tests {
                 json!({"metadata": {"$deleteFromPrimitiveList/finalizers": 1}}),
                 "invalid patch format of primitive list",
             ),
-            (json!({"spec": {"$setElementOrder": []}}), "invalid patch format of setElementOrder list"),
-            (json!({"spec": {"$retainKeys": ["x"], "y": 1}}), "invalid patch format of retainKeys"),
-            (json!({"metadata": {"finalizers": [1]}}), "list element types are not identical: [[\"a\"],[1]]"),
-            (json!([]), "error decoding patch: json: cannot unmarshal array into an object"),
+            (
+                json!({"spec": {"$setElementOrder": []}}),
+                "invalid patch format of setElementOrder list",
+            ),
+            (
+                json!({"spec": {"$retainKeys": ["x"], "y": 1}}),
+                "invalid patch format of retainKeys",
+            ),
+            (
+                json!({"metadata": {"finalizers": [1]}}),
+                "list element types are not identical: [[\"a\"],[1]]",
+            ),
+            (
+                json!([]),
+                "error decoding patch: json: cannot unmarshal array into an object",
+            ),
         ] {
             let refused = strategic_merge_patch("Pod", &document, &patch);
-            assert_eq!(refused, Err(PatchError::BadRequest(message.into())), "{patch}");
+            assert_eq!(
+                refused,
+                Err(PatchError::BadRequest(message.into())),
+                "{patch}"
+            );
         }
-        let lists = strategic_merge_patch("Pod", &document, &json!({"metadata": {"finalizers": [["a"]]}}));
+        let lists = strategic_merge_patch(
+            "Pod",
+            &document,
+            &json!({"metadata": {"finalizers": [["a"]]}}),
+        );
         assert!(lists.is_err_and(|error| error.to_string().contains("not identical")));
     }
 }

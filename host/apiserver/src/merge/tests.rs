@@ -9,26 +9,46 @@ const NOW: &str = "2026-11-20T08:15:56Z";
 const LATER: &str = "2026-11-20T08:15:57Z";
 
 fn writer(manager: &str) -> Writer<'_> {
-    Writer { manager, api_version: "resource.k8s.io/v1", subresource: "", now: NOW }
+    Writer {
+        manager,
+        api_version: "resource.k8s.io/v1",
+        subresource: "",
+        now: NOW,
+    }
 }
 
 fn status(manager: &str) -> Writer<'_> {
-    Writer { subresource: "status", now: LATER, ..writer(manager) }
+    Writer {
+        subresource: "status",
+        now: LATER,
+        ..writer(manager)
+    }
 }
 
 /// An object as a real API server (1.36.2) returned it.
 fn recorded(name: &str) -> Value {
-    let all: Value = serde_json::from_str(include_str!("fixtures/kubernetes-1.36.json")).expect("it is JSON");
-    all.get(name).unwrap_or_else(|| panic!("no object {name}")).clone()
+    let all: Value =
+        serde_json::from_str(include_str!("fixtures/kubernetes-1.36.json")).expect("it is JSON");
+    all.get(name)
+        .unwrap_or_else(|| panic!("no object {name}"))
+        .clone()
 }
 
 /// Owners by manager, operation and subresource, with their paths.
 fn owners(object: &Value) -> Vec<(String, Value)> {
-    let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let entries = object["metadata"]["managedFields"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     let owner = |entry: &Value| {
-        let subresource = entry["subresource"].as_str().map_or(String::new(), |name| format!("/{name}"));
+        let subresource = entry["subresource"]
+            .as_str()
+            .map_or(String::new(), |name| format!("/{name}"));
         let text = |field: &str| entry[field].as_str().expect("it is text").to_owned();
-        (format!("{} {}{subresource}", text("manager"), text("operation")), entry["fieldsV1"].clone())
+        (
+            format!("{} {}{subresource}", text("manager"), text("operation")),
+            entry["fieldsV1"].clone(),
+        )
     };
     entries.iter().map(owner).collect()
 }
@@ -60,7 +80,10 @@ fn creation_owns_what_a_real_server_says() {
             metadata.remove("name");
         }
         let owned = managed_after_update(kind, None, sent, &writer);
-        assert_eq!(owned["metadata"]["managedFields"], stored["metadata"]["managedFields"], "{name}");
+        assert_eq!(
+            owned["metadata"]["managedFields"], stored["metadata"]["managedFields"],
+            "{name}"
+        );
     }
 }
 
@@ -75,7 +98,10 @@ fn allocation_by_status_owns_what_a_real_server_says() {
         "ResourceClaim",
         Some(&created),
         finalized,
-        &Writer { subresource: "", ..scheduler },
+        &Writer {
+            subresource: "",
+            ..scheduler
+        },
     );
     let mut allocated = finalized.clone();
     allocated["status"] = stored["status"].clone();
@@ -121,20 +147,32 @@ fn applied_device_status_has_its_owner_and_keeps_the_rest() {
     let live = allocated();
     let result = applied(&live, &device("True"), "gpu.example.com");
     assert_eq!(result["status"]["allocation"], live["status"]["allocation"]);
-    assert_eq!(result["status"]["devices"], device("True")["status"]["devices"]);
+    assert_eq!(
+        result["status"]["devices"],
+        device("True")["status"]["devices"]
+    );
     let key = "k:{\"device\":\"gpu-0\",\"driver\":\"gpu.example.com\",\"pool\":\"node-1\"}";
     let fields = json!({"f:status": {"f:devices": {key: {
         ".": {}, "f:driver": {}, "f:pool": {}, "f:device": {}, "f:data": {},
         "f:conditions": {"k:{\"type\":\"Ready\"}": {".": {}, "f:type": {}, "f:status": {}}}}}}});
-    assert_eq!(owners(&result)[0], ("gpu.example.com Apply/status".to_owned(), fields));
-    assert!(is_same_but_times(&applied(&result, &device("True"), "gpu.example.com"), &result));
+    assert_eq!(
+        owners(&result)[0],
+        ("gpu.example.com Apply/status".to_owned(), fields)
+    );
+    assert!(is_same_but_times(
+        &applied(&result, &device("True"), "gpu.example.com"),
+        &result
+    ));
 }
 
 #[test]
 fn fields_that_are_no_longer_applied_are_removed() {
     let live = applied(&allocated(), &device("True"), "gpu.example.com");
     let mut less = device("True");
-    less["status"]["devices"][0].as_object_mut().expect("it is an object").remove("data");
+    less["status"]["devices"][0]
+        .as_object_mut()
+        .expect("it is an object")
+        .remove("data");
     let result = applied(&live, &less, "gpu.example.com");
     assert_eq!(result["status"]["devices"], less["status"]["devices"]);
     less["status"]["devices"] = json!([]);
@@ -147,9 +185,13 @@ fn fields_that_are_no_longer_applied_are_removed() {
 fn a_shared_field_stays_until_its_last_owner_drops_it() {
     let live = applied(&allocated(), &device("True"), "one");
     let live = applied(&live, &device("True"), "two");
-    let nothing = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "status": {}});
+    let nothing =
+        json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "status": {}});
     let live = applied(&live, &nothing, "one");
-    assert_eq!(live["status"]["devices"], device("True")["status"]["devices"]);
+    assert_eq!(
+        live["status"]["devices"],
+        device("True")["status"]["devices"]
+    );
     let live = applied(&live, &nothing, "two");
     assert_eq!(live["status"].get("devices"), None);
 }
@@ -157,19 +199,45 @@ fn a_shared_field_stays_until_its_last_owner_drops_it() {
 #[test]
 fn a_field_of_another_manager_is_a_conflict_and_force_takes_it() {
     let live = applied(&allocated(), &device("True"), "one");
-    let refused = apply("ResourceClaim", Some(&live), &device("False"), &status("two"), false);
+    let refused = apply(
+        "ResourceClaim",
+        Some(&live),
+        &device("False"),
+        &status("two"),
+        false,
+    );
     let field = ".status.devices[device=\"gpu-0\",driver=\"gpu.example.com\",pool=\"node-1\"].conditions[type=\"Ready\"].status";
     let message = "conflict with \"one\" with subresource \"status\"";
     let conflict = Conflict {
         message: format!("Apply failed with 1 conflict: {message}: {field}"),
-        causes: vec![Cause { message: message.into(), field: field.into() }],
+        causes: vec![Cause {
+            message: message.into(),
+            field: field.into(),
+        }],
     };
     assert_eq!(refused, Err(ApplyError::Conflict(conflict)));
-    let forced =
-        apply("ResourceClaim", Some(&live), &device("False"), &status("two"), true).expect("it is forced");
-    assert_eq!(forced["status"]["devices"], device("False")["status"]["devices"]);
-    let refused = apply("ResourceClaim", Some(&forced), &device("True"), &status("one"), false);
-    assert!(matches!(refused, Err(ApplyError::Conflict(conflict)) if conflict.message.contains("\"two\"")));
+    let forced = apply(
+        "ResourceClaim",
+        Some(&live),
+        &device("False"),
+        &status("two"),
+        true,
+    )
+    .expect("it is forced");
+    assert_eq!(
+        forced["status"]["devices"],
+        device("False")["status"]["devices"]
+    );
+    let refused = apply(
+        "ResourceClaim",
+        Some(&forced),
+        &device("True"),
+        &status("one"),
+        false,
+    );
+    assert!(
+        matches!(refused, Err(ApplyError::Conflict(conflict)) if conflict.message.contains("\"two\""))
+    );
 }
 
 #[test]
@@ -178,8 +246,19 @@ fn several_conflicts_are_listed_by_manager() {
         json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu", "labels": {"a": name}},
             "spec": {"selectors": selectors, "extendedResourceName": name}})
     };
-    let live = managed_after_update("DeviceClass", None, class(json!([1]), "x"), &writer("kubectl-create"));
-    let refused = apply("DeviceClass", Some(&live), &class(json!([2]), "y"), &writer("kubectl"), false);
+    let live = managed_after_update(
+        "DeviceClass",
+        None,
+        class(json!([1]), "x"),
+        &writer("kubectl-create"),
+    );
+    let refused = apply(
+        "DeviceClass",
+        Some(&live),
+        &class(json!([2]), "y"),
+        &writer("kubectl"),
+        false,
+    );
     let message = "Apply failed with 3 conflicts: conflicts with \"kubectl-create\" using resource.k8s.io/v1:\n- .metadata.labels.a\n\
         - .spec.extendedResourceName\n- .spec.selectors";
     assert!(
@@ -196,22 +275,52 @@ fn kubectl_takes_over_what_it_applied_without_the_server() {
     let annotation = "kubectl.kubernetes.io/last-applied-configuration";
     let mut live = config("x");
     live["metadata"]["annotations"][annotation] = config("x").to_string().into();
-    let live = managed_after_update("DeviceClass", None, live, &writer("kubectl-client-side-apply"));
-    let taken =
-        apply("DeviceClass", Some(&live), &config("y"), &writer("kubectl"), false).expect("it is its own");
+    let live = managed_after_update(
+        "DeviceClass",
+        None,
+        live,
+        &writer("kubectl-client-side-apply"),
+    );
+    let taken = apply(
+        "DeviceClass",
+        Some(&live),
+        &config("y"),
+        &writer("kubectl"),
+        false,
+    )
+    .expect("it is its own");
     assert_eq!(taken["spec"]["extendedResourceName"], "y");
-    assert_eq!(taken["metadata"]["annotations"][annotation], format!("{}\n", config("y")));
-    assert!(apply("DeviceClass", Some(&live), &config("y"), &writer("other"), false).is_err());
+    assert_eq!(
+        taken["metadata"]["annotations"][annotation],
+        format!("{}\n", config("y"))
+    );
+    assert!(
+        apply(
+            "DeviceClass",
+            Some(&live),
+            &config("y"),
+            &writer("other"),
+            false
+        )
+        .is_err()
+    );
 }
 
 #[test]
 fn an_object_without_owners_gets_them_by_its_first_apply() {
     let live = json!({"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "x"}});
     let config = json!({"metadata": {"name": "gpu", "labels": {"a": "b"}}});
-    let result = apply("DeviceClass", Some(&live), &config, &writer("me"), false).expect("it applies");
+    let result =
+        apply("DeviceClass", Some(&live), &config, &writer("me"), false).expect("it applies");
     let expected = [
-        ("me Apply".to_owned(), json!({"f:metadata": {"f:labels": {"f:a": {}}}})),
-        ("before-first-apply Update".to_owned(), json!({"f:spec": {"f:extendedResourceName": {}}})),
+        (
+            "me Apply".to_owned(),
+            json!({"f:metadata": {"f:labels": {"f:a": {}}}}),
+        ),
+        (
+            "before-first-apply Update".to_owned(),
+            json!({"f:spec": {"f:extendedResourceName": {}}}),
+        ),
     ];
     assert_eq!(owners(&result), expected);
     let untracked = managed_after_update("DeviceClass", Some(&live), config, &writer("me"));
@@ -220,8 +329,7 @@ fn an_object_without_owners_gets_them_by_its_first_apply() {
 
 #[test]
 fn malformed_configurations_are_refused() {
-    let claim =
-        |devices: Value| json!({"metadata": {"name": "c", "namespace": "n"}, "status": {"devices": devices}});
+    let claim = |devices: Value| json!({"metadata": {"name": "c", "namespace": "n"}, "status": {"devices": devices}});
     let item = json!({"driver": "d", "pool": "p", "device": "x"});
     let typed = "failed to create typed patch object (n/c; resource.k8s.io/v1, Kind=ResourceClaim): .status.devices: ";
     for (config, message) in [
@@ -253,8 +361,7 @@ fn malformed_configurations_are_refused() {
     }
     let live = json!({"metadata": {"managedFields": [{"manager": "m", "operation": "Delete"}]}});
     let refused = apply("ResourceClaim", Some(&live), &json!({}), &status("m"), true);
-    let message =
-        "failed to decode managed fields: managed fields entry 0: operation must be `Apply` or `Update`";
+    let message = "failed to decode managed fields: managed fields entry 0: operation must be `Apply` or `Update`";
     assert_eq!(refused, Err(ApplyError::Invalid(message.into())));
 }
 
@@ -262,7 +369,10 @@ fn malformed_configurations_are_refused() {
 fn a_port_without_a_protocol_is_the_same_as_one_of_tcp() {
     let pod = |port: Value| json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "ports": [port]}]}});
     let live = pod(json!({"containerPort": 80, "protocol": "TCP"}));
-    let writer = Writer { api_version: "v1", ..writer("me") };
+    let writer = Writer {
+        api_version: "v1",
+        ..writer("me")
+    };
     let config = pod(json!({"containerPort": 80, "name": "http"}));
     let result = apply("Pod", Some(&live), &config, &writer, false).expect("it applies");
     let ports = json!([{"containerPort": 80, "protocol": "TCP", "name": "http"}]);
@@ -277,10 +387,16 @@ fn a_port_without_a_protocol_is_the_same_as_one_of_tcp() {
 fn merge_patches_that_are_no_objects_or_too_deep_are_refused() {
     let deep = (0..DEPTH_MAX).fold(json!({}), |inner, _| json!({"a": inner}));
     for (patch, message) in [
-        (json!([]), "error decoding patch: json: cannot unmarshal array into an object"),
+        (
+            json!([]),
+            "error decoding patch: json: cannot unmarshal array into an object",
+        ),
         (deep, "error decoding patch: exceeded max depth of 100"),
     ] {
-        for refused in [merge_patch(&json!({}), &patch), strategic_merge_patch("Pod", &json!({}), &patch)] {
+        for refused in [
+            merge_patch(&json!({}), &patch),
+            strategic_merge_patch("Pod", &json!({}), &patch),
+        ] {
             assert_eq!(refused, Err(PatchError::BadRequest(message.into())));
         }
     }
@@ -289,13 +405,20 @@ fn merge_patches_that_are_no_objects_or_too_deep_are_refused() {
 #[test]
 fn an_empty_list_ends_tracking_and_a_missing_one_keeps_it() {
     let live = recorded("17-claim-create-one-gpu");
-    for (sent, is_tracked) in
-        [(json!([]), false), (json!([{}]), false), (Value::Null, true), (json!([{"x": 1}]), true)]
-    {
+    for (sent, is_tracked) in [
+        (json!([]), false),
+        (json!([{}]), false),
+        (Value::Null, true),
+        (json!([{"x": 1}]), true),
+    ] {
         let mut new = live.clone();
         new["metadata"]["managedFields"] = sent.clone();
         let result = managed_after_update("ResourceClaim", Some(&live), new, &writer("me"));
-        assert_eq!(result["metadata"]["managedFields"].is_array(), is_tracked, "{sent}");
+        assert_eq!(
+            result["metadata"]["managedFields"].is_array(),
+            is_tracked,
+            "{sent}"
+        );
     }
 }
 
@@ -306,16 +429,29 @@ fn the_oldest_updaters_are_merged() {
         let mut new = live.clone();
         new["metadata"]["labels"][format!("l{n:02}")] = "x".into();
         let (manager, now) = (format!("m{n:02}"), format!("2026-01-01T00:00:{n:02}Z"));
-        let writer = Writer { manager: &manager, now: &now, ..writer("") };
+        let writer = Writer {
+            manager: &manager,
+            now: &now,
+            ..writer("")
+        };
         let old = Some(&live).filter(|_| n > 0);
         live = managed_after_update("DeviceClass", old, new, &writer);
     }
     let owners = owners(&live);
     assert_eq!(owners.len(), 10);
-    let labels: Vec<_> =
-        ["."].into_iter().map(str::to_owned).chain((0..6).map(|n| format!("f:l{n:02}"))).collect();
+    let labels: Vec<_> = ["."]
+        .into_iter()
+        .map(str::to_owned)
+        .chain((0..6).map(|n| format!("f:l{n:02}")))
+        .collect();
     let fields: Map<String, Value> = labels.into_iter().map(|label| (label, json!({}))).collect();
-    assert_eq!(owners[0], ("ancient-changes Update".to_owned(), json!({"f:metadata": {"f:labels": fields}})));
+    assert_eq!(
+        owners[0],
+        (
+            "ancient-changes Update".to_owned(),
+            json!({"f:metadata": {"f:labels": fields}})
+        )
+    );
 }
 
 #[test]
@@ -356,8 +492,10 @@ fn anything() -> impl Strategy<Value = Value> {
         "v:1",
         ".",
     ];
-    let texts =
-        ["", "a", "delete", "replace", "merge", "add", "/spec/-", "/spec", "Apply", "Update", "FieldsV1"];
+    let texts = [
+        "", "a", "delete", "replace", "merge", "add", "/spec/-", "/spec", "Apply", "Update",
+        "FieldsV1",
+    ];
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
@@ -376,9 +514,14 @@ fn anything() -> impl Strategy<Value = Value> {
 
 /// Claims as their users and drivers apply them: every part may be absent.
 fn claim() -> impl Strategy<Value = Value> {
-    let names = |most| prop::collection::btree_set(prop::sample::select(vec!["a", "b", "c"]), 0..=most);
+    let names =
+        |most| prop::collection::btree_set(prop::sample::select(vec!["a", "b", "c"]), 0..=most);
     let value = || prop::sample::select(vec!["x", "y"]);
-    let device = (value(), prop::option::of(value()), prop::collection::btree_map(value(), value(), 0..3))
+    let device = (
+        value(),
+        prop::option::of(value()),
+        prop::collection::btree_map(value(), value(), 0..3),
+    )
         .prop_map(|(device, data, conditions)| {
             let conditions: Vec<_> = conditions
                 .into_iter()
@@ -418,8 +561,12 @@ fn claim() -> impl Strategy<Value = Value> {
         })
 }
 
-const ALL: Writer<'static> =
-    Writer { manager: "me", api_version: "resource.k8s.io/v1", subresource: "all", now: NOW };
+const ALL: Writer<'static> = Writer {
+    manager: "me",
+    api_version: "resource.k8s.io/v1",
+    subresource: "all",
+    now: NOW,
+};
 
 /// The claim without what is not a matter of apply.
 fn content(object: &Value) -> Value {

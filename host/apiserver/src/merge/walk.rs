@@ -23,7 +23,9 @@ fn shape<'a>(field: &Field, value: &'a Value) -> Shape<'a> {
         (_, Value::Object(fields)) => Shape::Object(fields),
         (Rule::Set | Rule::Keys(_), Value::Array(list)) => {
             let steps = list.iter().map(|item| Ok((step(field.rule, item)?, item)));
-            steps.collect::<Result<_, String>>().map_or(Shape::Leaf, Shape::Items)
+            steps
+                .collect::<Result<_, String>>()
+                .map_or(Shape::Leaf, Shape::Items)
         }
         _ => Shape::Leaf,
     }
@@ -36,10 +38,12 @@ fn step(rule: Rule, item: &Value) -> Result<Step, String> {
             Value::Object(_) => {
                 Err("associative list without keys has an element that's a map type".to_owned())
             }
-            Value::Array(_) => Err("not supported: associative list with lists as elements".to_owned()),
-            Value::Null => {
-                Err("associative list without keys has an element that's an explicit null".to_owned())
+            Value::Array(_) => {
+                Err("not supported: associative list with lists as elements".to_owned())
             }
+            Value::Null => Err(
+                "associative list without keys has an element that's an explicit null".to_owned(),
+            ),
             scalar => Ok(Step::value(scalar)),
         };
     };
@@ -47,11 +51,17 @@ fn step(rule: Rule, item: &Value) -> Result<Step, String> {
         return Err("associative list with keys may not have non-map elements".to_owned());
     };
     let keys = || {
-        keys.split(',').map(|key| key.split_once('=').map_or((key, None), |(key, value)| (key, Some(value))))
+        keys.split(',').map(|key| {
+            key.split_once('=')
+                .map_or((key, None), |(key, value)| (key, Some(value)))
+        })
     };
     let found = || {
         keys().filter_map(|(key, default)| {
-            let value = fields.get(key).cloned().or_else(|| default.map(Value::from))?;
+            let value = fields
+                .get(key)
+                .cloned()
+                .or_else(|| default.map(Value::from))?;
             Some((key, value))
         })
     };
@@ -72,7 +82,8 @@ pub(super) fn check(field: &Field, value: &Value, path: &str) -> Result<(), Stri
         (Rule::Set | Rule::Keys(_), Value::Array(list)) => {
             let mut seen = BTreeSet::new();
             for (index, item) in list.iter().enumerate() {
-                let step = step(field.rule, item).map_err(|why| format!("{path}: element {index}: {why}"))?;
+                let step = step(field.rule, item)
+                    .map_err(|why| format!("{path}: element {index}: {why}"))?;
                 check(field.element(), item, &format!("{path}{step}"))?;
                 if let Some(step) = seen.replace(step) {
                     return Err(format!("{path}: duplicate entries for key {step}"));
@@ -81,10 +92,12 @@ pub(super) fn check(field: &Field, value: &Value, path: &str) -> Result<(), Stri
             Ok(())
         }
         (Rule::Set | Rule::Keys(_), Value::Null) => Ok(()),
-        (Rule::Set | Rule::Keys(_), other) => Err(format!("{path}: expected list, got {}", kind_of(other))),
-        (_, Value::Object(fields)) => fields
-            .iter()
-            .try_for_each(|(name, value)| check(field.child(name), value, &format!("{path}.{name}"))),
+        (Rule::Set | Rule::Keys(_), other) => {
+            Err(format!("{path}: expected list, got {}", kind_of(other)))
+        }
+        (_, Value::Object(fields)) => fields.iter().try_for_each(|(name, value)| {
+            check(field.child(name), value, &format!("{path}.{name}"))
+        }),
         _ => Ok(()),
     }
 }
@@ -115,10 +128,12 @@ pub(super) fn field_set(field: &Field, value: &Value) -> FieldSet {
 
 /// Returns the items by what they are known by; more than one only in lists that apply did not make.
 fn grouped(items: Vec<(Step, &Value)>) -> BTreeMap<Step, Vec<&Value>> {
-    items.into_iter().fold(BTreeMap::new(), |mut groups, (step, value)| {
-        groups.entry(step).or_default().push(value);
-        groups
-    })
+    items
+        .into_iter()
+        .fold(BTreeMap::new(), |mut groups, (step, value)| {
+            groups.entry(step).or_default().push(value);
+            groups
+        })
 }
 
 /// The paths that differ between two documents.
@@ -139,10 +154,14 @@ impl Difference {
 /// Returns what differs; an absent value and `null` are the same as an empty container where the other value is one.
 pub(super) fn compare(field: &Field, old: Option<&Value>, new: Option<&Value>) -> Difference {
     let mut difference = Difference::default();
-    let shapes =
-        [old, new].map(|side| side.filter(|value| !value.is_null()).map(|value| shape(field, value)));
+    let shapes = [old, new].map(|side| {
+        side.filter(|value| !value.is_null())
+            .map(|value| shape(field, value))
+    });
     match shapes {
-        [Some(Shape::Object(old)), Some(Shape::Object(new))] if !(old.is_empty() && new.is_empty()) => {
+        [Some(Shape::Object(old)), Some(Shape::Object(new))]
+            if !(old.is_empty() && new.is_empty()) =>
+        {
             compare_fields(field, old, new, &mut difference);
         }
         [Some(Shape::Object(old)), None] if !old.is_empty() => {
@@ -172,24 +191,41 @@ pub(super) fn compare(field: &Field, old: Option<&Value>, new: Option<&Value>) -
     difference
 }
 
-fn compare_fields(field: &Field, old: &Map<String, Value>, new: &Map<String, Value>, out: &mut Difference) {
+fn compare_fields(
+    field: &Field,
+    old: &Map<String, Value>,
+    new: &Map<String, Value>,
+    out: &mut Difference,
+) {
     let added = new.keys().filter(|name| !old.contains_key(*name));
     for name in old.keys().chain(added) {
-        out.put(Step::field(name), compare(field.child(name), old.get(name), new.get(name)));
+        out.put(
+            Step::field(name),
+            compare(field.child(name), old.get(name), new.get(name)),
+        );
     }
 }
 
-fn compare_items(field: &Field, old: Vec<(Step, &Value)>, new: Vec<(Step, &Value)>, out: &mut Difference) {
+fn compare_items(
+    field: &Field,
+    old: Vec<(Step, &Value)>,
+    new: Vec<(Step, &Value)>,
+    out: &mut Difference,
+) {
     let (old, mut new) = (grouped(old), grouped(new));
     let old = old.into_iter().map(|(step, old)| {
         let new = new.remove(&step).unwrap_or_default();
         (step, old, new)
     });
     let old: Vec<_> = old.collect();
-    for (step, old, new) in old.into_iter().chain(new.into_iter().map(|(step, new)| (step, Vec::new(), new)))
+    for (step, old, new) in old
+        .into_iter()
+        .chain(new.into_iter().map(|(step, new)| (step, Vec::new(), new)))
     {
         let difference = match (old.as_slice(), new.as_slice()) {
-            ([] | [_], [] | [_]) => compare(field.element(), old.first().copied(), new.first().copied()),
+            ([] | [_], [] | [_]) => {
+                compare(field.element(), old.first().copied(), new.first().copied())
+            }
             _ => Difference {
                 changed: FieldSet::leaf_if(!new.is_empty() && old != new),
                 removed: FieldSet::leaf_if(new.is_empty()),
@@ -213,9 +249,15 @@ pub(super) fn merge(field: &Field, live: &Value, applied: &Value) -> Value {
             }
             Value::Object(merged)
         }
-        (Shape::Items(live), Shape::Items(applied)) => Value::Array(merge_items(field, &live, &applied)),
-        (Shape::Object(fields), Shape::Leaf) if applied.is_null() && !fields.is_empty() => live.clone(),
-        (Shape::Items(items), Shape::Leaf) if applied.is_null() && !items.is_empty() => live.clone(),
+        (Shape::Items(live), Shape::Items(applied)) => {
+            Value::Array(merge_items(field, &live, &applied))
+        }
+        (Shape::Object(fields), Shape::Leaf) if applied.is_null() && !fields.is_empty() => {
+            live.clone()
+        }
+        (Shape::Items(items), Shape::Leaf) if applied.is_null() && !items.is_empty() => {
+            live.clone()
+        }
         _ => applied.clone(),
     }
 }
@@ -227,13 +269,19 @@ fn merge_items(field: &Field, live: &[(Step, &Value)], applied: &[(Step, &Value)
     let mut in_live: BTreeMap<&Step, Option<&Value>> = BTreeMap::new();
     for (step, value) in live {
         // Of an item that is there twice, nothing is kept.
-        in_live.entry(step).and_modify(|item| *item = None).or_insert(Some(value));
+        in_live
+            .entry(step)
+            .and_modify(|item| *item = None)
+            .or_insert(Some(value));
     }
     let take = |(step, value): &(Step, &Value)| match in_live.get(step) {
         Some(Some(live)) => merge(field.element(), live, value),
         _ => (*value).clone(),
     };
-    let mut common = applied.iter().map(|(step, _)| step).filter(|step| in_live.contains_key(step));
+    let mut common = applied
+        .iter()
+        .map(|(step, _)| step)
+        .filter(|step| in_live.contains_key(step));
     let mut next_common = common.next();
     let (mut merged, mut taken) = (Vec::new(), BTreeSet::new());
     let (mut live, mut applied) = (live.iter().peekable(), applied.iter().peekable());
@@ -277,17 +325,27 @@ pub(super) fn remove(field: &Field, value: &Value, gone: &FieldSet) -> Value {
             let left: Map<_, _> = fields
                 .iter()
                 .filter_map(|(name, value)| {
-                    let value = remove_part(field.child(name), value, gone.get(&Step::field(name)))?;
+                    let value =
+                        remove_part(field.child(name), value, gone.get(&Step::field(name)))?;
                     Some((name.clone(), value))
                 })
                 .collect();
-            if left.is_empty() { Value::Null } else { Value::Object(left) }
+            if left.is_empty() {
+                Value::Null
+            } else {
+                Value::Object(left)
+            }
         }
         Shape::Items(items) => {
-            let left =
-                items.iter().filter_map(|(step, item)| remove_part(field.element(), item, gone.get(step)));
+            let left = items
+                .iter()
+                .filter_map(|(step, item)| remove_part(field.element(), item, gone.get(step)));
             let left: Vec<_> = left.collect();
-            if left.is_empty() { Value::Null } else { Value::Array(left) }
+            if left.is_empty() {
+                Value::Null
+            } else {
+                Value::Array(left)
+            }
         }
         Shape::Leaf => value.clone(),
     }
@@ -303,10 +361,14 @@ fn remove_part(field: &Field, value: &Value, gone: Option<&FieldSet>) -> Option<
 
 /// Adds to an object the fields of `minimal` that it lacks.
 pub(super) fn fill(value: &Value, minimal: &Value) -> Value {
-    let (Value::Object(fields), Value::Object(minimal)) = (value, minimal) else { return value.clone() };
+    let (Value::Object(fields), Value::Object(minimal)) = (value, minimal) else {
+        return value.clone();
+    };
     let mut filled = fields.clone();
     for (name, minimal) in minimal {
-        let value = fields.get(name).map_or_else(|| minimal.clone(), |value| fill(value, minimal));
+        let value = fields
+            .get(name)
+            .map_or_else(|| minimal.clone(), |value| fill(value, minimal));
         filled.insert(name.clone(), value);
     }
     Value::Object(filled)
@@ -326,8 +388,12 @@ pub(super) fn drop_nulls(field: &Field, value: Value, live: &Value) -> Value {
             });
             Value::Object(kept.collect())
         }
-        Value::Array(items) if matches!(field.rule, Rule::Keys(_)) && live.as_array() != Some(&items) => {
-            let items = items.into_iter().map(|item| drop_nulls(field.element(), item, &Value::Null));
+        Value::Array(items)
+            if matches!(field.rule, Rule::Keys(_)) && live.as_array() != Some(&items) =>
+        {
+            let items = items
+                .into_iter()
+                .map(|item| drop_nulls(field.element(), item, &Value::Null));
             Value::Array(items.collect())
         }
         other => other,

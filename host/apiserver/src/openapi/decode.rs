@@ -25,7 +25,11 @@ pub(crate) fn unknown_fields(kind: &str, object: &Value) -> Vec<String> {
 
 /// Returns the message of a refusal for unknown fields, with `fieldValidation=Strict`.
 pub(crate) fn strict_error(kind: &str, version: &str, unknown_fields: &[String]) -> String {
-    cannot_be_handled(kind, version, &format!("strict decoding error: {}", unknown_fields.join(", ")))
+    cannot_be_handled(
+        kind,
+        version,
+        &format!("strict decoding error: {}", unknown_fields.join(", ")),
+    )
 }
 
 /// Removes the fields of an object, as it is stored, that its kind does not have, and those that are null: they count as not set.
@@ -39,7 +43,10 @@ pub(crate) fn prune(kind: &str, object: &mut Value) {
 /// be read. A field that is null counts as not set; a value of a map and an item of a list cannot be null, which typed clients do not read.
 pub(crate) fn decode_error(kind: &str, version: &str, object: &Value) -> Option<String> {
     let name = SHAPES.kinds.get(kind)?;
-    let place = Place { owner: None, path: vec![] };
+    let place = Place {
+        owner: None,
+        path: vec![],
+    };
     let error = mismatch(&Shape::Named(name.clone()), object, &place)?;
     Some(cannot_be_handled(kind, version, &error))
 }
@@ -70,9 +77,10 @@ fn unknown(shape: &Shape, value: &Value, path: &mut Vec<String>, found: &mut Vec
                 path.push(format!(".{key}"));
                 match known.get(key) {
                     Some(shape) => unknown(shape, value, path, found),
-                    None => {
-                        found.push(format!("unknown field \"{}\"", path.concat().trim_start_matches('.')))
-                    }
+                    None => found.push(format!(
+                        "unknown field \"{}\"",
+                        path.concat().trim_start_matches('.')
+                    )),
                 }
                 path.pop();
             }
@@ -100,13 +108,18 @@ fn prune_as(shape: &Shape, value: &mut Value) {
         (Shape::Object(known), Value::Object(fields)) => {
             fields.retain(|key, value| known.contains_key(key) && !value.is_null());
             for (key, value) in fields {
-                known.get(key).into_iter().for_each(|shape| prune_as(shape, value));
+                known
+                    .get(key)
+                    .into_iter()
+                    .for_each(|shape| prune_as(shape, value));
             }
         }
         (Shape::Map(shape), Value::Object(fields)) => {
             fields.values_mut().for_each(|value| prune_as(shape, value));
         }
-        (Shape::List(shape), Value::Array(items)) => items.iter_mut().for_each(|item| prune_as(shape, item)),
+        (Shape::List(shape), Value::Array(items)) => {
+            items.iter_mut().for_each(|item| prune_as(shape, item))
+        }
         _ => {}
     }
 }
@@ -123,23 +136,28 @@ fn mismatch(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String> {
     match (resolved(shape), value) {
         (_, Value::Null) | (Shape::Any, _) => None,
         (Shape::Object(known), Value::Object(fields)) => {
-            let owner = if let Shape::Named(name) = shape { Some(name.as_str()) } else { place.owner };
+            let owner = if let Shape::Named(name) = shape {
+                Some(name.as_str())
+            } else {
+                place.owner
+            };
             first(fields, place, owner, |key| known.get(key), mismatch)
         }
         (Shape::Map(shape), Value::Object(fields)) => {
             first(fields, place, place.owner, |_| Some(shape), mismatch_in)
         }
-        (Shape::List(shape), Value::Array(items)) => {
-            items.iter().find_map(|item| mismatch_in(shape, item, place))
-        }
+        (Shape::List(shape), Value::Array(items)) => items
+            .iter()
+            .find_map(|item| mismatch_in(shape, item, place)),
         (Shape::Quantity, Value::String(text)) => {
             let why = || format!("quantities must match the regular expression '{QUANTITY}'");
             quantity::nanos(text).is_none().then(why)
         }
         (Shape::Time, Value::String(text)) => {
             let is_time = text.parse::<Timestamp>().is_ok();
-            (!is_time)
-                .then(|| format!("parsing time {value}: it has not the form \"2006-01-02T15:04:05Z07:00\""))
+            (!is_time).then(|| {
+                format!("parsing time {value}: it has not the form \"2006-01-02T15:04:05Z07:00\"")
+            })
         }
         (Shape::Integer(name), Value::Number(number)) if fits(name, number) => None,
         // As `IntOrString` of Kubernetes has it.
@@ -162,7 +180,9 @@ fn mismatch_in(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String
 }
 
 fn fits(integer: &str, number: &Number) -> bool {
-    number.as_i64().is_some_and(|number| integer != "int32" || i32::try_from(number).is_ok())
+    number
+        .as_i64()
+        .is_some_and(|number| integer != "int32" || i32::try_from(number).is_ok())
 }
 
 fn first<'a>(
@@ -194,7 +214,9 @@ fn refusal(shape: &Shape, known: &Shape, value: &Value, place: &Place<'_>) -> St
         Some(owner) => {
             let owner = owner.rsplit('.').next().unwrap_or(owner);
             let path = place.path.join(".");
-            format!("json: cannot unmarshal {found} into Go struct field {owner}.{path} of type {wanted}")
+            format!(
+                "json: cannot unmarshal {found} into Go struct field {owner}.{path} of type {wanted}"
+            )
         }
     }
 }
@@ -213,7 +235,10 @@ fn go_type(shape: &Shape) -> String {
         Shape::Map(values) => format!("map[string]{}", go_type(values)),
         Shape::Named(name) => {
             let mut parts = name.rsplitn(3, '.');
-            let (last, version) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            let (last, version) = (
+                parts.next().unwrap_or_default(),
+                parts.next().unwrap_or_default(),
+            );
             format!("{version}.{last}")
         }
         Shape::Object(_) => "struct".to_owned(),

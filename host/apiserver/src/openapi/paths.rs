@@ -5,11 +5,17 @@ use serde_json::{Map, Value, json};
 use super::Kind;
 
 /// Parameters of operations that write. kubectl lets the server check fields only if `fieldValidation` is among those of a patch.
-const WRITE: [(&str, &str); 3] =
-    [("dryRun", "string"), ("fieldManager", "string"), ("fieldValidation", "string")];
+const WRITE: [(&str, &str); 3] = [
+    ("dryRun", "string"),
+    ("fieldManager", "string"),
+    ("fieldValidation", "string"),
+];
 const APPLY: [(&str, &str); 1] = [("force", "boolean")];
-const DELETE: [(&str, &str); 3] =
-    [("dryRun", "string"), ("gracePeriodSeconds", "integer"), ("propagationPolicy", "string")];
+const DELETE: [(&str, &str); 3] = [
+    ("dryRun", "string"),
+    ("gracePeriodSeconds", "integer"),
+    ("propagationPolicy", "string"),
+];
 const LIST: [(&str, &str); 8] = [
     ("allowWatchBookmarks", "boolean"),
     ("fieldSelector", "string"),
@@ -22,19 +28,34 @@ const LIST: [(&str, &str); 8] = [
 ];
 /// Strategic merge patches are served but not named: kubectl makes one from its own types then, which know by what the items of a list are
 /// merged. These schemas do not.
-const PATCHES: [&str; 3] =
-    ["application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json"];
+const PATCHES: [&str; 3] = [
+    "application/apply-patch+yaml",
+    "application/json-patch+json",
+    "application/merge-patch+json",
+];
 
 /// Returns the paths of a kind, each with its operations.
 pub(super) fn of(kind: &Kind, has_status: bool) -> Map<String, Value> {
     let base = format!("/{}", kind.group_path());
-    let scope = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
+    let scope = if kind.namespaced {
+        "/namespaces/{namespace}"
+    } else {
+        ""
+    };
     let all = format!("{base}{scope}/{}", kind.plural);
     let one = format!("{all}/{{name}}");
     let mut paths = Map::new();
     let get = operation(kind, "get", &[]);
-    let put = with_body(operation(kind, "put", &[&WRITE]), &["application/json"], object(kind));
-    let patch = with_body(operation(kind, "patch", &[&WRITE, &APPLY]), &PATCHES, json!({ "type": "object" }));
+    let put = with_body(
+        operation(kind, "put", &[&WRITE]),
+        &["application/json"],
+        object(kind),
+    );
+    let patch = with_body(
+        operation(kind, "patch", &[&WRITE, &APPLY]),
+        &PATCHES,
+        json!({ "type": "object" }),
+    );
     if has_status {
         let path = json!({
             "parameters": in_path(kind, true), "get": get.clone(), "put": put.clone(), "patch": patch.clone(),
@@ -48,11 +69,19 @@ pub(super) fn of(kind: &Kind, has_status: bool) -> Map<String, Value> {
     );
     let list = operation(kind, "list", &[&LIST]);
     if kind.namespaced {
-        paths.insert(format!("{base}/{}", kind.plural), json!({ "get": list.clone() }));
+        paths.insert(
+            format!("{base}/{}", kind.plural),
+            json!({ "get": list.clone() }),
+        );
     }
-    let post = with_body(operation(kind, "post", &[&WRITE]), &["application/json"], object(kind));
+    let post = with_body(
+        operation(kind, "post", &[&WRITE]),
+        &["application/json"],
+        object(kind),
+    );
     let delete = operation(kind, "deletecollection", &[&DELETE, &LIST]);
-    let path = json!({ "parameters": in_path(kind, false), "get": list, "post": post, "delete": delete });
+    let path =
+        json!({ "parameters": in_path(kind, false), "get": list, "post": post, "delete": delete });
     paths.insert(all, path);
     paths
 }
@@ -67,7 +96,9 @@ fn operation(kind: &Kind, action: &str, parameters: &[&[(&str, &str)]]) -> Value
         .map(|(name, kind)| json!({ "in": "query", "name": name, "schema": { "type": kind, "uniqueItems": true } }))
         .collect();
     let content = match action {
-        "get" | "put" | "patch" | "post" => json!({ "application/json": { "schema": object(kind) } }),
+        "get" | "put" | "patch" | "post" => {
+            json!({ "application/json": { "schema": object(kind) } })
+        }
         _ => json!({ "application/json": { "schema": { "type": "object" } } }),
     };
     json!({
@@ -89,8 +120,9 @@ fn with_body(mut operation: Value, media_types: &[&str], schema: Value) -> Value
 
 /// The parameters in the path itself.
 fn in_path(kind: &Kind, has_name: bool) -> Vec<Value> {
-    let names =
-        [("namespace", kind.namespaced), ("name", has_name)].into_iter().filter(|(_, is_there)| *is_there);
+    let names = [("namespace", kind.namespaced), ("name", has_name)]
+        .into_iter()
+        .filter(|(_, is_there)| *is_there);
     names
         .map(|(name, _)| json!({ "in": "path", "name": name, "required": true, "schema": { "type": "string" } }))
         .collect()

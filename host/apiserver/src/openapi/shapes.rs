@@ -56,8 +56,17 @@ pub(super) static SHAPES: LazyLock<Shapes> = LazyLock::new(|| {
     let mut generator = generator();
     let kinds = stored_kinds(&mut generator);
     let schemas = generator.take_definitions(true);
-    let types = schemas.iter().map(|(name, schema)| (name.clone(), named(name, schema))).collect();
-    Shapes { types, kinds: kinds.into_iter().map(|kind| (kind.kind, kind.schema)).collect() }
+    let types = schemas
+        .iter()
+        .map(|(name, schema)| (name.clone(), named(name, schema)))
+        .collect();
+    Shapes {
+        types,
+        kinds: kinds
+            .into_iter()
+            .map(|kind| (kind.kind, kind.schema))
+            .collect(),
+    }
 });
 
 fn named(name: &str, schema: &Value) -> Shape {
@@ -65,7 +74,9 @@ fn named(name: &str, schema: &Value) -> Shape {
         return Shape::Quantity;
     }
     let mut shape = shape(schema);
-    if let (Shape::Object(fields), Some(kind)) = (&mut shape, name.strip_prefix("io.k8s.api.resource.v1.")) {
+    if let (Shape::Object(fields), Some(kind)) =
+        (&mut shape, name.strip_prefix("io.k8s.api.resource.v1."))
+    {
         let newer = NEWER_FIELDS.iter().filter(|(owner, _)| *owner == kind);
         fields.extend(newer.map(|(_, field)| ((*field).to_owned(), Shape::Any)));
     }
@@ -73,7 +84,9 @@ fn named(name: &str, schema: &Value) -> Shape {
 }
 
 fn shape(schema: &Value) -> Shape {
-    let reference = schema["$ref"].as_str().or_else(|| schema["allOf"][0]["$ref"].as_str());
+    let reference = schema["$ref"]
+        .as_str()
+        .or_else(|| schema["allOf"][0]["$ref"].as_str());
     if let Some(name) = reference.and_then(|reference| reference.rsplit('/').next()) {
         return Shape::Named(name.to_owned());
     }
@@ -94,10 +107,17 @@ fn shape(schema: &Value) -> Shape {
 
 fn object(schema: &Value) -> Shape {
     if let Some(fields) = schema["properties"].as_object() {
-        return Shape::Object(fields.iter().map(|(name, schema)| (name.clone(), shape(schema))).collect());
+        return Shape::Object(
+            fields
+                .iter()
+                .map(|(name, schema)| (name.clone(), shape(schema)))
+                .collect(),
+        );
     }
     match &schema["additionalProperties"] {
-        values @ Value::Object(fields) if fields != &Map::new() => Shape::Map(Box::new(shape(values))),
+        values @ Value::Object(fields) if fields != &Map::new() => {
+            Shape::Map(Box::new(shape(values)))
+        }
         _ => Shape::Any,
     }
 }

@@ -15,9 +15,16 @@ const PATHS: [&str; 3] = ["api/v1", "apis/events.k8s.io/v1", "apis/resource.k8s.
 fn the_index_names_each_document_with_a_hash() {
     let index: Value = serde_json::from_str(index()).unwrap();
     let paths = index["paths"].as_object().unwrap();
-    assert_eq!(paths.keys().collect::<BTreeSet<_>>(), PATHS.map(str::to_owned).iter().collect());
-    let url = paths["apis/resource.k8s.io/v1"]["serverRelativeURL"].as_str().unwrap();
-    let hash = url.strip_prefix("/openapi/v3/apis/resource.k8s.io/v1?hash=").unwrap();
+    assert_eq!(
+        paths.keys().collect::<BTreeSet<_>>(),
+        PATHS.map(str::to_owned).iter().collect()
+    );
+    let url = paths["apis/resource.k8s.io/v1"]["serverRelativeURL"]
+        .as_str()
+        .unwrap();
+    let hash = url
+        .strip_prefix("/openapi/v3/apis/resource.k8s.io/v1?hash=")
+        .unwrap();
     assert_eq!(hash.len(), 32);
     assert_eq!(document_of("apis/none/v1"), None);
 }
@@ -41,7 +48,9 @@ fn every_reference_of_a_document_is_to_one_of_its_schemas() {
         references(&document, &mut found);
         assert!(!found.is_empty());
         for reference in found {
-            let name = reference.strip_prefix("#/components/schemas/io.k8s.").unwrap();
+            let name = reference
+                .strip_prefix("#/components/schemas/io.k8s.")
+                .unwrap();
             assert!(
                 document["components"]["schemas"][format!("io.k8s.{name}")].is_object(),
                 "{path}: {reference}"
@@ -65,23 +74,44 @@ fn a_document_has_what_kubectl_looks_for() {
             .map(|found| found["name"].as_str().unwrap().to_owned())
             .collect()
     };
-    assert_eq!(names(&one["patch"]), ["dryRun", "fieldManager", "fieldValidation", "force"]);
-    assert_eq!(one["patch"]["x-kubernetes-group-version-kind"], gvk("ResourceClaim"));
+    assert_eq!(
+        names(&one["patch"]),
+        ["dryRun", "fieldManager", "fieldValidation", "force"]
+    );
+    assert_eq!(
+        one["patch"]["x-kubernetes-group-version-kind"],
+        gvk("ResourceClaim")
+    );
     assert!(one["patch"]["requestBody"]["content"]["application/apply-patch+yaml"].is_object());
     // To explain a kind: any operation of its list, then the schema of the kind.
-    for plural in ["deviceclasses", "resourceclaims", "resourceclaimtemplates", "resourceslices"] {
-        assert!(paths[format!("/apis/resource.k8s.io/v1/{plural}")]["get"].is_object(), "{plural}");
+    for plural in [
+        "deviceclasses",
+        "resourceclaims",
+        "resourceclaimtemplates",
+        "resourceslices",
+    ] {
+        assert!(
+            paths[format!("/apis/resource.k8s.io/v1/{plural}")]["get"].is_object(),
+            "{plural}"
+        );
     }
     let schema = &document["components"]["schemas"]["io.k8s.api.resource.v1.ResourceClaim"];
-    assert_eq!(schema["x-kubernetes-group-version-kind"], json!([gvk("ResourceClaim")]));
+    assert_eq!(
+        schema["x-kubernetes-group-version-kind"],
+        json!([gvk("ResourceClaim")])
+    );
     assert_eq!(schema["required"], json!(["spec"]));
-    let reference = json!([{ "$ref": "#/components/schemas/io.k8s.api.resource.v1.ResourceClaimSpec" }]);
+    let reference =
+        json!([{ "$ref": "#/components/schemas/io.k8s.api.resource.v1.ResourceClaimSpec" }]);
     assert_eq!(schema["properties"]["spec"]["allOf"], reference);
     assert!(
         paths["/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}/status"]["patch"]
             .is_object()
     );
-    assert_eq!(paths["/apis/resource.k8s.io/v1/resourceslices/{name}/status"], Value::Null);
+    assert_eq!(
+        paths["/apis/resource.k8s.io/v1/resourceslices/{name}/status"],
+        Value::Null
+    );
     assert!(parsed("api/v1")["paths"]["/api/v1/namespaces/{name}"]["patch"].is_object());
 }
 
@@ -106,20 +136,28 @@ fn fields_that_a_kind_does_not_have_are_named_and_removed() {
     let mut pruned = claim.clone();
     prune("ResourceClaim", &mut pruned);
     let mut expected = claim.clone();
-    expected["metadata"].as_object_mut().unwrap().remove("owner");
+    expected["metadata"]
+        .as_object_mut()
+        .unwrap()
+        .remove("owner");
     expected.as_object_mut().unwrap().remove("nosuch");
     expected["spec"]["devices"]["requests"][1] = json!({});
     assert_eq!(pruned, expected);
     assert_eq!(unknown_fields("ResourceClaim", &pruned), [""; 0]);
     assert_eq!(
-        strict_error("ResourceClaim", "v1", &["unknown field \"nosuch\"".to_owned()]),
+        strict_error(
+            "ResourceClaim",
+            "v1",
+            &["unknown field \"nosuch\"".to_owned()]
+        ),
         "ResourceClaim in version \"v1\" cannot be handled as a ResourceClaim: strict decoding error: unknown field \"nosuch\""
     );
 }
 
 #[test]
 fn attributes_of_any_name_and_lists_are_known() {
-    let attributes = json!({ "a.example.com/b": { "strings": ["x"] }, "c": { "int": 1, "other": 2 } });
+    let attributes =
+        json!({ "a.example.com/b": { "strings": ["x"] }, "c": { "int": 1, "other": 2 } });
     let slice = json!({ "spec": { "devices": [{ "attributes": attributes }], "skipNodeOperations": ["x"] } });
     assert_eq!(
         unknown_fields("ResourceSlice", &slice),
@@ -134,9 +172,12 @@ fn what_a_real_server_stored_has_no_unknown_fields() {
         .join("../../tests/stand-ins/fixtures/kubernetes-1.36");
     let mut seen = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
-        let exchange: Value = serde_json::from_slice(&std::fs::read(entry.unwrap().path()).unwrap()).unwrap();
+        let exchange: Value =
+            serde_json::from_slice(&std::fs::read(entry.unwrap().path()).unwrap()).unwrap();
         let object = &exchange["response"]["body"];
-        let Some(kind) = object["kind"].as_str().filter(|kind| shapes::SHAPES.kinds.contains_key(kind))
+        let Some(kind) = object["kind"]
+            .as_str()
+            .filter(|kind| shapes::SHAPES.kinds.contains_key(kind))
         else {
             continue;
         };
@@ -151,36 +192,54 @@ fn what_a_real_server_stored_has_no_unknown_fields() {
 fn a_value_of_another_type_is_refused_as_a_go_decoder_does() {
     let refused = |kind: &str, object: Value| decode_error(kind, "v1", &object);
     let handled = |kind: &str, why: &str| {
-        Some(format!("{kind} in version \"v1\" cannot be handled as a {kind}: {why}"))
+        Some(format!(
+            "{kind} in version \"v1\" cannot be handled as a {kind}: {why}"
+        ))
     };
     let claim = |why: &str| handled("ResourceClaim", &format!("json: cannot unmarshal {why}"));
     assert_eq!(refused("ResourceClaim", json!({ "spec": null })), None);
-    assert_eq!(refused("ResourceClaim", json!([])), claim("array into Go value of type v1.ResourceClaim"));
+    assert_eq!(
+        refused("ResourceClaim", json!([])),
+        claim("array into Go value of type v1.ResourceClaim")
+    );
     assert_eq!(
         refused("ResourceClaim", json!({ "spec": { "devices": 5 } })),
         claim("number into Go struct field ResourceClaimSpec.spec.devices of type v1.DeviceClaim")
     );
     assert_eq!(
-        refused("ResourceClaim", json!({ "spec": { "devices": { "requests": [{ "name": true }] } } })),
+        refused(
+            "ResourceClaim",
+            json!({ "spec": { "devices": { "requests": [{ "name": true }] } } })
+        ),
         claim("bool into Go struct field DeviceRequest.spec.devices.requests.name of type string")
     );
     assert_eq!(
-        refused("ResourceClaim", json!({ "spec": { "devices": { "requests": {} } } })),
-        claim("object into Go struct field DeviceClaim.spec.devices.requests of type []v1.DeviceRequest")
+        refused(
+            "ResourceClaim",
+            json!({ "spec": { "devices": { "requests": {} } } })
+        ),
+        claim(
+            "object into Go struct field DeviceClaim.spec.devices.requests of type []v1.DeviceRequest"
+        )
     );
     assert_eq!(
-        refused("ResourceClaim", json!({ "metadata": { "labels": { "a": 1 } } })),
+        refused(
+            "ResourceClaim",
+            json!({ "metadata": { "labels": { "a": 1 } } })
+        ),
         claim("number into Go struct field ObjectMeta.metadata.labels.a of type string")
     );
     assert_eq!(
-        refused("ResourceSlice", json!({ "spec": { "pool": { "generation": 1.5 } } })),
+        refused(
+            "ResourceSlice",
+            json!({ "spec": { "pool": { "generation": 1.5 } } })
+        ),
         handled(
             "ResourceSlice",
             "json: cannot unmarshal number 1.5 into Go struct field ResourcePool.spec.pool.generation of type int64"
         )
     );
-    let capacity =
-        |value: Value| json!({ "spec": { "devices": [{ "capacity": { "c": { "value": value } } }] } });
+    let capacity = |value: Value| json!({ "spec": { "devices": [{ "capacity": { "c": { "value": value } } }] } });
     assert_eq!(refused("ResourceSlice", capacity(json!("80Gi"))), None);
     assert_eq!(refused("ResourceSlice", capacity(json!(5))), None);
     assert_eq!(
@@ -191,8 +250,14 @@ fn a_value_of_another_type_is_refused_as_a_go_decoder_does() {
         )
     );
     assert_eq!(
-        refused("Node", json!({ "metadata": { "creationTimestamp": "today" } })),
-        handled("Node", "parsing time \"today\": it has not the form \"2006-01-02T15:04:05Z07:00\"")
+        refused(
+            "Node",
+            json!({ "metadata": { "creationTimestamp": "today" } })
+        ),
+        handled(
+            "Node",
+            "parsing time \"today\": it has not the form \"2006-01-02T15:04:05Z07:00\""
+        )
     );
 }
 
@@ -210,8 +275,16 @@ fn a_null_in_a_map_or_a_list_is_refused_and_a_field_that_is_null_is_dropped() {
             metadata(json!({ "annotations": { "x": null } })),
             "ObjectMeta.metadata.annotations.x of type string",
         ),
-        ("Node", metadata(json!({ "labels": { "a": null } })), "ObjectMeta.metadata.labels.a of type string"),
-        ("Node", metadata(json!({ "finalizers": [null] })), "ObjectMeta.metadata.finalizers of type string"),
+        (
+            "Node",
+            metadata(json!({ "labels": { "a": null } })),
+            "ObjectMeta.metadata.labels.a of type string",
+        ),
+        (
+            "Node",
+            metadata(json!({ "finalizers": [null] })),
+            "ObjectMeta.metadata.finalizers of type string",
+        ),
         (
             "Node",
             metadata(json!({ "ownerReferences": [null] })),
@@ -228,7 +301,11 @@ fn a_null_in_a_map_or_a_list_is_refused_and_a_field_that_is_null_is_dropped() {
             "Device.spec.devices.capacity.c of type v1.DeviceCapacity",
         ),
     ] {
-        assert_eq!(decode_error(kind, "v1", &object), handled(kind, why), "{object}");
+        assert_eq!(
+            decode_error(kind, "v1", &object),
+            handled(kind, why),
+            "{object}"
+        );
     }
     let parameters = json!({ "a": null, "b": [null] });
     let managed = json!([{ "manager": "m", "fieldsV1": { "f:a": null } }]);

@@ -11,15 +11,24 @@ pub(super) enum Wire<'a> {
 
 impl<'a> Wire<'a> {
     pub(super) fn number(self) -> Option<i64> {
-        if let Self::Number(number) = self { Some(number) } else { None }
+        if let Self::Number(number) = self {
+            Some(number)
+        } else {
+            None
+        }
     }
 
     pub(super) fn bytes(self) -> Option<&'a [u8]> {
-        if let Self::Bytes(bytes) = self { Some(bytes) } else { None }
+        if let Self::Bytes(bytes) = self {
+            Some(bytes)
+        } else {
+            None
+        }
     }
 
     pub(super) fn text(self) -> Option<&'a str> {
-        self.bytes().and_then(|bytes| std::str::from_utf8(bytes).ok())
+        self.bytes()
+            .and_then(|bytes| std::str::from_utf8(bytes).ok())
     }
 }
 

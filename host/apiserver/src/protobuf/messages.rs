@@ -48,7 +48,10 @@ fn parse(table: &'static str) -> BTreeMap<&'static str, Message> {
     for word in table.split_ascii_whitespace() {
         match field(word) {
             Some((number, field)) => {
-                messages.entry(name).or_insert_with(Message::new).insert(number, field);
+                messages
+                    .entry(name)
+                    .or_insert_with(Message::new)
+                    .insert(number, field);
             }
             None => {
                 name = word;
@@ -63,9 +66,14 @@ fn field(word: &'static str) -> Option<(u64, Field)> {
     let mut parts = word.splitn(3, ':');
     let (name, number) = (parts.next()?, parts.next()?.parse().ok()?);
     let kind = parts.next().unwrap_or("text");
-    let counts = [("~", Count::OneUnlessZero), ("*", Count::Many), ("%", Count::Map)];
-    let prefixed =
-        counts.into_iter().find_map(|(sign, count)| kind.strip_prefix(sign).map(|kind| (count, kind)));
+    let counts = [
+        ("~", Count::OneUnlessZero),
+        ("*", Count::Many),
+        ("%", Count::Map),
+    ];
+    let prefixed = counts
+        .into_iter()
+        .find_map(|(sign, count)| kind.strip_prefix(sign).map(|kind| (count, kind)));
     let (count, kind) = prefixed.unwrap_or((Count::One, kind));
     let kind = match kind {
         "text" => Kind::Text,

@@ -13,7 +13,9 @@ fn set(value: &Value) -> Value {
     let is_set = |value: &Value| !value.is_null() && *value != json!({});
     match value {
         Value::Object(fields) => {
-            let fields = fields.iter().map(|(name, value)| (name.clone(), set(value)));
+            let fields = fields
+                .iter()
+                .map(|(name, value)| (name.clone(), set(value)));
             fields.filter(|(_, value)| is_set(value)).collect()
         }
         Value::Array(items) => items.iter().map(set).collect(),
@@ -22,7 +24,11 @@ fn set(value: &Value) -> Value {
 }
 
 fn field(number: u8, content: &[u8]) -> Vec<u8> {
-    [&[number << 3 | 2, u8::try_from(content.len()).unwrap()], content].concat()
+    [
+        &[number << 3 | 2, u8::try_from(content.len()).unwrap()],
+        content,
+    ]
+    .concat()
 }
 
 fn encoded(version: &str, kind: &str, object: &[u8]) -> Vec<u8> {
@@ -40,7 +46,10 @@ fn objects_of_the_official_library_are_the_json_that_it_has_for_them() {
         assert_eq!(set(&json), set(&line["json"]));
         for length in (0..body.len()).step_by(97) {
             let torn = to_json(&body[..length]);
-            assert!(torn.is_none_or(|torn| set(&torn) != set(&json)), "{length} bytes of {json}");
+            assert!(
+                torn.is_none_or(|torn| set(&torn) != set(&json)),
+                "{length} bytes of {json}"
+            );
         }
         kinds += 1;
     }
@@ -52,7 +61,13 @@ fn what_is_not_set_is_left_out_and_a_value_that_is_empty_is_not() {
     // `generation` is sent even if it is not set; `controller` and `allNodes` were set to false.
     let attribute = [field(1, b"t"), field(2, &field(4, b""))].concat();
     let reference = [field(1, b"Pod"), vec![6 << 3, 0]].concat();
-    let metadata = [field(1, b"s"), field(2, b""), field(8, b""), field(13, &reference), vec![7 << 3, 0]];
+    let metadata = [
+        field(1, b"s"),
+        field(2, b""),
+        field(8, b""),
+        field(13, &reference),
+        vec![7 << 3, 0],
+    ];
     let device = [field(1, b"d"), field(2, &attribute), vec![7 << 3, 0]].concat();
     let slice = [field(1, &metadata.concat()), field(2, &field(6, &device))].concat();
     let json = to_json(&encoded("resource.k8s.io/v1", "ResourceSlice", &slice)).unwrap();
@@ -67,12 +82,21 @@ fn what_is_not_set_is_left_out_and_a_value_that_is_empty_is_not() {
 
 #[test]
 fn the_options_of_a_deletion_are_read() {
-    let options = [vec![1 << 3, 0], vec![3 << 3, 1], field(4, b"Orphan"), field(5, b"All")].concat();
+    let options = [
+        vec![1 << 3, 0],
+        vec![3 << 3, 1],
+        field(4, b"Orphan"),
+        field(5, b"All"),
+    ]
+    .concat();
     let expected = json!({
         "apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0, "orphanDependents": true,
         "propagationPolicy": "Orphan", "dryRun": ["All"],
     });
-    assert_eq!(to_json(&encoded("v1", "DeleteOptions", &options)), Some(expected));
+    assert_eq!(
+        to_json(&encoded("v1", "DeleteOptions", &options)),
+        Some(expected)
+    );
 }
 
 #[test]
@@ -90,17 +114,47 @@ fn what_is_no_known_object_is_none() {
         encoded("v1", "Pod", &field(1, &[1 << 3, 7])),
         encoded("v1", "Pod", &field(1, &field(1, b"\xff"))),
         // Lengths and numbers without an end, and groups.
-        encoded("v1", "Pod", &[2 | 1 << 3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]),
+        encoded(
+            "v1",
+            "Pod",
+            &[
+                2 | 1 << 3,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0xff,
+                0x7f,
+            ],
+        ),
         encoded("v1", "Pod", &[0x80; 12]),
         encoded("v1", "Pod", &[3 | 1 << 3]),
         // A moment that there is not.
-        encoded("v1", "Pod", &field(1, &field(8, &[1 << 3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]))),
+        encoded(
+            "v1",
+            "Pod",
+            &field(
+                1,
+                &field(8, &[1 << 3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]),
+            ),
+        ),
     ] {
         assert_eq!(to_json(&wrong), None, "{wrong:?}");
     }
     // Fields that are not known are dropped.
-    let newer = [vec![15 << 3, 7], field(14, b"x"), vec![13 << 3 | 5, 0, 0, 0, 0]].concat();
-    assert_eq!(to_json(&encoded("v1", "Pod", &newer)), Some(json!({ "apiVersion": "v1", "kind": "Pod" })));
+    let newer = [
+        vec![15 << 3, 7],
+        field(14, b"x"),
+        vec![13 << 3 | 5, 0, 0, 0, 0],
+    ]
+    .concat();
+    assert_eq!(
+        to_json(&encoded("v1", "Pod", &newer)),
+        Some(json!({ "apiVersion": "v1", "kind": "Pod" }))
+    );
 }
 
 #[test]
@@ -109,7 +163,11 @@ fn every_message_that_a_field_has_is_in_the_table() {
         assert!(name.contains('.') && !name.contains(':'), "{name}");
         for field in fields.values() {
             if let Kind::Message(message) = field.kind {
-                assert!(MESSAGES.contains_key(message), "{name}.{} has {message}", field.name);
+                assert!(
+                    MESSAGES.contains_key(message),
+                    "{name}.{} has {message}",
+                    field.name
+                );
             }
         }
     }

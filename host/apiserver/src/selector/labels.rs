@@ -26,8 +26,9 @@ enum Condition {
 impl Requirement {
     pub(super) fn matches(&self, labels: &Value) -> bool {
         let found = labels.get(&self.key).and_then(Value::as_str);
-        let is_one_of =
-            |values: &[String]| found.is_some_and(|found| values.iter().any(|value| value == found));
+        let is_one_of = |values: &[String]| {
+            found.is_some_and(|found| values.iter().any(|value| value == found))
+        };
         let number = || found.and_then(|found| found.parse::<i64>().ok());
         match &self.condition {
             Condition::Exists => found.is_some(),
@@ -77,7 +78,9 @@ fn tokens(mut text: &str) -> Vec<Token> {
             text = text.get(symbol.len()..).unwrap_or_default();
             continue;
         }
-        let end = text.find([' ', '\t', '\r', '\n', '=', '!', '(', ')', ',', '>', '<']).unwrap_or(text.len());
+        let end = text
+            .find([' ', '\t', '\r', '\n', '=', '!', '(', ')', ',', '>', '<'])
+            .unwrap_or(text.len());
         let (word, rest) = text.split_at(end);
         tokens.push(Token::Word(word.to_owned()));
         text = rest;
@@ -86,7 +89,10 @@ fn tokens(mut text: &str) -> Vec<Token> {
 
 /// The requirements, or what cannot be understood in the words of an API server.
 pub(super) fn parse(selector: &str) -> Result<Vec<Requirement>, String> {
-    let mut parser = Parser { tokens: tokens(selector), at: 0 };
+    let mut parser = Parser {
+        tokens: tokens(selector),
+        at: 0,
+    };
     let mut requirements = Vec::new();
     if parser.peek() == &Token::End {
         return Ok(requirements);
@@ -94,20 +100,34 @@ pub(super) fn parse(selector: &str) -> Result<Vec<Requirement>, String> {
     match parser.peek() {
         Token::Word(_) | Token::Symbol("!") => {}
         other => {
-            return Err(format!("found '{}', expected: !, identifier, or 'end of string'", other.shown()));
+            return Err(format!(
+                "found '{}', expected: !, identifier, or 'end of string'",
+                other.shown()
+            ));
         }
     }
     loop {
         let requirement = parser.requirement();
-        requirements.push(requirement.map_err(|why| format!("unable to parse requirement: {why}"))?);
+        requirements
+            .push(requirement.map_err(|why| format!("unable to parse requirement: {why}"))?);
         match parser.next() {
             Token::End => return Ok(requirements),
             token if token.is(",") => {}
-            other => return Err(format!("found '{}', expected: ',' or 'end of string'", other.shown())),
+            other => {
+                return Err(format!(
+                    "found '{}', expected: ',' or 'end of string'",
+                    other.shown()
+                ));
+            }
         }
         match parser.peek() {
             Token::Word(_) | Token::Symbol("!") => {}
-            other => return Err(format!("found '{}', expected: identifier after ','", other.shown())),
+            other => {
+                return Err(format!(
+                    "found '{}', expected: identifier after ','",
+                    other.shown()
+                ));
+            }
         }
     }
 }
@@ -144,10 +164,16 @@ impl Parser {
             ));
         }
         if is_absent {
-            return Ok(Requirement { key, condition: Condition::Absent });
+            return Ok(Requirement {
+                key,
+                condition: Condition::Absent,
+            });
         }
         if matches!(self.peek(), Token::End) || self.peek().is(",") {
-            return Ok(Requirement { key, condition: Condition::Exists });
+            return Ok(Requirement {
+                key,
+                condition: Condition::Exists,
+            });
         }
         let operator = self.next();
         let condition = match operator.shown() {
@@ -157,7 +183,11 @@ impl Parser {
             "notin" => Condition::NotIn(self.values()?),
             ">" => Condition::Above(self.number()?),
             "<" => Condition::Below(self.number()?),
-            other => return Err(format!("found '{other}', expected: in, notin, =, ==, !=, gt, lt")),
+            other => {
+                return Err(format!(
+                    "found '{other}', expected: in, notin, =, ==, !=, gt, lt"
+                ));
+            }
         };
         Ok(Requirement { key, condition })
     }
@@ -176,7 +206,9 @@ impl Parser {
     fn number(&mut self) -> Result<i64, String> {
         let value = self.value()?;
         let why = "for 'Gt', 'Lt' operators, the value must be an integer";
-        value.parse().map_err(|_| format!("values[0]: Invalid value: \"{value}\": {why}"))
+        value
+            .parse()
+            .map_err(|_| format!("values[0]: Invalid value: \"{value}\": {why}"))
     }
 
     /// Values between parentheses, each of which may be empty.
@@ -209,7 +241,9 @@ fn is_name(text: &str) -> bool {
     text.len() <= NAME_MAX
         && is_end(text.bytes().next())
         && is_end(text.bytes().last())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
 fn is_key(key: &str) -> bool {
@@ -217,7 +251,10 @@ fn is_key(key: &str) -> bool {
         None => is_name(key),
         Some((prefix, name)) => {
             let is_part = |part: &str| {
-                is_name(part) && part.bytes().all(|byte| !byte.is_ascii_uppercase() && byte != b'_')
+                is_name(part)
+                    && part
+                        .bytes()
+                        .all(|byte| !byte.is_ascii_uppercase() && byte != b'_')
             };
             prefix.len() <= KEY_PREFIX_MAX && prefix.split('.').all(is_part) && is_name(name)
         }
@@ -241,7 +278,10 @@ mod tests {
     use super::*;
 
     fn matches(selector: &str, labels: &Value) -> bool {
-        parse(selector).unwrap().iter().all(|requirement| requirement.matches(labels))
+        parse(selector)
+            .unwrap()
+            .iter()
+            .all(|requirement| requirement.matches(labels))
     }
 
     #[test]
@@ -270,9 +310,19 @@ mod tests {
         for selector in all {
             assert!(matches(selector, &labels), "{selector}");
         }
-        for selector in
-            ["x", "a=c", "a!=b", "!a", "a in (c)", "a notin (b)", "n>7", "n<7", "a>1", "a=b,x", "in in (x)"]
-        {
+        for selector in [
+            "x",
+            "a=c",
+            "a!=b",
+            "!a",
+            "a in (c)",
+            "a notin (b)",
+            "n>7",
+            "n<7",
+            "a>1",
+            "a=b,x",
+            "in in (x)",
+        ] {
             assert!(!matches(selector, &labels), "{selector}");
         }
         assert!(!matches("a", &Value::Null) && matches("!a", &Value::Null));
@@ -282,10 +332,19 @@ mod tests {
     fn a_selector_that_cannot_be_understood_is_refused_with_the_place() {
         let unexpected = |text: &str| format!("unable to parse requirement: {text}");
         for (selector, message) in [
-            (",", "found ',', expected: !, identifier, or 'end of string'".to_owned()),
+            (
+                ",",
+                "found ',', expected: !, identifier, or 'end of string'".to_owned(),
+            ),
             ("a,", "found '', expected: identifier after ','".to_owned()),
-            ("a b", unexpected("found 'b', expected: in, notin, =, ==, !=, gt, lt")),
-            ("a=b c", "found 'c', expected: ',' or 'end of string'".to_owned()),
+            (
+                "a b",
+                unexpected("found 'b', expected: in, notin, =, ==, !=, gt, lt"),
+            ),
+            (
+                "a=b c",
+                "found 'c', expected: ',' or 'end of string'".to_owned(),
+            ),
             ("a in b", unexpected("found 'b' expected: '('")),
             ("a in (b", unexpected("found '', expected: ',' or ')'")),
             ("!", unexpected("found '', expected: identifier")),

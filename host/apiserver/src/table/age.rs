@@ -12,12 +12,22 @@ const YEAR: i64 = 365 * DAY;
 
 /// Returns how long ago a time in an object was: `5m3s`, with two or three significant figures.
 pub(super) fn since(time: &Value, now: Timestamp) -> String {
-    let time = time.as_str().and_then(|text| text.parse::<Timestamp>().ok());
-    time.map_or_else(|| UNKNOWN.to_owned(), |time| human(now.duration_since(time).as_secs()))
+    let time = time
+        .as_str()
+        .and_then(|text| text.parse::<Timestamp>().ok());
+    time.map_or_else(
+        || UNKNOWN.to_owned(),
+        |time| human(now.duration_since(time).as_secs()),
+    )
 }
 
 fn human(seconds: i64) -> String {
-    let (minutes, hours, days, years) = (seconds / MINUTE, seconds / HOUR, seconds / DAY, seconds / YEAR);
+    let (minutes, hours, days, years) = (
+        seconds / MINUTE,
+        seconds / HOUR,
+        seconds / DAY,
+        seconds / YEAR,
+    );
     match seconds {
         // The clocks of two machines may differ by a second.
         ..=-2 => "<invalid>".to_owned(),
@@ -36,7 +46,11 @@ fn human(seconds: i64) -> String {
 
 /// A number and what is left of it, if anything is.
 fn two(large: i64, unit: &str, small: i64, part: &str) -> String {
-    if small == 0 { format!("{large}{unit}") } else { format!("{large}{unit}{small}{part}") }
+    if small == 0 {
+        format!("{large}{unit}")
+    } else {
+        format!("{large}{unit}{small}{part}")
+    }
 }
 
 #[cfg(test)]

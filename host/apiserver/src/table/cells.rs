@@ -27,11 +27,19 @@ impl Column {
 }
 
 const fn column(name: &'static str, description: &'static str) -> Column {
-    Column { name, is_wide: false, description }
+    Column {
+        name,
+        is_wide: false,
+        description,
+    }
 }
 
 const fn wide(name: &'static str, description: &'static str) -> Column {
-    Column { name, is_wide: true, description }
+    Column {
+        name,
+        is_wide: true,
+        description,
+    }
 }
 
 const NAME: Column = column("Name", "Name of the object, unique in its namespace.");
@@ -41,12 +49,18 @@ static PODS: [Column; 9] = [
     NAME,
     column("Ready", "Containers that are ready, of all."),
     column("Status", "State of the pod, or why it is not running."),
-    column("Restarts", "How often containers were restarted, and when one was last."),
+    column(
+        "Restarts",
+        "How often containers were restarted, and when one was last.",
+    ),
     AGE,
     wide("IP", "First IP address of the pod."),
     wide("Node", "Node that the pod is assigned to."),
     wide("Nominated Node", "Node on which room is made for the pod."),
-    wide("Readiness Gates", "Conditions for readiness that are met, of all."),
+    wide(
+        "Readiness Gates",
+        "Conditions for readiness that are met, of all.",
+    ),
 ];
 static NODES: [Column; 10] = [
     NAME,
@@ -73,8 +87,14 @@ static EVENTS: [Column; 10] = [
     wide("Name", "Name of the event."),
 ];
 static NAMESPACES: [Column; 3] = [NAME, column("Status", "Phase of the namespace."), AGE];
-static CLAIMS: [Column; 3] =
-    [NAME, column("State", "Whether the claim is allocated, reserved or deleted."), AGE];
+static CLAIMS: [Column; 3] = [
+    NAME,
+    column(
+        "State",
+        "Whether the claim is allocated, reserved or deleted.",
+    ),
+    AGE,
+];
 static SLICES: [Column; 5] = [
     NAME,
     column("Node", "Node that the devices belong to, if it is one."),
@@ -108,7 +128,10 @@ pub(super) fn columns(kind: &str) -> &'static [Column] {
 /// Returns the cells of an object, one for each of the [`columns`] of its kind.
 pub(super) fn of(kind: &str, object: &Value, now: Timestamp) -> Vec<Value> {
     let metadata = &object["metadata"];
-    let (name, age) = (text(metadata, "name"), since(&metadata["creationTimestamp"], now));
+    let (name, age) = (
+        text(metadata, "name"),
+        since(&metadata["creationTimestamp"], now),
+    );
     let (spec, status) = (&object["spec"], &object["status"]);
     match kind {
         "Pod" => pod(object, name, age, now),
@@ -128,8 +151,13 @@ pub(super) fn of(kind: &str, object: &Value, now: Timestamp) -> Vec<Value> {
         }
         "DeviceTaintRule" => {
             let (taint, added) = (&spec["taint"], &spec["taint"]["timeAdded"]);
-            let added = if added.is_null() { String::new() } else { since(added, now) };
-            let [key, value, effect] = ["key", "value", "effect"].map(|field| text(taint, field).into());
+            let added = if added.is_null() {
+                String::new()
+            } else {
+                since(added, now)
+            };
+            let [key, value, effect] =
+                ["key", "value", "effect"].map(|field| text(taint, field).into());
             vec![name.into(), key, value, effect, added.into(), age.into()]
         }
         _ => vec![name.into(), age.into()],
@@ -142,28 +170,45 @@ fn text<'a>(object: &'a Value, key: &str) -> &'a str {
 
 /// The text of a field, or what is shown in its place.
 fn text_or<'a>(object: &'a Value, key: &str, missing: &'a str) -> &'a str {
-    Some(text(object, key)).filter(|text| !text.is_empty()).unwrap_or(missing)
+    Some(text(object, key))
+        .filter(|text| !text.is_empty())
+        .unwrap_or(missing)
 }
 
 fn list<'a>(object: &'a Value, key: &str) -> &'a [Value] {
-    object[key].as_array().map(Vec::as_slice).unwrap_or_default()
+    object[key]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default()
 }
 
 fn claim_state(claim: &Value) -> String {
     let status = &claim["status"];
-    let (is_deleted, is_allocated) =
-        (!claim["metadata"]["deletionTimestamp"].is_null(), !status["allocation"].is_null());
+    let (is_deleted, is_allocated) = (
+        !claim["metadata"]["deletionTimestamp"].is_null(),
+        !status["allocation"].is_null(),
+    );
     let states = [
         ("deleted", is_deleted),
         ("pending", !is_deleted && !is_allocated),
         ("allocated", is_allocated),
-        ("reserved", is_allocated && !list(status, "reservedFor").is_empty()),
+        (
+            "reserved",
+            is_allocated && !list(status, "reservedFor").is_empty(),
+        ),
     ];
-    states.into_iter().filter(|(_, holds)| *holds).map(|(name, _)| name).collect::<Vec<_>>().join(",")
+    states
+        .into_iter()
+        .filter(|(_, holds)| *holds)
+        .map(|(name, _)| name)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 fn condition<'a>(status: &'a Value, kind: &str) -> Option<&'a Value> {
-    list(status, "conditions").iter().find(|condition| condition["type"] == kind)
+    list(status, "conditions")
+        .iter()
+        .find(|condition| condition["type"] == kind)
 }
 
 fn node(node: &Value, name: &str, age: String) -> Vec<Value> {
@@ -173,18 +218,31 @@ fn node(node: &Value, name: &str, age: String) -> Vec<Value> {
         Some(_) => "NotReady",
         None => UNKNOWN_STATUS,
     };
-    let cordoned = if node["spec"]["unschedulable"] == true { ",SchedulingDisabled" } else { "" };
-    let roles: BTreeSet<&str> =
-        node["metadata"]["labels"].as_object().into_iter().flatten().filter_map(role).collect();
+    let cordoned = if node["spec"]["unschedulable"] == true {
+        ",SchedulingDisabled"
+    } else {
+        ""
+    };
+    let roles: BTreeSet<&str> = node["metadata"]["labels"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(role)
+        .collect();
     let roles = roles.into_iter().collect::<Vec<_>>().join(",");
     let roles = if roles.is_empty() { NONE } else { &roles };
     let address = |kind: &str| {
-        let found = list(status, "addresses").iter().find(|address| address["type"] == kind);
+        let found = list(status, "addresses")
+            .iter()
+            .find(|address| address["type"] == kind);
         found.map_or(NONE, |address| text(address, "address"))
     };
     let kernel = match text(info, "architecture") {
         "" => text_or(info, "kernelVersion", UNKNOWN).to_owned(),
-        architecture => format!("{} ({architecture})", text_or(info, "kernelVersion", UNKNOWN)),
+        architecture => format!(
+            "{} ({architecture})",
+            text_or(info, "kernelVersion", UNKNOWN)
+        ),
     };
     vec![
         name.into(),
@@ -216,20 +274,30 @@ fn event(event: &Value, name: &str, now: Timestamp) -> Vec<Value> {
         time => time,
     };
     let first = since(either("firstTimestamp", "eventTime"), now);
-    let last =
-        if event["lastTimestamp"].is_null() { first.clone() } else { since(&event["lastTimestamp"], now) };
+    let last = if event["lastTimestamp"].is_null() {
+        first.clone()
+    } else {
+        since(&event["lastTimestamp"], now)
+    };
     let (series, about) = (&event["series"], &event["involvedObject"]);
     let (last, count) = match series {
         // An event of the new kind that happened once has no count.
         Value::Null => (last, event["count"].as_i64().unwrap_or_default().max(1)),
-        series => (since(&series["lastObservedTime"], now), series["count"].as_i64().unwrap_or_default()),
+        series => (
+            since(&series["lastObservedTime"], now),
+            series["count"].as_i64().unwrap_or_default(),
+        ),
     };
     let kind = text(about, "kind").to_lowercase();
     let object = match text(about, "name") {
         "" => kind,
         name => format!("{kind}/{name}"),
     };
-    let component = text_or(&event["source"], "component", text(event, "reportingComponent"));
+    let component = text_or(
+        &event["source"],
+        "component",
+        text(event, "reportingComponent"),
+    );
     let source = match text_or(&event["source"], "host", text(event, "reportingInstance")) {
         "" => component.to_owned(),
         instance => format!("{component}, {instance}"),
@@ -254,8 +322,10 @@ fn pod(pod: &Value, name: &str, age: String, now: Timestamp) -> Vec<Value> {
     let is_ready =
         |container: &&Value| container["ready"] == true && !container["state"]["running"].is_null();
     let ready = containers.iter().filter(is_ready).count();
-    let restarts: i64 =
-        containers.iter().map(|container| container["restartCount"].as_i64().unwrap_or_default()).sum();
+    let restarts: i64 = containers
+        .iter()
+        .map(|container| container["restartCount"].as_i64().unwrap_or_default())
+        .sum();
     let last_end = containers
         .iter()
         .filter_map(|container| container["lastState"]["terminated"]["finishedAt"].as_str())
@@ -264,14 +334,20 @@ fn pod(pod: &Value, name: &str, age: String, now: Timestamp) -> Vec<Value> {
         Some(time) if restarts != 0 => format!("{restarts} ({} ago)", since(&json!(time), now)),
         _ => restarts.to_string(),
     };
-    let address = list(status, "podIPs").first().map_or("", |address| text(address, "ip"));
+    let address = list(status, "podIPs")
+        .first()
+        .map_or("", |address| text(address, "ip"));
     vec![
         name.into(),
         format!("{ready}/{}", list(spec, "containers").len()).into(),
         pod_status(pod, ready).into(),
         restarts.into(),
         age.into(),
-        if address.is_empty() { NONE.into() } else { address.into() },
+        if address.is_empty() {
+            NONE.into()
+        } else {
+            address.into()
+        },
         text_or(spec, "nodeName", NONE).into(),
         text_or(status, "nominatedNodeName", NONE).into(),
         readiness_gates(pod).into(),
@@ -288,14 +364,18 @@ fn pod_status(pod: &Value, ready: usize) -> String {
             _ => "Terminating".to_owned(),
         };
     }
-    let gated = condition(status, "PodScheduled").is_some_and(|found| found["reason"] == "SchedulingGated");
+    let gated =
+        condition(status, "PodScheduled").is_some_and(|found| found["reason"] == "SchedulingGated");
     let mut reason = match gated {
         true => "SchedulingGated".to_owned(),
         false => text_or(status, "reason", phase).to_owned(),
     };
     let mut failure = None;
     for container in list(status, "containerStatuses").iter().rev() {
-        let (waiting, terminated) = (&container["state"]["waiting"], &container["state"]["terminated"]);
+        let (waiting, terminated) = (
+            &container["state"]["waiting"],
+            &container["state"]["terminated"],
+        );
         if !text(waiting, "reason").is_empty() {
             text(waiting, "reason").clone_into(&mut reason);
         } else if !terminated.is_null() {
@@ -305,7 +385,8 @@ fn pod_status(pod: &Value, ready: usize) -> String {
             }
         }
     }
-    let is_ready = condition(status, "Ready").is_some_and(|condition| condition["status"] == "True");
+    let is_ready =
+        condition(status, "Ready").is_some_and(|condition| condition["status"] == "True");
     match (reason.as_str(), ready > 0) {
         ("Completed", true) if is_ready => "Running".to_owned(),
         ("Completed", runs) => failure.unwrap_or(if runs { "NotReady".to_owned() } else { reason }),
@@ -326,7 +407,8 @@ fn ended(terminated: &Value) -> String {
 fn readiness_gates(pod: &Value) -> String {
     let gates = list(&pod["spec"], "readinessGates");
     let is_met = |gate: &&Value| {
-        condition(&pod["status"], text(gate, "conditionType")).is_some_and(|found| found["status"] == "True")
+        condition(&pod["status"], text(gate, "conditionType"))
+            .is_some_and(|found| found["status"] == "True")
     };
     match gates.len() {
         0 => NONE.to_owned(),

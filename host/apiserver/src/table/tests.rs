@@ -12,15 +12,24 @@ fn cells(kind: &str, mut object: Value) -> Value {
     object["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
     let table = table(kind, [&object], &json!({}), IncludeObject::None, now());
     let (columns, cells) = (&table["columnDefinitions"], &table["rows"][0]["cells"]);
-    assert_eq!(columns.as_array().unwrap().len(), cells.as_array().unwrap().len(), "{kind}");
+    assert_eq!(
+        columns.as_array().unwrap().len(),
+        cells.as_array().unwrap().len(),
+        "{kind}"
+    );
     cells.clone()
 }
 
 fn headers(kind: &str, priority: i64) -> Vec<String> {
     let table = table(kind, [], &json!({}), IncludeObject::None, now());
-    let columns =
-        table["columnDefinitions"].as_array().unwrap().iter().filter(|column| column["priority"] == priority);
-    columns.map(|column| column["name"].as_str().unwrap().to_owned()).collect()
+    let columns = table["columnDefinitions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|column| column["priority"] == priority);
+    columns
+        .map(|column| column["name"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
@@ -69,7 +78,10 @@ fn the_state_of_a_claim_is_its_allocation_and_its_consumers() {
     let (allocation, consumers) = (json!({ "devices": {} }), json!([{ "name": "p" }]));
     let deleted = json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" });
     assert_eq!(state(json!({})), "pending");
-    assert_eq!(state(json!({ "status": { "allocation": allocation } })), "allocated");
+    assert_eq!(
+        state(json!({ "status": { "allocation": allocation } })),
+        "allocated"
+    );
     assert_eq!(
         state(json!({ "status": { "allocation": allocation, "reservedFor": consumers } })),
         "allocated,reserved"
@@ -85,35 +97,55 @@ fn the_state_of_a_claim_is_its_allocation_and_its_consumers() {
 
 #[test]
 fn kinds_of_the_resource_group_have_the_columns_of_a_real_server() {
-    assert_eq!(headers("ResourceSlice", 0), ["Name", "Node", "Driver", "Pool", "Age"]);
-    let slice = json!({ "spec": { "driver": "d", "nodeName": "node-1", "pool": { "name": "p" } } });
-    assert_eq!(cells("ResourceSlice", slice), json!(["n", "node-1", "d", "p", "5m3s"]));
     assert_eq!(
-        cells("ResourceSlice", json!({ "spec": { "driver": "d", "allNodes": true } })),
+        headers("ResourceSlice", 0),
+        ["Name", "Node", "Driver", "Pool", "Age"]
+    );
+    let slice = json!({ "spec": { "driver": "d", "nodeName": "node-1", "pool": { "name": "p" } } });
+    assert_eq!(
+        cells("ResourceSlice", slice),
+        json!(["n", "node-1", "d", "p", "5m3s"])
+    );
+    assert_eq!(
+        cells(
+            "ResourceSlice",
+            json!({ "spec": { "driver": "d", "allNodes": true } })
+        ),
         json!(["n", "", "d", "", "5m3s"])
     );
     for kind in ["DeviceClass", "ResourceClaimTemplate"] {
         assert_eq!(headers(kind, 0), ["Name", "Age"]);
         assert_eq!(cells(kind, json!({})), json!(["n", "5m3s"]));
     }
-    let taint =
-        json!({ "key": "k", "value": "v", "effect": "NoExecute", "timeAdded": "2026-01-01T00:05:00Z" });
+    let taint = json!({ "key": "k", "value": "v", "effect": "NoExecute", "timeAdded": "2026-01-01T00:05:00Z" });
     assert_eq!(
         cells("DeviceTaintRule", json!({ "spec": { "taint": taint } })),
         json!(["n", "k", "v", "NoExecute", "3s", "5m3s"])
     );
     assert_eq!(
-        cells("DeviceTaintRule", json!({ "spec": { "taint": { "key": "k" } } })),
+        cells(
+            "DeviceTaintRule",
+            json!({ "spec": { "taint": { "key": "k" } } })
+        ),
         json!(["n", "k", "", "", "", "5m3s"])
     );
 }
 
 #[test]
 fn a_node_shows_its_state_and_with_wide_output_its_system() {
-    assert_eq!(headers("Node", 0), ["Name", "Status", "Roles", "Age", "Version"]);
+    assert_eq!(
+        headers("Node", 0),
+        ["Name", "Status", "Roles", "Age", "Version"]
+    );
     assert_eq!(
         headers("Node", 1),
-        ["Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"]
+        [
+            "Internal-IP",
+            "External-IP",
+            "OS-Image",
+            "Kernel-Version",
+            "Container-Runtime"
+        ]
     );
     let node = json!({
         "metadata": { "labels": { "node-role.kubernetes.io/worker": "", "kubernetes.io/role": "edge" } },
@@ -154,7 +186,10 @@ fn a_node_shows_its_state_and_with_wide_output_its_system() {
         ])
     );
     assert_eq!(
-        cells("Node", json!({ "status": { "conditions": [{ "type": "Ready", "status": "False" }] } }))[1],
+        cells(
+            "Node",
+            json!({ "status": { "conditions": [{ "type": "Ready", "status": "False" }] } })
+        )[1],
         "NotReady"
     );
     assert_eq!(
@@ -165,29 +200,58 @@ fn a_node_shows_its_state_and_with_wide_output_its_system() {
 
 #[test]
 fn an_event_shows_when_it_happened_and_what_it_is_about() {
-    assert_eq!(headers("Event", 0), ["Last Seen", "Type", "Reason", "Object", "Message"]);
-    assert_eq!(headers("Event", 1), ["Subobject", "Source", "First Seen", "Count", "Name"]);
+    assert_eq!(
+        headers("Event", 0),
+        ["Last Seen", "Type", "Reason", "Object", "Message"]
+    );
+    assert_eq!(
+        headers("Event", 1),
+        ["Subobject", "Source", "First Seen", "Count", "Name"]
+    );
     let old = json!({
         "firstTimestamp": "2026-01-01T00:00:03Z", "lastTimestamp": "2026-01-01T00:05:00Z", "count": 4, "type": "Warning", "reason": "R",
         "involvedObject": { "kind": "Pod", "name": "p", "fieldPath": "spec" }, "source": { "component": "kubelet", "host": "h" }, "message": " m\n",
     });
     assert_eq!(
         cells("Event", old),
-        json!(["3s", "Warning", "R", "pod/p", "spec", "kubelet, h", "m", "5m", 4, "n"])
+        json!([
+            "3s",
+            "Warning",
+            "R",
+            "pod/p",
+            "spec",
+            "kubelet, h",
+            "m",
+            "5m",
+            4,
+            "n"
+        ])
     );
     let new = json!({
         "eventTime": "2026-01-01T00:05:00.000000Z", "type": "Normal", "reason": "R", "involvedObject": { "kind": "Node" },
         "reportingComponent": "c", "message": "m",
     });
-    assert_eq!(cells("Event", new), json!(["3s", "Normal", "R", "node", "", "c", "m", "3s", 1, "n"]));
+    assert_eq!(
+        cells("Event", new),
+        json!(["3s", "Normal", "R", "node", "", "c", "m", "3s", 1, "n"])
+    );
     let series = json!({ "eventTime": "2026-01-01T00:00:03Z", "series": { "lastObservedTime": "2026-01-01T00:05:02Z", "count": 9 } });
-    assert_eq!(cells("Event", series), json!(["1s", "", "", "", "", "", "", "5m", 9, "n"]));
+    assert_eq!(
+        cells("Event", series),
+        json!(["1s", "", "", "", "", "", "", "5m", 9, "n"])
+    );
 }
 
 #[test]
 fn a_pod_shows_why_it_does_not_run() {
-    assert_eq!(headers("Pod", 0), ["Name", "Ready", "Status", "Restarts", "Age"]);
-    assert_eq!(headers("Pod", 1), ["IP", "Node", "Nominated Node", "Readiness Gates"]);
+    assert_eq!(
+        headers("Pod", 0),
+        ["Name", "Ready", "Status", "Restarts", "Age"]
+    );
+    assert_eq!(
+        headers("Pod", 1),
+        ["IP", "Node", "Nominated Node", "Readiness Gates"]
+    );
     let containers = json!([{ "name": "a" }, { "name": "b" }]);
     let running = json!({
         "spec": { "containers": containers, "nodeName": "node-1", "readinessGates": [{ "conditionType": "g" }] },
@@ -201,23 +265,52 @@ fn a_pod_shows_why_it_does_not_run() {
     });
     assert_eq!(
         cells("Pod", running),
-        json!(["n", "1/2", "Running", "2 (3s ago)", "5m3s", "10.0.0.9", "node-1", "<none>", "1/1"])
+        json!([
+            "n",
+            "1/2",
+            "Running",
+            "2 (3s ago)",
+            "5m3s",
+            "10.0.0.9",
+            "node-1",
+            "<none>",
+            "1/1"
+        ])
     );
     assert_eq!(
         cells("Pod", json!({ "status": { "phase": "Pending" } })),
-        json!(["n", "0/0", "Pending", "0", "5m3s", "<none>", "<none>", "<none>", "<none>"])
+        json!([
+            "n", "0/0", "Pending", "0", "5m3s", "<none>", "<none>", "<none>", "<none>"
+        ])
     );
     let status = |status: Value| cells("Pod", json!({ "status": status }))[2].clone();
-    assert_eq!(status(json!({ "phase": "Failed", "reason": "Evicted" })), "Evicted");
+    assert_eq!(
+        status(json!({ "phase": "Failed", "reason": "Evicted" })),
+        "Evicted"
+    );
     assert_eq!(
         status(json!({ "conditions": [{ "type": "PodScheduled", "reason": "SchedulingGated" }] })),
         "SchedulingGated"
     );
-    let one = |state: Value| status(json!({ "phase": "Running", "containerStatuses": [{ "state": state }] }));
-    assert_eq!(one(json!({ "waiting": { "reason": "ContainerCreating" } })), "ContainerCreating");
-    assert_eq!(one(json!({ "terminated": { "exitCode": 1 } })), "ExitCode:1");
-    assert_eq!(one(json!({ "terminated": { "exitCode": 1, "signal": 9 } })), "Signal:9");
-    assert_eq!(one(json!({ "terminated": { "exitCode": 0, "reason": "Completed" } })), "Completed");
+    let one = |state: Value| {
+        status(json!({ "phase": "Running", "containerStatuses": [{ "state": state }] }))
+    };
+    assert_eq!(
+        one(json!({ "waiting": { "reason": "ContainerCreating" } })),
+        "ContainerCreating"
+    );
+    assert_eq!(
+        one(json!({ "terminated": { "exitCode": 1 } })),
+        "ExitCode:1"
+    );
+    assert_eq!(
+        one(json!({ "terminated": { "exitCode": 1, "signal": 9 } })),
+        "Signal:9"
+    );
+    assert_eq!(
+        one(json!({ "terminated": { "exitCode": 0, "reason": "Completed" } })),
+        "Completed"
+    );
     let deleted = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" }, "status": { "phase": "Running" } });
     assert_eq!(cells("Pod", deleted)[2], "Terminating");
 }
@@ -226,7 +319,8 @@ fn a_pod_shows_why_it_does_not_run() {
 fn a_pod_that_has_ended_is_marked() {
     let mark = |kind: &str, phase: &str| {
         let object = json!({ "status": { "phase": phase } });
-        table(kind, [&object], &json!({}), IncludeObject::None, now())["rows"][0]["conditions"].clone()
+        table(kind, [&object], &json!({}), IncludeObject::None, now())["rows"][0]["conditions"]
+            .clone()
     };
     let completed = json!([{ "type": "Completed", "status": "True", "reason": "Succeeded", "message": "The pod has completed successfully." }]);
     assert_eq!(mark("Pod", "Succeeded"), completed);

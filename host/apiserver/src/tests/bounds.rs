@@ -31,7 +31,13 @@ fn configured(name: &str, parameters: &Value) -> Value {
 async fn an_object_of_more_than_100_levels_is_refused_by_every_write() {
     let server = server().await;
     let path = format!("{CLAIMS}/a");
-    let made = send(&server, "POST", CLAIMS, &configured("a", &nested(100 - AROUND))).await;
+    let made = send(
+        &server,
+        "POST",
+        CLAIMS,
+        &configured("a", &nested(100 - AROUND)),
+    )
+    .await;
     assert_eq!(made.code, 201, "{}", made.text);
     let deep = nested(101 - AROUND);
     let refused = send(&server, "POST", CLAIMS, &configured("b", &deep)).await;
@@ -42,19 +48,42 @@ async fn an_object_of_more_than_100_levels_is_refused_by_every_write() {
             "ResourceClaim in version \"v1\" cannot be handled as a ResourceClaim: exceeded max depth of 100"
         )
     );
-    let add = json!([{ "op": "add", "path": "/spec/devices/config/0/opaque/parameters", "value": deep }]);
+    let add =
+        json!([{ "op": "add", "path": "/spec/devices/config/0/opaque/parameters", "value": deep }]);
     for (method, path, kind, body) in [
-        ("PUT", path.clone(), "application/json", configured("a", &deep)),
+        (
+            "PUT",
+            path.clone(),
+            "application/json",
+            configured("a", &deep),
+        ),
         ("PATCH", path.clone(), MERGE, configured("a", &deep)),
-        ("PATCH", path.clone(), "application/strategic-merge-patch+json", configured("a", &deep)),
-        ("PATCH", format!("{path}?fieldManager=me"), APPLY, configured("a", &deep)),
+        (
+            "PATCH",
+            path.clone(),
+            "application/strategic-merge-patch+json",
+            configured("a", &deep),
+        ),
+        (
+            "PATCH",
+            format!("{path}?fieldManager=me"),
+            APPLY,
+            configured("a", &deep),
+        ),
     ] {
         let refused = send_as(&server, method, &path, kind, &body).await;
         assert_eq!(refused.code, 400, "{kind}: {}", refused.text);
-        assert!(refused.message().contains("max depth of 100"), "{}", refused.text);
+        assert!(
+            refused.message().contains("max depth of 100"),
+            "{}",
+            refused.text
+        );
     }
     let refused = send_as(&server, "PATCH", &path, JSON_PATCH, &add).await;
-    assert_eq!((refused.code, refused.message()), (422, "the patched document exceeds max depth of 100"));
+    assert_eq!(
+        (refused.code, refused.message()),
+        (422, "the patched document exceeds max depth of 100")
+    );
     assert_eq!(get(&server, &path).await.body, made.body);
 }
 
@@ -67,24 +96,61 @@ async fn a_null_in_a_map_or_a_list_is_refused_by_every_write() {
                ObjectMeta.metadata.";
     let mut bad = claim("a");
     bad["metadata"]["finalizers"] = json!([null]);
-    let annotate = json!([{ "op": "add", "path": "/metadata/annotations", "value": { "x": null } }]);
+    let annotate =
+        json!([{ "op": "add", "path": "/metadata/annotations", "value": { "x": null } }]);
     let finalize = json!({ "metadata": { "finalizers": [null] } });
     let new = CLAIMS.to_owned();
     for (method, path, kind, body, field) in [
-        ("POST", new, "application/json", &bad, "finalizers of type string"),
-        ("PUT", path.clone(), "application/json", &bad, "finalizers of type string"),
-        ("PATCH", path.clone(), JSON_PATCH, &annotate, "annotations.x of type string"),
-        ("PATCH", path.clone(), MERGE, &finalize, "finalizers of type string"),
-        ("PATCH", format!("{path}?fieldManager=me"), APPLY, &bad, "finalizers of type string"),
+        (
+            "POST",
+            new,
+            "application/json",
+            &bad,
+            "finalizers of type string",
+        ),
+        (
+            "PUT",
+            path.clone(),
+            "application/json",
+            &bad,
+            "finalizers of type string",
+        ),
+        (
+            "PATCH",
+            path.clone(),
+            JSON_PATCH,
+            &annotate,
+            "annotations.x of type string",
+        ),
+        (
+            "PATCH",
+            path.clone(),
+            MERGE,
+            &finalize,
+            "finalizers of type string",
+        ),
+        (
+            "PATCH",
+            format!("{path}?fieldManager=me"),
+            APPLY,
+            &bad,
+            "finalizers of type string",
+        ),
     ] {
         let refused = send_as(&server, method, &path, kind, body).await;
-        assert_eq!((refused.code, refused.message()), (400, format!("{why}{field}").as_str()), "{kind}");
+        assert_eq!(
+            (refused.code, refused.message()),
+            (400, format!("{why}{field}").as_str()),
+            "{kind}"
+        );
     }
     assert_eq!(get(&server, &path).await.body, made.body);
 }
 
 fn class(expressions: impl IntoIterator<Item = String>) -> Value {
-    let selectors = expressions.into_iter().map(|text| json!({ "cel": { "expression": text } }));
+    let selectors = expressions
+        .into_iter()
+        .map(|text| json!({ "cel": { "expression": text } }));
     json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": { "name": "c" },
         "spec": { "selectors": selectors.collect::<Value>() },
@@ -98,13 +164,29 @@ async fn expressions_are_compiled_for_every_write_that_has_new_ones() {
     let made = send(&server, "POST", CLASSES, &class([good("a"), good("a")])).await;
     assert_eq!(made.code, 201, "{}", made.text);
     let path = format!("{CLASSES}/c");
-    assert_eq!(send(&server, "PUT", &path, &class([good("a"), good("b")])).await.code, 200);
+    assert_eq!(
+        send(&server, "PUT", &path, &class([good("a"), good("b")]))
+            .await
+            .code,
+        200
+    );
     let spec = class([good("b"), "device.nosuch".to_owned()])["spec"].clone();
     let refused = send_as(&server, "PATCH", &path, MERGE, &json!({ "spec": spec })).await;
-    assert_eq!((refused.code, &refused.body["reason"]), (422, &json!("Invalid")));
-    assert_eq!(refused.body["details"]["causes"][0]["field"], "spec.selectors[1].cel.expression");
+    assert_eq!(
+        (refused.code, &refused.body["reason"]),
+        (422, &json!("Invalid"))
+    );
+    assert_eq!(
+        refused.body["details"]["causes"][0]["field"],
+        "spec.selectors[1].cel.expression"
+    );
     let apply = format!("{path}?fieldManager=me&force=true");
-    assert_eq!(send_as(&server, "PATCH", &apply, APPLY, &class([good("c")])).await.code, 200);
+    assert_eq!(
+        send_as(&server, "PATCH", &apply, APPLY, &class([good("c")]))
+            .await
+            .code,
+        200
+    );
     let selectors = get(&server, &path).await.body["spec"]["selectors"].clone();
     assert_eq!(selectors, class([good("c")])["spec"]["selectors"]);
 }
@@ -155,9 +237,19 @@ async fn a_watch_takes_the_changes_of_its_resource_alone() {
     send(&server, "DELETE", &format!("{CLAIMS}/a"), &Value::Null).await;
     let news = server.shared.lock().since(version + 1, "resourceclaims");
     let changes = news.changes.iter();
-    let changes: Vec<_> =
-        changes.map(|change| (change.key.name.as_str(), change.revision, change.is_deletion)).collect();
-    assert_eq!((changes, news.revision, news.trimmed), (vec![("a", version + 3, true)], version + 3, 100));
+    let changes: Vec<_> = changes
+        .map(|change| {
+            (
+                change.key.name.as_str(),
+                change.revision,
+                change.is_deletion,
+            )
+        })
+        .collect();
+    assert_eq!(
+        (changes, news.revision, news.trimmed),
+        (vec![("a", version + 3, true)], version + 3, 100)
+    );
 }
 
 fn event(name: &str) -> Value {
@@ -172,24 +264,52 @@ async fn events_of_more_than_an_hour_ago_are_deleted_with_the_next_one() {
     let loaded = |name: String, minutes: i64| {
         let mut event = event(&name);
         let made = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(minutes);
-        event["metadata"]["creationTimestamp"] = made.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
+        event["metadata"]["creationTimestamp"] =
+            made.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
         event["metadata"]["resourceVersion"] = "7".into();
         event
     };
     let old = (0..101).map(|number| loaded(format!("old-{number:03}"), 61));
     let objects = old.chain([loaded("recent".to_owned(), 58)]).collect();
-    let loaded = Loaded { objects, revision: 200 };
-    let server = Server::open(Options::default(), Arc::new(Memory), loaded).await.unwrap();
+    let loaded = Loaded {
+        objects,
+        revision: 200,
+    };
+    let server = Server::open(Options::default(), Arc::new(Memory), loaded)
+        .await
+        .unwrap();
     let version = get(&server, EVENTS).await.version();
-    let mut watch = Lines::open(&server, &format!("{EVENTS}?watch=true&resourceVersion={version}")).await;
-    send(&server, "POST", &format!("{EVENTS}?dryRun=All"), &event("none")).await;
+    let mut watch = Lines::open(
+        &server,
+        &format!("{EVENTS}?watch=true&resourceVersion={version}"),
+    )
+    .await;
+    send(
+        &server,
+        "POST",
+        &format!("{EVENTS}?dryRun=All"),
+        &event("none"),
+    )
+    .await;
     assert_eq!(names(&get(&server, EVENTS).await.body).len(), 102);
     assert_eq!(send(&server, "POST", EVENTS, &event("a")).await.code, 201);
-    assert_eq!(names(&get(&server, EVENTS).await.body), ["a", "old-100", "recent"]);
-    assert_eq!(watch.next_name().await, ("ADDED".to_owned(), "a".to_owned()));
-    assert_eq!(watch.next_name().await, ("DELETED".to_owned(), "old-000".to_owned()));
+    assert_eq!(
+        names(&get(&server, EVENTS).await.body),
+        ["a", "old-100", "recent"]
+    );
+    assert_eq!(
+        watch.next_name().await,
+        ("ADDED".to_owned(), "a".to_owned())
+    );
+    assert_eq!(
+        watch.next_name().await,
+        ("DELETED".to_owned(), "old-000".to_owned())
+    );
     assert_eq!(send(&server, "POST", EVENTS, &event("b")).await.code, 201);
-    assert_eq!(names(&get(&server, EVENTS).await.body), ["a", "b", "recent"]);
+    assert_eq!(
+        names(&get(&server, EVENTS).await.body),
+        ["a", "b", "recent"]
+    );
 }
 
 #[tokio::test]
@@ -215,7 +335,12 @@ async fn without_space_objects_can_shrink_and_be_deleted_and_no_object_can_grow(
         assert_eq!((refused.code, refused.message()), (500, full));
     }
     assert_eq!(bytes(), STORED_BYTES_MAX);
-    assert_eq!(send_as(&server, "PATCH", &path, MERGE, &annotate("x".to_owned())).await.code, 200);
+    assert_eq!(
+        send_as(&server, "PATCH", &path, MERGE, &annotate("x".to_owned()))
+            .await
+            .code,
+        200
+    );
     assert_eq!(send(&server, "DELETE", &path, &Value::Null).await.code, 200);
     assert_eq!(bytes(), STORED_BYTES_MAX - held);
     assert_eq!(send(&server, "POST", CLAIMS, &claim("b")).await.code, 201);

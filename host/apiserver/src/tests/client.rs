@@ -29,12 +29,17 @@ impl Answer {
     }
 
     pub(super) fn version(&self) -> String {
-        self.body["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+        self.body["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap()
+            .to_owned()
     }
 }
 
 pub(super) async fn server() -> Server {
-    Server::open(Options::default(), Arc::new(Memory), Loaded::default()).await.unwrap()
+    Server::open(Options::default(), Arc::new(Memory), Loaded::default())
+        .await
+        .unwrap()
 }
 
 pub(super) async fn ask(
@@ -48,15 +53,40 @@ pub(super) async fn ask(
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let (head, body) = server.handle(request.body(Full::new(body)).unwrap()).await.into_parts();
+    let (head, body) = server
+        .handle(request.body(Full::new(body)).unwrap())
+        .await
+        .into_parts();
     let text = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
     let body = serde_json::from_str(&text).unwrap_or(Value::Null);
-    Answer { code: head.status.as_u16(), headers: head.headers, text, body }
+    Answer {
+        code: head.status.as_u16(),
+        headers: head.headers,
+        text,
+        body,
+    }
 }
 
-pub(super) async fn send_as(server: &Server, method: &str, path: &str, kind: &str, body: &Value) -> Answer {
-    let text = if body.is_null() { String::new() } else { body.to_string() };
-    ask(server, method, path, &[("content-type", kind), ("user-agent", "test/1.0")], text.into()).await
+pub(super) async fn send_as(
+    server: &Server,
+    method: &str,
+    path: &str,
+    kind: &str,
+    body: &Value,
+) -> Answer {
+    let text = if body.is_null() {
+        String::new()
+    } else {
+        body.to_string()
+    };
+    ask(
+        server,
+        method,
+        path,
+        &[("content-type", kind), ("user-agent", "test/1.0")],
+        text.into(),
+    )
+    .await
 }
 
 pub(super) async fn send(server: &Server, method: &str, path: &str, body: &Value) -> Answer {
@@ -72,7 +102,12 @@ pub(super) async fn get_as(server: &Server, path: &str, accept: &str) -> Answer 
 }
 
 pub(super) fn names(list: &Value) -> Vec<&str> {
-    list["items"].as_array().unwrap().iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect()
+    list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["metadata"]["name"].as_str().unwrap())
+        .collect()
 }
 
 /// The events of a watch.
@@ -82,8 +117,12 @@ pub(super) struct Lines {
 
 impl Lines {
     pub(super) async fn open(server: &Server, path: &str) -> Self {
-        let request = http::Request::get(path).body(Full::new(Bytes::new())).unwrap();
-        Self { body: server.handle(request).await.into_body() }
+        let request = http::Request::get(path)
+            .body(Full::new(Bytes::new()))
+            .unwrap();
+        Self {
+            body: server.handle(request).await.into_body(),
+        }
     }
 
     pub(super) async fn next(&mut self) -> Option<Value> {
@@ -95,7 +134,10 @@ impl Lines {
     pub(super) async fn next_name(&mut self) -> (String, String) {
         let event = self.next().await.expect("the watch goes on");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        (text(&event["type"]), text(&event["object"]["metadata"]["name"]))
+        (
+            text(&event["type"]),
+            text(&event["object"]["metadata"]["name"]),
+        )
     }
 }
 
@@ -138,7 +180,10 @@ impl Disk {
                 None => drop(objects.remove(&change.key)),
             }
         }
-        Loaded { objects: objects.into_values().collect(), revision }
+        Loaded {
+            objects: objects.into_values().collect(),
+            revision,
+        }
     }
 }
 
@@ -147,7 +192,10 @@ impl Storage for Disk {
         Box::pin(async move {
             let _open = self.gate.lock().await;
             if self.fails.load(Ordering::Relaxed) {
-                return Err(StorageError { changes: changes.len(), source: "the disk is full".into() });
+                return Err(StorageError {
+                    changes: changes.len(),
+                    source: "the disk is full".into(),
+                });
             }
             self.changes.lock().unwrap().extend(changes);
             Ok(())

@@ -32,7 +32,9 @@ async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, token: &str) 
 
 fn client(identity: &Identity) -> TlsConnector {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(identity.certificate_pem.as_bytes()).unwrap()).unwrap();
+    roots
+        .add(CertificateDer::from_pem_slice(identity.certificate_pem.as_bytes()).unwrap())
+        .unwrap();
     let config = ClientConfig::builder_with_provider(ring::default_provider().into())
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -53,14 +55,20 @@ async fn a_client_with_the_certificate_and_the_token_is_let_in_and_no_other() {
     for name in ["localhost", "127.0.0.1"] {
         let connect = async |trusted: &Identity| {
             let stream = TcpStream::connect(address).await.unwrap();
-            client(trusted).connect(ServerName::try_from(name).unwrap(), stream).await
+            client(trusted)
+                .connect(ServerName::try_from(name).unwrap(), stream)
+                .await
         };
         let answer = exchange(connect(&identity).await.unwrap(), &identity.token).await;
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
         for token in ["", "wrong", &identity.token[1..]] {
             let refused = exchange(connect(&identity).await.unwrap(), token).await;
-            assert!(refused.starts_with("HTTP/1.1 401 Unauthorized"), "{refused}");
-            let status: Value = serde_json::from_str(refused.split_once("\r\n\r\n").unwrap().1).unwrap();
+            assert!(
+                refused.starts_with("HTTP/1.1 401 Unauthorized"),
+                "{refused}"
+            );
+            let status: Value =
+                serde_json::from_str(refused.split_once("\r\n\r\n").unwrap().1).unwrap();
             assert_eq!(
                 status,
                 json!({
@@ -79,11 +87,21 @@ async fn a_client_with_the_certificate_and_the_token_is_let_in_and_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_client_without_the_token_or_without_a_request_loses_its_connection() {
     let (mut client, served) = tokio::io::duplex(1 << 16);
-    let serving = tokio::spawn(connection(served, server().await, Some(Door::new("secret"))));
-    client.write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    let serving = tokio::spawn(connection(
+        served,
+        server().await,
+        Some(Door::new("secret")),
+    ));
+    client
+        .write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .await
+        .unwrap();
     let mut refused = String::new();
     client.read_to_string(&mut refused).await.unwrap();
-    assert!(refused.starts_with("HTTP/1.1 401 Unauthorized"), "{refused}");
+    assert!(
+        refused.starts_with("HTTP/1.1 401 Unauthorized"),
+        "{refused}"
+    );
     assert!(refused.contains("\r\nconnection: close\r\n"), "{refused}");
     serving.await.unwrap();
 
@@ -105,7 +123,11 @@ async fn a_client_that_sent_the_token_is_not_closed_for_time() {
     tokio::spawn(connection(served, server().await, Some(door.clone())));
     let closed = door.closed();
     tokio::pin!(closed);
-    assert!(tokio::time::timeout(Duration::from_secs(9), &mut closed).await.is_err());
+    assert!(
+        tokio::time::timeout(Duration::from_secs(9), &mut closed)
+            .await
+            .is_err()
+    );
     client
         .write_all(b"GET /version HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer secret\r\n\r\n")
         .await
@@ -113,7 +135,11 @@ async fn a_client_that_sent_the_token_is_not_closed_for_time() {
     let mut answer = [0; 15];
     client.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200 OK");
-    assert!(tokio::time::timeout(Duration::from_secs(3600), &mut closed).await.is_err());
+    assert!(
+        tokio::time::timeout(Duration::from_secs(3600), &mut closed)
+            .await
+            .is_err()
+    );
 }
 
 /// A process without the token took 543 MB of memory, and a request of a client with it timed out.
@@ -128,15 +154,23 @@ async fn clients_without_the_token_take_little_memory_and_keep_no_client_out() {
     });
     let connect = async || {
         let stream = TcpStream::connect(address).await.unwrap();
-        client(&identity).connect(ServerName::try_from("localhost").unwrap(), stream).await
+        client(&identity)
+            .connect(ServerName::try_from("localhost").unwrap(), stream)
+            .await
     };
-    let served =
-        async || exchange(connect().await.unwrap(), &identity.token).await.starts_with("HTTP/1.1 200");
+    let served = async || {
+        exchange(connect().await.unwrap(), &identity.token)
+            .await
+            .starts_with("HTTP/1.1 200")
+    };
     let mut known = connect().await.unwrap();
     known
         .write_all(
-            format!("GET /version HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\n\r\n", identity.token)
-                .as_bytes(),
+            format!(
+                "GET /version HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\n\r\n",
+                identity.token
+            )
+            .as_bytes(),
         )
         .await
         .unwrap();
@@ -152,7 +186,10 @@ async fn clients_without_the_token_take_little_memory_and_keep_no_client_out() {
     let mut slow = Vec::new();
     for _ in 0..2 * STRANGERS_PER_USER_MAX {
         let mut stream = connect().await.unwrap();
-        stream.write_all(b"GET /version HTTP/1.1\r\nX: ").await.unwrap();
+        stream
+            .write_all(b"GET /version HTTP/1.1\r\nX: ")
+            .await
+            .unwrap();
         slow.push(stream);
     }
     assert!(served().await);
@@ -160,7 +197,10 @@ async fn clients_without_the_token_take_little_memory_and_keep_no_client_out() {
     let mut large = Vec::new();
     for _ in 0..2 * STRANGERS_PER_USER_MAX {
         let mut stream = connect().await.unwrap();
-        stream.write_all(b"GET /version HTTP/1.1\r\nX: ").await.unwrap();
+        stream
+            .write_all(b"GET /version HTTP/1.1\r\nX: ")
+            .await
+            .unwrap();
         stream.write_all(&header).await.unwrap();
         stream.flush().await.unwrap();
         large.push(stream);
@@ -170,18 +210,31 @@ async fn clients_without_the_token_take_little_memory_and_keep_no_client_out() {
     assert!(grown < 64 << 20, "{grown} bytes, with those of the clients");
 
     let mut over = connect().await.unwrap();
-    let too_large = [b"GET /version HTTP/1.1\r\nX: ".as_slice(), &vec![b'x'; 64 << 10]].concat();
+    let too_large = [
+        b"GET /version HTTP/1.1\r\nX: ".as_slice(),
+        &vec![b'x'; 64 << 10],
+    ]
+    .concat();
     over.write_all(&too_large).await.unwrap();
     let mut refused = [0; 12];
     over.read_exact(&mut refused).await.unwrap();
     assert_eq!(&refused, b"HTTP/1.1 431");
     for stream in half_open.iter_mut().take(1400) {
-        assert!(matches!(stream.read(&mut [0; 1]).await, Ok(0) | Err(_)), "its place is taken");
+        assert!(
+            matches!(stream.read(&mut [0; 1]).await, Ok(0) | Err(_)),
+            "its place is taken"
+        );
     }
-    known.write_all(b"GET /version HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").await.unwrap();
+    known
+        .write_all(b"GET /version HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
     let mut rest = String::new();
     known.read_to_string(&mut rest).await.unwrap();
-    assert!(rest.contains("HTTP/1.1 401"), "each request needs the token: {rest}");
+    assert!(
+        rest.contains("HTTP/1.1 401"),
+        "each request needs the token: {rest}"
+    );
     stop.cancel();
     serving.await.unwrap().unwrap();
 }
@@ -195,17 +248,41 @@ fn resident_bytes() -> usize {
 async fn an_address_that_others_reach_and_a_malformed_identity_are_refused() {
     let identity = Identity::generate().unwrap();
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
-    let refused = serve_tls(server().await, listener, &identity, CancellationToken::new()).await;
+    let refused = serve_tls(
+        server().await,
+        listener,
+        &identity,
+        CancellationToken::new(),
+    )
+    .await;
     assert!(matches!(refused, Err(ServeError::NotLoopback(_))));
     let broken = [
-        Identity { certificate_pem: "none".to_owned(), ..identity.clone() },
-        Identity { key_pem: String::new(), ..identity.clone() },
-        Identity { key_pem: Identity::generate().unwrap().key_pem, ..identity.clone() },
-        Identity { token: String::new(), ..identity },
+        Identity {
+            certificate_pem: "none".to_owned(),
+            ..identity.clone()
+        },
+        Identity {
+            key_pem: String::new(),
+            ..identity.clone()
+        },
+        Identity {
+            key_pem: Identity::generate().unwrap().key_pem,
+            ..identity.clone()
+        },
+        Identity {
+            token: String::new(),
+            ..identity
+        },
     ];
     for identity in broken {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let refused = serve_tls(server().await, listener, &identity, CancellationToken::new()).await;
+        let refused = serve_tls(
+            server().await,
+            listener,
+            &identity,
+            CancellationToken::new(),
+        )
+        .await;
         assert!(matches!(refused, Err(ServeError::Identity(_))));
     }
 }
@@ -224,10 +301,15 @@ async fn a_unix_socket_needs_no_token() {
 
 #[test]
 fn a_kubeconfig_has_the_address_the_certificate_and_the_token() {
-    let identity =
-        Identity { certificate_pem: "CERT".to_owned(), key_pem: "KEY".to_owned(), token: "TOKEN".to_owned() };
-    let config: Value = serde_json::from_str(&kubeconfig("https://127.0.0.1:6443", &identity)).unwrap();
-    let cluster = json!({ "server": "https://127.0.0.1:6443", "certificate-authority-data": "Q0VSVA==" });
+    let identity = Identity {
+        certificate_pem: "CERT".to_owned(),
+        key_pem: "KEY".to_owned(),
+        token: "TOKEN".to_owned(),
+    };
+    let config: Value =
+        serde_json::from_str(&kubeconfig("https://127.0.0.1:6443", &identity)).unwrap();
+    let cluster =
+        json!({ "server": "https://127.0.0.1:6443", "certificate-authority-data": "Q0VSVA==" });
     assert_eq!(
         config,
         json!({

@@ -6,7 +6,11 @@ use super::client::{get, get_as, send, send_as, server};
 use crate::discovery::AGGREGATED;
 
 fn field<'a>(list: &'a Value, key: &str) -> Vec<&'a str> {
-    list.as_array().unwrap().iter().map(|item| item[key].as_str().unwrap()).collect()
+    list.as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item[key].as_str().unwrap())
+        .collect()
 }
 
 #[tokio::test]
@@ -16,12 +20,25 @@ async fn groups_and_resources_are_discovered() {
     let groups = get(&server, "/apis").await.body;
     assert_eq!(
         field(&groups["groups"], "name"),
-        ["resource.k8s.io", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io"]
+        [
+            "resource.k8s.io",
+            "events.k8s.io",
+            "authentication.k8s.io",
+            "authorization.k8s.io"
+        ]
     );
     let core = get(&server, "/api/v1").await.body;
     assert_eq!(
         field(&core["resources"], "name"),
-        ["events", "namespaces", "namespaces/status", "nodes", "nodes/status", "pods", "pods/status"]
+        [
+            "events",
+            "namespaces",
+            "namespaces/status",
+            "nodes",
+            "nodes/status",
+            "pods",
+            "pods/status"
+        ]
     );
     assert_eq!(core["resources"][5]["shortNames"], json!(["po"]));
     let dra = get(&server, "/apis/resource.k8s.io/v1").await.body;
@@ -42,7 +59,11 @@ async fn groups_and_resources_are_discovered() {
         "/nothing",
     ] {
         let absent = get(&server, path).await;
-        assert_eq!((absent.code, &absent.body["reason"]), (404, &json!("NotFound")), "{path}");
+        assert_eq!(
+            (absent.code, &absent.body["reason"]),
+            (404, &json!("NotFound")),
+            "{path}"
+        );
     }
     assert_eq!(get(&server, "/version").await.body["minor"], "36");
     for path in ["/healthz", "/livez", "/readyz"] {
@@ -63,11 +84,22 @@ async fn discovery_comes_in_one_document_to_clients_that_accept_it() {
     );
     let claims = &dra["versions"][0]["resources"][1];
     assert_eq!(
-        (&claims["resource"], &claims["scope"], &claims["subresources"][0]["subresource"]),
-        (&json!("resourceclaims"), &json!("Namespaced"), &json!("status"))
+        (
+            &claims["resource"],
+            &claims["scope"],
+            &claims["subresources"][0]["subresource"]
+        ),
+        (
+            &json!("resourceclaims"),
+            &json!("Namespaced"),
+            &json!("status")
+        )
     );
     let core = get_as(&server, "/api", accept).await.body;
-    assert_eq!(core["items"][0]["versions"][0]["resources"][3]["shortNames"], json!(["po"]));
+    assert_eq!(
+        core["items"][0]["versions"][0]["resources"][3]["shortNames"],
+        json!(["po"])
+    );
 }
 
 #[tokio::test]
@@ -93,12 +125,27 @@ async fn objects_come_as_rows_to_kubectl_and_types_are_documented() {
     let server = server().await;
     let accept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
     let table = get_as(&server, "/api/v1/namespaces", accept).await.body;
-    assert_eq!((&table["kind"], &table["rows"][0]["cells"][0]), (&json!("Table"), &json!("default")));
-    let one = get_as(&server, "/api/v1/namespaces/default", accept).await.body;
+    assert_eq!(
+        (&table["kind"], &table["rows"][0]["cells"][0]),
+        (&json!("Table"), &json!("default"))
+    );
+    let one = get_as(&server, "/api/v1/namespaces/default", accept)
+        .await
+        .body;
     assert_eq!(one["rows"][0]["object"]["kind"], "PartialObjectMetadata");
-    assert_eq!(get_as(&server, "/api/v1/namespaces?includeObject=All", accept).await.code, 400);
+    assert_eq!(
+        get_as(&server, "/api/v1/namespaces?includeObject=All", accept)
+            .await
+            .code,
+        400
+    );
     let index = get(&server, "/openapi/v3").await.body;
     assert!(index["paths"]["apis/resource.k8s.io/v1"].is_object());
-    assert_eq!(get(&server, "/openapi/v3/apis/resource.k8s.io/v1").await.code, 200);
+    assert_eq!(
+        get(&server, "/openapi/v3/apis/resource.k8s.io/v1")
+            .await
+            .code,
+        200
+    );
     assert_eq!(get(&server, "/openapi/v3/apis/apps/v1").await.code, 404);
 }

@@ -9,7 +9,9 @@ use super::client::{CLAIMS, Disk, Lines, claim, get, names, send};
 use crate::{Loaded, OpenError, Options, Server};
 
 async fn open(disk: &Arc<Disk>) -> Server {
-    Server::open(Options::default(), Arc::clone(disk) as _, disk.load()).await.unwrap()
+    Server::open(Options::default(), Arc::clone(disk) as _, disk.load())
+        .await
+        .unwrap()
 }
 
 #[tokio::test]
@@ -17,10 +19,17 @@ async fn a_write_that_cannot_be_stored_is_answered_with_500_and_changes_nothing(
     let disk = Arc::new(Disk::default());
     let server = open(&disk).await;
     let before = get(&server, CLAIMS).await.version();
-    let mut watch = Lines::open(&server, &format!("{CLAIMS}?watch=true&resourceVersion={before}")).await;
+    let mut watch = Lines::open(
+        &server,
+        &format!("{CLAIMS}?watch=true&resourceVersion={before}"),
+    )
+    .await;
     disk.fails.store(true, Ordering::Relaxed);
     let refused = send(&server, "POST", CLAIMS, &claim("a")).await;
-    assert_eq!((refused.code, &refused.body["reason"]), (500, &json!("InternalError")));
+    assert_eq!(
+        (refused.code, &refused.body["reason"]),
+        (500, &json!("InternalError"))
+    );
     assert_eq!(
         refused.message(),
         "Internal error occurred: cannot store 1 changes of objects: the disk is full"
@@ -29,7 +38,10 @@ async fn a_write_that_cannot_be_stored_is_answered_with_500_and_changes_nothing(
     assert_eq!((names(&list.body), list.version()), (vec![], before));
     disk.fails.store(false, Ordering::Relaxed);
     assert_eq!(send(&server, "POST", CLAIMS, &claim("b")).await.code, 201);
-    assert_eq!(watch.next_name().await, ("ADDED".to_owned(), "b".to_owned()));
+    assert_eq!(
+        watch.next_name().await,
+        ("ADDED".to_owned(), "b".to_owned())
+    );
 }
 
 #[tokio::test]
@@ -60,7 +72,9 @@ async fn a_restart_keeps_objects_and_versions_and_refuses_older_watches() {
     let disk = Arc::new(Disk::default());
     let server = open(&disk).await;
     let kept = send(&server, "POST", CLAIMS, &claim("kept")).await;
-    let old = send(&server, "POST", CLAIMS, &claim("gone")).await.version();
+    let old = send(&server, "POST", CLAIMS, &claim("gone"))
+        .await
+        .version();
     send(&server, "DELETE", &format!("{CLAIMS}/gone"), &Value::Null).await;
     let last = get(&server, CLAIMS).await;
     drop(server);
@@ -68,26 +82,49 @@ async fn a_restart_keeps_objects_and_versions_and_refuses_older_watches() {
     let server = open(&disk).await;
     let list = get(&server, CLAIMS).await;
     assert_eq!(list.body, last.body);
-    assert_eq!(get(&server, &format!("{CLAIMS}/kept")).await.body, kept.body);
+    assert_eq!(
+        get(&server, &format!("{CLAIMS}/kept")).await.body,
+        kept.body
+    );
     // The deleted object was the newest: its versions are not given again.
-    let next = send(&server, "POST", CLAIMS, &claim("next")).await.version();
+    let next = send(&server, "POST", CLAIMS, &claim("next"))
+        .await
+        .version();
     assert!(next.parse::<u64>().unwrap() > last.version().parse().unwrap());
 
-    let mut late = Lines::open(&server, &format!("{CLAIMS}?watch=true&resourceVersion={old}")).await;
+    let mut late = Lines::open(
+        &server,
+        &format!("{CLAIMS}?watch=true&resourceVersion={old}"),
+    )
+    .await;
     let event = late.next().await.unwrap();
-    assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    assert_eq!(
+        (&event["type"], &event["object"]["code"]),
+        (&json!("ERROR"), &json!(410))
+    );
     assert_eq!(event["object"]["reason"], "Expired");
     assert_eq!(late.next().await, None);
     let path = format!("{CLAIMS}?watch=true&resourceVersion={}", last.version());
-    assert_eq!(Lines::open(&server, &path).await.next_name().await.1, "next");
+    assert_eq!(
+        Lines::open(&server, &path).await.next_name().await.1,
+        "next"
+    );
 }
 
 #[tokio::test]
 async fn the_namespace_default_is_there_once_and_keeps_its_uid() {
     let disk = Arc::new(Disk::default());
-    let uid = get(&open(&disk).await, "/api/v1/namespaces/default").await.body["metadata"]["uid"].clone();
-    let again = get(&open(&disk).await, "/api/v1/namespaces/default").await.body;
-    assert_eq!((&again["metadata"]["uid"], &again["status"]["phase"]), (&uid, &json!("Active")));
+    let uid = get(&open(&disk).await, "/api/v1/namespaces/default")
+        .await
+        .body["metadata"]["uid"]
+        .clone();
+    let again = get(&open(&disk).await, "/api/v1/namespaces/default")
+        .await
+        .body;
+    assert_eq!(
+        (&again["metadata"]["uid"], &again["status"]["phase"]),
+        (&uid, &json!("Active"))
+    );
     assert_eq!(disk.changes.lock().unwrap().len(), 1);
 }
 
@@ -103,10 +140,18 @@ async fn what_is_no_stored_object_is_refused_with_its_number_and_name() {
             json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": "a" } }),
             "has no resource version",
         ),
-        (json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "7" } }), "has no name"),
+        (
+            json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "7" } }),
+            "has no name",
+        ),
     ] {
-        let loaded = Loaded { objects: vec![object], revision: 0 };
-        let error = Server::open(Options::default(), Arc::new(crate::Memory), loaded).await.unwrap_err();
+        let loaded = Loaded {
+            objects: vec![object],
+            revision: 0,
+        };
+        let error = Server::open(Options::default(), Arc::new(crate::Memory), loaded)
+            .await
+            .unwrap_err();
         assert!(
             matches!(&error, OpenError::Object { number: 0, why: found, .. } if *found == why),
             "{error}"

@@ -16,8 +16,7 @@ fn pod(name: &str) -> Value {
 }
 
 fn owned(name: &str, owners: &[(&str, &Value)]) -> Value {
-    let reference =
-        |(name, uid): &(&str, &Value)| json!({ "apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid });
+    let reference = |(name, uid): &(&str, &Value)| json!({ "apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid });
     let mut claim = claim(name);
     claim["metadata"]["ownerReferences"] = owners.iter().map(reference).collect();
     claim
@@ -30,14 +29,21 @@ async fn add_pod(server: &Server, name: &str) -> Value {
 }
 
 async fn claims(server: &Server) -> Vec<String> {
-    names(&get(server, CLAIMS).await.body).into_iter().map(str::to_owned).collect()
+    names(&get(server, CLAIMS).await.body)
+        .into_iter()
+        .map(str::to_owned)
+        .collect()
 }
 
 #[tokio::test]
 async fn an_object_is_deleted_after_the_last_of_its_owners() {
     let server = server().await;
     let (a, b) = (add_pod(&server, "a").await, add_pod(&server, "b").await);
-    for claim in [owned("of-a", &[("a", &a)]), owned("of-both", &[("a", &a), ("b", &b)]), claim("of-none")] {
+    for claim in [
+        owned("of-a", &[("a", &a)]),
+        owned("of-both", &[("a", &a), ("b", &b)]),
+        claim("of-none"),
+    ] {
         assert_eq!(send(&server, "POST", CLAIMS, &claim).await.code, 201);
     }
     send(&server, "DELETE", &format!("{PODS}/a"), &Value::Null).await;
@@ -68,7 +74,13 @@ async fn the_deletion_of_many_owners_deletes_every_dependent_once() {
 #[tokio::test]
 async fn an_owner_that_is_gone_already_does_not_keep_an_object_and_an_unknown_kind_does() {
     let server = server().await;
-    let made = send(&server, "POST", CLAIMS, &owned("late", &[("a", &json!("gone"))])).await;
+    let made = send(
+        &server,
+        "POST",
+        CLAIMS,
+        &owned("late", &[("a", &json!("gone"))]),
+    )
+    .await;
     assert_eq!(made.code, 201);
     let mut foreign = owned("foreign", &[("a", &json!("elsewhere"))]);
     foreign["metadata"]["ownerReferences"][0]["kind"] = "Widget".into();
@@ -82,10 +94,22 @@ async fn orphans_stay_without_their_reference() {
     let server = server().await;
     let a = add_pod(&server, "a").await;
     send(&server, "POST", CLAIMS, &owned("of-a", &[("a", &a)])).await;
-    let options = json!({ "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Never" });
-    assert_eq!(send(&server, "DELETE", &format!("{PODS}/a"), &options).await.code, 400);
-    let options = json!({ "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan" });
-    assert_eq!(send(&server, "DELETE", &format!("{PODS}/a"), &options).await.code, 200);
+    let options =
+        json!({ "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Never" });
+    assert_eq!(
+        send(&server, "DELETE", &format!("{PODS}/a"), &options)
+            .await
+            .code,
+        400
+    );
+    let options =
+        json!({ "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan" });
+    assert_eq!(
+        send(&server, "DELETE", &format!("{PODS}/a"), &options)
+            .await
+            .code,
+        200
+    );
     let orphan = get(&server, &format!("{CLAIMS}/of-a")).await.body;
     assert_eq!(orphan["metadata"]["ownerReferences"], json!([]));
 }
@@ -93,21 +117,44 @@ async fn orphans_stay_without_their_reference() {
 #[tokio::test]
 async fn a_namespace_goes_with_its_objects_and_waits_for_their_finalizers() {
     let server = server().await;
-    let absent = send(&server, "POST", &CLAIMS.replace("default", "team"), &claim("a")).await;
-    assert_eq!((absent.code, absent.message()), (404, "namespaces \"team\" not found"));
-    let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "team" } });
+    let absent = send(
+        &server,
+        "POST",
+        &CLAIMS.replace("default", "team"),
+        &claim("a"),
+    )
+    .await;
+    assert_eq!(
+        (absent.code, absent.message()),
+        (404, "namespaces \"team\" not found")
+    );
+    let namespace =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "team" } });
     let made = send(&server, "POST", NAMESPACES, &namespace).await;
-    assert_eq!(made.body["metadata"]["labels"], json!({ "kubernetes.io/metadata.name": "team" }));
+    assert_eq!(
+        made.body["metadata"]["labels"],
+        json!({ "kubernetes.io/metadata.name": "team" })
+    );
     let claims = CLAIMS.replace("default", "team");
     let mut kept = claim("kept");
     kept["metadata"]["finalizers"] = json!(["example.com/wait"]);
     for claim in [claim("a"), kept] {
         assert_eq!(send(&server, "POST", &claims, &claim).await.code, 201);
     }
-    let mut watch =
-        Lines::open(&server, &format!("{NAMESPACES}?watch=true&fieldSelector=metadata.name%3Dteam")).await;
+    let mut watch = Lines::open(
+        &server,
+        &format!("{NAMESPACES}?watch=true&fieldSelector=metadata.name%3Dteam"),
+    )
+    .await;
     watch.next_name().await;
-    let ending = send(&server, "DELETE", &format!("{NAMESPACES}/team"), &Value::Null).await.body;
+    let ending = send(
+        &server,
+        "DELETE",
+        &format!("{NAMESPACES}/team"),
+        &Value::Null,
+    )
+    .await
+    .body;
     assert_eq!(ending["status"]["phase"], "Terminating");
     assert_eq!(names(&get(&server, &claims).await.body), ["kept"]);
     let late = send(&server, "POST", &claims, &claim("late")).await;
@@ -116,13 +163,29 @@ async fn a_namespace_goes_with_its_objects_and_waits_for_their_finalizers() {
         (403, &json!("NamespaceTerminating"))
     );
     let patch = json!({ "metadata": { "finalizers": null } });
-    send_as(&server, "PATCH", &format!("{claims}/kept"), "application/merge-patch+json", &patch).await;
+    send_as(
+        &server,
+        "PATCH",
+        &format!("{claims}/kept"),
+        "application/merge-patch+json",
+        &patch,
+    )
+    .await;
     assert_eq!(get(&server, &format!("{NAMESPACES}/team")).await.code, 404);
     assert_eq!(watch.next_name().await.0, "MODIFIED");
     assert_eq!(watch.next_name().await.0, "DELETED");
-    let stays = send(&server, "DELETE", &format!("{NAMESPACES}/default"), &Value::Null).await;
+    let stays = send(
+        &server,
+        "DELETE",
+        &format!("{NAMESPACES}/default"),
+        &Value::Null,
+    )
+    .await;
     assert_eq!(
         (stays.code, stays.message()),
-        (403, "namespaces \"default\" is forbidden: this namespace may not be deleted")
+        (
+            403,
+            "namespaces \"default\" is forbidden: this namespace may not be deleted"
+        )
     );
 }

@@ -25,25 +25,33 @@ pub(crate) fn admin_access(
     };
     let Some(namespace) = namespace else {
         let name = text(&new["metadata"], "namespace");
-        let why =
-            format!("could not retrieve namespace to verify admin access: namespaces \"{name}\" not found");
+        let why = format!(
+            "could not retrieve namespace to verify admin access: namespaces \"{name}\" not found"
+        );
         return Some(internal(field, &why));
     };
     let is_allowed = namespace["metadata"]["labels"][LABEL] == "true";
-    let why =
-        format!("admin access to devices requires the `{LABEL}: true` label on the containing namespace");
+    let why = format!(
+        "admin access to devices requires the `{LABEL}: true` label on the containing namespace"
+    );
     (!is_allowed).then(|| Cause::forbidden(field, &why))
 }
 
 /// The first request for admin access. Its path has no `exactly`, nor a template's second `spec`.
 fn requested(spec: &Value) -> Option<String> {
     let requests = list(&spec["devices"], "requests");
-    let index = requests.iter().position(|request| request["exactly"]["adminAccess"] == true)?;
+    let index = requests
+        .iter()
+        .position(|request| request["exactly"]["adminAccess"] == true)?;
     Some(format!("spec.devices.requests[{index}].adminAccess"))
 }
 
 fn granted(claim: &Value) -> Option<String> {
     let results = list(&claim["status"]["allocation"]["devices"], "results");
-    let index = results.iter().position(|result| result["adminAccess"] == true)?;
-    Some(format!("status.allocation.devices.results[{index}].adminAccess"))
+    let index = results
+        .iter()
+        .position(|result| result["adminAccess"] == true)?;
+    Some(format!(
+        "status.allocation.devices.results[{index}].adminAccess"
+    ))
 }

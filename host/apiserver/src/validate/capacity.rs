@@ -17,7 +17,10 @@ pub(super) fn check(causes: &mut Causes, at: &str, capacity: &Value, is_shared: 
         return;
     }
     if !is_shared {
-        causes.push(Cause::forbidden(at, "allowMultipleAllocations must be true"));
+        causes.push(Cause::forbidden(
+            at,
+            "allowMultipleAllocations must be true",
+        ));
         return;
     }
     let whole = Amount::of(&capacity["value"]);
@@ -73,17 +76,29 @@ fn one_of(causes: &mut Causes, at: &str, policy: &Value, whole: &Amount, default
     for (index, (value, next)) in values.iter().zip(values.iter().skip(1)).enumerate() {
         if value.nanos > next.nanos {
             let field = format!("{field}[{}]", index + 1);
-            causes.push(invalid(field, &next.text, "values must be sorted in ascending order"));
+            causes.push(invalid(
+                field,
+                &next.text,
+                "values must be sorted in ascending order",
+            ));
         }
     }
     let identity = |value: &Value| format!("\"{}\"", Amount::of(value).units());
-    set(causes, at, policy, "validValues", VALID_VALUES, identity, |causes, field, value| {
-        let value = Amount::of(value);
-        if value.nanos > whole.nanos {
-            let why = format!("option is larger than capacity value: {}", whole.text);
-            causes.push(invalid(field, &value.text, &why));
-        }
-    });
+    set(
+        causes,
+        at,
+        policy,
+        "validValues",
+        VALID_VALUES,
+        identity,
+        |causes, field, value| {
+            let value = Amount::of(value);
+            if value.nanos > whole.nanos {
+                let why = format!("option is larger than capacity value: {}", whole.text);
+                causes.push(invalid(field, &value.text, &why));
+            }
+        },
+    );
     let is_default = |value: &Amount| value.nanos == default.nanos;
     if values.len() > VALID_VALUES || !values.iter().any(is_default) {
         let why = "default value is not valid according to the requestPolicy";
@@ -93,22 +108,61 @@ fn one_of(causes: &mut Causes, at: &str, policy: &Value, whole: &Amount, default
 
 fn between(causes: &mut Causes, at: &str, range: &Value, whole: &Amount, default: &Amount) {
     if range["min"].is_null() {
-        causes.push(Cause::required(format!("{at}.min"), "required when validRange is defined"));
+        causes.push(Cause::required(
+            format!("{at}.min"),
+            "required when validRange is defined",
+        ));
         return;
     }
     let min = Amount::of(&range["min"]);
     let mut refuse = |is_wrong: bool, key: &str, shown: &Amount, why: &str, than: &str| {
         if is_wrong {
-            causes.push(invalid(format!("{at}.{key}"), &shown.text, &format!("{why}: {than}")));
+            causes.push(invalid(
+                format!("{at}.{key}"),
+                &shown.text,
+                &format!("{why}: {than}"),
+            ));
         }
     };
-    refuse(min.nanos > whole.nanos, "min", &min, "min is larger than capacity value", &whole.text);
-    refuse(default.nanos < min.nanos, "min", default, "default is less than min", &min.text);
-    let max = Some(&range["max"]).filter(|max| !max.is_null()).map(Amount::of);
+    refuse(
+        min.nanos > whole.nanos,
+        "min",
+        &min,
+        "min is larger than capacity value",
+        &whole.text,
+    );
+    refuse(
+        default.nanos < min.nanos,
+        "min",
+        default,
+        "default is less than min",
+        &min.text,
+    );
+    let max = Some(&range["max"])
+        .filter(|max| !max.is_null())
+        .map(Amount::of);
     if let Some(max) = &max {
-        refuse(min.nanos > max.nanos, "max", &min, "min is larger than max", &max.text);
-        refuse(max.nanos > whole.nanos, "max", max, "max is larger than capacity value", &whole.text);
-        refuse(default.nanos > max.nanos, "max", default, "default is more than max", &max.text);
+        refuse(
+            min.nanos > max.nanos,
+            "max",
+            &min,
+            "min is larger than max",
+            &max.text,
+        );
+        refuse(
+            max.nanos > whole.nanos,
+            "max",
+            max,
+            "max is larger than capacity value",
+            &whole.text,
+        );
+        refuse(
+            default.nanos > max.nanos,
+            "max",
+            default,
+            "default is more than max",
+            &max.text,
+        );
     }
     if !range["step"].is_null() {
         steps(
@@ -134,14 +188,23 @@ fn steps(
     let first = min.nanos.saturating_add(step.nanos);
     if first > whole.nanos {
         let first = quantity::of_nanos(first);
-        let why = format!("one step {first} is larger than capacity value: {}", whole.text);
+        let why = format!(
+            "one step {first} is larger than capacity value: {}",
+            whole.text
+        );
         causes.push(invalid(field, &step.text, &why));
     }
     for value in values.into_iter().flatten() {
-        let rest = value.units().saturating_sub(min.units()).checked_rem(step.units());
+        let rest = value
+            .units()
+            .saturating_sub(min.units())
+            .checked_rem(step.units());
         // A step of nothing leads nowhere.
         if rest != Some(0) {
-            let why = format!("value is not a multiple of a given step ({}) from ({})", step.text, min.text);
+            let why = format!(
+                "value is not a multiple of a given step ({}) from ({})",
+                step.text, min.text
+            );
             causes.push(invalid(field, &value.text, &why));
         }
     }

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::expressions::Compiled;
 use super::fields::{
-    Causes, UNBOUNDED, by, each, integer, invalid, itself, list, one_of, set, text, too_long, unsupported,
+    Causes, UNBOUNDED, by, each, integer, invalid, itself, list, one_of, set, text, too_long,
+    unsupported,
 };
 use super::names;
 use crate::status::Cause;
@@ -29,7 +30,11 @@ impl<'a> RequestNames<'a> {
     /// Of a claim's `spec.devices`.
     pub(super) fn of(devices: &'a Value) -> Self {
         let requests = list(devices, "requests").iter();
-        Self(requests.map(|request| (text(request, "name"), subrequest_names(request))).collect())
+        Self(
+            requests
+                .map(|request| (text(request, "name"), subrequest_names(request)))
+                .collect(),
+        )
     }
 
     /// Whether `name` is a request, or a subrequest after its request and a slash.
@@ -58,57 +63,109 @@ impl<'a> RequestNames<'a> {
 
     /// Checks `requests` of a constraint or configuration.
     pub(super) fn check_list(&self, causes: &mut Causes, at: &str, object: &Value) {
-        set(causes, at, object, "requests", REQUESTS, itself, |causes, field, name| {
-            self.check(causes, field, name.as_str().unwrap_or_default());
-        });
+        set(
+            causes,
+            at,
+            object,
+            "requests",
+            REQUESTS,
+            itself,
+            |causes, field, name| {
+                self.check(causes, field, name.as_str().unwrap_or_default());
+            },
+        );
     }
 }
 
 fn subrequest_names(request: &Value) -> BTreeSet<&str> {
-    list(request, "firstAvailable").iter().map(|sub| text(sub, "name")).collect()
+    list(request, "firstAvailable")
+        .iter()
+        .map(|sub| text(sub, "name"))
+        .collect()
 }
 
 /// Checks the spec of a claim at `at`: `spec`, and `spec.spec` in a template.
 pub(super) fn spec(causes: &mut Causes, at: &str, spec: &Value, compiled: &Compiled) {
     let (at, devices) = (format!("{at}.devices"), &spec["devices"]);
     let requests = RequestNames::of(devices);
-    set(causes, &at, devices, "requests", REQUESTS, by("name"), |causes, at, asked| {
-        request(causes, at, asked, compiled);
-    });
-    each(causes, &at, devices, "constraints", CONSTRAINTS, |causes, at, constraint| {
-        requests.check_list(causes, at, constraint);
-        attribute_of(causes, at, constraint);
-    });
-    each(causes, &at, devices, "config", CONFIGS, |causes, at, config| {
-        requests.check_list(causes, at, config);
-        configuration(causes, at, config, true);
-    });
+    set(
+        causes,
+        &at,
+        devices,
+        "requests",
+        REQUESTS,
+        by("name"),
+        |causes, at, asked| {
+            request(causes, at, asked, compiled);
+        },
+    );
+    each(
+        causes,
+        &at,
+        devices,
+        "constraints",
+        CONSTRAINTS,
+        |causes, at, constraint| {
+            requests.check_list(causes, at, constraint);
+            attribute_of(causes, at, constraint);
+        },
+    );
+    each(
+        causes,
+        &at,
+        devices,
+        "config",
+        CONFIGS,
+        |causes, at, config| {
+            requests.check_list(causes, at, config);
+            configuration(causes, at, config, true);
+        },
+    );
 }
 
 fn request(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) {
     let name = text(request, "name");
     names::refuse(causes, &format!("{at}.name"), name, names::label(name));
     let why = "exactly one of `exactly` or `firstAvailable` is required";
-    match (request["exactly"].is_null(), list(request, "firstAvailable").is_empty()) {
+    match (
+        request["exactly"].is_null(),
+        list(request, "firstAvailable").is_empty(),
+    ) {
         (true, true) => causes.push(Cause::required(at, why)),
         (false, false) => {
             let why = format!("{why}, but multiple fields are set");
             causes.push(Cause::invalid(at, Value::Null, &why));
         }
         (true, false) => {
-            set(causes, at, request, "firstAvailable", SUBREQUESTS, by("name"), |causes, at, sub| {
-                let name = text(sub, "name");
-                names::refuse(causes, &format!("{at}.name"), name, names::label(name));
-                devices(causes, at, sub, compiled);
-            });
+            set(
+                causes,
+                at,
+                request,
+                "firstAvailable",
+                SUBREQUESTS,
+                by("name"),
+                |causes, at, sub| {
+                    let name = text(sub, "name");
+                    names::refuse(causes, &format!("{at}.name"), name, names::label(name));
+                    devices(causes, at, sub, compiled);
+                },
+            );
         }
-        (false, true) => devices(causes, &format!("{at}.exactly"), &request["exactly"], compiled),
+        (false, true) => devices(
+            causes,
+            &format!("{at}.exactly"),
+            &request["exactly"],
+            compiled,
+        ),
     }
 }
 
 /// What an exact request and a subrequest have in common.
 fn devices(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) {
-    let (field, class) = (format!("{at}.deviceClassName"), text(request, "deviceClassName"));
+    let (field, class) = (
+        format!("{at}.deviceClassName"),
+        text(request, "deviceClassName"),
+    );
     match class {
         "" => causes.push(Cause::required(field, "")),
         class => names::refuse(causes, &field, class, names::subdomain(class)),
@@ -125,26 +182,42 @@ fn amount(causes: &mut Causes, at: &str, request: &Value) {
             let why = "must not be specified when allocationMode is 'All'";
             causes.push(Cause::invalid(field, count, why));
         }
-        "ExactCount" if count <= 0 => causes.push(Cause::invalid(field, count, "must be greater than zero")),
+        "ExactCount" if count <= 0 => {
+            causes.push(Cause::invalid(field, count, "must be greater than zero"))
+        }
         "All" | "ExactCount" => {}
-        other => causes.push(unsupported(format!("{at}.allocationMode"), other, &["All", "ExactCount"])),
+        other => causes.push(unsupported(
+            format!("{at}.allocationMode"),
+            other,
+            &["All", "ExactCount"],
+        )),
     }
 }
 
 /// Checks `selectors` of a request or a class.
 pub(super) fn selectors(causes: &mut Causes, at: &str, object: &Value, compiled: &Compiled) {
-    each(causes, at, object, "selectors", SELECTORS, |causes, at, selector| {
-        if selector["cel"].is_null() {
-            causes.push(Cause::required(format!("{at}.cel"), ""));
-            return;
-        }
-        let (field, expression) = (format!("{at}.cel.expression"), text(&selector["cel"], "expression"));
-        if expression.len() > EXPRESSION_BYTES {
-            causes.push(too_long(field, EXPRESSION_BYTES));
-        } else if let Some(problem) = compiled.problem(expression) {
-            causes.push(invalid(field, expression, problem));
-        }
-    });
+    each(
+        causes,
+        at,
+        object,
+        "selectors",
+        SELECTORS,
+        |causes, at, selector| {
+            if selector["cel"].is_null() {
+                causes.push(Cause::required(format!("{at}.cel"), ""));
+                return;
+            }
+            let (field, expression) = (
+                format!("{at}.cel.expression"),
+                text(&selector["cel"], "expression"),
+            );
+            if expression.len() > EXPRESSION_BYTES {
+                causes.push(too_long(field, EXPRESSION_BYTES));
+            } else if let Some(problem) = compiled.problem(expression) {
+                causes.push(invalid(field, expression, problem));
+            }
+        },
+    );
 }
 
 fn toleration(causes: &mut Causes, at: &str, toleration: &Value) {
@@ -154,11 +227,25 @@ fn toleration(causes: &mut Causes, at: &str, toleration: &Value) {
     }
     match text(toleration, "operator") {
         "Exists" if !value.is_empty() => {
-            causes.push(invalid(format!("{at}.value"), value, "must be empty for operator `Exists`"));
+            causes.push(invalid(
+                format!("{at}.value"),
+                value,
+                "must be empty for operator `Exists`",
+            ));
         }
         "Exists" => {}
-        "Equal" => names::refuse(causes, &format!("{at}.value"), value, names::label_value(value)),
-        other => one_of(causes, &format!("{at}.operator"), other, &["Equal", "Exists"]),
+        "Equal" => names::refuse(
+            causes,
+            &format!("{at}.value"),
+            value,
+            names::label_value(value),
+        ),
+        other => one_of(
+            causes,
+            &format!("{at}.operator"),
+            other,
+            &["Equal", "Exists"],
+        ),
     }
     match text(toleration, "effect") {
         "" => {}
@@ -170,14 +257,27 @@ fn toleration(causes: &mut Causes, at: &str, toleration: &Value) {
 pub(super) fn taint(causes: &mut Causes, at: &str, taint: &Value) {
     let (key, value) = (text(taint, "key"), text(taint, "value"));
     names::refuse(causes, &format!("{at}.key"), key, names::label_key(key));
-    names::refuse(causes, &format!("{at}.value"), value, names::label_value(value));
-    one_of(causes, &format!("{at}.effect"), text(taint, "effect"), &TAINT_EFFECTS);
+    names::refuse(
+        causes,
+        &format!("{at}.value"),
+        value,
+        names::label_value(value),
+    );
+    one_of(
+        causes,
+        &format!("{at}.effect"),
+        text(taint, "effect"),
+        &TAINT_EFFECTS,
+    );
 }
 
 /// The attribute that a constraint is about. Two are not refused by an API server: the second is not read.
 fn attribute_of(causes: &mut Causes, at: &str, constraint: &Value) {
     let attributes = ["matchAttribute", "distinctAttribute"].into_iter();
-    match attributes.into_iter().find(|key| !constraint[*key].is_null()) {
+    match attributes
+        .into_iter()
+        .find(|key| !constraint[*key].is_null())
+    {
         Some(key) => names::fully_qualified(causes, &format!("{at}.{key}"), text(constraint, key)),
         None => {
             let why = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set";
@@ -195,7 +295,12 @@ pub(super) fn configuration(causes: &mut Causes, at: &str, config: &Value, is_ne
     }
     names::driver(causes, &format!("{at}.driver"), text(opaque, "driver"));
     let most = if is_new { PARAMETER_BYTES } else { usize::MAX };
-    raw(causes, &format!("{at}.parameters"), &opaque["parameters"], most);
+    raw(
+        causes,
+        &format!("{at}.parameters"),
+        &opaque["parameters"],
+        most,
+    );
 }
 
 /// Checks a document that only a driver reads.
@@ -205,6 +310,10 @@ pub(super) fn raw(causes: &mut Causes, field: &str, document: &Value, most: usiz
     } else if document.to_string().len() > most {
         causes.push(too_long(field, most));
     } else if !document.is_object() {
-        causes.push(Cause::invalid(field, json!("<value omitted>"), "must be a valid JSON object"));
+        causes.push(Cause::invalid(
+            field,
+            json!("<value omitted>"),
+            "must be a valid JSON object",
+        ));
     }
 }

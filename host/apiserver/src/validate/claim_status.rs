@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::claim::{self, CONFIGS, PARAMETER_BYTES, REQUESTS, RequestNames};
 use super::fields::{
-    Causes, IMMUTABLE, UNBOUNDED, by, each, in_go, integer, invalid, itself, list, one_of, same, set, text,
-    too_long, unsupported,
+    Causes, IMMUTABLE, UNBOUNDED, by, each, in_go, integer, invalid, itself, list, one_of, same,
+    set, text, too_long, unsupported,
 };
 use super::{device, names, node_selector};
 use crate::status::Cause;
@@ -43,22 +43,52 @@ fn shown(device: &Value) -> String {
 }
 
 fn allocated(status: &Value) -> BTreeSet<DeviceId> {
-    list(&status["allocation"]["devices"], "results").iter().map(id).collect()
+    list(&status["allocation"]["devices"], "results")
+        .iter()
+        .map(id)
+        .collect()
 }
 
 /// Checks a status that is new or differs from the one before.
 pub(super) fn check(causes: &mut Causes, new: &Value, old: Option<&Value>) {
-    let (status, before) = (&new["status"], old.map_or(&Value::Null, |old| &old["status"]));
-    set(causes, "status", status, "reservedFor", RESERVED_FOR, by("uid"), |causes, at, consumer| {
-        for key in ["resource", "name", "uid"].into_iter().filter(|key| text(consumer, key).is_empty()) {
-            causes.push(Cause::required(format!("{at}.{key}"), ""));
-        }
-    });
+    let (status, before) = (
+        &new["status"],
+        old.map_or(&Value::Null, |old| &old["status"]),
+    );
+    set(
+        causes,
+        "status",
+        status,
+        "reservedFor",
+        RESERVED_FOR,
+        by("uid"),
+        |causes, at, consumer| {
+            for key in ["resource", "name", "uid"]
+                .into_iter()
+                .filter(|key| text(consumer, key).is_empty())
+            {
+                causes.push(Cause::required(format!("{at}.{key}"), ""));
+            }
+        },
+    );
     let allocated = allocated(status);
-    set(causes, "status", status, "devices", UNBOUNDED, shown, |causes, at, device| {
-        reported(causes, at, device, &allocated);
-    });
-    consumers(causes, status, before, !new["metadata"]["deletionTimestamp"].is_null());
+    set(
+        causes,
+        "status",
+        status,
+        "devices",
+        UNBOUNDED,
+        shown,
+        |causes, at, device| {
+            reported(causes, at, device, &allocated);
+        },
+    );
+    consumers(
+        causes,
+        status,
+        before,
+        !new["metadata"]["deletionTimestamp"].is_null(),
+    );
     match (&status["allocation"], &before["allocation"]) {
         (Value::Null, _) => {}
         (new, old) if !old.is_null() => {
@@ -66,7 +96,11 @@ pub(super) fn check(causes: &mut Causes, new: &Value, old: Option<&Value>) {
                 causes.push(immutable_allocation(new));
             }
         }
-        (allocation, _) => result(causes, allocation, &RequestNames::of(&new["spec"]["devices"])),
+        (allocation, _) => result(
+            causes,
+            allocation,
+            &RequestNames::of(&new["spec"]["devices"]),
+        ),
     }
 }
 
@@ -82,8 +116,15 @@ fn consumers(causes: &mut Causes, status: &Value, before: &Value, is_deleted: bo
         return;
     }
     if status["allocation"].is_null() {
-        causes.push(Cause::forbidden(FIELD, "may not be specified when `allocated` is not set"));
-    } else if is_deleted && consumers.iter().any(|consumer| !list(before, "reservedFor").contains(consumer)) {
+        causes.push(Cause::forbidden(
+            FIELD,
+            "may not be specified when `allocated` is not set",
+        ));
+    } else if is_deleted
+        && consumers
+            .iter()
+            .any(|consumer| !list(before, "reservedFor").contains(consumer))
+    {
         let why = "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set";
         causes.push(Cause::forbidden(FIELD, why));
     }
@@ -92,23 +133,46 @@ fn consumers(causes: &mut Causes, status: &Value, before: &Value, is_deleted: bo
 fn result(causes: &mut Causes, allocation: &Value, requests: &RequestNames<'_>) {
     const AT: &str = "status.allocation.devices";
     let devices = &allocation["devices"];
-    each(causes, AT, devices, "results", RESULTS, |causes, at, result| {
-        requests.check(causes, &format!("{at}.request"), text(result, "request"));
-        names::driver(causes, &format!("{at}.driver"), text(result, "driver"));
-        names::pool(causes, &format!("{at}.pool"), text(result, "pool"));
-        let name = text(result, "device");
-        names::refuse(causes, &format!("{at}.device"), name, names::label(name));
-        device::binding_conditions(causes, at, result);
-        share(causes, at, result);
-    });
+    each(
+        causes,
+        AT,
+        devices,
+        "results",
+        RESULTS,
+        |causes, at, result| {
+            requests.check(causes, &format!("{at}.request"), text(result, "request"));
+            names::driver(causes, &format!("{at}.driver"), text(result, "driver"));
+            names::pool(causes, &format!("{at}.pool"), text(result, "pool"));
+            let name = text(result, "device");
+            names::refuse(causes, &format!("{at}.device"), name, names::label(name));
+            device::binding_conditions(causes, at, result);
+            share(causes, at, result);
+        },
+    );
     // Of the claim and of its classes.
-    each(causes, AT, devices, "config", 2 * CONFIGS, |causes, at, config| {
-        one_of(causes, &format!("{at}.source"), text(config, "source"), &["FromClaim", "FromClass"]);
-        requests.check_list(causes, at, config);
-        claim::configuration(causes, at, config, true);
-    });
+    each(
+        causes,
+        AT,
+        devices,
+        "config",
+        2 * CONFIGS,
+        |causes, at, config| {
+            one_of(
+                causes,
+                &format!("{at}.source"),
+                text(config, "source"),
+                &["FromClaim", "FromClass"],
+            );
+            requests.check_list(causes, at, config);
+            claim::configuration(causes, at, config, true);
+        },
+    );
     if !allocation["nodeSelector"].is_null() {
-        node_selector::check(causes, "status.allocation.nodeSelector", &allocation["nodeSelector"]);
+        node_selector::check(
+            causes,
+            "status.allocation.nodeSelector",
+            &allocation["nodeSelector"],
+        );
     }
 }
 
@@ -126,11 +190,19 @@ fn reported(causes: &mut Causes, at: &str, device: &Value, allocated: &BTreeSet<
     names::refuse(causes, &format!("{at}.device"), name, names::label(name));
     share(causes, at, device);
     if !allocated.contains(&id(device)) {
-        causes.push(Cause::invalid(at, shown(device), "must be an allocated device in the claim"));
+        causes.push(Cause::invalid(
+            at,
+            shown(device),
+            "must be an allocated device in the claim",
+        ));
     }
     let conditions = list(device, "conditions");
     if conditions.len() > CONDITIONS {
-        causes.push(Cause::too_many(format!("{at}.conditions"), conditions.len(), CONDITIONS));
+        causes.push(Cause::too_many(
+            format!("{at}.conditions"),
+            conditions.len(),
+            CONDITIONS,
+        ));
     }
     self::conditions(causes, at, device);
     if !device["data"].is_null() {
@@ -155,7 +227,11 @@ pub(super) fn conditions(causes: &mut Causes, at: &str, object: &Value) {
         let generation = integer(condition, "observedGeneration");
         if generation < 0 {
             let why = "must be greater than or equal to zero";
-            causes.push(Cause::invalid(format!("{at}.observedGeneration"), generation, why));
+            causes.push(Cause::invalid(
+                format!("{at}.observedGeneration"),
+                generation,
+                why,
+            ));
         }
         if condition["lastTransitionTime"].is_null() {
             causes.push(Cause::required(format!("{at}.lastTransitionTime"), ""));
@@ -183,24 +259,38 @@ fn reason(causes: &mut Causes, field: &str, reason: &str) {
 }
 
 fn network(causes: &mut Causes, at: &str, data: &Value) {
-    let bounds = [("interfaceName", INTERFACE_BYTES), ("hardwareAddress", HARDWARE_ADDRESS_BYTES)];
-    for (key, most) in bounds.into_iter().filter(|(key, most)| text(data, key).len() > *most) {
+    let bounds = [
+        ("interfaceName", INTERFACE_BYTES),
+        ("hardwareAddress", HARDWARE_ADDRESS_BYTES),
+    ];
+    for (key, most) in bounds
+        .into_iter()
+        .filter(|(key, most)| text(data, key).len() > *most)
+    {
         causes.push(too_long(format!("{at}.{key}"), most));
     }
-    set(causes, at, data, "ips", ADDRESSES, itself, |causes, field, address| {
-        let address = address.as_str().unwrap_or_default();
-        match canonical(address) {
-            None => {
-                let why = "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)";
-                causes.push(invalid(field, address, why));
+    set(
+        causes,
+        at,
+        data,
+        "ips",
+        ADDRESSES,
+        itself,
+        |causes, field, address| {
+            let address = address.as_str().unwrap_or_default();
+            match canonical(address) {
+                None => {
+                    let why = "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)";
+                    causes.push(invalid(field, address, why));
+                }
+                Some(canonical) if canonical != address => {
+                    let why = format!("must be in canonical form ({})", json!(canonical));
+                    causes.push(invalid(field, address, &why));
+                }
+                Some(_) => {}
             }
-            Some(canonical) if canonical != address => {
-                let why = format!("must be in canonical form ({})", json!(canonical));
-                causes.push(invalid(field, address, &why));
-            }
-            Some(_) => {}
-        }
-    });
+        },
+    );
 }
 
 /// An address with the length of its prefix, as Go's `net` writes it.
@@ -214,8 +304,12 @@ fn canonical(text: &str) -> Option<String> {
 /// Removes what drivers reported of devices that this write takes from the claim, as an API server does before it checks the status.
 pub(crate) fn drop_deallocated_devices(new: &mut Value, old: &Value) {
     let (now, before) = (allocated(&new["status"]), allocated(&old["status"]));
-    let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
-    let Some(Value::Array(devices)) = status.get_mut("devices") else { return };
+    let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else {
+        return;
+    };
+    let Some(Value::Array(devices)) = status.get_mut("devices") else {
+        return;
+    };
     devices.retain(|device| !before.contains(&id(device)) || now.contains(&id(device)));
     if devices.is_empty() {
         status.remove("devices");

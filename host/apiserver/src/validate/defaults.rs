@@ -19,7 +19,10 @@ pub(crate) fn defaults(kind: &str, object: &mut Value, now: Timestamp) {
             }
         }
         "DeviceTaintRule" => {
-            object.pointer_mut("/spec/taint").into_iter().for_each(|taint| time_added(taint, now));
+            object
+                .pointer_mut("/spec/taint")
+                .into_iter()
+                .for_each(|taint| time_added(taint, now));
         }
         "Event" => {
             set(object, "eventTime", Value::Null);
@@ -33,12 +36,18 @@ pub(crate) fn defaults(kind: &str, object: &mut Value, now: Timestamp) {
 
 /// The objects in the list `key`.
 fn items<'a>(object: Option<&'a mut Value>, key: &str) -> impl Iterator<Item = &'a mut Value> {
-    object.and_then(|object| object.get_mut(key)).and_then(Value::as_array_mut).into_iter().flatten()
+    object
+        .and_then(|object| object.get_mut(key))
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
 }
 
 /// Sets a field that is not there, or null.
 fn set(object: &mut Value, key: &str, value: Value) {
-    let Some(fields): Option<&mut Map<String, Value>> = object.as_object_mut() else { return };
+    let Some(fields): Option<&mut Map<String, Value>> = object.as_object_mut() else {
+        return;
+    };
     let field = fields.entry(key).or_insert(Value::Null);
     if field.is_null() {
         *field = value;
@@ -47,8 +56,13 @@ fn set(object: &mut Value, key: &str, value: Value) {
 
 /// Sets a text that is not there, null or empty.
 fn set_text(object: &mut Value, key: &str, value: &str) {
-    if object.get(key).is_none_or(|found| found.is_null() || found == "") {
-        let Some(fields) = object.as_object_mut() else { return };
+    if object
+        .get(key)
+        .is_none_or(|found| found.is_null() || found == "")
+    {
+        let Some(fields) = object.as_object_mut() else {
+            return;
+        };
         fields.insert(key.to_owned(), value.into());
     }
 }
@@ -63,24 +77,35 @@ fn requests(devices: Option<&mut Value>) {
 /// Of an exact request and of a subrequest.
 fn devices_of(request: &mut Value) {
     set_text(request, "allocationMode", "ExactCount");
-    let has_count = request.get("count").is_some_and(|count| !count.is_null() && *count != 0);
+    let has_count = request
+        .get("count")
+        .is_some_and(|count| !count.is_null() && *count != 0);
     if request["allocationMode"] == "ExactCount" && !has_count {
-        let Some(fields) = request.as_object_mut() else { return };
+        let Some(fields) = request.as_object_mut() else {
+            return;
+        };
         fields.insert("count".to_owned(), 1.into());
     }
     tolerations(request);
 }
 
 fn tolerations(object: &mut Value) {
-    items(Some(object), "tolerations").for_each(|toleration| set_text(toleration, "operator", "Equal"));
+    items(Some(object), "tolerations")
+        .for_each(|toleration| set_text(toleration, "operator", "Equal"));
 }
 
 fn time_added(taint: &mut Value, now: Timestamp) {
-    set(taint, "timeAdded", now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into());
+    set(
+        taint,
+        "timeAdded",
+        now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into(),
+    );
 }
 
 fn pod(pod: &mut Value) {
-    let Some(spec) = pod.get_mut("spec") else { return };
+    let Some(spec) = pod.get_mut("spec") else {
+        return;
+    };
     set_text(spec, "restartPolicy", "Always");
     set_text(spec, "dnsPolicy", "ClusterFirst");
     set_text(spec, "schedulerName", "default-scheduler");
@@ -90,7 +115,11 @@ fn pod(pod: &mut Value) {
     for key in ["containers", "initContainers"] {
         for container in items(Some(spec), key) {
             let image = container["image"].as_str().unwrap_or_default();
-            let pull = if is_latest(image) { "Always" } else { "IfNotPresent" };
+            let pull = if is_latest(image) {
+                "Always"
+            } else {
+                "IfNotPresent"
+            };
             set_text(container, "imagePullPolicy", pull);
             set_text(container, "terminationMessagePath", "/dev/termination-log");
             set_text(container, "terminationMessagePolicy", "File");

@@ -23,8 +23,12 @@ const BINDING_CONDITIONS: usize = 4;
 /// A domain, a slash and a name; a longer key is shortened in the path of a field.
 const KEY_BYTES: usize = 63 + 1 + 32;
 /// An attribute's fields, and how a Go program names them.
-const SINGLE_VALUES: [(&str, &str); 4] =
-    [("int", "IntValue"), ("bool", "BoolValue"), ("string", "StringValue"), ("version", "VersionValue")];
+const SINGLE_VALUES: [(&str, &str); 4] = [
+    ("int", "IntValue"),
+    ("bool", "BoolValue"),
+    ("string", "StringValue"),
+    ("version", "VersionValue"),
+];
 const LISTS: [(&str, &str); 4] = [
     ("ints", "IntValues"),
     ("bools", "BoolValues"),
@@ -33,26 +37,49 @@ const LISTS: [(&str, &str); 4] = [
 ];
 
 /// Checks a device; `old` is the one of the same name that the slice had before, `chooses_nodes` whether each device says its nodes.
-pub(super) fn check(causes: &mut Causes, at: &str, device: &Value, old: Option<&Value>, chooses_nodes: bool) {
+pub(super) fn check(
+    causes: &mut Causes,
+    at: &str,
+    device: &Value,
+    old: Option<&Value>,
+    chooses_nodes: bool,
+) {
     let name = text(device, "name");
     names::refuse(causes, &format!("{at}.name"), name, names::label(name));
     counts(causes, at, device);
     for (key, attribute) in entries(device, "attributes") {
         names::qualified(causes, &format!("{at}.attributes"), key);
-        self::attribute(causes, &format!("{at}.attributes[{}]", shortened(key, KEY_BYTES)), attribute);
+        self::attribute(
+            causes,
+            &format!("{at}.attributes[{}]", shortened(key, KEY_BYTES)),
+            attribute,
+        );
     }
     for (key, capacity) in entries(device, "capacity") {
         names::qualified(causes, &format!("{at}.capacity"), key);
         let at = format!("{at}.capacity[{}]", shortened(key, KEY_BYTES));
-        capacity::check(causes, &at, capacity, flag(device, "allowMultipleAllocations"));
+        capacity::check(
+            causes,
+            &at,
+            capacity,
+            flag(device, "allowMultipleAllocations"),
+        );
     }
     if old.is_none_or(|old| !same(&old["taints"], &device["taints"])) {
         each(causes, at, device, "taints", TAINTS, taint);
     }
     let identity = by("counterSet");
-    set(causes, at, device, "consumesCounters", CONSUMED_COUNTER_SETS, identity, |causes, at, consumed| {
-        counters(causes, at, consumed, "counterSet");
-    });
+    set(
+        causes,
+        at,
+        device,
+        "consumesCounters",
+        CONSUMED_COUNTER_SETS,
+        identity,
+        |causes, at, consumed| {
+            counters(causes, at, consumed, "counterSet");
+        },
+    );
     nodes(causes, at, device, chooses_nodes);
     binding_conditions(causes, at, device);
 }
@@ -65,10 +92,18 @@ fn counts(causes: &mut Causes, at: &str, device: &Value) {
         );
         causes.push(Cause::invalid(at, both, &why));
     }
-    let values = |attribute: &Value| LISTS.iter().map(|(key, _)| list(attribute, key).len()).sum::<usize>();
-    let values: usize = entries(device, "attributes").map(|(_, attribute)| values(attribute).max(1)).sum();
+    let values = |attribute: &Value| {
+        LISTS
+            .iter()
+            .map(|(key, _)| list(attribute, key).len())
+            .sum::<usize>()
+    };
+    let values: usize = entries(device, "attributes")
+        .map(|(_, attribute)| values(attribute).max(1))
+        .sum();
     if values > ATTRIBUTE_VALUES {
-        let why = format!("the total number of attribute values must not exceed {ATTRIBUTE_VALUES}");
+        let why =
+            format!("the total number of attribute values must not exceed {ATTRIBUTE_VALUES}");
         causes.push(Cause::invalid(at, values, &why));
     }
 }
@@ -80,7 +115,11 @@ fn shortened(key: &str, most: usize) -> String {
     }
     let kept = most - "...".len();
     let (start, end) = (key.get(..kept.div_ceil(2)), key.get(key.len() - kept / 2..));
-    format!("{}...{}", start.unwrap_or_default(), end.unwrap_or_default())
+    format!(
+        "{}...{}",
+        start.unwrap_or_default(),
+        end.unwrap_or_default()
+    )
 }
 
 fn attribute(causes: &mut Causes, at: &str, attribute: &Value) {
@@ -93,10 +132,17 @@ fn attribute(causes: &mut Causes, at: &str, attribute: &Value) {
     }
     for (key, _) in LISTS.iter().filter(is_set) {
         if list(attribute, key).is_empty() {
-            causes.push(Cause::invalid(format!("{at}.{key}"), json!([]), "must not be empty if specified"));
+            causes.push(Cause::invalid(
+                format!("{at}.{key}"),
+                json!([]),
+                "must not be empty if specified",
+            ));
         }
         for (index, value) in list(attribute, key).iter().enumerate() {
-            let (field, value) = (format!("{at}.{key}[{index}]"), value.as_str().unwrap_or_default());
+            let (field, value) = (
+                format!("{at}.{key}[{index}]"),
+                value.as_str().unwrap_or_default(),
+            );
             match *key {
                 "strings" => text_value(causes, &field, value),
                 "versions" => version_value(causes, &field, value),
@@ -115,7 +161,9 @@ fn attribute(causes: &mut Causes, at: &str, attribute: &Value) {
 /// An attribute as a Go program prints its type.
 fn in_go(attribute: &Value) -> String {
     let fields = SINGLE_VALUES.iter().chain(&LISTS);
-    let fields: Vec<_> = fields.map(|(key, name)| format!("\"{name}\":{}", attribute[*key])).collect();
+    let fields: Vec<_> = fields
+        .map(|(key, name)| format!("\"{name}\":{}", attribute[*key]))
+        .collect();
     format!("{{{}}}", fields.join(","))
 }
 
@@ -127,7 +175,11 @@ fn text_value(causes: &mut Causes, field: &str, value: &str) {
 
 fn version_value(causes: &mut Causes, field: &str, value: &str) {
     if semver::Version::parse(value).is_err() {
-        causes.push(invalid(field, value, "must be a string compatible with semver.org spec 2.0.0"));
+        causes.push(invalid(
+            field,
+            value,
+            "must be a string compatible with semver.org spec 2.0.0",
+        ));
     }
     text_value(causes, field, value);
 }
@@ -168,13 +220,22 @@ fn nodes(causes: &mut Causes, at: &str, device: &Value, chooses_nodes: bool) {
         Some("") => causes.push(invalid(format!("{at}.nodeName"), "", "must not be empty")),
         Some(name) => {
             chosen.push("`nodeName`");
-            names::refuse(causes, &format!("{at}.nodeName"), name, names::subdomain(name));
+            names::refuse(
+                causes,
+                &format!("{at}.nodeName"),
+                name,
+                names::subdomain(name),
+            );
         }
         None => {}
     }
     if !device["nodeSelector"].is_null() {
         chosen.push("`nodeSelector`");
-        node_selector::check(causes, &format!("{at}.nodeSelector"), &device["nodeSelector"]);
+        node_selector::check(
+            causes,
+            &format!("{at}.nodeSelector"),
+            &device["nodeSelector"],
+        );
     }
     match device["allNodes"].as_bool() {
         Some(true) => chosen.push("`allNodes`"),
@@ -198,10 +259,17 @@ fn nodes(causes: &mut Causes, at: &str, device: &Value, chooses_nodes: bool) {
 pub(super) fn binding_conditions(causes: &mut Causes, at: &str, device: &Value) {
     let (conditions, failures) = ("bindingConditions", "bindingFailureConditions");
     for key in [conditions, failures] {
-        each(causes, at, device, key, BINDING_CONDITIONS, |causes, field, condition| {
-            let condition = condition.as_str().unwrap_or_default();
-            names::refuse(causes, field, condition, names::label_key(condition));
-        });
+        each(
+            causes,
+            at,
+            device,
+            key,
+            BINDING_CONDITIONS,
+            |causes, field, condition| {
+                let condition = condition.as_str().unwrap_or_default();
+                names::refuse(causes, field, condition, names::label_key(condition));
+            },
+        );
     }
     for key in [conditions, failures] {
         let items = list(device, key);
@@ -219,7 +287,11 @@ pub(super) fn binding_conditions(causes: &mut Causes, at: &str, device: &Value) 
     for (missing, other) in [(conditions, failures), (failures, conditions)] {
         if list(device, missing).is_empty() && !list(device, other).is_empty() {
             let why = format!("{missing} are required to use {other}");
-            causes.push(Cause::invalid(format!("{at}.{missing}"), &device[missing], &why));
+            causes.push(Cause::invalid(
+                format!("{at}.{missing}"),
+                &device[missing],
+                &why,
+            ));
         }
     }
 }

@@ -21,10 +21,15 @@ pub(crate) fn event(event: &Value, new_group: bool) -> Vec<Cause> {
     let mut causes = vec![];
     let namespace = text(&event["metadata"], "namespace");
     let about = text(&event["involvedObject"], "namespace");
-    let is_here = about == namespace || (about.is_empty() && matches!(namespace, "default" | "kube-system"));
+    let is_here =
+        about == namespace || (about.is_empty() && matches!(namespace, "default" | "kube-system"));
     // Events that have the field are of the new kind, which may be about another namespace.
     if event["eventTime"].is_null() && !is_here {
-        causes.push(invalid("involvedObject.namespace", about, "does not match event.namespace"));
+        causes.push(invalid(
+            "involvedObject.namespace",
+            about,
+            "does not match event.namespace",
+        ));
     }
     if !new_group {
         return causes;

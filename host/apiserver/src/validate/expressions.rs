@@ -34,16 +34,29 @@ pub(crate) fn new_expressions<'a>(
         return Ok(BTreeSet::new());
     }
     let all = expressions(resource, new);
-    let known = old.map(|old| expressions(resource, old)).unwrap_or_default();
-    let added: BTreeSet<&str> = all.iter().copied().filter(|it| !known.contains(it)).collect();
+    let known = old
+        .map(|old| expressions(resource, old))
+        .unwrap_or_default();
+    let added: BTreeSet<&str> = all
+        .iter()
+        .copied()
+        .filter(|it| !known.contains(it))
+        .collect();
     let bytes = all.iter().map(|expression| expression.len()).sum::<usize>();
-    let refused =
-        |message: String| Err(Cause { reason: "FieldValueTooMany", message, field: "spec".to_owned() });
+    let refused = |message: String| {
+        Err(Cause {
+            reason: "FieldValueTooMany",
+            message,
+            field: "spec".to_owned(),
+        })
+    };
     if added.is_empty() {
         Ok(added)
     } else if all.len() > EXPRESSIONS_MAX {
         let count = all.len();
-        refused(format!("Too many: {count}: must have at most {EXPRESSIONS_MAX} different CEL expressions"))
+        refused(format!(
+            "Too many: {count}: must have at most {EXPRESSIONS_MAX} different CEL expressions"
+        ))
     } else if bytes > EXPRESSIONS_BYTES_MAX {
         refused(format!(
             "Too many: {bytes}: different CEL expressions must have at most {EXPRESSIONS_BYTES_MAX} bytes together"
@@ -61,22 +74,31 @@ fn expressions<'a>(resource: &Resource, object: &'a Value) -> BTreeSet<&'a str> 
         "resourceclaimtemplates" => requests(&spec["spec"]["devices"]),
         _ => vec![],
     };
-    let selectors = selecting.into_iter().flat_map(|it| bounded(it, "selectors", SELECTORS));
-    let cel = selectors.map(|selector| &selector["cel"]).filter(|cel| !cel.is_null());
-    cel.map(|cel| text(cel, "expression")).filter(|it| it.len() <= EXPRESSION_BYTES).collect()
+    let selectors = selecting
+        .into_iter()
+        .flat_map(|it| bounded(it, "selectors", SELECTORS));
+    let cel = selectors
+        .map(|selector| &selector["cel"])
+        .filter(|cel| !cel.is_null());
+    cel.map(|cel| text(cel, "expression"))
+        .filter(|it| it.len() <= EXPRESSION_BYTES)
+        .collect()
 }
 
 /// What has selectors in a claim's `spec.devices`.
 fn requests(devices: &Value) -> Vec<&Value> {
     let requests = bounded(devices, "requests", REQUESTS).iter();
-    let parts = requests
-        .flat_map(|it| std::iter::once(&it["exactly"]).chain(bounded(it, "firstAvailable", SUBREQUESTS)));
+    let parts = requests.flat_map(|it| {
+        std::iter::once(&it["exactly"]).chain(bounded(it, "firstAvailable", SUBREQUESTS))
+    });
     parts.collect()
 }
 
 /// A list, unless it has more than `most` items.
 fn bounded<'a>(object: &'a Value, key: &str, most: usize) -> &'a [Value] {
-    Some(list(object, key)).filter(|items| items.len() <= most).unwrap_or_default()
+    Some(list(object, key))
+        .filter(|items| items.len() <= most)
+        .unwrap_or_default()
 }
 
 /// What is wrong with each expression that was compiled, if anything.
@@ -86,14 +108,18 @@ pub(crate) struct Compiled(BTreeMap<String, Option<String>>);
 impl Compiled {
     /// The expressions that are not compiled yet.
     pub(crate) fn missing(&self, expressions: &BTreeSet<&str>) -> BTreeSet<String> {
-        let missing = expressions.iter().filter(|expression| !self.0.contains_key(**expression));
+        let missing = expressions
+            .iter()
+            .filter(|expression| !self.0.contains_key(**expression));
         missing.map(|expression| (*expression).to_owned()).collect()
     }
 
     /// Compiles on this thread, which takes milliseconds for each expression.
     pub(crate) fn compile(&mut self, expressions: BTreeSet<String>) {
         self.0.extend(expressions.into_iter().map(|expression| {
-            let problem = Selector::compile(&expression).err().map(|error| error.to_string());
+            let problem = Selector::compile(&expression)
+                .err()
+                .map(|error| error.to_string());
             (expression, problem)
         }));
     }

@@ -15,7 +15,10 @@ pub(super) const IMMUTABLE: &str = "field is immutable";
 pub(super) const UNBOUNDED: usize = usize::MAX;
 
 pub(super) fn list<'a>(object: &'a Value, key: &str) -> &'a [Value] {
-    object[key].as_array().map(Vec::as_slice).unwrap_or_default()
+    object[key]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default()
 }
 
 pub(super) fn text<'a>(object: &'a Value, key: &str) -> &'a str {
@@ -30,7 +33,10 @@ pub(super) fn flag(object: &Value, key: &str) -> bool {
     object[key].as_bool().unwrap_or_default()
 }
 
-pub(super) fn entries<'a>(object: &'a Value, key: &str) -> impl Iterator<Item = (&'a String, &'a Value)> {
+pub(super) fn entries<'a>(
+    object: &'a Value,
+    key: &str,
+) -> impl Iterator<Item = (&'a String, &'a Value)> {
     object[key].as_object().into_iter().flatten()
 }
 
@@ -43,11 +49,14 @@ pub(super) fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {
             let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-            let mut values =
-                keys.into_iter().map(|key| [a, b].map(|map| map.get(key).unwrap_or(&Value::Null)));
+            let mut values = keys
+                .into_iter()
+                .map(|key| [a, b].map(|map| map.get(key).unwrap_or(&Value::Null)));
             values.all(|[a, b]| same(a, b))
         }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+        }
         (a, b) => a == b || (is_empty(a) && is_empty(b)),
     }
 }
@@ -68,8 +77,16 @@ pub(super) fn in_go(value: &Value) -> Value {
             .iter()
             .map(|(key, value)| {
                 let mut letters = key.chars();
-                let name = letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters);
-                let value = if key == "parameters" { value.clone() } else { in_go(value) };
+                let name = letters
+                    .next()
+                    .map(|first| first.to_ascii_uppercase())
+                    .into_iter()
+                    .chain(letters);
+                let value = if key == "parameters" {
+                    value.clone()
+                } else {
+                    in_go(value)
+                };
                 (name.collect::<String>(), value)
             })
             .collect(),
@@ -139,24 +156,47 @@ pub(super) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Cause
 }
 
 pub(super) fn unsupported(field: impl Into<String>, value: &str, supported: &[&str]) -> Cause {
-    let supported: Vec<String> = supported.iter().map(|value| json!(value).to_string()).collect();
-    let message = format!("Unsupported value: {}: supported values: {}", json!(value), supported.join(", "));
-    Cause { reason: "FieldValueNotSupported", message, field: field.into() }
+    let supported: Vec<String> = supported
+        .iter()
+        .map(|value| json!(value).to_string())
+        .collect();
+    let message = format!(
+        "Unsupported value: {}: supported values: {}",
+        json!(value),
+        supported.join(", ")
+    );
+    Cause {
+        reason: "FieldValueNotSupported",
+        message,
+        field: field.into(),
+    }
 }
 
 /// A text or document that has more than `most` bytes.
 pub(super) fn too_long(field: impl Into<String>, most: usize) -> Cause {
     let message = format!("Too long: may not be more than {most} bytes");
-    Cause { reason: "FieldValueTooLong", message, field: field.into() }
+    Cause {
+        reason: "FieldValueTooLong",
+        message,
+        field: field.into(),
+    }
 }
 
 pub(super) fn not_found(field: impl Into<String>, value: &str, why: &str) -> Cause {
     let message = format!("Not found: {}: {why}", json!(value));
-    Cause { reason: "FieldValueNotFound", message, field: field.into() }
+    Cause {
+        reason: "FieldValueNotFound",
+        message,
+        field: field.into(),
+    }
 }
 
 pub(super) fn internal(field: impl Into<String>, why: &str) -> Cause {
-    Cause { reason: "InternalError", message: format!("Internal error: {why}"), field: field.into() }
+    Cause {
+        reason: "InternalError",
+        message: format!("Internal error: {why}"),
+        field: field.into(),
+    }
 }
 
 /// Refuses a text that is none of `supported`, and a missing one.

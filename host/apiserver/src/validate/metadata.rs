@@ -37,14 +37,26 @@ pub(super) fn check(causes: &mut Causes, resource: &Resource, new: &Value, old: 
     match (resource.namespaced, text(metadata, "namespace")) {
         (true, "") => causes.push(Cause::required("metadata.namespace", "")),
         (true, namespace) => {
-            names::refuse(causes, "metadata.namespace", namespace, names::label(namespace));
+            names::refuse(
+                causes,
+                "metadata.namespace",
+                namespace,
+                names::label(namespace),
+            );
         }
         (false, "") => {}
-        (false, _) => causes.push(Cause::forbidden("metadata.namespace", "not allowed on this type")),
+        (false, _) => causes.push(Cause::forbidden(
+            "metadata.namespace",
+            "not allowed on this type",
+        )),
     }
     if integer(metadata, "generation") < 0 {
         let why = "must be greater than or equal to 0";
-        causes.push(Cause::invalid("metadata.generation", integer(metadata, "generation"), why));
+        causes.push(Cause::invalid(
+            "metadata.generation",
+            integer(metadata, "generation"),
+            why,
+        ));
     }
     labels(causes, "metadata", metadata);
     annotations(causes, "metadata", metadata);
@@ -64,17 +76,28 @@ fn name(causes: &mut Causes, resource: &Resource, metadata: &Value) {
     let (name, prefix) = (text(metadata, "name"), text(metadata, "generateName"));
     // Of a class, the name that was made of the prefix is checked alone.
     if !prefix.is_empty() && resource.plural != "deviceclasses" {
-        names::refuse(causes, "metadata.generateName", prefix, form(&as_name(prefix)));
+        names::refuse(
+            causes,
+            "metadata.generateName",
+            prefix,
+            form(&as_name(prefix)),
+        );
     }
     match name {
-        "" => causes.push(Cause::required("metadata.name", "name or generateName is required")),
+        "" => causes.push(Cause::required(
+            "metadata.name",
+            "name or generateName is required",
+        )),
         name => names::refuse(causes, "metadata.name", name, form(name)),
     }
 }
 
 /// A prefix of names may end in a dash. An API server replaces the last two letters, not one.
 fn as_name(prefix: &str) -> String {
-    let start = prefix.len().checked_sub(2).and_then(|end| prefix.get(..end));
+    let start = prefix
+        .len()
+        .checked_sub(2)
+        .and_then(|end| prefix.get(..end));
     match start {
         Some(start) if prefix.ends_with('-') => format!("{start}a"),
         _ => prefix.to_owned(),
@@ -112,9 +135,16 @@ fn owners(causes: &mut Causes, owners: &[Value]) {
             None => !api_version.is_empty(),
         };
         if !has_version {
-            causes.push(invalid(format!("{FIELD}.apiVersion"), api_version, "version must not be empty"));
+            causes.push(invalid(
+                format!("{FIELD}.apiVersion"),
+                api_version,
+                "version must not be empty",
+            ));
         }
-        for key in ["kind", "name", "uid"].into_iter().filter(|key| text(owner, key).is_empty()) {
+        for key in ["kind", "name", "uid"]
+            .into_iter()
+            .filter(|key| text(owner, key).is_empty())
+        {
             causes.push(invalid(format!("{FIELD}.{key}"), "", "must not be empty"));
         }
         if (api_version, kind) == ("v1", "Event") {
@@ -138,7 +168,10 @@ fn owners(causes: &mut Causes, owners: &[Value]) {
 
 fn finalizers(causes: &mut Causes, resource: &Resource, metadata: &Value) {
     const FIELD: &str = "metadata.finalizers";
-    let items: Vec<&str> = list(metadata, "finalizers").iter().filter_map(Value::as_str).collect();
+    let items: Vec<&str> = list(metadata, "finalizers")
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
     for name in &items {
         names::refuse(causes, FIELD, name, names::label_key(name));
     }
@@ -179,7 +212,10 @@ pub(super) fn of_template(causes: &mut Causes, at: &str, metadata: &Value) {
     annotations(causes, at, metadata);
     labels(causes, at, metadata);
     let is_set = |field: &str| !metadata[field].is_null() && metadata[field] != "";
-    for (_, shown) in NOT_IN_TEMPLATES.into_iter().filter(|(field, _)| is_set(field)) {
+    for (_, shown) in NOT_IN_TEMPLATES
+        .into_iter()
+        .filter(|(field, _)| is_set(field))
+    {
         causes.push(Cause::forbidden(format!("{at}.{shown}"), "cannot be set"));
     }
 }

@@ -52,7 +52,11 @@ pub(super) fn label(text: &str) -> Vec<String> {
         wrong.push(at_most(LABEL_BYTES));
     }
     if !has_label_form(text) {
-        let dots = if has_subdomain_form(text) { "must not contain dots" } else { NOT_A_LABEL };
+        let dots = if has_subdomain_form(text) {
+            "must not contain dots"
+        } else {
+            NOT_A_LABEL
+        };
         wrong.push(dots.to_owned());
     }
     wrong
@@ -75,8 +79,12 @@ pub(super) fn path_segment(text: &str) -> Vec<String> {
     if matches!(text, "." | "..") {
         return vec![format!("may not be '{text}'")];
     }
-    let found = ['/', '%'].into_iter().filter(|illegal| text.contains(*illegal));
-    found.map(|illegal| format!("may not contain '{illegal}'")).collect()
+    let found = ['/', '%']
+        .into_iter()
+        .filter(|illegal| text.contains(*illegal));
+    found
+        .map(|illegal| format!("may not contain '{illegal}'"))
+        .collect()
 }
 
 /// What is wrong with the key of a label, the name of a finalizer or the type of a condition.
@@ -93,7 +101,11 @@ pub(super) fn label_key(text: &str) -> Vec<String> {
     };
     match prefix {
         Some("") => wrong.push("prefix part must be non-empty".to_owned()),
-        Some(prefix) => wrong.extend(subdomain(prefix).iter().map(|why| format!("prefix part {why}"))),
+        Some(prefix) => wrong.extend(
+            subdomain(prefix)
+                .iter()
+                .map(|why| format!("prefix part {why}")),
+        ),
         None => {}
     }
     if name.is_empty() {
@@ -111,7 +123,9 @@ fn has_label_value_form(text: &str) -> bool {
     let is_end = |end: Option<char>| end.is_none_or(|end| end.is_ascii_alphanumeric());
     is_end(text.chars().next())
         && is_end(text.chars().next_back())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
 /// What is wrong with the value of a label.
@@ -190,7 +204,9 @@ fn identifier(causes: &mut Causes, field: &str, text: &str) {
     }
     let has_form = !text.is_empty()
         && !text.starts_with(|first: char| first.is_ascii_digit())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     if !has_form {
         causes.push(invalid(field, text, NOT_AN_IDENTIFIER));
     }

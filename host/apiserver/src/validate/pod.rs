@@ -60,11 +60,16 @@ fn claims(causes: &mut Causes, claims: &[Value]) {
         } else {
             causes.push(Cause::duplicate(format!("{at}.name"), json!(name)));
         }
-        let given: Vec<&str> = SOURCES.into_iter().filter(|source| !claim[*source].is_null()).collect();
+        let given: Vec<&str> = SOURCES
+            .into_iter()
+            .filter(|source| !claim[*source].is_null())
+            .collect();
         if given.len() != 1 {
             let why = match given.len() {
                 0 => "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
-                _ => "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
+                _ => {
+                    "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"
+                }
             };
             let [name, template] = SOURCES.map(|source| &claim[source]);
             let shown = format!(
@@ -75,7 +80,12 @@ fn claims(causes: &mut Causes, claims: &[Value]) {
         }
         for source in given {
             let name = text(claim, source);
-            names::refuse(causes, &format!("{at}.{source}"), name, names::subdomain(name));
+            names::refuse(
+                causes,
+                &format!("{at}.{source}"),
+                name,
+                names::subdomain(name),
+            );
         }
     }
 }
@@ -95,7 +105,12 @@ fn references(causes: &mut Causes, at: &str, references: &[Value], claims: &BTre
         {
             causes.push(Cause::duplicate(&field, json!(name)));
         } else if !request.is_empty() {
-            names::refuse(causes, &format!("{field}.request"), request, names::label(request));
+            names::refuse(
+                causes,
+                &format!("{field}.request"),
+                request,
+                names::label(request),
+            );
             if taken.contains(&(name, request)) {
                 causes.push(Cause::duplicate(&field, json!(format!("{name}/{request}"))));
             }
@@ -104,7 +119,10 @@ fn references(causes: &mut Causes, at: &str, references: &[Value], claims: &BTre
         if !claims.contains(name) {
             let known = match claims.is_empty() {
                 true => " which is empty".to_owned(),
-                false => format!(": {}", claims.iter().copied().collect::<Vec<_>>().join(", ")),
+                false => format!(
+                    ": {}",
+                    claims.iter().copied().collect::<Vec<_>>().join(", ")
+                ),
             };
             causes.push(not_found(
                 field,

@@ -23,18 +23,44 @@ pub(super) fn check(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
     }
     nodes(causes, spec);
     if !spec["devices"].is_null() && !spec["sharedCounters"].is_null() {
-        causes.push(invalid("spec", "", "only one of `sharedCounters` or `devices` is allowed"));
+        causes.push(invalid(
+            "spec",
+            "",
+            "only one of `sharedCounters` or `devices` is allowed",
+        ));
     }
     let by_device = spec["perDeviceNodeSelection"] == true;
-    let most = if list(spec, "devices").iter().any(has_extras) { DEVICES_WITH_EXTRAS } else { DEVICES };
-    set(causes, "spec", spec, "devices", most, by("name"), |causes, at, device| {
-        let earlier = old.map(|old| list(old, "devices")).unwrap_or_default();
-        let earlier = earlier.iter().find(|earlier| earlier["name"] == device["name"]);
-        device::check(causes, at, device, earlier, by_device);
-    });
-    set(causes, "spec", spec, "sharedCounters", COUNTER_SETS, by("name"), |causes, at, counters| {
-        device::counters(causes, at, counters, "name");
-    });
+    let most = if list(spec, "devices").iter().any(has_extras) {
+        DEVICES_WITH_EXTRAS
+    } else {
+        DEVICES
+    };
+    set(
+        causes,
+        "spec",
+        spec,
+        "devices",
+        most,
+        by("name"),
+        |causes, at, device| {
+            let earlier = old.map(|old| list(old, "devices")).unwrap_or_default();
+            let earlier = earlier
+                .iter()
+                .find(|earlier| earlier["name"] == device["name"]);
+            device::check(causes, at, device, earlier, by_device);
+        },
+    );
+    set(
+        causes,
+        "spec",
+        spec,
+        "sharedCounters",
+        COUNTER_SETS,
+        by("name"),
+        |causes, at, counters| {
+            device::counters(causes, at, counters, "name");
+        },
+    );
 }
 
 fn has_extras(device: &Value) -> bool {
@@ -47,9 +73,16 @@ fn has_extras(device: &Value) -> bool {
 
 fn pool(causes: &mut Causes, pool: &Value) {
     names::pool(causes, "spec.pool.name", text(pool, "name"));
-    let (slices, generation) = (integer(pool, "resourceSliceCount"), integer(pool, "generation"));
+    let (slices, generation) = (
+        integer(pool, "resourceSliceCount"),
+        integer(pool, "generation"),
+    );
     if slices <= 0 {
-        causes.push(Cause::invalid("spec.pool.resourceSliceCount", slices, "must be greater than zero"));
+        causes.push(Cause::invalid(
+            "spec.pool.resourceSliceCount",
+            slices,
+            "must be greater than zero",
+        ));
     }
     if generation < 0 {
         let why = "must be greater than or equal to zero";
@@ -73,7 +106,11 @@ fn nodes(causes: &mut Causes, spec: &Value) {
     let mut ways = vec![];
     match &spec["nodeName"] {
         Value::String(name) if name.is_empty() => {
-            causes.push(invalid("spec.nodeName", "", "must be either unset or set to a non-empty string"));
+            causes.push(invalid(
+                "spec.nodeName",
+                "",
+                "must be either unset or set to a non-empty string",
+            ));
         }
         Value::String(name) => {
             ways.push("`nodeName`");
@@ -88,10 +125,17 @@ fn nodes(causes: &mut Causes, spec: &Value) {
         let terms = &selector["nodeSelectorTerms"];
         if list(selector, "nodeSelectorTerms").len() != 1 {
             let field = "spec.nodeSelector.nodeSelectorTerms";
-            causes.push(Cause::invalid(field, in_go(terms), "must have exactly one node selector term"));
+            causes.push(Cause::invalid(
+                field,
+                in_go(terms),
+                "must have exactly one node selector term",
+            ));
         }
     }
-    for (key, shown) in [("allNodes", "`allNodes`"), ("perDeviceNodeSelection", "`perDeviceNodeSelection`")] {
+    for (key, shown) in [
+        ("allNodes", "`allNodes`"),
+        ("perDeviceNodeSelection", "`perDeviceNodeSelection`"),
+    ] {
         match spec[key].as_bool() {
             Some(true) => ways.push(shown),
             Some(false) => {
@@ -106,7 +150,11 @@ fn nodes(causes: &mut Causes, spec: &Value) {
         1 => {}
         _ => {
             let shown = json!(format!("{{{}}}", ways.join(", ")));
-            causes.push(Cause::invalid("spec", shown, &format!("{WAYS}, but multiple fields are set")));
+            causes.push(Cause::invalid(
+                "spec",
+                shown,
+                &format!("{WAYS}, but multiple fields are set"),
+            ));
         }
     }
 }

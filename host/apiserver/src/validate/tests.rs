@@ -31,7 +31,10 @@ fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
 /// What is wrong with an object, as an API server lists it: the field, then the message.
 fn wrong(new: &Value, old: Option<&Value>) -> Vec<String> {
     let causes = object(resource_of(new), new, old);
-    causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
+    causes
+        .iter()
+        .map(|cause| format!("{}: {}", cause.field, cause.message))
+        .collect()
 }
 
 /// A copy with the value at a JSON pointer set, or removed where it is null. The field may be new; what it is in is there.
@@ -39,7 +42,10 @@ fn with(object: &Value, pointer: &str, value: Value) -> Value {
     let mut object = object.clone();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     let key = key.replace("~1", "/");
-    match object.pointer_mut(parent).unwrap_or_else(|| panic!("no {parent} in the object")) {
+    match object
+        .pointer_mut(parent)
+        .unwrap_or_else(|| panic!("no {parent} in the object"))
+    {
         Value::Array(items) => match key.as_str() {
             "-" => items.push(value),
             index => items[index.parse::<usize>().unwrap()] = value,
@@ -55,7 +61,11 @@ fn with(object: &Value, pointer: &str, value: Value) -> Value {
 fn assert_each(good: &Value, cases: &[(&str, Value, &[&str])]) {
     assert_eq!(wrong(good, None), Vec::<String>::new(), "the good object");
     for (pointer, value, expected) in cases {
-        assert_eq!(wrong(&with(good, pointer, value.clone()), None), *expected, "{pointer} = {value}");
+        assert_eq!(
+            wrong(&with(good, pointer, value.clone()), None),
+            *expected,
+            "{pointer} = {value}"
+        );
     }
 }
 
@@ -63,7 +73,11 @@ fn assert_each(good: &Value, cases: &[(&str, Value, &[&str])]) {
 fn assert_each_change(old: &Value, cases: &[(&str, Value, &[&str])]) {
     assert_eq!(wrong(old, Some(old)), Vec::<String>::new(), "no change");
     for (pointer, value, expected) in cases {
-        assert_eq!(wrong(&with(old, pointer, value.clone()), Some(old)), *expected, "{pointer} = {value}");
+        assert_eq!(
+            wrong(&with(old, pointer, value.clone()), Some(old)),
+            *expected,
+            "{pointer} = {value}"
+        );
     }
 }
 

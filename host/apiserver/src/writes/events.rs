@@ -16,12 +16,22 @@ const EXPIRED_MAX: usize = 100;
 
 /// Deletes events that are older than [`TTL`], at most [`EXPIRED_MAX`] of them.
 pub(super) fn expire(draft: &mut Draft, events: &'static Resource) {
-    let Ok(oldest) = Timestamp::now().checked_sub(TTL).map(written) else { return };
-    let is_expired = |event: &Value| {
-        event["metadata"]["creationTimestamp"].as_str().is_some_and(|made| made < oldest.as_str())
+    let Ok(oldest) = Timestamp::now().checked_sub(TTL).map(written) else {
+        return;
     };
-    let found = draft.snapshot().objects(events).filter(|(_, event)| is_expired(event));
-    let expired: Vec<ObjectKey> = found.map(|(key, _)| key.clone()).take(EXPIRED_MAX).collect();
+    let is_expired = |event: &Value| {
+        event["metadata"]["creationTimestamp"]
+            .as_str()
+            .is_some_and(|made| made < oldest.as_str())
+    };
+    let found = draft
+        .snapshot()
+        .objects(events)
+        .filter(|(_, event)| is_expired(event));
+    let expired: Vec<ObjectKey> = found
+        .map(|(key, _)| key.clone())
+        .take(EXPIRED_MAX)
+        .collect();
     for key in &expired {
         draft.remove(key);
     }

@@ -38,25 +38,47 @@ pub(super) fn written(time: jiff::Timestamp) -> String {
 /// The metadata of a new object.
 pub(super) fn of_new(route: &Route, asked: &Value, snapshot: &Snapshot) -> Result<Value, Refusal> {
     let mut metadata = asked.as_object().cloned().unwrap_or_default();
-    if metadata.get("resourceVersion").and_then(Value::as_str).is_some_and(|version| !version.is_empty()) {
-        return Err(status::bad_request("resourceVersion should not be set on objects to be created"));
+    if metadata
+        .get("resourceVersion")
+        .and_then(Value::as_str)
+        .is_some_and(|version| !version.is_empty())
+    {
+        return Err(status::bad_request(
+            "resourceVersion should not be set on objects to be created",
+        ));
     }
     if route.resource.namespaced {
         metadata.insert("namespace".into(), route.namespace.clone().into());
     } else {
         metadata.remove("namespace");
     }
-    let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
-    let prefix = metadata.get("generateName").and_then(Value::as_str).unwrap_or_default();
+    let name = metadata
+        .get("name")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let prefix = metadata
+        .get("generateName")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     if name.is_empty() && !prefix.is_empty() {
-        let is_free = |name: &String| snapshot.object(route.resource, &route.namespace, name).is_none();
+        let is_free = |name: &String| {
+            snapshot
+                .object(route.resource, &route.namespace, name)
+                .is_none()
+        };
         let mut names = std::iter::repeat_with(|| generated(prefix)).take(NAMES_TRIED);
-        let name = names.find(is_free).ok_or_else(|| status::exists(route, prefix))?;
+        let name = names
+            .find(is_free)
+            .ok_or_else(|| status::exists(route, prefix))?;
         metadata.insert("name".into(), name.into());
     }
-    for given in
-        ["deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink", "generation"]
-    {
+    for given in [
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "managedFields",
+        "selfLink",
+        "generation",
+    ] {
         metadata.remove(given);
     }
     metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
@@ -70,7 +92,11 @@ pub(super) fn of_new(route: &Route, asked: &Value, snapshot: &Snapshot) -> Resul
 fn generated(prefix: &str) -> String {
     let random = uuid::Uuid::new_v4();
     let letters = random.as_bytes().iter().take(SUFFIX_LENGTH);
-    let letter = |byte: &u8| SUFFIX.get(usize::from(*byte) % SUFFIX.len()).map(|letter| char::from(*letter));
+    let letter = |byte: &u8| {
+        SUFFIX
+            .get(usize::from(*byte) % SUFFIX.len())
+            .map(|letter| char::from(*letter))
+    };
     let suffix: String = letters.filter_map(letter).collect();
     let prefix: String = prefix.chars().take(PREFIX_MOST).collect();
     format!("{prefix}{suffix}")
@@ -80,7 +106,9 @@ fn generated(prefix: &str) -> String {
 pub(super) fn check_namespace(route: &Route, object: &Value) -> Result<(), Refusal> {
     match object["metadata"]["namespace"].as_str() {
         Some(namespace)
-            if route.resource.namespaced && !namespace.is_empty() && namespace != route.namespace =>
+            if route.resource.namespaced
+                && !namespace.is_empty()
+                && namespace != route.namespace =>
         {
             Err(status::other_namespace(namespace, route))
         }
@@ -90,11 +118,19 @@ pub(super) fn check_namespace(route: &Route, object: &Value) -> Result<(), Refus
 
 /// The UID and the version that a writer has seen.
 pub(super) fn preconditions(route: &Route, asked: &Value, found: &Value) -> Result<(), Refusal> {
-    let differs =
-        |field: &str| asked[field].as_str().is_some_and(|asked| !asked.is_empty() && found[field] != asked);
+    let differs = |field: &str| {
+        asked[field]
+            .as_str()
+            .is_some_and(|asked| !asked.is_empty() && found[field] != asked)
+    };
     if differs("uid") {
         let text = |metadata: &Value| metadata["uid"].as_str().unwrap_or_default().to_owned();
-        return Err(status::precondition(route, "UID", &text(asked), &text(found)));
+        return Err(status::precondition(
+            route,
+            "UID",
+            &text(asked),
+            &text(found),
+        ));
     }
     match differs("resourceVersion") {
         true => Err(status::modified(route)),
@@ -103,10 +139,16 @@ pub(super) fn preconditions(route: &Route, asked: &Value, found: &Value) -> Resu
 }
 
 /// The same for a delete, which gives them on their own.
-pub(super) fn preconditions_of_delete(route: &Route, asked: &Value, found: &Value) -> Result<(), Refusal> {
+pub(super) fn preconditions_of_delete(
+    route: &Route,
+    asked: &Value,
+    found: &Value,
+) -> Result<(), Refusal> {
     for (key, named) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
-        let (asked, found) =
-            (asked[key].as_str().unwrap_or_default(), found[key].as_str().unwrap_or_default());
+        let (asked, found) = (
+            asked[key].as_str().unwrap_or_default(),
+            found[key].as_str().unwrap_or_default(),
+        );
         if !asked.is_empty() && asked != found {
             return Err(status::precondition_of_delete(route, named, asked, found));
         }
@@ -127,7 +169,11 @@ pub(super) fn keep(route: &Route, new: &mut Value, old: &Value) {
     }
     for field in KEPT {
         match &old["metadata"][field] {
-            Value::Null => drop(new["metadata"].as_object_mut().map(|metadata| metadata.remove(field))),
+            Value::Null => drop(
+                new["metadata"]
+                    .as_object_mut()
+                    .map(|metadata| metadata.remove(field)),
+            ),
             value => new["metadata"][field] = value.clone(),
         }
     }

@@ -68,13 +68,23 @@ fn apply(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Refusal> {
     if let Some(old) = &old {
         let uid = &applied["metadata"]["uid"];
         if uid.is_string() && *uid != old["metadata"]["uid"] {
-            return Err(status::invalid(route, &route.name, &validate::immutable_uid(uid)));
+            return Err(status::invalid(
+                route,
+                &route.name,
+                &validate::immutable_uid(uid),
+            ));
         }
     }
     let manager = write.manager();
     let (version, now) = (api_version(route.resource.group), now());
     let writer = writer(write, &manager, &version, &now);
-    let merged = merge::apply(route.resource.kind, old.as_deref(), &applied, &writer, route.flag("force"));
+    let merged = merge::apply(
+        route.resource.kind,
+        old.as_deref(),
+        &applied,
+        &writer,
+        route.flag("force"),
+    );
     let merged = merged.map_err(|error| match error {
         ApplyError::Conflict(conflict) => conflicting(conflict),
         ApplyError::Invalid(why) => status::bad_request(why),
@@ -90,7 +100,12 @@ fn conflicting(conflict: Conflict) -> Refusal {
     status::apply_conflict(conflict.message, conflict.causes.into_iter().map(cause))
 }
 
-fn writer<'a>(write: &'a Write<'_>, manager: &'a str, version: &'a str, now: &'a Value) -> Writer<'a> {
+fn writer<'a>(
+    write: &'a Write<'_>,
+    manager: &'a str,
+    version: &'a str,
+    now: &'a Value,
+) -> Writer<'a> {
     Writer {
         manager,
         api_version: version,
@@ -103,5 +118,10 @@ fn writer<'a>(write: &'a Write<'_>, manager: &'a str, version: &'a str, now: &'a
 pub(super) fn manage(write: &Write<'_>, old: Option<&Value>, new: Value) -> Value {
     let manager = write.manager();
     let (version, now) = (api_version(write.route.resource.group), now());
-    merge::managed_after_update(write.route.resource.kind, old, new, &writer(write, &manager, &version, &now))
+    merge::managed_after_update(
+        write.route.resource.kind,
+        old,
+        new,
+        &writer(write, &manager, &version, &now),
+    )
 }

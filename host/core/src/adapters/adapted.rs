@@ -42,9 +42,17 @@ pub(super) struct Adapted {
 }
 
 impl Adapted {
-    pub(super) fn new(adapter: Adapter, source: String, record: AdapterRecord, is_removed: bool) -> Self {
+    pub(super) fn new(
+        adapter: Adapter,
+        source: String,
+        record: AdapterRecord,
+        is_removed: bool,
+    ) -> Self {
         Self {
-            left: Some((Instant::now(), format!("no device plugin has registered as {}", adapter.resource))),
+            left: Some((
+                Instant::now(),
+                format!("no device plugin has registered as {}", adapter.resource),
+            )),
             adapter,
             source,
             record,
@@ -85,15 +93,26 @@ impl Adapted {
     pub(super) fn held_identities(&self) -> BTreeMap<String, String> {
         let of = |id: &String| {
             let id = id.clone();
-            self.adapter.identity(&id).into_iter().map(move |identity| (identity, id.clone()))
+            self.adapter
+                .identity(&id)
+                .into_iter()
+                .map(move |identity| (identity, id.clone()))
         };
-        self.taken.iter().chain(&self.record.held).flat_map(of).collect()
+        self.taken
+            .iter()
+            .chain(&self.record.held)
+            .flat_map(of)
+            .collect()
     }
 
     /// Identity strings of listed devices of which a kubelet's pods may have some: the kubelet was not read yet.
     pub(super) fn unread_identities(&self, has_kubelet: bool) -> BTreeSet<String> {
         let is_unread = has_kubelet && !self.record.is_taken_over;
-        let listed = self.listed.iter().flat_map(BTreeMap::keys).filter(|_| is_unread);
+        let listed = self
+            .listed
+            .iter()
+            .flat_map(BTreeMap::keys)
+            .filter(|_| is_unread);
         listed.flat_map(|id| self.adapter.identity(id)).collect()
     }
 
@@ -107,8 +126,15 @@ impl Adapted {
             return Some(id);
         }
         // Most plugins have none.
-        let identity = if identities.is_empty() { Vec::new() } else { self.adapter.identity(id) };
-        identity.iter().find_map(|identity| identities.get(identity)).map(String::as_str)
+        let identity = if identities.is_empty() {
+            Vec::new()
+        } else {
+            self.adapter.identity(id)
+        };
+        identity
+            .iter()
+            .find_map(|identity| identities.get(identity))
+            .map(String::as_str)
     }
 
     /// Why it offers no devices, as a sentence; empty: it does.
@@ -142,10 +168,16 @@ impl Adapted {
 
     pub(super) fn material(&self) -> Material {
         let identities = self.held_identities();
-        let listed = self.listed.iter().flatten().filter(|(id, _)| self.holder(id, &identities).is_none());
+        let listed = self
+            .listed
+            .iter()
+            .flatten()
+            .filter(|(id, _)| self.holder(id, &identities).is_none());
         Material {
             adapter: self.adapter.clone(),
-            listed: listed.map(|(id, device)| (id.clone(), device.clone())).collect(),
+            listed: listed
+                .map(|(id, device)| (id.clone(), device.clone()))
+                .collect(),
             left: self.left.as_ref().map(|(_, why)| why.clone()),
         }
     }
@@ -153,7 +185,9 @@ impl Adapted {
     /// The plugin's ID of a device's name, among those that are listed or held.
     pub(super) fn id_of(&self, name: &DeviceName) -> Option<String> {
         let is_known = |id: &String| {
-            self.listed.as_ref().is_some_and(|listed| listed.contains_key(id))
+            self.listed
+                .as_ref()
+                .is_some_and(|listed| listed.contains_key(id))
                 || self.record.held.contains(id)
                 || self.taken.contains(id)
         };

@@ -9,9 +9,9 @@ use super::Adapters;
 use crate::driver::plugin_calls::{self, within};
 use crate::driver::{Call, ClaimDriver, DeviceDriver, Outcomes};
 use nodedock_model::{
-    AllocatedDevice, Condition, ContainerAllocation, DeviceAccess, DeviceNode, DeviceStatus, DriverClaim,
-    DriverClaimRecord, DriverName, Edits, ExtendedResource, Mount, PathPatterns, PreparedClaim,
-    PreparedDevice, Problem, ProblemCode, limit,
+    AllocatedDevice, Condition, ContainerAllocation, DeviceAccess, DeviceNode, DeviceStatus,
+    DriverClaim, DriverClaimRecord, DriverName, Edits, ExtendedResource, Mount, PathPatterns,
+    PreparedClaim, PreparedDevice, Problem, ProblemCode, limit,
 };
 
 /// The condition of a device whose plugin answered with annotations.
@@ -40,7 +40,11 @@ impl AdapterDriver {
         resource: ExtendedResource,
         calling: Arc<tokio::sync::Mutex<()>>,
     ) -> Self {
-        Self { adapters, resource, calling }
+        Self {
+            adapters,
+            resource,
+            calling,
+        }
     }
 
     async fn prepare_claim(
@@ -60,14 +64,17 @@ impl AdapterDriver {
         }
         let (driver, paths, groups) = self.groups(claim)?;
         let plugin = self.adapters.plugin(&self.resource).ok_or_else(|| {
-            let message =
-                format!("the device plugin of {}, which is driver {driver}, is not connected", self.resource);
+            let message = format!(
+                "the device plugin of {}, which is driver {driver}, is not connected",
+                self.resource
+            );
             Problem::unavailable(ProblemCode::PluginGone, message)
         })?;
         let mut prepared = PreparedClaim::default();
         for group in groups {
-            let (allocation, nodes) =
-                self.allocate(call, until, plugin.as_ref(), &group, paths.as_ref()).await?;
+            let (allocation, nodes) = self
+                .allocate(call, until, plugin.as_ref(), &group, paths.as_ref())
+                .await?;
             prepared.annotations.extend(allocation.annotations.clone());
             prepared.devices.extend(devices(&group, allocation, nodes));
         }
@@ -86,20 +93,29 @@ impl AdapterDriver {
         let driver = adapted.adapter.driver.clone();
         let waits_for = adapted.waits_for(self.adapters.0.parts.has_kubelet);
         if !adapted.is_ready(self.adapters.0.parts.has_kubelet) {
-            let message =
-                format!("driver {driver} is the device plugin of {}, and waits: {waits_for}", self.resource);
+            let message = format!(
+                "driver {driver} is the device plugin of {}, and waits: {waits_for}",
+                self.resource
+            );
             return Err(Problem::unavailable(ProblemCode::DriverNotServing, message));
         }
         let identities = adapted.held_identities();
         let mut groups: Vec<Group<'a>> = Vec::new();
         for device in &claim.devices {
-            let what = format!("device {}/{} of driver {driver}", device.pool, device.device);
+            let what = format!(
+                "device {}/{} of driver {driver}",
+                device.pool, device.device
+            );
             if device.admin_access {
-                let message =
-                    format!("{what}: a device plugin, as that of {}, knows no admin access", self.resource);
+                let message = format!(
+                    "{what}: a device plugin, as that of {}, knows no admin access",
+                    self.resource
+                );
                 return Err(Problem::invalid(ProblemCode::AdapterParameters, message));
             }
-            let id = adapted.id_of(&device.device).filter(|_| device.pool == adapted.adapter.pool);
+            let id = adapted
+                .id_of(&device.device)
+                .filter(|_| device.pool == adapted.adapter.pool);
             let Some(id) = id else {
                 let message = format!(
                     "{what} is not among the devices that the device plugin of {} lists",
@@ -109,7 +125,11 @@ impl AdapterDriver {
                 return Err(Problem::unavailable(ProblemCode::DeviceUnknown, message));
             };
             if let Some(held) = adapted.holder(&id, &identities) {
-                let same = if held == id { "" } else { ", which is the same hardware," };
+                let same = if held == id {
+                    ""
+                } else {
+                    ", which is the same hardware,"
+                };
                 let message = format!(
                     "{what} is in use: a pod has {held:?} of {}{same} from the time before the adapter",
                     self.resource
@@ -122,7 +142,11 @@ impl AdapterDriver {
                     group.devices.push(device);
                     group.ids.push(id);
                 }
-                None => groups.push(Group { request, devices: vec![device], ids: vec![id] }),
+                None => groups.push(Group {
+                    request,
+                    devices: vec![device],
+                    ids: vec![id],
+                }),
             }
         }
         Ok((driver, adapted.adapter.paths.clone(), groups))
@@ -133,7 +157,9 @@ impl AdapterDriver {
         allowed: Option<&PathPatterns>,
         allocation: &ContainerAllocation,
     ) -> Result<(), Problem> {
-        let Some(allowed) = allowed else { return Ok(()) };
+        let Some(allowed) = allowed else {
+            return Ok(());
+        };
         let mounts = allocation.mounts.iter().map(|mount| &mount.host_path);
         let nodes = allocation.device_nodes.iter().map(|node| &node.host_path);
         match mounts.chain(nodes).find(|path| !allowed.matches(path)) {
@@ -159,9 +185,10 @@ impl AdapterDriver {
         paths: Option<&PathPatterns>,
     ) -> Result<(ContainerAllocation, Vec<DeviceNode>), Problem> {
         let resource = &self.resource;
-        let _calling =
-            within(until, resource, "a call before this one", async { Ok(self.calling.lock().await) })
-                .await?;
+        let _calling = within(until, resource, "a call before this one", async {
+            Ok(self.calling.lock().await)
+        })
+        .await?;
         let remaining = || plugin_calls::remaining(&call.request_id, until);
         let hardware = &self.adapters.0.parts.hardware;
         let (answer, nodes) =
@@ -169,7 +196,13 @@ impl AdapterDriver {
         self.check_paths(paths, &answer)?;
         if plugin.options().pre_start_required {
             let until = until.min(Instant::now() + limit::PRE_START);
-            within(until, resource, "PreStartContainer", plugin.pre_start(&remaining(), &group.ids)).await?;
+            within(
+                until,
+                resource,
+                "PreStartContainer",
+                plugin.pre_start(&remaining(), &group.ids),
+            )
+            .await?;
         }
         Ok((answer, nodes))
     }
@@ -188,7 +221,9 @@ fn devices(
         pool: device.pool.clone(),
         device: device.device.clone(),
         share_id: device.share_id.clone(),
-        access: access.take().unwrap_or_else(|| DeviceAccess::Edits(Edits::default())),
+        access: access
+            .take()
+            .unwrap_or_else(|| DeviceAccess::Edits(Edits::default())),
         status: status.clone(),
         attributes: None,
     };
@@ -208,16 +243,31 @@ fn undelivered(allocation: &ContainerAllocation) -> DeviceStatus {
         reason: "NotByClaims".to_owned(),
         message,
     };
-    DeviceStatus { conditions: vec![condition], ..DeviceStatus::default() }
+    DeviceStatus {
+        conditions: vec![condition],
+        ..DeviceStatus::default()
+    }
 }
 
 fn access(allocation: ContainerAllocation, device_nodes: Vec<DeviceNode>) -> DeviceAccess {
-    let ContainerAllocation { env, mounts, device_nodes: _, cdi_devices, annotations: _ } = allocation;
+    let ContainerAllocation {
+        env,
+        mounts,
+        device_nodes: _,
+        cdi_devices,
+        annotations: _,
+    } = allocation;
     let mount = |mount: nodedock_model::AllocationMount| Mount {
         host_path: mount.host_path,
         container_path: mount.container_path,
         // As a kubelet's device manager has it mounted.
-        options: ["rbind", "rprivate", if mount.read_only { "ro" } else { "rw" }].map(str::to_owned).to_vec(),
+        options: [
+            "rbind",
+            "rprivate",
+            if mount.read_only { "ro" } else { "rw" },
+        ]
+        .map(str::to_owned)
+        .to_vec(),
         fs_type: None,
     };
     let edits = Edits {
@@ -239,13 +289,19 @@ impl ClaimDriver for AdapterDriver {
         let until = Instant::now() + call.deadline;
         let mut outcomes = Outcomes::new();
         for claim in claims {
-            outcomes.insert(claim.id.uid.clone(), self.prepare_claim(call, until, claim).await);
+            outcomes.insert(
+                claim.id.uid.clone(),
+                self.prepare_claim(call, until, claim).await,
+            );
         }
         outcomes
     }
 
     /// The protocol has no counterpart: the devices are free when the claim is.
     async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
-        claims.iter().map(|live| (live.claim.id.uid.clone(), Ok(()))).collect()
+        claims
+            .iter()
+            .map(|live| (live.claim.id.uid.clone(), Ok(())))
+            .collect()
     }
 }

@@ -19,26 +19,47 @@ pub(super) struct Material {
 impl Material {
     /// Blocks: it reads below `/sys`.
     pub(super) fn publish(self, parts: &AdapterParts) -> Result<Published, Problem> {
-        let Self { adapter, listed, left } = self;
+        let Self {
+            adapter,
+            listed,
+            left,
+        } = self;
         let pool = Pool {
             devices: adapter.devices(&listed, |path| parts.sysfs.fact(path))?,
             extended_resource: Some(adapter.resource.clone()),
             ..Pool::default()
         };
-        let mut inventory = Inventory { pools: [(adapter.pool.clone(), pool)].into() };
+        let mut inventory = Inventory {
+            pools: [(adapter.pool.clone(), pool)].into(),
+        };
         standard_attributes::add(&parts.sysfs, parts.numa_node_form, &mut inventory)?;
         hardware_keys::add(&parts.hardware, &parts.sysfs, &mut inventory)?;
         let health = |device: &PluginDevice| {
             let health = match (&left, device.healthy) {
-                (Some(why), _) => DeviceHealth { state: HealthState::Unhealthy, message: why.clone() },
+                (Some(why), _) => DeviceHealth {
+                    state: HealthState::Unhealthy,
+                    message: why.clone(),
+                },
                 (None, false) => {
-                    let message = format!("the device plugin of {} lists it as unhealthy", adapter.resource);
-                    DeviceHealth { state: HealthState::Unhealthy, message }
+                    let message = format!(
+                        "the device plugin of {} lists it as unhealthy",
+                        adapter.resource
+                    );
+                    DeviceHealth {
+                        state: HealthState::Unhealthy,
+                        message,
+                    }
                 }
-                (None, true) => DeviceHealth { state: HealthState::Healthy, message: String::new() },
+                (None, true) => DeviceHealth {
+                    state: HealthState::Healthy,
+                    message: String::new(),
+                },
             };
             ((adapter.pool.clone(), device_name(&device.id)), health)
         };
-        Ok(Published { inventory, health: listed.values().map(health).collect() })
+        Ok(Published {
+            inventory,
+            health: listed.values().map(health).collect(),
+        })
     }
 }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::adapted::Adapted;
 use super::record::{AdapterRecord, Record};
 use super::{AdapterEntries, AdapterEntry, AdapterParts};
-use nodedock_model::{Adapter, DriverKind, DriverName, ExtendedResource, PathPatterns, Problem, ProblemCode};
+use nodedock_model::{
+    Adapter, DriverKind, DriverName, ExtendedResource, PathPatterns, Problem, ProblemCode,
+};
 
 /// Adapters by their resources: of two for a resource, or of one driver, the first counts, and a driver that the record has for a resource is
 /// of no other one. One that is in the record alone stays while its driver has claims, until the kubelet's device manager has its pool, or
@@ -16,14 +18,20 @@ pub(super) fn merged(
     mut record: Record,
     claimed: &BTreeMap<DriverName, Option<DriverKind>>,
 ) -> BTreeMap<ExtendedResource, Adapted> {
-    let AdapterEntries { entries, is_incomplete } = entries;
+    let AdapterEntries {
+        entries,
+        is_incomplete,
+    } = entries;
     let mut adapted: BTreeMap<ExtendedResource, Adapted> = BTreeMap::new();
     let has_claims =
         |driver: &DriverName| matches!(claimed.get(driver), Some(None | Some(DriverKind::Adapter)));
     let stays = |known: &AdapterRecord| {
         is_incomplete || has_claims(&known.driver) || (parts.has_kubelet && !known.is_returned)
     };
-    let named: BTreeSet<_> = entries.iter().map(|entry| entry.adapter.resource.clone()).collect();
+    let named: BTreeSet<_> = entries
+        .iter()
+        .map(|entry| entry.adapter.resource.clone())
+        .collect();
     // Resources of drivers that the record has.
     let recorded: BTreeMap<_, _> = record
         .adapters
@@ -32,12 +40,21 @@ pub(super) fn merged(
         .map(|(resource, known)| (known.driver.clone(), resource.clone()))
         .collect();
     let mut refused = BTreeSet::new();
-    for AdapterEntry { mut adapter, source } in entries {
+    for AdapterEntry {
+        mut adapter,
+        source,
+    } in entries
+    {
         let (resource, driver) = (adapter.resource.clone(), adapter.driver.clone());
         let has = format!("{source} has an adapter of {resource} for the driver {driver}");
-        let is_same = |known: &&Adapted| known.adapter.resource == resource || known.adapter.driver == driver;
+        let is_same =
+            |known: &&Adapted| known.adapter.resource == resource || known.adapter.driver == driver;
         let other = adapted.values().find(is_same).map(|other| {
-            let (theirs, of, name) = (&other.source, &other.adapter.resource, &other.adapter.driver);
+            let (theirs, of, name) = (
+                &other.source,
+                &other.adapter.resource,
+                &other.adapter.driver,
+            );
             format!("{has}, and {theirs} one of {of} for {name}: the first counts")
         });
         let before = recorded.get(&driver).filter(|of| **of != resource).map(|of| {
@@ -54,7 +71,10 @@ pub(super) fn merged(
             refused.insert(resource.clone());
         }
         if let Some(message) = foreign.or(other).or(before) {
-            parts.conditions.set(&source, Problem::conflict(ProblemCode::AdapterConflict, message));
+            parts.conditions.set(
+                &source,
+                Problem::conflict(ProblemCode::AdapterConflict, message),
+            );
             continue;
         }
         let known = match record.adapters.remove(&resource) {
@@ -64,15 +84,26 @@ pub(super) fn merged(
                     "{source} has the driver {driver} with the pool {} for {resource}, and claims have devices of the driver {} with the pool {}: those stay until these claims are unprepared and the daemon is restarted",
                     adapter.pool, known.driver, known.pool
                 );
-                parts.conditions.set(&source, Problem::conflict(ProblemCode::AdapterConflict, message));
+                parts.conditions.set(
+                    &source,
+                    Problem::conflict(ProblemCode::AdapterConflict, message),
+                );
                 (adapter.driver, adapter.pool) = (known.driver.clone(), known.pool.clone());
                 known
             }
-            Some(known) => AdapterRecord { driver: driver.clone(), pool: adapter.pool.clone(), ..known },
+            Some(known) => AdapterRecord {
+                driver: driver.clone(),
+                pool: adapter.pool.clone(),
+                ..known
+            },
             None => AdapterRecord::new(driver.clone(), adapter.pool.clone()),
         };
         let paths = adapter.paths.as_ref().map(|paths| paths.texts().to_vec());
-        let known = AdapterRecord { paths, rules: adapter.rules.clone(), ..known };
+        let known = AdapterRecord {
+            paths,
+            rules: adapter.rules.clone(),
+            ..known
+        };
         adapted.insert(resource, Adapted::new(adapter, source, known, false));
     }
     for (resource, known) in record.adapters {
@@ -87,7 +118,10 @@ pub(super) fn merged(
             pool: known.pool.clone(),
             enabled: !known.is_returned,
             rules: known.rules.clone(),
-            paths: known.paths.clone().and_then(|texts| PathPatterns::new(texts).ok()),
+            paths: known
+                .paths
+                .clone()
+                .and_then(|texts| PathPatterns::new(texts).ok()),
         };
         let source = "the record of adapters".to_owned();
         adapted.insert(resource, Adapted::new(adapter, source, known, !is_unread));

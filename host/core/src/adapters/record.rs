@@ -48,7 +48,10 @@ pub(super) struct AdapterRecord {
 
 impl Record {
     pub(super) fn of(adapters: BTreeMap<ExtendedResource, AdapterRecord>) -> Self {
-        Self { version: VERSION, adapters }
+        Self {
+            version: VERSION,
+            adapters,
+        }
     }
 }
 
@@ -77,8 +80,10 @@ pub(super) fn read(path: &Path, conditions: &Conditions) -> Record {
                 "{} cannot be read ({error}): adapters are enabled or disabled as their files say; decide with `nodedock adapter` again",
                 path.display()
             );
-            conditions
-                .set(&path.display().to_string(), Problem::internal(ProblemCode::AdapterNotStored, message));
+            conditions.set(
+                &path.display().to_string(),
+                Problem::internal(ProblemCode::AdapterNotStored, message),
+            );
             Record::default()
         }
     }
@@ -86,13 +91,20 @@ pub(super) fn read(path: &Path, conditions: &Conditions) -> Record {
 
 fn decoded(path: &Path) -> io::Result<Record> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    File::open(path)?
+        .take(BYTES_MAX + 1)
+        .read_to_end(&mut bytes)?;
     if bytes.len() as u64 > BYTES_MAX {
-        return Err(io::Error::other(format!("it has more than {BYTES_MAX} bytes")));
+        return Err(io::Error::other(format!(
+            "it has more than {BYTES_MAX} bytes"
+        )));
     }
     let record: Record = serde_json::from_slice(&bytes)?;
     if record.version != VERSION {
-        return Err(io::Error::other(format!("it has version {}, not {VERSION}", record.version)));
+        return Err(io::Error::other(format!(
+            "it has version {}, not {VERSION}",
+            record.version
+        )));
     }
     Ok(record)
 }

@@ -9,8 +9,8 @@ use crate::driver::{Call, Driver};
 use crate::manager::tests::scene::FakePlugin;
 use nodedock_base::changes::Changes;
 use nodedock_model::{
-    AllocatedDevice, AllocationMount, AllocationNode, ContainerAllocation, DeviceAccess, DeviceName,
-    DriverClaim, HealthState, ObjectRef, PreparedClaim,
+    AllocatedDevice, AllocationMount, AllocationNode, ContainerAllocation, DeviceAccess,
+    DeviceName, DriverClaim, HealthState, ObjectRef, PreparedClaim,
 };
 
 const RESOURCE: &str = "example.com/thing";
@@ -33,11 +33,16 @@ fn resource() -> ExtendedResource {
 
 fn entry_with(text: &str) -> AdapterEntry {
     let text = format!("apiVersion: nodedock.dev/v1\nkind: DevicePluginAdapter\n{text}");
-    AdapterEntry { adapter: Adapter::parse(&text).unwrap(), source: "/a.adapter.yaml".to_owned() }
+    AdapterEntry {
+        adapter: Adapter::parse(&text).unwrap(),
+        source: "/a.adapter.yaml".to_owned(),
+    }
 }
 
 fn entry() -> AdapterEntry {
-    entry_with(&format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n"))
+    entry_with(&format!(
+        "resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n"
+    ))
 }
 
 impl Home {
@@ -65,8 +70,14 @@ impl Home {
         taken: Taken,
         claimed: &[&str],
     ) -> Run {
-        let claimed: Vec<_> = claimed.iter().map(|name| (*name, DriverKind::Adapter)).collect();
-        let entries = AdapterEntries { entries, is_incomplete: false };
+        let claimed: Vec<_> = claimed
+            .iter()
+            .map(|name| (*name, DriverKind::Adapter))
+            .collect();
+        let entries = AdapterEntries {
+            entries,
+            is_incomplete: false,
+        };
         self.load(entries, has_kubelet, taken, &claimed)
     }
 
@@ -89,11 +100,19 @@ impl Home {
             grace: Duration::from_secs(300),
             has_kubelet,
         };
-        let claimed = claimed.iter().map(|(name, kind)| (name.parse().unwrap(), Some(*kind))).collect();
+        let claimed = claimed
+            .iter()
+            .map(|(name, kind)| (name.parse().unwrap(), Some(*kind)))
+            .collect();
         let adapters = Adapters::load(parts, entries, taken, &claimed);
         let tasks = Tasks::new();
         adapters.start(&tasks);
-        Run { adapters, registry, conditions, tasks }
+        Run {
+            adapters,
+            registry,
+            conditions,
+            tasks,
+        }
     }
 }
 
@@ -105,7 +124,14 @@ impl Drop for Run {
 
 fn list(ids: &[(&str, bool)]) -> BTreeMap<String, PluginDevice> {
     let device = |(id, healthy): &(&str, bool)| {
-        ((*id).to_owned(), PluginDevice { id: (*id).to_owned(), healthy: *healthy, numa_nodes: vec![1] })
+        (
+            (*id).to_owned(),
+            PluginDevice {
+                id: (*id).to_owned(),
+                healthy: *healthy,
+                numa_nodes: vec![1],
+            },
+        )
     };
     ids.iter().map(device).collect()
 }
@@ -126,13 +152,24 @@ impl Run {
     fn published(&self) -> Option<Vec<(String, HealthState)>> {
         let published = self.driver().inventory?.borrow().clone();
         let (name, pool) = published.inventory.pools.first_key_value()?;
-        assert_eq!((name.as_str(), pool.extended_resource.as_ref()), ("things", Some(&resource())));
+        assert_eq!(
+            (name.as_str(), pool.extended_resource.as_ref()),
+            ("things", Some(&resource()))
+        );
         let health = |device: &DeviceName| published.health[&(name.clone(), device.clone())].state;
-        Some(pool.devices.keys().map(|device| (device.to_string(), health(device))).collect())
+        Some(
+            pool.devices
+                .keys()
+                .map(|device| (device.to_string(), health(device)))
+                .collect(),
+        )
     }
 
     async fn until_published(&self, wanted: &[(&str, HealthState)]) {
-        let wanted: Vec<_> = wanted.iter().map(|(name, health)| ((*name).to_owned(), *health)).collect();
+        let wanted: Vec<_> = wanted
+            .iter()
+            .map(|(name, health)| ((*name).to_owned(), *health))
+            .collect();
         let what = tokio::time::timeout(Duration::from_secs(5), async {
             while self.published().as_ref() != Some(&wanted) {
                 tokio::task::yield_now().await;
@@ -142,14 +179,21 @@ impl Run {
     }
 
     async fn prepare(&self, claim: DriverClaim) -> Result<PreparedClaim, Problem> {
-        let call = Call { request_id: "r".into(), deadline: Duration::from_secs(2) };
+        let call = Call {
+            request_id: "r".into(),
+            deadline: Duration::from_secs(2),
+        };
         let driver = self.driver().claims.unwrap();
         let mut outcomes = driver.prepare(&call, std::slice::from_ref(&claim)).await;
         outcomes.remove(&claim.id.uid).unwrap()
     }
 
     fn codes(&self) -> Vec<String> {
-        self.conditions.list().into_iter().map(|condition| condition.problem.code).collect()
+        self.conditions
+            .list()
+            .into_iter()
+            .map(|condition| condition.problem.code)
+            .collect()
     }
 }
 
@@ -188,18 +232,30 @@ const UNHEALTHY: HealthState = HealthState::Unhealthy;
 async fn a_plugins_list_is_the_drivers_inventory_with_its_health() {
     let home = Home::new();
     let run = home.start(vec![entry()], false);
-    assert!(run.driver().inventory.is_none(), "claims can be unprepared before the plugin is there");
+    assert!(
+        run.driver().inventory.is_none(),
+        "claims can be unprepared before the plugin is there"
+    );
     let plugin = FakePlugin::new();
     let first = run.plug(&plugin, &[("a", true), ("GPU:1", false)]);
-    run.until_published(&[("a", HEALTHY), ("x--47--50--55--3a1", UNHEALTHY)]).await;
-    run.adapters.listed(&resource(), first, list(&[("a", true)]));
+    run.until_published(&[("a", HEALTHY), ("x--47--50--55--3a1", UNHEALTHY)])
+        .await;
+    run.adapters
+        .listed(&resource(), first, list(&[("a", true)]));
     run.until_published(&[("a", HEALTHY)]).await;
     // Of a registration that was replaced nothing counts.
     run.plug(&plugin, &[("b", true)]);
-    run.adapters.left(&resource(), first, &Problem::unavailable("gone", "the first one is gone"));
+    run.adapters.left(
+        &resource(),
+        first,
+        &Problem::unavailable("gone", "the first one is gone"),
+    );
     run.until_published(&[("b", HEALTHY)]).await;
     let view = run.adapters.list().remove(0);
-    assert_eq!((view.devices, view.is_connected, view.waits_for.as_str()), (1, true, ""));
+    assert_eq!(
+        (view.devices, view.is_connected, view.waits_for.as_str()),
+        (1, true, "")
+    );
 }
 
 /// A plugin without devices that died, and one that never listed any, had no condition for ever.
@@ -210,18 +266,32 @@ async fn a_plugin_without_a_list_is_a_condition_that_says_whether_it_has_registe
     let message = async |wanted: &str| {
         // The clock is paused.
         tokio::time::sleep(Duration::from_secs(301)).await;
-        let messages = run.conditions.list().into_iter().map(|condition| condition.problem.message);
+        let messages = run
+            .conditions
+            .list()
+            .into_iter()
+            .map(|condition| condition.problem.message);
         let messages: Vec<_> = messages.collect();
-        assert!(messages.len() == 1 && messages[0].contains(wanted), "{messages:?}");
+        assert!(
+            messages.len() == 1 && messages[0].contains(wanted),
+            "{messages:?}"
+        );
         assert_eq!(run.codes(), ["adapter-without-plugin"]);
     };
     message("no device plugin has registered as example.com/thing").await;
-    let silent = run.adapters.arrived(&resource(), FakePlugin::new()).unwrap();
+    let silent = run
+        .adapters
+        .arrived(&resource(), FakePlugin::new())
+        .unwrap();
     message("has registered, and has not listed its devices yet").await;
     run.adapters.listed(&resource(), silent, BTreeMap::new());
     run.until_published(&[]).await;
     assert!(run.codes().is_empty());
-    run.adapters.left(&resource(), silent, &Problem::unavailable("gone", "its stream ended"));
+    run.adapters.left(
+        &resource(),
+        silent,
+        &Problem::unavailable("gone", "its stream ended"),
+    );
     message("its stream ended").await;
     // A list of a registration that is gone says nothing.
     run.adapters.listed(&resource(), silent, BTreeMap::new());
@@ -234,7 +304,11 @@ async fn a_plugin_that_is_gone_leaves_unhealthy_devices_and_then_none() {
     let run = home.start(vec![entry()], false);
     let registration = run.plug(&FakePlugin::new(), &[("a", true)]);
     run.until_published(&[("a", HEALTHY)]).await;
-    run.adapters.left(&resource(), registration, &Problem::unavailable("gone", "its stream ended"));
+    run.adapters.left(
+        &resource(),
+        registration,
+        &Problem::unavailable("gone", "its stream ended"),
+    );
     run.until_published(&[("a", UNHEALTHY)]).await;
     assert!(run.adapters.plugin(&resource()).is_none());
     tokio::time::sleep(Duration::from_secs(301)).await;
@@ -251,7 +325,8 @@ async fn a_prepare_is_an_allocate_for_each_request_and_its_answer_the_claims_edi
     let run = home.start(vec![entry()], false);
     let plugin = FakePlugin::wanting_pre_start();
     run.plug(&plugin, &[("a", true), ("B", true), ("c", true)]);
-    run.until_published(&[("a", HEALTHY), ("c", HEALTHY), ("x--42", HEALTHY)]).await;
+    run.until_published(&[("a", HEALTHY), ("c", HEALTHY), ("x--42", HEALTHY)])
+        .await;
     plugin.answer(ContainerAllocation {
         env: [("THING".to_owned(), "1".to_owned())].into(),
         mounts: vec![AllocationMount {
@@ -267,7 +342,10 @@ async fn a_prepare_is_an_allocate_for_each_request_and_its_answer_the_claims_edi
         annotations: [("example.com/a".to_owned(), "b".to_owned())].into(),
         cdi_devices: vec!["vendor.com/class=a".to_owned()],
     });
-    let prepared = run.prepare(claim(&[("one", "a"), ("two/large", "c"), ("one", "x--42")])).await.unwrap();
+    let prepared = run
+        .prepare(claim(&[("one", "a"), ("two/large", "c"), ("one", "x--42")]))
+        .await
+        .unwrap();
     let calls = plugin.calls();
     assert_eq!(calls.allocate, [vec!["a", "B"], vec!["c"]]);
     assert_eq!(calls.pre_start, calls.allocate);
@@ -277,7 +355,10 @@ async fn a_prepare_is_an_allocate_for_each_request_and_its_answer_the_claims_edi
         .map(|device| (device.requests.join(","), device.device.to_string()))
         .collect();
     let expected = [("one", "a"), ("one", "x--42"), ("two", "c")];
-    assert_eq!(devices, expected.map(|(request, device)| (request.to_owned(), device.to_owned())));
+    assert_eq!(
+        devices,
+        expected.map(|(request, device)| (request.to_owned(), device.to_owned()))
+    );
     // The containers of a request get its devices together: the first one has the answer.
     let DeviceAccess::EditsAndCdiDevices(edits, names) = &prepared.devices[0].access else {
         panic!("{prepared:?}")
@@ -285,26 +366,45 @@ async fn a_prepare_is_an_allocate_for_each_request_and_its_answer_the_claims_edi
     assert_eq!(names, &["vendor.com/class=a"]);
     assert_eq!(edits.mounts[0].options, ["rbind", "rprivate", "ro"]);
     assert_eq!(
-        (edits.device_nodes[0].path.as_str(), edits.device_nodes[0].node_path()),
+        (
+            edits.device_nodes[0].path.as_str(),
+            edits.device_nodes[0].node_path()
+        ),
         ("/dev/thing0", "/dev/thing")
     );
-    assert_eq!(prepared.devices[1].access, DeviceAccess::Edits(Default::default()));
+    assert_eq!(
+        prepared.devices[1].access,
+        DeviceAccess::Edits(Default::default())
+    );
     assert_eq!(prepared.annotations.len(), 1);
     let status = prepared.devices[0].status.as_ref().unwrap();
-    assert!(status.conditions[0].message.contains("example.com/a"), "{status:?}");
+    assert!(
+        status.conditions[0].message.contains("example.com/a"),
+        "{status:?}"
+    );
 
-    plugin.answer(ContainerAllocation { cdi_devices: vec!["v.com/c=a".to_owned()], ..Default::default() });
+    plugin.answer(ContainerAllocation {
+        cdi_devices: vec!["v.com/c=a".to_owned()],
+        ..Default::default()
+    });
     let prepared = run.prepare(claim(&[("one", "a")])).await.unwrap();
-    assert_eq!(prepared.devices[0].access, DeviceAccess::CdiDevices(vec!["v.com/c=a".to_owned()]));
+    assert_eq!(
+        prepared.devices[0].access,
+        DeviceAccess::CdiDevices(vec!["v.com/c=a".to_owned()])
+    );
     let driver = run.driver().claims.unwrap();
-    let call = Call { request_id: "r".into(), deadline: Duration::from_secs(1) };
+    let call = Call {
+        request_id: "r".into(),
+        deadline: Duration::from_secs(1),
+    };
     assert!(driver.unprepare(&call, &[]).await.is_empty() && !driver.is_pure());
 }
 
 #[tokio::test]
 async fn what_a_plugin_or_a_claim_does_wrong_is_refused_with_both_names() {
     let home = Home::new();
-    let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\npaths: [/dev/thing]\n");
+    let text =
+        format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\npaths: [/dev/thing]\n");
     let run = home.start(vec![entry_with(&text)], false);
     let refusal = async |claim: DriverClaim| {
         let problem = run.prepare(claim).await.unwrap_err();
@@ -312,13 +412,19 @@ async fn what_a_plugin_or_a_claim_does_wrong_is_refused_with_both_names() {
     };
     let (code, message) = refusal(claim(&[("r", "a")])).await;
     assert_eq!(code, "driver-not-serving", "{message}");
-    assert!(message.contains("no device plugin has registered"), "{message}");
+    assert!(
+        message.contains("no device plugin has registered"),
+        "{message}"
+    );
 
     let plugin = FakePlugin::new();
     let registration = run.plug(&plugin, &[("a", true)]);
     let (code, message) = refusal(claim(&[("r", "b")])).await;
     assert_eq!(code, "device-unknown", "{message}");
-    assert!(message.contains(DRIVER) && message.contains(RESOURCE), "{message}");
+    assert!(
+        message.contains(DRIVER) && message.contains(RESOURCE),
+        "{message}"
+    );
     let mut admin = claim(&[("r", "a")]);
     admin.devices[0].admin_access = true;
     assert_eq!(refusal(admin).await.0, "adapter-parameters");
@@ -332,15 +438,31 @@ async fn what_a_plugin_or_a_claim_does_wrong_is_refused_with_both_names() {
         container_path: path.to_owned(),
         permissions: "rw".to_owned(),
     };
-    for (path, code) in [("/dev/other", "allocation-path-missing"), ("/dev", "allocation-path-denied")] {
-        plugin.answer(ContainerAllocation { device_nodes: vec![node(path)], ..Default::default() });
+    for (path, code) in [
+        ("/dev/other", "allocation-path-missing"),
+        ("/dev", "allocation-path-denied"),
+    ] {
+        plugin.answer(ContainerAllocation {
+            device_nodes: vec![node(path)],
+            ..Default::default()
+        });
         let (found, message) = refusal(claim(&[("r", "a")])).await;
         assert_eq!(found, code, "{message}");
-        assert!(message.contains(path) && message.contains(RESOURCE), "{message}");
+        assert!(
+            message.contains(path) && message.contains(RESOURCE),
+            "{message}"
+        );
     }
-    plugin.answer(ContainerAllocation { device_nodes: vec![node("/dev/thing")], ..Default::default() });
+    plugin.answer(ContainerAllocation {
+        device_nodes: vec![node("/dev/thing")],
+        ..Default::default()
+    });
     run.prepare(claim(&[("r", "a")])).await.unwrap();
-    run.adapters.left(&resource(), registration, &Problem::unavailable("gone", "gone"));
+    run.adapters.left(
+        &resource(),
+        registration,
+        &Problem::unavailable("gone", "gone"),
+    );
     assert_eq!(refusal(claim(&[("r", "a")])).await.0, "plugin-gone");
 }
 
@@ -351,9 +473,19 @@ async fn a_plugin_that_never_answers_ends_at_the_deadline_and_calls_come_one_at_
     let plugin = FakePlugin::new();
     run.plug(&plugin, &[("a", true), ("b", true)]);
     plugin.shut(true);
-    let (one, other) = tokio::join!(run.prepare(claim(&[("r", "a")])), run.prepare(claim(&[("r", "b")])));
-    assert_eq!([one.unwrap_err().code, other.unwrap_err().code], ["driver-deadline", "driver-deadline"]);
-    assert_eq!(plugin.calls().allocate.len(), 1, "the other one waited for its turn");
+    let (one, other) = tokio::join!(
+        run.prepare(claim(&[("r", "a")])),
+        run.prepare(claim(&[("r", "b")]))
+    );
+    assert_eq!(
+        [one.unwrap_err().code, other.unwrap_err().code],
+        ["driver-deadline", "driver-deadline"]
+    );
+    assert_eq!(
+        plugin.calls().allocate.len(),
+        1,
+        "the other one waited for its turn"
+    );
     plugin.shut(false);
     run.prepare(claim(&[("r", "b")])).await.unwrap();
 }
@@ -364,7 +496,10 @@ async fn devices_that_pods_have_by_the_plugins_ids_are_offered_when_they_are_fre
     let run = home.start_with(vec![entry()], false, taken(&["a", "gone"]), &[]);
     run.plug(&FakePlugin::new(), &[("a", true), ("b", true)]);
     run.until_published(&[("b", HEALTHY)]).await;
-    assert_eq!(run.prepare(claim(&[("r", "a")])).await.unwrap_err().code, "device-held");
+    assert_eq!(
+        run.prepare(claim(&[("r", "a")])).await.unwrap_err().code,
+        "device-held"
+    );
     assert!(run.adapters.has_taken());
     run.adapters.set_taken(&taken(&[]));
     run.until_published(&[("a", HEALTHY), ("b", HEALTHY)]).await;
@@ -378,16 +513,26 @@ async fn hardware_that_pods_have_from_before_is_neither_offered_nor_prepared() {
     let rules = "devices: [{ match: '(?<uuid>gpu-[0-9])-[0-9]', identity: 'gpu:${uuid}' }]";
     let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
     let run = home.start_with(vec![entry_with(&text)], false, taken(&["gpu-0-0"]), &[]);
-    run.plug(&FakePlugin::new(), &[("gpu-0-0", true), ("gpu-0-1", true), ("gpu-1-0", true)]);
+    run.plug(
+        &FakePlugin::new(),
+        &[("gpu-0-0", true), ("gpu-0-1", true), ("gpu-1-0", true)],
+    );
     run.until_published(&[("gpu-1-0", HEALTHY)]).await;
     let held = [("gpu:gpu-0".to_owned(), (resource(), "gpu-0-0".to_owned()))];
     assert_eq!(run.adapters.held_identities(), held.into());
     let problem = run.prepare(claim(&[("r", "gpu-0-1")])).await.unwrap_err();
     assert_eq!(problem.code, "device-held");
-    assert!(problem.message.contains("\"gpu-0-0\"") && problem.message.contains("the same hardware"));
+    assert!(
+        problem.message.contains("\"gpu-0-0\"") && problem.message.contains("the same hardware")
+    );
     run.prepare(claim(&[("r", "gpu-1-0")])).await.unwrap();
     run.adapters.set_taken(&taken(&[]));
-    run.until_published(&[("gpu-0-0", HEALTHY), ("gpu-0-1", HEALTHY), ("gpu-1-0", HEALTHY)]).await;
+    run.until_published(&[
+        ("gpu-0-0", HEALTHY),
+        ("gpu-0-1", HEALTHY),
+        ("gpu-1-0", HEALTHY),
+    ])
+    .await;
     assert!(run.adapters.held_identities().is_empty());
 }
 
@@ -399,9 +544,15 @@ async fn an_adapter_whose_reads_hang_delays_no_other() {
     let run = home.start(vec![other, entry()], false);
     let hanging: ExtendedResource = "example.com/aaa".parse().unwrap();
     // Its threads wait for the kernel.
-    run.adapters.state().adapted.get_mut(&hanging).unwrap().looks = Arc::new(tokio::sync::Semaphore::new(0));
+    run.adapters
+        .state()
+        .adapted
+        .get_mut(&hanging)
+        .unwrap()
+        .looks = Arc::new(tokio::sync::Semaphore::new(0));
     let registration = run.adapters.arrived(&hanging, FakePlugin::new()).unwrap();
-    run.adapters.listed(&hanging, registration, list(&[("a", true)]));
+    run.adapters
+        .listed(&hanging, registration, list(&[("a", true)]));
     run.plug(&FakePlugin::new(), &[("a", true)]);
     run.until_published(&[("a", HEALTHY)]).await;
     assert!(run.adapters.state().adapted[&hanging].published.is_none());
@@ -411,22 +562,42 @@ async fn an_adapter_whose_reads_hang_delays_no_other() {
 async fn what_a_kubelets_pods_have_is_taken_over_once_and_over_restarts() {
     let home = Home::new();
     let plugin = FakePlugin::new();
-    let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
+    let ids = |ids: &[&str]| {
+        ids.iter()
+            .map(|id| (*id).to_owned())
+            .collect::<BTreeSet<_>>()
+    };
     {
         let run = home.start(vec![entry()], true);
         run.plug(&plugin, &[("a", true), ("b", true)]);
-        assert_eq!(run.adapters.awaited(), [(resource(), BTreeSet::new())].into());
-        assert!(run.adapters.list()[0].waits_for.contains("the kubelet has not listed yet"));
+        assert_eq!(
+            run.adapters.awaited(),
+            [(resource(), BTreeSet::new())].into()
+        );
+        assert!(
+            run.adapters.list()[0]
+                .waits_for
+                .contains("the kubelet has not listed yet")
+        );
         // A pod may have it by the plugin's ID.
-        assert_eq!(run.prepare(claim(&[("r", "b")])).await.unwrap_err().code, "driver-not-serving");
-        run.adapters.set_held(&resource(), &ids(&["a"])).await.unwrap();
+        assert_eq!(
+            run.prepare(claim(&[("r", "b")])).await.unwrap_err().code,
+            "driver-not-serving"
+        );
+        run.adapters
+            .set_held(&resource(), &ids(&["a"]))
+            .await
+            .unwrap();
         run.until_published(&[("b", HEALTHY)]).await;
     }
     let run = home.start(vec![entry()], true);
     run.plug(&plugin, &[("a", true), ("b", true)]);
     run.until_published(&[("b", HEALTHY)]).await;
     // What the kubelet lists later under the name is not of that time.
-    run.adapters.set_held(&resource(), &ids(&["a", "b"])).await.unwrap();
+    run.adapters
+        .set_held(&resource(), &ids(&["a", "b"]))
+        .await
+        .unwrap();
     run.until_published(&[("b", HEALTHY)]).await;
     run.adapters.set_held(&resource(), &ids(&[])).await.unwrap();
     run.until_published(&[("a", HEALTHY), ("b", HEALTHY)]).await;
@@ -439,52 +610,101 @@ async fn devices_of_a_plugin_that_registers_again_are_healthy_when_it_has_listed
     let run = home.start(vec![entry()], false);
     let registration = run.plug(&FakePlugin::new(), &[("a", true)]);
     run.until_published(&[("a", HEALTHY)]).await;
-    run.adapters.left(&resource(), registration, &Problem::unavailable("gone", "its stream ended"));
+    run.adapters.left(
+        &resource(),
+        registration,
+        &Problem::unavailable("gone", "its stream ended"),
+    );
     run.until_published(&[("a", UNHEALTHY)]).await;
-    let registration = run.adapters.arrived(&resource(), FakePlugin::new()).unwrap();
-    assert_eq!(run.adapters.list()[0].waits_for, "the plugin has not listed its devices yet");
+    let registration = run
+        .adapters
+        .arrived(&resource(), FakePlugin::new())
+        .unwrap();
+    assert_eq!(
+        run.adapters.list()[0].waits_for,
+        "the plugin has not listed its devices yet"
+    );
     run.until_published(&[("a", UNHEALTHY)]).await;
-    run.adapters.listed(&resource(), registration, list(&[("a", true)]));
+    run.adapters
+        .listed(&resource(), registration, list(&[("a", true)]));
     run.until_published(&[("a", HEALTHY)]).await;
 }
 
 #[tokio::test]
 async fn two_adapters_of_one_resource_or_driver_and_a_taken_name_are_conditions_that_name_both() {
     let home = Home::new();
-    let other = |text: &str| AdapterEntry { source: "/b.adapter.yaml".to_owned(), ..entry_with(text) };
+    let other = |text: &str| AdapterEntry {
+        source: "/b.adapter.yaml".to_owned(),
+        ..entry_with(text)
+    };
     for text in [
         format!("resource: {RESOURCE}\ndriver: other.example.com\n"),
         format!("resource: example.com/other\ndriver: {DRIVER}\n"),
     ] {
         let run = home.start(vec![entry(), other(&text)], false);
-        assert_eq!((run.adapters.list().len(), run.codes()), (1, vec!["adapter-conflict".to_owned()]));
+        assert_eq!(
+            (run.adapters.list().len(), run.codes()),
+            (1, vec!["adapter-conflict".to_owned()])
+        );
         let message = run.conditions.list().remove(0).problem.message;
-        assert!(message.contains("/a.adapter.yaml") && message.contains("/b.adapter.yaml"), "{message}");
+        assert!(
+            message.contains("/a.adapter.yaml") && message.contains("/b.adapter.yaml"),
+            "{message}"
+        );
     }
     let run = home.start(vec![entry()], false);
-    let native = Driver { inventory: None, ..run.driver() };
-    assert!(run.registry.serve("/plugins/thing.sock", native).unwrap_err().contains(RESOURCE));
+    let native = Driver {
+        inventory: None,
+        ..run.driver()
+    };
+    assert!(
+        run.registry
+            .serve("/plugins/thing.sock", native)
+            .unwrap_err()
+            .contains(RESOURCE)
+    );
 
     // The name is another driver's, until that is gone.
     let first = run.driver();
     run.registry.retire(&source_of(&resource()));
-    run.registry.serve("/plugins/thing.sock", Driver { inventory: None, ..first }).unwrap();
-    run.adapters.state().adapted.get_mut(&resource()).unwrap().refused = Some("again".to_owned());
+    run.registry
+        .serve(
+            "/plugins/thing.sock",
+            Driver {
+                inventory: None,
+                ..first
+            },
+        )
+        .unwrap();
+    run.adapters
+        .state()
+        .adapted
+        .get_mut(&resource())
+        .unwrap()
+        .refused = Some("again".to_owned());
     run.plug(&FakePlugin::new(), &[("a", true)]);
     let refused = async {
         while run.codes() != ["adapter-conflict"] {
             tokio::task::yield_now().await
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), refused).await.unwrap();
-    assert!(run.adapters.list()[0].waits_for.contains("/plugins/thing.sock"));
+    tokio::time::timeout(Duration::from_secs(5), refused)
+        .await
+        .unwrap();
+    assert!(
+        run.adapters.list()[0]
+            .waits_for
+            .contains("/plugins/thing.sock")
+    );
     run.registry.retire("/plugins/thing.sock");
     let served = async {
         while !run.codes().is_empty() {
             tokio::task::yield_now().await
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), served).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(5), served)
+        .await
+        .unwrap();
     run.until_published(&[("a", HEALTHY)]).await;
 }
 

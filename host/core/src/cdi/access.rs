@@ -15,7 +15,10 @@ pub struct FileAccess {
 /// Every user may read them: a rootless runtime reads them as its user.
 impl Default for FileAccess {
     fn default() -> Self {
-        Self { mode: 0o644, group: None }
+        Self {
+            mode: 0o644,
+            group: None,
+        }
     }
 }
 
@@ -25,7 +28,8 @@ impl FileAccess {
 
     /// None: the owner could not read and write the files, or others could write or execute them.
     pub fn new(mode: u32, group: Option<u32>) -> Option<Self> {
-        (mode & Self::OWNER == Self::OWNER && mode & !Self::READABLE == 0).then_some(Self { mode, group })
+        (mode & Self::OWNER == Self::OWNER && mode & !Self::READABLE == 0)
+            .then_some(Self { mode, group })
     }
 
     pub(crate) fn apply(self, file: &File) -> io::Result<()> {
@@ -60,7 +64,17 @@ mod tests {
         for good in [0o600, 0o640, 0o604, 0o644] {
             assert!(FileAccess::new(good, None).is_some(), "{good:o}");
         }
-        for bad in [0, 0o400, 0o044, 0o660, 0o646, 0o755, 0o4644, 0o1644, u32::MAX] {
+        for bad in [
+            0,
+            0o400,
+            0o044,
+            0o660,
+            0o646,
+            0o755,
+            0o4644,
+            0o1644,
+            u32::MAX,
+        ] {
             assert!(FileAccess::new(bad, None).is_none(), "{bad:o}");
         }
     }

@@ -146,14 +146,22 @@ impl Given {
     fn of(all: Option<&Edits>, own: Option<&Edits>) -> Self {
         let edits = || all.into_iter().chain(own);
         // The numbers in a spec are optional, and those of the node count.
-        let node =
-            |node: &Node| DeviceNode { host_path: node.host_path.clone(), ..DeviceNode::at(&node.path) };
+        let node = |node: &Node| DeviceNode {
+            host_path: node.host_path.clone(),
+            ..DeviceNode::at(&node.path)
+        };
         let interface = |found: &Interface| NetDevice {
             host_interface: found.host_interface_name.clone(),
-            container_interface: found.name.clone().unwrap_or_else(|| found.host_interface_name.clone()),
+            container_interface: found
+                .name
+                .clone()
+                .unwrap_or_else(|| found.host_interface_name.clone()),
         };
         Self {
-            device_nodes: edits().flat_map(|edits| edits.device_nodes.iter().flatten()).map(node).collect(),
+            device_nodes: edits()
+                .flat_map(|edits| edits.device_nodes.iter().flatten())
+                .map(node)
+                .collect(),
             net_devices: edits()
                 .flat_map(|edits| edits.net_devices.iter().flatten())
                 .map(interface)
@@ -167,7 +175,8 @@ impl Catalog {
     pub(super) fn new(own: &Path, directories: &[PathBuf], mark: String) -> Self {
         let mut directories = directories.to_vec();
         // no error: a directory that does not exist yet is another one
-        let same = |directory: &PathBuf| directory.metadata().is_ok_and(|found| is_same(&found, own));
+        let same =
+            |directory: &PathBuf| directory.metadata().is_ok_and(|found| is_same(&found, own));
         let at = directories.iter().position(same).unwrap_or_else(|| {
             directories.push(own.to_owned());
             directories.len() - 1
@@ -189,8 +198,8 @@ impl Catalog {
     /// of another daemon differs.
     pub(super) fn is_ours(&self, text: &[u8]) -> bool {
         let beginning = &text[..text.len().min(self.mark.len())];
-        let damaged =
-            beginning.starts_with(MARK.as_bytes()) && !beginning.starts_with(DAEMON_OPENING.as_bytes());
+        let damaged = beginning.starts_with(MARK.as_bytes())
+            && !beginning.starts_with(DAEMON_OPENING.as_bytes());
         let cut = self.mark.as_bytes().starts_with(beginning) && beginning.len() > MARK.len();
         beginning == self.mark.as_bytes() || damaged || cut
     }
@@ -233,16 +242,31 @@ impl Catalog {
         if !all && self.state.lock().is_fresh(directory, stamp) {
             return Ok(());
         }
-        let listed = if stamp.is_some() { self.list(directory)? } else { BTreeMap::new() };
+        let listed = if stamp.is_some() {
+            self.list(directory)?
+        } else {
+            BTreeMap::new()
+        };
         let changed = self.state.lock().changed(directory, &listed);
-        let read: io::Result<Vec<_>> =
-            changed.into_iter().map(|name| Ok((self.read(directory, &name)?, name))).collect();
+        let read: io::Result<Vec<_>> = changed
+            .into_iter()
+            .map(|name| Ok((self.read(directory, &name)?, name)))
+            .collect();
         let read = read?;
         let settled = stamp.is_none_or(|stamp| stamp.is_settled_at(at));
         let mut state = self.state.lock();
         state.keep_listed(directory, &listed);
-        read.into_iter().for_each(|(entry, name)| state.put(directory, name, entry));
-        state.seen.insert(directory, Seen { stamp, settled, at, took: at.elapsed() });
+        read.into_iter()
+            .for_each(|(entry, name)| state.put(directory, name, entry));
+        state.seen.insert(
+            directory,
+            Seen {
+                stamp,
+                settled,
+                at,
+                took: at.elapsed(),
+            },
+        );
         Ok(())
     }
 
@@ -267,7 +291,12 @@ impl Catalog {
             touched.devices.extend(entry.devices.iter().cloned());
             touched.ours.extend(entry.ours.then(|| name.clone()));
             let mut state = self.state.lock();
-            touched.devices.extend(state.take(self.own, name).map(|entry| entry.devices).unwrap_or_default());
+            touched.devices.extend(
+                state
+                    .take(self.own, name)
+                    .map(|entry| entry.devices)
+                    .unwrap_or_default(),
+            );
             if there {
                 state.put(self.own, name.clone(), entry);
             }
@@ -279,8 +308,9 @@ impl Catalog {
     pub(super) fn begin_change(&self) {
         let now = self.stamp(self.own);
         let mut state = self.state.lock();
-        state.changing =
-            Some(now.is_ok_and(|now| state.is_fresh(self.own, now) || state.is_recent(self.own, now)));
+        state.changing = Some(
+            now.is_ok_and(|now| state.is_fresh(self.own, now) || state.is_recent(self.own, now)),
+        );
     }
 
     /// Must be called after the change. If another program changed the directory before it, the directory is read here: a read between the
@@ -312,7 +342,10 @@ impl Catalog {
             // The daemon's directory overrides the directories before it.
             let mut files = state.devices.get(device)?.iter();
             let (directory, name) = files.find(|(directory, _)| *directory >= self.own)?;
-            Some(Collision { device: device.clone(), file: self.directories[*directory].join(name) })
+            Some(Collision {
+                device: device.clone(),
+                file: self.directories[*directory].join(name),
+            })
         };
         qualified.iter().filter_map(collision).collect()
     }
@@ -320,7 +353,11 @@ impl Catalog {
     /// Returns the names that are in no file of other programs, by the last read.
     pub(super) fn missing(&self, qualified: &[String]) -> Vec<String> {
         let state = self.state.lock();
-        qualified.iter().filter(|name| !state.devices.contains_key(*name)).cloned().collect()
+        qualified
+            .iter()
+            .filter(|name| !state.devices.contains_key(*name))
+            .cloned()
+            .collect()
     }
 
     /// Returns what a CDI device gives, by every file of other programs that has it; by the last read.
@@ -329,7 +366,11 @@ impl Catalog {
         let files = state.devices.get(qualified).into_iter().flatten();
         let entries = files.filter_map(|file| state.files.get(file));
         let of = |entry: &Entry| {
-            let named = entry.devices.iter().zip(&entry.given).filter(|(name, _)| *name == qualified);
+            let named = entry
+                .devices
+                .iter()
+                .zip(&entry.given)
+                .filter(|(name, _)| *name == qualified);
             named.map(|(_, given)| given.clone()).collect::<Vec<_>>()
         };
         entries.flat_map(of).collect()
@@ -338,12 +379,18 @@ impl Catalog {
     /// Returns the names of this daemon's files that this process did not write and did not compare yet.
     pub(super) fn ours(&self) -> Vec<String> {
         let state = self.state.lock();
-        let ours = state.files.iter().filter(|((directory, _), entry)| *directory == self.own && entry.ours);
+        let ours = state
+            .files
+            .iter()
+            .filter(|((directory, _), entry)| *directory == self.own && entry.ours);
         ours.map(|((_, name), _)| name.clone()).collect()
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
-        self.state.lock().files.contains_key(&(self.own, name.to_owned()))
+        self.state
+            .lock()
+            .files
+            .contains_key(&(self.own, name.to_owned()))
     }
 
     /// `None`: the directory does not exist, or is the daemon's own under another name.
@@ -361,9 +408,15 @@ impl Catalog {
         let mut listed = BTreeMap::new();
         for entry in std::fs::read_dir(&self.directories[directory])? {
             let entry = entry?;
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            let is_known =
-                || self.known.lock().get(&name).is_some_and(|known| known.stamp.inode == entry.ino());
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let is_known = || {
+                self.known
+                    .lock()
+                    .get(&name)
+                    .is_some_and(|known| known.stamp.inode == entry.ino())
+            };
             if !is_spec_name(&name) || (directory == self.own && is_known()) {
                 continue;
             }
@@ -385,22 +438,38 @@ impl Catalog {
             text => text?.unwrap_or_default(),
         };
         if directory == self.own && self.is_ours(text.as_bytes()) {
-            return Ok(Entry { stamp, ours: true, ..Entry::default() });
+            return Ok(Entry {
+                stamp,
+                ours: true,
+                ..Entry::default()
+            });
         }
         let names = serde_saphyr::from_str::<Names>(&text).unwrap_or_default();
         let qualified = |device: &Name| format!("{}={}", names.kind, device.name);
-        let given = names
-            .devices
-            .iter()
-            .map(|device| Given::of(names.container_edits.as_ref(), device.container_edits.as_ref()));
-        let (devices, given) = (names.devices.iter().map(qualified).collect(), given.collect());
-        Ok(Entry { stamp, devices, given, ours: false })
+        let given = names.devices.iter().map(|device| {
+            Given::of(
+                names.container_edits.as_ref(),
+                device.container_edits.as_ref(),
+            )
+        });
+        let (devices, given) = (
+            names.devices.iter().map(qualified).collect(),
+            given.collect(),
+        );
+        Ok(Entry {
+            stamp,
+            devices,
+            given,
+            ours: false,
+        })
     }
 }
 
 impl State {
     fn is_fresh(&self, directory: usize, now: Option<Stamp>) -> bool {
-        let Some(seen) = self.seen.get(&directory).filter(|seen| seen.stamp == now) else { return false };
+        let Some(seen) = self.seen.get(&directory).filter(|seen| seen.stamp == now) else {
+            return false;
+        };
         // The watch reports what a read misses within a tick of the file system's clock.
         seen.settled || (seen.took > QUICK && seen.at.elapsed() < seen.took * REST)
     }
@@ -408,7 +477,9 @@ impl State {
     /// Returns whether a directory was read within a tick of the file system's clock, without a visible change. Under load the last
     /// change is usually the daemon's own and recent, and does not invalidate the read before it.
     fn is_recent(&self, directory: usize, now: Option<Stamp>) -> bool {
-        self.seen.get(&directory).is_some_and(|seen| seen.stamp == now && seen.at.elapsed() < CLOCK_TICK_MAX)
+        self.seen
+            .get(&directory)
+            .is_some_and(|seen| seen.stamp == now && seen.at.elapsed() < CLOCK_TICK_MAX)
     }
 
     fn changed(&self, directory: usize, listed: &BTreeMap<String, Stamp>) -> Vec<String> {
@@ -416,21 +487,32 @@ impl State {
             let known = self.files.get(&(directory, (*name).clone()));
             known.is_some_and(|entry| entry.stamp == Some(**stamp))
         };
-        listed.iter().filter(|file| !is_same(file)).map(|(name, _)| name.clone()).collect()
+        listed
+            .iter()
+            .filter(|file| !is_same(file))
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     fn keep_listed(&mut self, directory: usize, listed: &BTreeMap<String, Stamp>) {
         let from = (directory, String::new());
-        let of_directory = self.files.range(from..).take_while(|((of, _), _)| *of == directory);
+        let of_directory = self
+            .files
+            .range(from..)
+            .take_while(|((of, _), _)| *of == directory);
         let gone = of_directory.filter(|((_, name), _)| !listed.contains_key(name));
         let gone: Vec<_> = gone.map(|((_, name), _)| name.clone()).collect();
-        gone.iter().for_each(|name| drop(self.take(directory, name)));
+        gone.iter()
+            .for_each(|name| drop(self.take(directory, name)));
     }
 
     fn put(&mut self, directory: usize, name: String, entry: Entry) {
         self.take(directory, &name);
         for device in &entry.devices {
-            self.devices.entry(device.clone()).or_default().insert((directory, name.clone()));
+            self.devices
+                .entry(device.clone())
+                .or_default()
+                .insert((directory, name.clone()));
         }
         self.files.insert((directory, name), entry);
     }
@@ -439,7 +521,9 @@ impl State {
         let key = (directory, name.to_owned());
         let entry = self.files.remove(&key)?;
         for device in &entry.devices {
-            let Some(files) = self.devices.get_mut(device) else { continue };
+            let Some(files) = self.devices.get_mut(device) else {
+                continue;
+            };
             files.remove(&key);
             if files.is_empty() {
                 self.devices.remove(device);
@@ -456,7 +540,9 @@ fn is_same(found: &Metadata, other: &Path) -> bool {
 
 /// `None` for what is no plain file, or too large to be a spec.
 fn read_plain(path: &Path) -> io::Result<Option<String>> {
-    let Some(file) = open_plain(path)? else { return Ok(None) };
+    let Some(file) = open_plain(path)? else {
+        return Ok(None);
+    };
     if file.metadata()?.len() > FILE_BYTES_MAX {
         return Ok(None);
     }
@@ -488,7 +574,11 @@ mod tests {
         let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
         std::fs::write(directory.path().join("a.json"), spec).unwrap();
         catalog.refresh(late, false).unwrap();
-        assert_eq!(catalog.missing(&device), device, "it was not there when they requested");
+        assert_eq!(
+            catalog.missing(&device),
+            device,
+            "it was not there when they requested"
+        );
         catalog.refresh(catalog.now(), false).unwrap();
         assert_eq!(catalog.missing(&device), [] as [String; 0]);
     }
@@ -509,7 +599,13 @@ mod tests {
     fn read_at_rest(directory: &Path) -> Catalog {
         let catalog = catalog(directory, &[]);
         catalog.refresh(catalog.now(), false).unwrap();
-        catalog.state.lock().seen.get_mut(&catalog.own).unwrap().settled = true;
+        catalog
+            .state
+            .lock()
+            .seen
+            .get_mut(&catalog.own)
+            .unwrap()
+            .settled = true;
         catalog
     }
 
@@ -541,13 +637,20 @@ mod tests {
         let spec = r#"{"kind": "v/c", "devices": [{"name": "a"}]}"#;
         std::fs::write(directory.path().join("a.json"), spec).unwrap();
         catalog.end_change();
-        assert_eq!((catalog.is_fresh(), catalog.collisions(&device).len()), (true, 0));
+        assert_eq!(
+            (catalog.is_fresh(), catalog.collisions(&device).len()),
+            (true, 0)
+        );
         catalog.touched(&["a.json".to_owned()]);
-        assert_eq!((catalog.collisions(&device).len(), readings(&catalog)), (1, 1));
+        assert_eq!(
+            (catalog.collisions(&device).len(), readings(&catalog)),
+            (1, 1)
+        );
     }
 
     #[test]
-    fn a_directory_that_others_changed_before_a_change_is_read_for_callers_meanwhile_and_at_its_end() {
+    fn a_directory_that_others_changed_before_a_change_is_read_for_callers_meanwhile_and_at_its_end()
+     {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         let device = ["v/c=a".to_owned()];

@@ -34,10 +34,16 @@ const TEMPORARY_SUFFIX: &str = ".tmp";
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CdiError {
     #[error("{doing} {path}")]
-    Io { doing: &'static str, path: String, source: Arc<io::Error> },
+    Io {
+        doing: &'static str,
+        path: String,
+        source: Arc<io::Error>,
+    },
     #[error("{0:?} is not the name of a CDI file of this daemon")]
     Name(String),
-    #[error("{0} is in the way: it does not begin with this daemon's line, so it belongs to another program")]
+    #[error(
+        "{0} is in the way: it does not begin with this daemon's line, so it belongs to another program"
+    )]
     Foreign(String),
     #[error(
         "the daemon cannot give CDI files the configured mode and group (cdiFiles of the config): it needs to be a member of the group, by SupplementaryGroups= of its unit or supplementalGroups of its pod, or the capability CHOWN"
@@ -50,7 +56,11 @@ pub enum CdiError {
 impl CdiError {
     fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.display().to_string();
-        move |source| Self::Io { doing, path, source: Arc::new(source) }
+        move |source| Self::Io {
+            doing,
+            path,
+            source: Arc::new(source),
+        }
     }
 }
 
@@ -117,7 +127,9 @@ impl Stamp {
     /// The same for an earlier moment.
     pub(super) fn is_settled_at(&self, moment: Instant) -> bool {
         let (seconds, nanos) = self.changed.max(self.modified);
-        let (Ok(seconds), Ok(nanos)) = (u64::try_from(seconds), u32::try_from(nanos)) else { return false };
+        let (Ok(seconds), Ok(nanos)) = (u64::try_from(seconds), u32::try_from(nanos)) else {
+            return false;
+        };
         let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos);
         let age = SystemTime::now().duration_since(changed);
         age.is_ok_and(|age| age.saturating_sub(moment.elapsed()) > CLOCK_TICK_MAX)
@@ -150,7 +162,9 @@ impl CdiDir {
             access,
         };
         directory.apply_access()?;
-        Ok(Self { directory: Batches::new(directory, BATCH_FILES_MAX) })
+        Ok(Self {
+            directory: Batches::new(directory, BATCH_FILES_MAX),
+        })
     }
 
     fn directory(&self) -> &Directory {
@@ -163,7 +177,10 @@ impl CdiDir {
         if files.is_empty() {
             return Ok(());
         }
-        let files = files.iter().map(|file| self.directory().marked(file)).collect();
+        let files = files
+            .iter()
+            .map(|file| self.directory().marked(file))
+            .collect();
         self.request(files, Vec::new()).await
     }
 
@@ -176,7 +193,10 @@ impl CdiDir {
     }
 
     async fn request(&self, write: Vec<SpecFile>, remove: Vec<String>) -> Result<(), CdiError> {
-        self.directory.request(Job { write, remove }).await.unwrap_or(Err(CdiError::Closed))
+        self.directory
+            .request(Job { write, remove })
+            .await
+            .unwrap_or(Err(CdiError::Closed))
     }
 
     /// Returns whether the file exists with these bytes. Costs one `stat` if it is unchanged since the last check, a read
@@ -189,7 +209,12 @@ impl CdiDir {
     pub fn list_ours(&self) -> Result<Vec<OurFile>, CdiError> {
         let mut ours = Vec::new();
         for entry in entries(&self.directory().path)? {
-            let Some(name) = entry.file_name().into_string().ok().filter(|name| is_spec_name(name)) else {
+            let Some(name) = entry
+                .file_name()
+                .into_string()
+                .ok()
+                .filter(|name| is_spec_name(name))
+            else {
                 continue;
             };
             match self.directory().read_ours(&entry.path()) {
@@ -231,7 +256,9 @@ impl CdiDir {
             return Ok(());
         }
         let (dir, requested) = (self.clone(), self.directory().catalog.now());
-        tokio::task::spawn_blocking(move || dir.look(requested, false)).await.unwrap_or(Err(CdiError::Closed))
+        tokio::task::spawn_blocking(move || dir.look(requested, false))
+            .await
+            .unwrap_or(Err(CdiError::Closed))
     }
 
     /// The same, with a `stat` of each file of other programs. Blocks.
@@ -271,8 +298,13 @@ impl CdiDir {
     /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
     /// run. By the last `survey`.
     pub fn strays(&self) -> Vec<String> {
-        let (ours, known) = (self.directory().catalog.ours(), self.directory().catalog.known.lock());
-        ours.into_iter().filter(|name| !known.contains_key(name)).collect()
+        let (ours, known) = (
+            self.directory().catalog.ours(),
+            self.directory().catalog.known.lock(),
+        );
+        ours.into_iter()
+            .filter(|name| !known.contains_key(name))
+            .collect()
     }
 
     /// Returns a file of this daemon by name. `None`: it does not exist, or belongs to another program.
@@ -287,31 +319,47 @@ impl CdiDir {
                 Ok(text) => Ok(text.map(|text| OurFile::new(name, &text))),
             }
         };
-        tokio::task::spawn_blocking(read).await.unwrap_or(Err(CdiError::Closed))
+        tokio::task::spawn_blocking(read)
+            .await
+            .unwrap_or(Err(CdiError::Closed))
     }
 }
 
 impl OurFile {
     fn new(name: String, text: &str) -> Self {
         let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
-        Self { name, identity: Identity::parse(first), spec: rest.to_owned() }
+        Self {
+            name,
+            identity: Identity::parse(first),
+            spec: rest.to_owned(),
+        }
     }
 }
 
 impl Directory {
     /// Returns the file with this daemon's mark instead of the general one.
     fn marked(&self, file: &SpecFile) -> SpecFile {
-        let rest = file.bytes.strip_prefix(OPENING.as_bytes()).unwrap_or(&file.bytes);
-        SpecFile { name: file.name.clone(), bytes: [self.catalog.mark.as_bytes(), rest].concat() }
+        let rest = file
+            .bytes
+            .strip_prefix(OPENING.as_bytes())
+            .unwrap_or(&file.bytes);
+        SpecFile {
+            name: file.name.clone(),
+            bytes: [self.catalog.mark.as_bytes(), rest].concat(),
+        }
     }
 
     /// Reads a file of this daemon. `None`: it belongs to another program, or is not a plain file.
     fn read_ours(&self, path: &Path) -> io::Result<Option<String>> {
-        let Some(file) = open_plain(path)? else { return Ok(None) };
+        let Some(file) = open_plain(path)? else {
+            return Ok(None);
+        };
         let mut file = file.take(FILE_BYTES_MAX);
         let mut bytes = Vec::new();
         // Another program's file may be large, and its beginning suffices.
-        file.by_ref().take(self.catalog.mark.len() as u64).read_to_end(&mut bytes)?;
+        file.by_ref()
+            .take(self.catalog.mark.len() as u64)
+            .read_to_end(&mut bytes)?;
         if !self.catalog.is_ours(&bytes) {
             return Ok(None);
         }
@@ -321,14 +369,22 @@ impl Directory {
 
     fn is_current(&self, file: &SpecFile) -> bool {
         // no error: a file that cannot be looked at is written again, which reports it
-        let Ok(metadata) = std::fs::symlink_metadata(self.path.join(&file.name)) else { return false };
+        let Ok(metadata) = std::fs::symlink_metadata(self.path.join(&file.name)) else {
+            return false;
+        };
         let hash = self.hasher.hash_one(&file.bytes);
         let known = self.catalog.known.lock().get(&file.name).copied();
         match known {
-            Some(known) if known.settled && known.stamp == Stamp::of(&metadata) => known.hash == hash,
+            Some(known) if known.settled && known.stamp == Stamp::of(&metadata) => {
+                known.hash == hash
+            }
             _ if metadata.size() != file.bytes.len() as u64 => false,
             _ => {
-                let known = Known { hash, stamp: Stamp::of(&metadata), settled: false };
+                let known = Known {
+                    hash,
+                    stamp: Stamp::of(&metadata),
+                    settled: false,
+                };
                 let checked = self.checked(&file.name, &metadata, known);
                 checked.is_some_and(|checked| {
                     self.catalog.known.lock().insert(file.name.clone(), checked);
@@ -345,7 +401,9 @@ impl Directory {
         }
         let settled = known.stamp.is_settled();
         // no error: a file that cannot be read is written again, which reports it
-        let bytes = std::fs::read(self.path.join(name)).ok().filter(|_| metadata.is_file())?;
+        let bytes = std::fs::read(self.path.join(name))
+            .ok()
+            .filter(|_| metadata.is_file())?;
         (self.hasher.hash_one(&bytes) == known.hash).then_some(Known { settled, ..known })
     }
 }
@@ -355,15 +413,22 @@ impl Directory {
     /// at the start.
     fn apply_access(&self) -> Result<(), CdiError> {
         let refused = |error| CdiError::Access(Arc::new(error));
-        let probe = self.write_temporary(b"").map_err(CdiError::io("write to", &self.path))?;
+        let probe = self
+            .write_temporary(b"")
+            .map_err(CdiError::io("write to", &self.path))?;
         self.access.apply(probe.as_file()).map_err(refused)?;
         for entry in entries(&self.path)? {
             let path = entry.path();
             if !entry.file_name().to_str().is_some_and(is_spec_name) {
                 continue;
             }
-            match self.read_ours(&path).and_then(|ours| ours.map_or(Ok(None), |_| open_plain(&path))) {
-                Ok(file) => file.map_or(Ok(()), |file| self.access.apply(&file)).map_err(refused)?,
+            match self
+                .read_ours(&path)
+                .and_then(|ours| ours.map_or(Ok(None), |_| open_plain(&path)))
+            {
+                Ok(file) => file
+                    .map_or(Ok(()), |file| self.access.apply(&file))
+                    .map_err(refused)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(CdiError::io("read", &path)(error)),
             }

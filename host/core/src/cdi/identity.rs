@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::device_metadata::POD_CLAIM_NAME;
 use nodedock_model::{
-    AllocatedDevice, ClaimRecord, DriverName, Hold, KubeletHold, NetworkData, ObjectRef, PreparedClaim,
-    PreparedDevice,
+    AllocatedDevice, ClaimRecord, DriverName, Hold, KubeletHold, NetworkData, ObjectRef,
+    PreparedClaim, PreparedDevice,
 };
 
 /// The beginning of each file of this daemon.
@@ -78,9 +78,16 @@ impl Identity {
     pub(super) fn of(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) -> Self {
         let part = record.drivers.get(driver);
         let by = part.and_then(|part| part.by.as_ref());
-        let kubelet = record.kubelet.as_ref().filter(|_| part.is_some_and(|part| part.kubelet));
+        let kubelet = record
+            .kubelet
+            .as_ref()
+            .filter(|_| part.is_some_and(|part| part.kubelet));
         // Consumers change during the life of a claim, as does whether a kubelet requested it: each would cause a write of the file.
-        let kubelet = kubelet.map(|held| KubeletHold { consumers: Vec::new(), early: false, ..held.clone() });
+        let kubelet = kubelet.map(|held| KubeletHold {
+            consumers: Vec::new(),
+            early: false,
+            ..held.clone()
+        });
         Self {
             version: IDENTITY_VERSION,
             claim: record.id.clone(),
@@ -89,9 +96,14 @@ impl Identity {
             boot_id: record.boot_id.clone(),
             pods: record.pods.values().cloned().collect(),
             kubelet,
-            devices: prepared.devices.iter().filter_map(IdentityDevice::of).collect(),
+            devices: prepared
+                .devices
+                .iter()
+                .filter_map(IdentityDevice::of)
+                .collect(),
             allocated: record.driver_claim(driver).devices,
-            metadata_generation: Some(prepared.metadata_generation).filter(|generation| *generation > 0),
+            metadata_generation: Some(prepared.metadata_generation)
+                .filter(|generation| *generation > 0),
             pod_claim_name: record.annotations.get(POD_CLAIM_NAME).cloned(),
             holds: holds(record, driver),
         }
@@ -113,13 +125,23 @@ impl IdentityDevice {
             share_id: device.share_id.clone(),
             no_edits: device.access.edits()?.is_empty(),
             attributes: device.attributes.clone(),
-            network: device.status.as_ref().and_then(|status| status.network.clone()),
+            network: device
+                .status
+                .as_ref()
+                .and_then(|status| status.network.clone()),
         })
     }
 }
 
 fn holds(record: &ClaimRecord, driver: &DriverName) -> Vec<Hold> {
-    let holds: Vec<_> = record.holds.iter().filter(|hold| hold.is_of(driver)).cloned().collect();
-    let is_more = holds.iter().any(|hold| hold.driver.is_some() || !hold.uses.is_empty());
+    let holds: Vec<_> = record
+        .holds
+        .iter()
+        .filter(|hold| hold.is_of(driver))
+        .cloned()
+        .collect();
+    let is_more = holds
+        .iter()
+        .any(|hold| hold.driver.is_some() || !hold.uses.is_empty());
     if is_more { holds } else { Vec::new() }
 }

@@ -9,8 +9,8 @@ use super::identity::{Identity, IdentityDevice};
 use super::spec::{ContainerEdits, DeviceNode, Spec};
 use crate::device_metadata::POD_CLAIM_NAME;
 use nodedock_model::{
-    self, ClaimRecord, ClaimState, DeviceAccess, DeviceStatus, DriverKind, DriverPart, Edits, NodeKind,
-    PreparedBy, PreparedClaim, PreparedDevice, Uid,
+    self, ClaimRecord, ClaimState, DeviceAccess, DeviceStatus, DriverKind, DriverPart, Edits,
+    NodeKind, PreparedBy, PreparedClaim, PreparedDevice, Uid,
 };
 
 /// The rebuilt records.
@@ -48,13 +48,28 @@ pub fn rebuild(files: impl IntoIterator<Item = OurFile>) -> Rebuilt {
 }
 
 fn add(claims: &mut BTreeMap<Uid, ClaimRecord>, identity: Identity, part: DriverPart) {
-    let new = || ClaimRecord::new(identity.claim.clone(), ClaimState::Prepared, &identity.boot_id);
+    let new = || {
+        ClaimRecord::new(
+            identity.claim.clone(),
+            ClaimState::Prepared,
+            &identity.boot_id,
+        )
+    };
     let record = claims.entry(identity.claim.uid.clone()).or_insert_with(new);
-    record.pods.extend(identity.pods.into_iter().map(|pod| (pod.uid.clone(), pod)));
+    record
+        .pods
+        .extend(identity.pods.into_iter().map(|pod| (pod.uid.clone(), pod)));
     record.allocation.devices.extend(identity.allocated);
     record.holds.extend(identity.holds);
-    record.annotations.extend(identity.pod_claim_name.map(|name| (POD_CLAIM_NAME.to_owned(), name)));
-    let part = DriverPart { kubelet: identity.kubelet.is_some(), ..part };
+    record.annotations.extend(
+        identity
+            .pod_claim_name
+            .map(|name| (POD_CLAIM_NAME.to_owned(), name)),
+    );
+    let part = DriverPart {
+        kubelet: identity.kubelet.is_some(),
+        ..part
+    };
     record.kubelet = record.kubelet.take().or(identity.kubelet);
     record.drivers.insert(identity.driver, Box::new(part));
 }
@@ -64,10 +79,14 @@ fn part_of(file: &OurFile) -> Result<(Identity, DriverPart), RebuildError> {
     let spec: Spec =
         serde_json::from_str(&file.spec).map_err(|error| RebuildError::Spec(error.to_string()))?;
     if spec.devices.len() != identity.devices.len() {
-        return Err(RebuildError::Devices { spec: spec.devices.len(), identity: identity.devices.len() });
+        return Err(RebuildError::Devices {
+            spec: spec.devices.len(),
+            identity: identity.devices.len(),
+        });
     }
     let devices = identity.devices.iter().zip(&spec.devices);
-    let devices = devices.map(|(device, in_spec)| prepared_device(device, &in_spec.container_edits));
+    let devices =
+        devices.map(|(device, in_spec)| prepared_device(device, &in_spec.container_edits));
     let prepared = PreparedClaim {
         devices: devices.collect::<Result<_, _>>()?,
         edits: edits_of(&spec.container_edits)?,
@@ -80,29 +99,51 @@ fn part_of(file: &OurFile) -> Result<(Identity, DriverPart), RebuildError> {
         digest: String::new(),
         lists: false,
     };
-    Ok((identity, DriverPart { prepared: Some(Arc::new(prepared)), by: Some(by), ..DriverPart::default() }))
+    Ok((
+        identity,
+        DriverPart {
+            prepared: Some(Arc::new(prepared)),
+            by: Some(by),
+            ..DriverPart::default()
+        },
+    ))
 }
 
-fn prepared_device(device: &IdentityDevice, edits: &ContainerEdits) -> Result<PreparedDevice, RebuildError> {
-    let edits = if device.no_edits { Edits::default() } else { edits_of(edits)? };
+fn prepared_device(
+    device: &IdentityDevice,
+    edits: &ContainerEdits,
+) -> Result<PreparedDevice, RebuildError> {
+    let edits = if device.no_edits {
+        Edits::default()
+    } else {
+        edits_of(edits)?
+    };
     Ok(PreparedDevice {
         requests: device.requests.clone(),
         pool: device.pool.clone(),
         device: device.device.clone(),
         share_id: device.share_id.clone(),
         access: DeviceAccess::Edits(edits),
-        status: device
-            .network
-            .clone()
-            .map(|network| DeviceStatus { network: Some(network), ..DeviceStatus::default() }),
+        status: device.network.clone().map(|network| DeviceStatus {
+            network: Some(network),
+            ..DeviceStatus::default()
+        }),
         attributes: device.attributes.clone(),
     })
 }
 
 fn edits_of(edits: &ContainerEdits) -> Result<Edits, RebuildError> {
     Ok(Edits {
-        env: edits.env.iter().map(|entry| env_of(entry)).collect::<Result<_, _>>()?,
-        device_nodes: edits.device_nodes.iter().map(node_of).collect::<Result<_, _>>()?,
+        env: edits
+            .env
+            .iter()
+            .map(|entry| env_of(entry))
+            .collect::<Result<_, _>>()?,
+        device_nodes: edits
+            .device_nodes
+            .iter()
+            .map(node_of)
+            .collect::<Result<_, _>>()?,
         mounts: edits.mounts.iter().map(mount_of).collect(),
         net_devices: edits.net_devices.iter().map(net_device_of).collect(),
         hooks: edits.hooks.iter().map(hook_of).collect::<Result<_, _>>()?,
@@ -129,7 +170,11 @@ fn node_of(node: &DeviceNode) -> Result<nodedock_model::DeviceNode, RebuildError
         kind: node.kind.as_deref().map(kind_of).transpose()?,
         major: number(node.major).map_err(out_of_range)?,
         minor: number(node.minor).map_err(out_of_range)?,
-        permissions: node.permissions.clone().filter(|permissions| permissions != "none").unwrap_or_default(),
+        permissions: node
+            .permissions
+            .clone()
+            .filter(|permissions| permissions != "none")
+            .unwrap_or_default(),
         file_mode: node.file_mode,
         uid: node.uid,
         gid: node.gid,
@@ -167,7 +212,11 @@ fn hook_of(hook: &super::Hook) -> Result<nodedock_model::Hook, RebuildError> {
         stage: hook.hook_name.clone(),
         path: hook.path.clone(),
         args: hook.args.clone(),
-        env: hook.env.iter().map(|entry| env_of(entry)).collect::<Result<_, _>>()?,
+        env: hook
+            .env
+            .iter()
+            .map(|entry| env_of(entry))
+            .collect::<Result<_, _>>()?,
         timeout_seconds: timeout.map_err(|_| unknown(format!("the timeout of {}", hook.path)))?,
     })
 }

@@ -23,7 +23,11 @@ pub struct SpecFile {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RenderError {
     #[error("render the CDI spec of driver {driver} for claim {claim}")]
-    Refused { driver: DriverName, claim: Uid, source: SpecError },
+    Refused {
+        driver: DriverName,
+        claim: Uid,
+        source: SpecError,
+    },
     #[error(
         "driver {driver} prepared claim {claim} with edits for all its containers, and without a device by which a container requests them"
     )]
@@ -49,7 +53,9 @@ pub fn cdi_devices<'a>(
     record: &'a ClaimRecord,
     driver: &DriverName,
 ) -> Vec<(&'a nodedock_model::PreparedDevice, Vec<String>)> {
-    let Some(prepared) = prepared(record, driver) else { return Vec::new() };
+    let Some(prepared) = prepared(record, driver) else {
+        return Vec::new();
+    };
     let names = device_names(&record.id.uid, prepared);
     let qualified = |(device, name): (&'a nodedock_model::PreparedDevice, String)| {
         let own = || vec![format!("{driver}/{CLASS}={name}")];
@@ -67,23 +73,43 @@ pub fn cdi_devices<'a>(
 
 /// Returns the files of a claim: one for each driver that has prepared it by edits.
 pub fn render(record: &ClaimRecord) -> Result<Vec<SpecFile>, RenderError> {
-    let drivers = record.drivers.iter().filter(|(_, part)| part.current().is_some());
-    drivers.filter_map(|(driver, _)| render_driver(record, driver).transpose()).collect()
+    let drivers = record
+        .drivers
+        .iter()
+        .filter(|(_, part)| part.current().is_some());
+    drivers
+        .filter_map(|(driver, _)| render_driver(record, driver).transpose())
+        .collect()
 }
 
 /// Returns the file of one driver. `None`: no part of it is applied by edits.
-pub fn render_driver(record: &ClaimRecord, driver: &DriverName) -> Result<Option<SpecFile>, RenderError> {
+pub fn render_driver(
+    record: &ClaimRecord,
+    driver: &DriverName,
+) -> Result<Option<SpecFile>, RenderError> {
     let claim = &record.id.uid;
     let Some(prepared) = prepared(record, driver) else {
-        return Err(RenderError::NotPrepared { driver: driver.clone(), claim: claim.clone() });
+        return Err(RenderError::NotPrepared {
+            driver: driver.clone(),
+            claim: claim.clone(),
+        });
     };
-    let Some(spec) = valid_spec(record, driver, prepared)? else { return Ok(None) };
+    let Some(spec) = valid_spec(record, driver, prepared)? else {
+        return Ok(None);
+    };
     let identity = Identity::of(record, driver, prepared);
-    Ok(Some(SpecFile { name: file_name(driver, claim), bytes: bytes_of(&identity, &spec) }))
+    Ok(Some(SpecFile {
+        name: file_name(driver, claim),
+        bytes: bytes_of(&identity, &spec),
+    }))
 }
 
 /// Checks that a driver's result, which is not in the record yet, makes a valid file or none.
-pub fn check(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) -> Result<(), RenderError> {
+pub fn check(
+    record: &ClaimRecord,
+    driver: &DriverName,
+    prepared: &PreparedClaim,
+) -> Result<(), RenderError> {
     valid_spec(record, driver, prepared).map(drop)
 }
 
@@ -95,10 +121,21 @@ fn valid_spec(
     let claim = &record.id.uid;
     let spec = spec_of(record, driver, prepared);
     if spec.devices.is_empty() {
-        let error = RenderError::EditsWithoutDevice { driver: driver.clone(), claim: claim.clone() };
-        return if prepared.edits.is_empty() { Ok(None) } else { Err(error) };
+        let error = RenderError::EditsWithoutDevice {
+            driver: driver.clone(),
+            claim: claim.clone(),
+        };
+        return if prepared.edits.is_empty() {
+            Ok(None)
+        } else {
+            Err(error)
+        };
     }
-    let refused = |source| RenderError::Refused { driver: driver.clone(), claim: claim.clone(), source };
+    let refused = |source| RenderError::Refused {
+        driver: driver.clone(),
+        claim: claim.clone(),
+        source,
+    };
     validate(&spec).map_err(refused)?;
     Ok(Some(spec))
 }
@@ -127,7 +164,8 @@ fn device_names(claim: &Uid, prepared: &PreparedClaim) -> Vec<String> {
 fn spec_of(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) -> Spec {
     let names = device_names(&record.id.uid, prepared);
     let devices = prepared.devices.iter().zip(names);
-    let devices = devices.filter_map(|(device, name)| Some(device_of(record, name, device.access.edits()?)));
+    let devices =
+        devices.filter_map(|(device, name)| Some(device_of(record, name, device.access.edits()?)));
     let mut spec = Spec {
         kind: format!("{driver}/{CLASS}"),
         devices: devices.collect(),
@@ -143,13 +181,22 @@ fn device_of(record: &ClaimRecord, name: String, edits: &Edits) -> Device {
     if container_edits.is_empty() {
         container_edits.env.push(filler(record));
     }
-    Device { name, container_edits }
+    Device {
+        name,
+        container_edits,
+    }
 }
 
 /// CDI libraries refuse a device without edits, so a device that needs none gets a variable that names the claim, with the same
 /// value for all devices of the claim.
 fn filler(record: &ClaimRecord) -> String {
-    let upper = |b: u8| if b.is_ascii_alphanumeric() { b.to_ascii_uppercase() as char } else { '_' };
+    let upper = |b: u8| {
+        if b.is_ascii_alphanumeric() {
+            b.to_ascii_uppercase() as char
+        } else {
+            '_'
+        }
+    };
     let uid: String = record.id.uid.as_str().bytes().map(upper).collect();
     format!("NODEDOCK_CLAIM_{uid}={}", record.id)
 }
@@ -192,7 +239,10 @@ fn push_for_yaml(text: &mut String, json: &str) {
 }
 
 fn is_special_in_yaml(c: char) -> bool {
-    matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+    matches!(
+        c,
+        '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'
+    )
 }
 
 impl From<&Edits> for ContainerEdits {
@@ -218,7 +268,10 @@ impl From<&nodedock_model::DeviceNode> for DeviceNode {
         Self {
             path: node.path.clone(),
             // Added in 0.5.0; omitted if it has no effect.
-            host_path: node.host_path.clone().filter(|host_path| *host_path != node.path),
+            host_path: node
+                .host_path
+                .clone()
+                .filter(|host_path| *host_path != node.path),
             kind: node.kind.map(|kind| kind_letter(kind).to_owned()),
             major: node.major.map(i64::from),
             minor: node.minor.map(i64::from),
@@ -232,7 +285,11 @@ impl From<&nodedock_model::DeviceNode> for DeviceNode {
 
 /// In CDI an empty text means `rwm`; in the contract it means no permission.
 fn permissions(subset: &str) -> String {
-    if subset.is_empty() { "none".to_owned() } else { subset.to_owned() }
+    if subset.is_empty() {
+        "none".to_owned()
+    } else {
+        subset.to_owned()
+    }
 }
 
 fn kind_letter(kind: NodeKind) -> &'static str {
@@ -245,7 +302,10 @@ fn kind_letter(kind: NodeKind) -> &'static str {
 
 impl From<&nodedock_model::NetDevice> for NetDevice {
     fn from(device: &nodedock_model::NetDevice) -> Self {
-        Self { host_interface_name: device.host_interface.clone(), name: device.container_interface.clone() }
+        Self {
+            host_interface_name: device.host_interface.clone(),
+            name: device.container_interface.clone(),
+        }
     }
 }
 

@@ -137,20 +137,26 @@ impl Spec {
     /// up to 0.5.0), so the lowest works with most of them.
     pub fn required_version(&self) -> Version {
         let devices = self.devices.iter();
-        let versions =
-            devices.map(|device| name_version(&device.name).max(device.container_edits.required_version()));
+        let versions = devices.map(|device| {
+            name_version(&device.name).max(device.container_edits.required_version())
+        });
         versions.fold(self.container_edits.required_version(), Version::max)
     }
 }
 
 fn name_version(name: &str) -> Version {
-    if name.starts_with(|c: char| c.is_ascii_alphabetic()) { Version::V0_3_0 } else { Version::V0_5_0 }
+    if name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        Version::V0_3_0
+    } else {
+        Version::V0_5_0
+    }
 }
 
 impl ContainerEdits {
     fn required_version(&self) -> Version {
         let rdt = self.intel_rdt.as_ref();
-        let has_new_fields = |rdt: &IntelRdt| rdt.schemata.is_some() || rdt.enable_monitoring.is_some();
+        let has_new_fields =
+            |rdt: &IntelRdt| rdt.schemata.is_some() || rdt.enable_monitoring.is_some();
         let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         if !self.net_devices.is_empty() || rdt.is_some_and(has_new_fields) {
             return Version::V1_1_0;
@@ -158,7 +164,11 @@ impl ContainerEdits {
         if rdt.is_some() || !self.additional_gids.is_empty() {
             return Version::V0_7_0;
         }
-        if self.device_nodes.iter().any(|node| is_given(&node.host_path)) {
+        if self
+            .device_nodes
+            .iter()
+            .any(|node| is_given(&node.host_path))
+        {
             return Version::V0_5_0;
         }
         if self.mounts.iter().any(|mount| is_given(&mount.fs_type)) {

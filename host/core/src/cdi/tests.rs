@@ -3,8 +3,9 @@ use std::sync::Arc;
 
 use super::*;
 use nodedock_model::{
-    self, AllocatedDevice, ClaimRecord, ClaimState, DeviceAccess, DeviceName, DriverKind, DriverName,
-    DriverPart, Edits, NodeKind, ObjectRef, PoolName, PreparedBy, PreparedClaim, PreparedDevice, Uid,
+    self, AllocatedDevice, ClaimRecord, ClaimState, DeviceAccess, DeviceName, DriverKind,
+    DriverName, DriverPart, Edits, NodeKind, ObjectRef, PoolName, PreparedBy, PreparedClaim,
+    PreparedDevice, Uid,
 };
 
 mod directory;
@@ -29,7 +30,10 @@ fn node(path: &str) -> nodedock_model::DeviceNode {
 }
 
 fn with_env(name: &str, value: &str) -> Edits {
-    Edits { env: vec![(name.to_owned(), value.to_owned())], ..Edits::default() }
+    Edits {
+        env: vec![(name.to_owned(), value.to_owned())],
+        ..Edits::default()
+    }
 }
 
 fn device(pool: &str, name: &str, edits: Edits) -> PreparedDevice {
@@ -66,7 +70,11 @@ fn claim_with_uid(uid: &str, prepared: PreparedClaim) -> ClaimRecord {
     let mut record = ClaimRecord::new(id, ClaimState::Prepared, "5a8d");
     record.pods.insert(pod.uid.clone(), pod);
     record.allocation.devices = prepared.devices.iter().map(allocated).collect();
-    let part = DriverPart { prepared: Some(Arc::new(prepared)), by: Some(by), ..DriverPart::default() };
+    let part = DriverPart {
+        prepared: Some(Arc::new(prepared)),
+        by: Some(by),
+        ..DriverPart::default()
+    };
     record.drivers.insert(driver(), Box::new(part));
     record
 }
@@ -76,7 +84,10 @@ fn claim(prepared: PreparedClaim) -> ClaimRecord {
 }
 
 fn one(edits: Edits) -> PreparedClaim {
-    PreparedClaim { devices: vec![device("node-a", "gpu-0", edits)], ..PreparedClaim::default() }
+    PreparedClaim {
+        devices: vec![device("node-a", "gpu-0", edits)],
+        ..PreparedClaim::default()
+    }
 }
 
 fn rendered(record: &ClaimRecord) -> SpecFile {
@@ -97,7 +108,10 @@ fn spec(record: &ClaimRecord) -> Spec {
 
 #[test]
 fn a_file_is_an_identity_and_a_line_of_json() {
-    let mut prepared = one(Edits { device_nodes: vec![node("/dev/gpu0")], ..with_env("GPU", "0") });
+    let mut prepared = one(Edits {
+        device_nodes: vec![node("/dev/gpu0")],
+        ..with_env("GPU", "0")
+    });
     prepared.edits = with_env("ALL", "yes");
     let record = claim(prepared);
     let file = rendered(&record);
@@ -170,10 +184,19 @@ fn every_edit_has_its_field() {
 fn devices_of_one_name_are_numbered_in_the_order_of_the_allocation() {
     let gpu = |pool, value| device(pool, "gpu-0", with_env("POOL", value));
     let record = claim(PreparedClaim {
-        devices: vec![gpu("a", "1"), device("a", "gpu-1", with_env("X", "y")), gpu("b", "2"), gpu("c", "3")],
+        devices: vec![
+            gpu("a", "1"),
+            device("a", "gpu-1", with_env("X", "y")),
+            gpu("b", "2"),
+            gpu("c", "3"),
+        ],
         ..PreparedClaim::default()
     });
-    let names: Vec<_> = spec(&record).devices.into_iter().map(|device| device.name).collect();
+    let names: Vec<_> = spec(&record)
+        .devices
+        .into_iter()
+        .map(|device| device.name)
+        .collect();
     assert_eq!(names, ["c1-gpu-0", "c1-gpu-1", "c1-gpu-0.2", "c1-gpu-0.3"]);
     let qualified = cdi_devices(&record, &driver());
     assert_eq!(qualified[2].1, ["gpu.example.com/claim=c1-gpu-0.2"]);
@@ -183,31 +206,51 @@ fn devices_of_one_name_are_numbered_in_the_order_of_the_allocation() {
 #[test]
 fn a_native_plugins_names_are_passed_through_and_have_no_file() {
     let mut native = device("a", "gpu-0", Edits::default());
-    native.access =
-        DeviceAccess::CdiDevices(vec!["vendor.com/gpu=0".to_owned(), "vendor.com/gpu=x".to_owned()]);
-    let record = claim(PreparedClaim { devices: vec![native], ..PreparedClaim::default() });
+    native.access = DeviceAccess::CdiDevices(vec![
+        "vendor.com/gpu=0".to_owned(),
+        "vendor.com/gpu=x".to_owned(),
+    ]);
+    let record = claim(PreparedClaim {
+        devices: vec![native],
+        ..PreparedClaim::default()
+    });
     assert_eq!(render(&record), Ok(Vec::new()));
-    let names: Vec<_> = cdi_devices(&record, &driver()).into_iter().map(|(_, names)| names).collect();
+    let names: Vec<_> = cdi_devices(&record, &driver())
+        .into_iter()
+        .map(|(_, names)| names)
+        .collect();
     assert_eq!(names, [["vendor.com/gpu=0", "vendor.com/gpu=x"]]);
 }
 
 #[test]
 fn a_device_without_edits_says_whose_it_is() {
     let record = claim_with_uid("6f1c-a.b", one(Edits::default()));
-    assert_eq!(spec(&record).devices[0].container_edits.env, ["NODEDOCK_CLAIM_6F1C_A_B=ml/train-gpu"]);
+    assert_eq!(
+        spec(&record).devices[0].container_edits.env,
+        ["NODEDOCK_CLAIM_6F1C_A_B=ml/train-gpu"]
+    );
 }
 
 #[test]
 fn edits_for_all_containers_need_a_device_and_parts_without_a_result_have_no_file() {
-    let prepared = PreparedClaim { edits: with_env("A", "1"), ..PreparedClaim::default() };
+    let prepared = PreparedClaim {
+        edits: with_env("A", "1"),
+        ..PreparedClaim::default()
+    };
     let error = render(&claim(prepared)).unwrap_err();
-    assert!(matches!(error, RenderError::EditsWithoutDevice { .. }), "{error}");
+    assert!(
+        matches!(error, RenderError::EditsWithoutDevice { .. }),
+        "{error}"
+    );
     let mut record = claim(PreparedClaim::default());
     assert_eq!(render(&record), Ok(Vec::new()));
     record.drivers.insert(driver(), Box::default());
     assert_eq!(render(&record), Ok(Vec::new()));
     assert!(cdi_devices(&record, &driver()).is_empty());
-    assert!(matches!(render_driver(&record, &driver()), Err(RenderError::NotPrepared { .. })));
+    assert!(matches!(
+        render_driver(&record, &driver()),
+        Err(RenderError::NotPrepared { .. })
+    ));
 }
 
 #[test]
@@ -219,9 +262,16 @@ fn what_libraries_would_refuse_is_not_rendered() {
         env: Vec::new(),
         timeout_seconds: None,
     };
-    let error = render(&claim(one(Edits { hooks: vec![hook], ..Edits::default() }))).unwrap_err();
+    let error = render(&claim(one(Edits {
+        hooks: vec![hook],
+        ..Edits::default()
+    })))
+    .unwrap_err();
     let text = nodedock_base::error::chain(&error);
-    assert!(text.contains("gpu.example.com") && text.contains("whenever"), "{text}");
+    assert!(
+        text.contains("gpu.example.com") && text.contains("whenever"),
+        "{text}"
+    );
 }
 
 /// Story: YAML 1.1 ends lines at U+0085, U+2028 and U+2029, which JSON leaves as they are. A driver's version with one of them
@@ -230,21 +280,43 @@ fn what_libraries_would_refuse_is_not_rendered() {
 fn no_text_leaves_its_line() {
     let evil = "1\u{2028}\u{85}\u{2029}\n\rcdiVersion: \"0.3.0\"\u{feff}\u{7f}😀é";
     let mut record = claim(one(with_env("EVIL", evil)));
-    record.drivers.get_mut(&driver()).unwrap().by.as_mut().unwrap().version = evil.to_owned();
+    record
+        .drivers
+        .get_mut(&driver())
+        .unwrap()
+        .by
+        .as_mut()
+        .unwrap()
+        .version = evil.to_owned();
     let text = text(&record);
     assert_eq!(text.lines().count(), 2);
     let ends = ['\u{85}', '\u{2028}', '\u{2029}', '\u{7f}', '\u{feff}', '\r'];
     assert!(!text.contains(ends), "{text:?}");
-    assert_eq!(spec(&record).devices[0].container_edits.env, [format!("EVIL={evil}")]);
+    assert_eq!(
+        spec(&record).devices[0].container_edits.env,
+        [format!("EVIL={evil}")]
+    );
     let read: Spec = serde_saphyr::from_str(&text).unwrap();
     assert_eq!(read, spec(&record));
     let (first, _) = text.split_once('\n').unwrap();
-    assert_eq!(super::identity::Identity::parse(first).unwrap().driver_version, evil);
+    assert_eq!(
+        super::identity::Identity::parse(first)
+            .unwrap()
+            .driver_version,
+        evil
+    );
 }
 
 #[test]
 fn files_are_rebuilt_into_records() {
-    let mut second = device("b", "gpu-0", Edits { device_nodes: vec![node("/dev/g")], ..Edits::default() });
+    let mut second = device(
+        "b",
+        "gpu-0",
+        Edits {
+            device_nodes: vec![node("/dev/g")],
+            ..Edits::default()
+        },
+    );
     second.share_id = Some("s-1".to_owned());
     let record = claim(PreparedClaim {
         devices: vec![device("a", "gpu-0", Edits::default()), second],
@@ -268,16 +340,26 @@ fn files_are_rebuilt_into_records() {
     assert_eq!(claims[&Uid::new("c1").unwrap()], record);
 
     let mut held = record;
-    let hold = nodedock_model::KubeletHold { since_ms: 7, consumers: Vec::new(), given: true, early: false };
+    let hold = nodedock_model::KubeletHold {
+        since_ms: 7,
+        consumers: Vec::new(),
+        given: true,
+        early: false,
+    };
     held.kubelet = Some(hold.clone());
     held.drivers.get_mut(&driver()).unwrap().kubelet = true;
     let mut written = held.clone();
     let pod = ObjectRef::new("ml", "train-0", "pod-1").unwrap();
-    written.kubelet =
-        Some(nodedock_model::KubeletHold { consumers: vec![nodedock_model::Consumer::of_pod(&pod)], ..hold });
+    written.kubelet = Some(nodedock_model::KubeletHold {
+        consumers: vec![nodedock_model::Consumer::of_pod(&pod)],
+        ..hold
+    });
     let written = text(&written);
     let (line, spec) = written.split_once('\n').unwrap();
-    assert_eq!(rebuild([ours("a.yaml", line, spec)]).claims[&Uid::new("c1").unwrap()], held);
+    assert_eq!(
+        rebuild([ours("a.yaml", line, spec)]).claims[&Uid::new("c1").unwrap()],
+        held
+    );
     assert_eq!(unusable.len(), 2);
     assert_eq!(unusable[0], ("b.yaml".to_owned(), RebuildError::Identity));
     assert!(matches!(unusable[1].1, RebuildError::Spec(_)));

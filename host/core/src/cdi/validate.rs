@@ -8,8 +8,14 @@ use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, Net
 use nodedock_model::{is_cdi_device_name, is_cdi_vendor_or_class};
 
 /// Hooks that a runtime knows (OCI runtime specification).
-const HOOK_NAMES: [&str; 6] =
-    ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
+const HOOK_NAMES: [&str; 6] = [
+    "prestart",
+    "createRuntime",
+    "createContainer",
+    "startContainer",
+    "poststart",
+    "poststop",
+];
 /// Bytes of a `closID`: a directory's name in resctrl, which the libraries limit to a page.
 const CLOS_ID_BYTES_MAX: usize = 4095;
 
@@ -43,7 +49,9 @@ pub enum EditsError {
     NodePath,
     #[error("the device node {path:?} has the type {kind:?}, which is not one of b, c, u, p")]
     NodeKind { path: String, kind: String },
-    #[error("the device node {path:?} has the permissions {permissions:?}, which are not a subset of rwm")]
+    #[error(
+        "the device node {path:?} has the permissions {permissions:?}, which are not a subset of rwm"
+    )]
     Permissions { path: String, permissions: String },
     #[error("a mount lacks its host path or its container path")]
     MountPath,
@@ -70,16 +78,27 @@ pub fn validate(spec: &Spec) -> Result<(), SpecError> {
             return Err(SpecError::DuplicateDevice(device.name.clone()));
         }
     }
-    if names.is_empty() { Err(SpecError::NoDevices) } else { Ok(()) }
+    if names.is_empty() {
+        Err(SpecError::NoDevices)
+    } else {
+        Ok(())
+    }
 }
 
 fn at(place: impl Into<String>, rule: EditsError) -> SpecError {
-    SpecError::Edits { place: place.into(), rule }
+    SpecError::Edits {
+        place: place.into(),
+        rule,
+    }
 }
 
 fn check_kind(kind: &str) -> Result<(), SpecError> {
     match kind.split_once('/') {
-        Some((vendor, class)) if is_cdi_vendor_or_class(vendor) && is_cdi_vendor_or_class(class) => Ok(()),
+        Some((vendor, class))
+            if is_cdi_vendor_or_class(vendor) && is_cdi_vendor_or_class(class) =>
+        {
+            Ok(())
+        }
         _ => Err(SpecError::Kind(kind.to_owned())),
     }
 }
@@ -91,7 +110,8 @@ fn check_device(device: &Device) -> Result<(), SpecError> {
     if device.container_edits.is_empty() {
         return Err(SpecError::NoEdits(device.name.clone()));
     }
-    check_edits(&device.container_edits).map_err(|rule| at(format!("the device {:?}", device.name), rule))
+    check_edits(&device.container_edits)
+        .map_err(|rule| at(format!("the device {:?}", device.name), rule))
 }
 
 fn check_edits(edits: &ContainerEdits) -> Result<(), EditsError> {
@@ -114,13 +134,23 @@ fn check_node(node: &DeviceNode) -> Result<(), EditsError> {
     if node.path.is_empty() {
         return Err(EditsError::NodePath);
     }
-    if let Some(kind) = node.kind.as_deref().filter(|kind| !matches!(*kind, "" | "b" | "c" | "u" | "p")) {
-        return Err(EditsError::NodeKind { path: node.path.clone(), kind: kind.to_owned() });
+    if let Some(kind) = node
+        .kind
+        .as_deref()
+        .filter(|kind| !matches!(*kind, "" | "b" | "c" | "u" | "p"))
+    {
+        return Err(EditsError::NodeKind {
+            path: node.path.clone(),
+            kind: kind.to_owned(),
+        });
     }
     let permissions = node.permissions.as_deref().unwrap_or_default();
     if permissions != "none" && !permissions.bytes().all(|b| matches!(b, b'r' | b'w' | b'm')) {
         let permissions = permissions.to_owned();
-        return Err(EditsError::Permissions { path: node.path.clone(), permissions });
+        return Err(EditsError::Permissions {
+            path: node.path.clone(),
+            permissions,
+        });
     }
     Ok(())
 }
@@ -143,7 +173,9 @@ fn check_mount(mount: &Mount) -> Result<(), EditsError> {
 }
 
 fn check_rdt(rdt: &IntelRdt) -> Result<(), EditsError> {
-    let Some(id) = rdt.clos_id.as_deref() else { return Ok(()) };
+    let Some(id) = rdt.clos_id.as_deref() else {
+        return Ok(());
+    };
     if id.len() > CLOS_ID_BYTES_MAX || matches!(id, "." | "..") || id.contains(['/', '\n']) {
         return Err(EditsError::ClosId(id.chars().take(64).collect()));
     }
@@ -152,7 +184,11 @@ fn check_rdt(rdt: &IntelRdt) -> Result<(), EditsError> {
 
 fn check_net_devices(devices: &[NetDevice]) -> Result<(), EditsError> {
     let (mut on_node, mut in_container) = (HashSet::new(), HashSet::new());
-    for NetDevice { host_interface_name, name } in devices {
+    for NetDevice {
+        host_interface_name,
+        name,
+    } in devices
+    {
         let given = !host_interface_name.is_empty() && !name.is_empty();
         if !given || !on_node.insert(host_interface_name) || !in_container.insert(name) {
             return Err(EditsError::NetDevice(host_interface_name.clone()));

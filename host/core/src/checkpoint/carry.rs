@@ -6,12 +6,13 @@ use serde_json::Value;
 /// Returns whether `stored` has more fields than `known`, which is the same record as this release writes it.
 pub(super) fn says_more(stored: &Value, known: &Value) -> bool {
     match (stored, known) {
-        (Value::Object(stored), Value::Object(known)) => {
-            stored.iter().any(|(name, value)| known.get(name).is_none_or(|known| says_more(value, known)))
-        }
-        (Value::Array(stored), Value::Array(known)) => {
-            stored.iter().zip(known).any(|(stored, known)| says_more(stored, known))
-        }
+        (Value::Object(stored), Value::Object(known)) => stored
+            .iter()
+            .any(|(name, value)| known.get(name).is_none_or(|known| says_more(value, known))),
+        (Value::Array(stored), Value::Array(known)) => stored
+            .iter()
+            .zip(known)
+            .any(|(stored, known)| says_more(stored, known)),
         _ => false,
     }
 }
@@ -31,7 +32,10 @@ pub(super) fn carry_over(stored: &Value, known: &Value, new: &mut Value) {
             }
         }
         (Value::Array(stored), Value::Array(known), Value::Array(new)) => {
-            for (stored, known) in stored.iter().zip(known).filter(|(stored, known)| says_more(stored, known))
+            for (stored, known) in stored
+                .iter()
+                .zip(known)
+                .filter(|(stored, known)| says_more(stored, known))
             {
                 if let Some(same) = new.iter_mut().find(|entry| *entry == known) {
                     carry_over(stored, known, same);

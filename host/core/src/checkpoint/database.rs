@@ -77,7 +77,10 @@ impl StoreError {
 
     #[cfg(test)]
     pub(super) fn of_system(kind: io::ErrorKind) -> Self {
-        Self { sqlite: rusqlite::Error::InvalidQuery, system: Some(kind.into()) }
+        Self {
+            sqlite: rusqlite::Error::InvalidQuery,
+            system: Some(kind.into()),
+        }
     }
 
     pub(super) fn kind(&self) -> Option<io::ErrorKind> {
@@ -95,7 +98,9 @@ impl StoreError {
         let is_medium =
             |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
         match self.sqlite.sqlite_error_code() {
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::TypeMismatch) => true,
+            Some(
+                ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::TypeMismatch,
+            ) => true,
             Some(ErrorCode::SystemIoFailure) => self.system.as_ref().is_none_or(is_medium),
             // A table or a column that is not there.
             Some(ErrorCode::Unknown) => true,
@@ -105,7 +110,10 @@ impl StoreError {
     }
 
     pub(super) fn is_busy(&self) -> bool {
-        matches!(self.sqlite.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+        matches!(
+            self.sqlite.sqlite_error_code(),
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)
+        )
     }
 }
 
@@ -158,8 +166,14 @@ impl Database {
         let (lock, log) = kept.unzip();
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = connect(path, flags, vfs)?;
-        let database =
-            Self { connection, rows: Rows::new(), log_pages: 0, log, is_doubtful: false, _lock: lock };
+        let database = Self {
+            connection,
+            rows: Rows::new(),
+            log_pages: 0,
+            log,
+            is_doubtful: false,
+            _lock: lock,
+        };
         database.sqlite(|connection| {
             use rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
             // A file that is refused stays as it is, with its log.
@@ -173,7 +187,8 @@ impl Database {
             // Pages of a transaction go to the log when it is committed, and not before.
             connection.pragma_update(None, "cache_spill", false)?;
             let mode: String =
-                connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
+                connection
+                    .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
             debug_assert!(mode == "wal", "{mode}");
             // Every commit is synced before it returns.
             connection.pragma_update(None, "synchronous", "FULL")?;
@@ -192,8 +207,14 @@ impl Database {
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = connect(path, flags, vfs)?;
-        let database =
-            Self { connection, rows: Rows::new(), log_pages: 0, log: None, is_doubtful: false, _lock: None };
+        let database = Self {
+            connection,
+            rows: Rows::new(),
+            log_pages: 0,
+            log: None,
+            is_doubtful: false,
+            _lock: None,
+        };
         database.sqlite(|connection| {
             // A crash leaves a file that is made again.
             connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
@@ -209,7 +230,10 @@ impl Database {
         })
     }
 
-    fn sqlite<T>(&self, act: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, StoreError> {
+    fn sqlite<T>(
+        &self,
+        act: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
         act(&self.connection).map_err(|error| StoreError::new(&self.connection, error))
     }
 
@@ -233,7 +257,8 @@ impl Database {
     }
 
     fn execute(&self, statement: &'static str) -> Result<(), StoreError> {
-        self.sqlite(|connection| connection.prepare_cached(statement)?.execute([])).map(drop)
+        self.sqlite(|connection| connection.prepare_cached(statement)?.execute([]))
+            .map(drop)
     }
 
     /// Runs a step of an upgrade.
@@ -252,7 +277,11 @@ impl Database {
 
     /// Makes the writes, and sets a time of `meta`, in one transaction. After an error, or a crash in it, the file has all of it or nothing.
     /// After a success it has nothing of earlier commits that failed: without a change SQLite writes nothing, so there is always one then.
-    pub(super) fn commit(&mut self, writes: &[Write], time: Option<&'static str>) -> Result<(), StoreError> {
+    pub(super) fn commit(
+        &mut self,
+        writes: &[Write],
+        time: Option<&'static str>,
+    ) -> Result<(), StoreError> {
         let mut replaced = Vec::with_capacity(writes.len());
         let outcome = self.transaction(|database| {
             for write in writes {
@@ -261,7 +290,9 @@ impl Database {
             }
             let time = time.or_else(|| database.is_doubtful.then_some(META_PROBED));
             // Nanoseconds: another value each time.
-            time.map_or(Ok(()), |time| database.set_meta(time, &jiff::Timestamp::now().to_string()))
+            time.map_or(Ok(()), |time| {
+                database.set_meta(time, &jiff::Timestamp::now().to_string())
+            })
         });
         self.is_doubtful = outcome.is_err();
         match outcome {
@@ -292,12 +323,20 @@ impl Database {
         };
         match (before, value) {
             (Some(row), Some(value)) => {
-                self.update(row.id, Stored::of_this_release(&value), write.table, &write.key)?;
+                self.update(
+                    row.id,
+                    Stored::of_this_release(&value),
+                    write.table,
+                    &write.key,
+                )?;
                 self.rows.insert(key, Row { id: row.id, keep });
             }
             (None, Some(value)) => {
-                let id =
-                    self.insert(write.table.as_str(), write.key.as_str(), Stored::of_this_release(&value))?;
+                let id = self.insert(
+                    write.table.as_str(),
+                    write.key.as_str(),
+                    Stored::of_this_release(&value),
+                )?;
                 self.rows.insert(key, Row { id, keep });
             }
             (Some(row), None) => {
@@ -311,17 +350,34 @@ impl Database {
     }
 
     /// Preserves what a write would lose of the value before it.
-    fn preserve(&self, write: &Write, row: Row, value: &mut Option<Cow<'_, str>>) -> Result<(), StoreError> {
+    fn preserve(
+        &self,
+        write: &Write,
+        row: Row,
+        value: &mut Option<Cow<'_, str>>,
+    ) -> Result<(), StoreError> {
         let before = self.sqlite(|connection| {
-            let mut query = connection.prepare_cached("SELECT version, record FROM records WHERE id = ?1")?;
-            let found = |found: &rusqlite::Row<'_>| Ok((found.get(0)?, bytes(found.get_ref(1)?).to_owned()));
+            let mut query =
+                connection.prepare_cached("SELECT version, record FROM records WHERE id = ?1")?;
+            let found = |found: &rusqlite::Row<'_>| {
+                Ok((found.get(0)?, bytes(found.get_ref(1)?).to_owned()))
+            };
             query.query_row([row.id], found).optional()
         })?;
-        let Some((version, record)) = before else { return Ok(()) };
+        let Some((version, record)) = before else {
+            return Ok(());
+        };
         match (row.keep, value) {
             (Keep::Nothing, _) | (Keep::Fields, None) => {}
             (Keep::Fields, Some(new)) => {
-                match super::format::carry_over(write.table, Stored { version, record: &record }, new) {
+                match super::format::carry_over(
+                    write.table,
+                    Stored {
+                        version,
+                        record: &record,
+                    },
+                    new,
+                ) {
                     Ok(whole) => *new = whole.into(),
                     Err(error) => {
                         tracing::warn!(key = %write.key, error, "lost fields of a newer release in a record");
@@ -330,24 +386,48 @@ impl Database {
             }
             (Keep::Value, _) => {
                 let name = format!("{}/{}/{}", write.table, write.key, clock::now_ms());
-                self.keep_unreadable(&name, Stored { version, record: &record })?;
+                self.keep_unreadable(
+                    &name,
+                    Stored {
+                        version,
+                        record: &record,
+                    },
+                )?;
             }
         }
         Ok(())
     }
 
-    fn update(&self, id: i64, stored: Stored<'_>, table: Table, key: &Uid) -> Result<(), StoreError> {
+    fn update(
+        &self,
+        id: i64,
+        stored: Stored<'_>,
+        table: Table,
+        key: &Uid,
+    ) -> Result<(), StoreError> {
         let update = "UPDATE records SET version = ?2, checksum = ?3, record = ?4 WHERE id = ?1";
         let checksum = stored.checksum(table.as_str(), key.as_str());
         let values = params![id, stored.version, checksum, as_stored(stored.record)];
-        self.sqlite(|connection| connection.prepare_cached(update)?.execute(values)).map(drop)
+        self.sqlite(|connection| connection.prepare_cached(update)?.execute(values))
+            .map(drop)
     }
 
     /// Adds a record, and returns its row.
-    pub(super) fn insert(&self, table: &str, key: &str, stored: Stored<'_>) -> Result<i64, StoreError> {
+    pub(super) fn insert(
+        &self,
+        table: &str,
+        key: &str,
+        stored: Stored<'_>,
+    ) -> Result<i64, StoreError> {
         let insert = "INSERT INTO records (kind, key, version, checksum, record) VALUES (?1, ?2, ?3, ?4, ?5)";
         let checksum = stored.checksum(table, key);
-        let values = params![table, key, stored.version, checksum, as_stored(stored.record)];
+        let values = params![
+            table,
+            key,
+            stored.version,
+            checksum,
+            as_stored(stored.record)
+        ];
         self.sqlite(|connection| {
             connection.prepare_cached(insert)?.execute(values)?;
             Ok(connection.last_insert_rowid())
@@ -358,20 +438,25 @@ impl Database {
     pub(super) fn keep_unreadable(&self, name: &str, stored: Stored<'_>) -> Result<(), StoreError> {
         let insert = "INSERT INTO unreadable (name, version, record) VALUES (?1, ?2, ?3)";
         let values = params![name, stored.version, as_stored(stored.record)];
-        self.sqlite(|connection| connection.prepare_cached(insert)?.execute(values)).map(drop)
+        self.sqlite(|connection| connection.prepare_cached(insert)?.execute(values))
+            .map(drop)
     }
 
     /// Returns a text of `meta`. `None`: it has none, or there is no such table.
     pub(super) fn meta(&self, key: &str) -> Result<Option<String>, StoreError> {
         let select = "SELECT value FROM meta WHERE key = ?1";
         self.sqlite(|connection| {
-            connection.prepare_cached(select)?.query_row([key], |row| row.get(0)).optional()
+            connection
+                .prepare_cached(select)?
+                .query_row([key], |row| row.get(0))
+                .optional()
         })
     }
 
     pub(super) fn set_meta(&self, key: &str, value: &str) -> Result<(), StoreError> {
         let put = "INSERT INTO meta (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2";
-        self.sqlite(|connection| connection.prepare_cached(put)?.execute([key, value])).map(drop)
+        self.sqlite(|connection| connection.prepare_cached(put)?.execute([key, value]))
+            .map(drop)
     }
 
     /// Passes every record: its row, its table, its key, its value and its checksum.
@@ -380,14 +465,19 @@ impl Database {
         mut each: impl FnMut(i64, &str, &str, Stored<'_>, i64),
     ) -> Result<(), StoreError> {
         self.sqlite(|connection| {
-            let mut query =
-                connection.prepare("SELECT id, kind, key, version, checksum, record FROM records")?;
+            let mut query = connection
+                .prepare("SELECT id, kind, key, version, checksum, record FROM records")?;
             let mut rows = query.query([])?;
             while let Some(row) = rows.next()? {
-                let text =
-                    |column| Ok::<_, rusqlite::Error>(String::from_utf8_lossy(bytes(row.get_ref(column)?)));
-                let number = |column| Ok::<_, rusqlite::Error>(row.get_ref(column)?.as_i64().unwrap_or(-1));
-                let stored = Stored { version: number(3)?, record: bytes(row.get_ref(5)?) };
+                let text = |column| {
+                    Ok::<_, rusqlite::Error>(String::from_utf8_lossy(bytes(row.get_ref(column)?)))
+                };
+                let number =
+                    |column| Ok::<_, rusqlite::Error>(row.get_ref(column)?.as_i64().unwrap_or(-1));
+                let stored = Stored {
+                    version: number(3)?,
+                    record: bytes(row.get_ref(5)?),
+                };
                 each(number(0)?, &text(1)?, &text(2)?, stored, number(4)?);
             }
             Ok(())
@@ -404,7 +494,8 @@ impl Database {
     /// Returns the names of tables, if `meta` is not among them.
     pub(super) fn foreign_tables(&self) -> Result<Option<Vec<String>>, StoreError> {
         let names: Vec<String> = self.sqlite(|connection| {
-            let mut query = connection.prepare("SELECT name FROM sqlite_schema WHERE type = 'table'")?;
+            let mut query =
+                connection.prepare("SELECT name FROM sqlite_schema WHERE type = 'table'")?;
             query.query_map([], |row| row.get(0))?.collect()
         })?;
         Ok(names.iter().all(|name| name != "meta").then_some(names))
@@ -412,8 +503,9 @@ impl Database {
 
     /// Checks the structure of the whole file. `Err`: what is wrong, the first of it.
     pub(super) fn check(&self) -> Result<Result<(), String>, StoreError> {
-        let found: String = self
-            .sqlite(|connection| connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0)))?;
+        let found: String = self.sqlite(|connection| {
+            connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))
+        })?;
         Ok(if found == "ok" { Ok(()) } else { Err(found) })
     }
 
@@ -447,12 +539,19 @@ impl Database {
 
     /// Copies the log into the file, empties it, and closes both. After an error the next open does the same.
     pub(super) fn close(self) -> Result<(), StoreError> {
-        let Some(log) = &self.log else { return self.wal_checkpoint("TRUNCATE").map(drop) };
+        let Some(log) = &self.log else {
+            return self.wal_checkpoint("TRUNCATE").map(drop);
+        };
         if !self.wal_checkpoint("PASSIVE")? {
             return Ok(());
         }
         // The copy is synced. With its header the log would be copied once more.
-        let empty = || OpenOptions::new().write(true).open(log)?.write_all_at(&[0; LOG_HEADER], 0);
+        let empty = || {
+            OpenOptions::new()
+                .write(true)
+                .open(log)?
+                .write_all_at(&[0; LOG_HEADER], 0)
+        };
         if let Err(error) = empty() {
             tracing::warn!(%error, "the checkpoint is closed with a log, which the next start reads");
         }
@@ -465,7 +564,10 @@ fn connect(path: &Path, flags: OpenFlags, vfs: Option<&str>) -> Result<Connectio
         Some(vfs) => Connection::open_with_flags_and_vfs(path, flags, vfs),
         None => Connection::open_with_flags(path, flags),
     };
-    opened.map_err(|sqlite| StoreError { sqlite, system: None })
+    opened.map_err(|sqlite| StoreError {
+        sqlite,
+        system: None,
+    })
 }
 
 fn bytes(value: ValueRef<'_>) -> &[u8] {
@@ -478,7 +580,11 @@ fn bytes(value: ValueRef<'_>) -> &[u8] {
 /// A record as SQLite stores it: a text, so that its functions for JSON read it, unless it is none.
 fn as_stored(record: &[u8]) -> ToSqlOutput<'_> {
     let is_text = std::str::from_utf8(record).is_ok();
-    ToSqlOutput::Borrowed(if is_text { ValueRef::Text(record) } else { ValueRef::Blob(record) })
+    ToSqlOutput::Borrowed(if is_text {
+        ValueRef::Text(record)
+    } else {
+        ValueRef::Blob(record)
+    })
 }
 
 impl Drop for Database {

@@ -21,22 +21,48 @@ pub enum OpenError {
         "the checkpoint {} has format {found}, and this release knows none above {known}: start the release that wrote it ({written_by}), or move the file away",
         .path.display()
     )]
-    Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    Newer {
+        path: PathBuf,
+        found: u32,
+        known: u32,
+        written_by: String,
+    },
     #[error(
         "the checkpoint {} has format {found}, and this release does not read formats that old (it writes {known}): start a release between it and {written_by} first, or move the file away",
         .path.display()
     )]
-    Older { path: PathBuf, found: u32, known: u32, written_by: String },
+    Older {
+        path: PathBuf,
+        found: u32,
+        known: u32,
+        written_by: String,
+    },
     #[error("{doing} the checkpoint {}", .path.display())]
-    Io { path: PathBuf, doing: &'static str, source: io::Error },
+    Io {
+        path: PathBuf,
+        doing: &'static str,
+        source: io::Error,
+    },
     /// Damaged, and could not be set aside.
     #[error("set aside the checkpoint {} ({reason})", .path.display())]
-    SetAside { path: PathBuf, reason: String, source: io::Error },
+    SetAside {
+        path: PathBuf,
+        reason: String,
+        source: io::Error,
+    },
     #[error("{doing} the checkpoint {}", .path.display())]
-    Store { path: PathBuf, doing: &'static str, source: StoreError },
+    Store {
+        path: PathBuf,
+        doing: &'static str,
+        source: StoreError,
+    },
     /// The file of format 1, which this release only takes over.
     #[error("{doing} the checkpoint {}", .path.display())]
-    Format1 { path: PathBuf, doing: &'static str, source: Box<redb::Error> },
+    Format1 {
+        path: PathBuf,
+        doing: &'static str,
+        source: Box<redb::Error>,
+    },
 }
 
 /// Why changes are not known to be durable.
@@ -45,7 +71,10 @@ pub enum CommitError {
     #[error("the checkpoint is closed")]
     Closed,
     #[error("encode the record {uid}")]
-    Encode { uid: Uid, source: Arc<serde_json::Error> },
+    Encode {
+        uid: Uid,
+        source: Arc<serde_json::Error>,
+    },
     #[error("write the checkpoint")]
     Store(#[from] Arc<StoreError>),
 }
@@ -71,11 +100,16 @@ impl CommitError {
 
     /// Converts the error to the problem of the request that had to be written.
     pub fn problem(&self) -> Problem {
-        Problem::unavailable(self.code(), format!("new work is refused: {}", chain(self))).retry_after(RETRY)
+        Problem::unavailable(self.code(), format!("new work is refused: {}", chain(self)))
+            .retry_after(RETRY)
     }
 
     fn io_kind(&self) -> Option<io::ErrorKind> {
-        if let Self::Store(error) = self { error.kind() } else { None }
+        if let Self::Store(error) = self {
+            error.kind()
+        } else {
+            None
+        }
     }
 }
 
@@ -87,9 +121,18 @@ pub enum ReadError {
     #[error("the checkpoint {} has {bytes} bytes, and at most {max} are read into memory", .path.display())]
     TooLarge { path: PathBuf, bytes: u64, max: u64 },
     #[error("the checkpoint {} has format {found}, and this release knows none above {known} (written by {written_by})", .path.display())]
-    Newer { path: PathBuf, found: u32, known: u32, written_by: String },
+    Newer {
+        path: PathBuf,
+        found: u32,
+        known: u32,
+        written_by: String,
+    },
     #[error("the checkpoint {} has format {found}, and this release does not read formats that old (written by {written_by})", .path.display())]
-    Older { path: PathBuf, found: u32, written_by: String },
+    Older {
+        path: PathBuf,
+        found: u32,
+        written_by: String,
+    },
     #[error("the checkpoint {} is damaged or another program's: {reason}", .path.display())]
     Damaged { path: PathBuf, reason: String },
     #[error("the checkpoint {} changed while it was read, {attempts} times: request it from the daemon that has it open", .path.display())]

@@ -35,13 +35,31 @@ impl LoadError {
     fn into_open_error(self, path: &Path) -> OpenError {
         let (path, known) = (path.to_owned(), FORMAT_VERSION);
         match self {
-            Self::Newer { found, written_by } => OpenError::Newer { path, found, known, written_by },
-            Self::Older { found, written_by } => OpenError::Older { path, found, known, written_by },
+            Self::Newer { found, written_by } => OpenError::Newer {
+                path,
+                found,
+                known,
+                written_by,
+            },
+            Self::Older { found, written_by } => OpenError::Older {
+                path,
+                found,
+                known,
+                written_by,
+            },
             Self::Store(source) if source.is_busy() => OpenError::InUse(path),
-            Self::Store(source) => OpenError::Store { path, doing: "open", source },
+            Self::Store(source) => OpenError::Store {
+                path,
+                doing: "open",
+                source,
+            },
             Self::Foreign(reason) => {
                 let source = io::Error::new(io::ErrorKind::InvalidData, reason);
-                OpenError::Io { path, doing: "open", source }
+                OpenError::Io {
+                    path,
+                    doing: "open",
+                    source,
+                }
             }
         }
     }
@@ -52,7 +70,13 @@ pub(super) fn open(
     path: &Path,
     upgrades: &Upgrades,
 ) -> Result<(Database, Dump, Option<SetAside>), OpenError> {
-    let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
+    let io = |doing| {
+        move |source| OpenError::Io {
+            path: path.to_owned(),
+            doing,
+            source,
+        }
+    };
     let directory = directory_of(path);
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -83,7 +107,9 @@ pub(super) fn open(
 }
 
 fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|directory| !directory.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Returns whether there is no file, or an empty one, which holds nothing.
@@ -100,10 +126,23 @@ fn is_missing(path: &Path) -> io::Result<bool> {
 }
 
 /// Opens an existing file, upgrades it, and reads it. A file that is refused stays unchanged.
-fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<Result<(Database, Dump), LoadError>, OpenError> {
-    let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
+fn open_existing(
+    path: &Path,
+    upgrades: &Upgrades,
+) -> Result<Result<(Database, Dump), LoadError>, OpenError> {
+    let io = |doing| {
+        move |source| OpenError::Io {
+            path: path.to_owned(),
+            doing,
+            source,
+        }
+    };
     // The lock is held beside SQLite's own, which any close of this file by the same process would end (fcntl(2)).
-    let lock = OpenOptions::new().read(true).write(true).open(path).map_err(io("open"))?;
+    let lock = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(io("open"))?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::InUse(path.to_owned())),
@@ -136,7 +175,11 @@ fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<Result<(Database, D
 
 /// Gives the log of a checkpoint its usual size, with zeros after what it has.
 fn allocate(log: &Path) -> io::Result<()> {
-    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(log)?;
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(log)?;
     let missing = LOG_BYTES.saturating_sub(file.metadata()?.len());
     if missing > 0 {
         io::copy(&mut io::repeat(0).take(missing), &mut &file)?;
@@ -169,9 +212,9 @@ pub(super) fn check_header(file: &File) -> io::Result<Result<(), String>> {
     let id = u32::from_be_bytes([header[68], header[69], header[70], header[71]]);
     Ok(match &header[..MAGIC.len()] {
         magic if magic != MAGIC => Err("it is no SQLite file".to_owned()),
-        _ if id != APPLICATION_ID => {
-            Err(format!("another program's SQLite file, of the application {id:#x}"))
-        }
+        _ if id != APPLICATION_ID => Err(format!(
+            "another program's SQLite file, of the application {id:#x}"
+        )),
         // 2: with a write-ahead log.
         _ if header[18..20] != [2, 2] => Err("it is used without a write-ahead log".to_owned()),
         _ => Ok(()),
@@ -183,7 +226,10 @@ pub(super) fn is_log_filled(log: &Path) -> bool {
     let mut header = [0; LOG_HEADER];
     match File::open(log).and_then(|log| log.read_exact_at(&mut header, 0)) {
         Ok(()) => header != [0; LOG_HEADER],
-        Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof),
+        Err(error) => !matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof
+        ),
     }
 }
 
@@ -195,7 +241,11 @@ pub(super) fn log_of(path: &Path) -> PathBuf {
 /// Creates the first file: with the records of one of format 1, if there is one that is not taken over yet. Returns one that is set aside.
 fn make_first(path: &Path, directory: &File) -> Result<Option<SetAside>, OpenError> {
     let old = format_1::beside(path);
-    let io = |source| OpenError::Io { path: old.clone(), doing: "read", source };
+    let io = |source| OpenError::Io {
+        path: old.clone(),
+        doing: "read",
+        source,
+    };
     if !old.try_exists().map_err(io)? {
         return make(path, directory, None).map(|()| None);
     }
@@ -203,7 +253,8 @@ fn make_first(path: &Path, directory: &File) -> Result<Option<SetAside>, OpenErr
     let read = std::fs::read(&old).map_err(io)?;
     match format_1::read(&read) {
         Ok(contents) if contents.meta.format < FORMAT_VERSION => {
-            let _lock = format_1::open(&old).map_err(|error| format_1_error(&old, "open", error))?;
+            let _lock =
+                format_1::open(&old).map_err(|error| format_1_error(&old, "open", error))?;
             make(path, directory, Some(&contents))?;
             tracing::info!(from = %old.display(), "the records of a checkpoint of format 1 are taken over");
             Ok(None)
@@ -224,17 +275,32 @@ fn make_first(path: &Path, directory: &File) -> Result<Option<SetAside>, OpenErr
 fn format_1_error(path: &Path, doing: &'static str, error: redb::Error) -> OpenError {
     match error {
         redb::Error::DatabaseAlreadyOpen => OpenError::InUse(path.to_owned()),
-        redb::Error::Io(source) => OpenError::Io { path: path.to_owned(), doing, source },
-        source => OpenError::Format1 { path: path.to_owned(), doing, source: source.into() },
+        redb::Error::Io(source) => OpenError::Io {
+            path: path.to_owned(),
+            doing,
+            source,
+        },
+        source => OpenError::Format1 {
+            path: path.to_owned(),
+            doing,
+            source: source.into(),
+        },
     }
 }
 
 /// Marks the file of format 1 that the database took over, once.
 fn mark_format_1(path: &Path, database: &mut Database) -> Result<(), OpenError> {
-    let store = |source| OpenError::Store { path: path.to_owned(), doing: "write", source };
+    let store = |source| OpenError::Store {
+        path: path.to_owned(),
+        doing: "write",
+        source,
+    };
     let old = format_1::beside(path);
-    let is_there =
-        old.try_exists().map_err(|source| OpenError::Io { path: old.clone(), doing: "read", source })?;
+    let is_there = old.try_exists().map_err(|source| OpenError::Io {
+        path: old.clone(),
+        doing: "read",
+        source,
+    })?;
     if !is_there || database.meta(META_TAKEN_OVER).map_err(store)?.is_some() {
         return Ok(());
     }
@@ -249,13 +315,19 @@ fn mark_format_1(path: &Path, database: &mut Database) -> Result<(), OpenError> 
         }
     }
     database
-        .transaction(|database| database.set_meta(META_TAKEN_OVER, &clock::rfc3339(clock::now_ms())))
+        .transaction(|database| {
+            database.set_meta(META_TAKEN_OVER, &clock::rfc3339(clock::now_ms()))
+        })
         .map_err(store)
 }
 
 /// Creates a file under another name and renames it when it is complete: a crash leaves no partial checkpoint.
 fn make(path: &Path, directory: &File, from: Option<&format_1::Contents>) -> Result<(), OpenError> {
-    let io = |source| OpenError::Io { path: path.to_owned(), doing: "make", source };
+    let io = |source| OpenError::Io {
+        path: path.to_owned(),
+        doing: "make",
+        source,
+    };
     // A log without its file would be taken for the new file's.
     let log = log_of(path);
     if is_log_filled(&log) {
@@ -268,14 +340,23 @@ fn make(path: &Path, directory: &File, from: Option<&format_1::Contents>) -> Res
             _ => {}
         }
     }
-    let file =
-        OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(io)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)
+        .map_err(io)?;
     let fill = |database: &Database| match from {
         Some(contents) => contents.write(database),
         None => format::sign_new(database),
     };
     let created: Result<(), StoreError> = Database::create(&new, None, fill);
-    created.map_err(|source| OpenError::Store { path: path.to_owned(), doing: "make", source })?;
+    created.map_err(|source| OpenError::Store {
+        path: path.to_owned(),
+        doing: "make",
+        source,
+    })?;
     file.sync_all().map_err(io)?;
     rename_to_free(&new, path).map_err(io)?;
     directory.sync_all().map_err(io)
@@ -283,7 +364,13 @@ fn make(path: &Path, directory: &File, from: Option<&format_1::Contents>) -> Res
 
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     let here = rustix::fs::CWD;
-    Ok(rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE)?)
+    Ok(rustix::fs::renameat_with(
+        here,
+        from,
+        here,
+        to,
+        RenameFlags::NOREPLACE,
+    )?)
 }
 
 fn sibling(path: &Path, more: &str) -> PathBuf {
@@ -295,10 +382,20 @@ fn sibling(path: &Path, more: &str) -> PathBuf {
 /// Renames the file to `NAME.damaged-DATE`, or `NAME.damaged-DATE-N` if that name exists, then its log to the log of that name. After a crash
 /// between the two the log is alone, and set aside before a new file is made.
 fn set_aside(path: &Path, directory: &File, reason: String) -> Result<SetAside, OpenError> {
-    let date = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
-    let failed = |reason, source| OpenError::SetAside { path: path.to_owned(), reason, source };
+    let date = jiff::Timestamp::now()
+        .strftime("%Y%m%dT%H%M%SZ")
+        .to_string();
+    let failed = |reason, source| OpenError::SetAside {
+        path: path.to_owned(),
+        reason,
+        source,
+    };
     for attempt in 1..=NAMES_MAX {
-        let more = if attempt == 1 { String::new() } else { format!("-{attempt}") };
+        let more = if attempt == 1 {
+            String::new()
+        } else {
+            format!("-{attempt}")
+        };
         let name = sibling(path, &format!(".damaged-{date}{more}"));
         match rename_to_free(path, &name) {
             Ok(()) => {
@@ -308,7 +405,9 @@ fn set_aside(path: &Path, directory: &File, reason: String) -> Result<SetAside, 
                 {
                     return Err(failed(reason, error));
                 }
-                directory.sync_all().map_err(|source| failed(reason.clone(), source))?;
+                directory
+                    .sync_all()
+                    .map_err(|source| failed(reason.clone(), source))?;
                 return Ok(SetAside { path: name, reason });
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -16,8 +16,8 @@ use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameError, NameRecord, NodeRecord, PodAllocation, PodRecord,
-    ReleaseRecord, Uid,
+    ApiObject, ClaimRecord, ClaimValues, NameError, NameRecord, NodeRecord, PodAllocation,
+    PodRecord, ReleaseRecord, Uid,
 };
 
 /// Version of the tables and of the meaning of their keys.
@@ -64,13 +64,23 @@ pub(super) struct Stored<'a> {
 
 impl<'a> Stored<'a> {
     pub(super) fn of_this_release(json: &'a str) -> Self {
-        Self { version: RECORD_VERSION.into(), record: json.as_bytes() }
+        Self {
+            version: RECORD_VERSION.into(),
+            record: json.as_bytes(),
+        }
     }
 
     /// CRC-32 of a record with its place: what SQLite does not check.
     pub(super) fn checksum(self, kind: &str, key: &str) -> i64 {
         let mut crc = crc32fast::Hasher::new();
-        for part in [kind.as_bytes(), &[0], key.as_bytes(), &[0], &self.version.to_be_bytes(), self.record] {
+        for part in [
+            kind.as_bytes(),
+            &[0],
+            key.as_bytes(),
+            &[0],
+            &self.version.to_be_bytes(),
+            self.record,
+        ] {
             crc.update(part);
         }
         crc.finalize().into()
@@ -137,8 +147,10 @@ impl Dump {
         self.allocations.sort_by(|a, b| a.uid().cmp(b.uid()));
         self.values.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
-        self.names.sort_by(|a, b| a.name.as_str().cmp(b.name.as_str()));
-        self.skipped.sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
+        self.names
+            .sort_by(|a, b| a.name.as_str().cmp(b.name.as_str()));
+        self.skipped
+            .sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
     }
 
     /// Returns whether there is no record: the checkpoint is new, or every claim was released.
@@ -151,13 +163,19 @@ impl Dump {
 
     /// Returns the names whose records are unreadable.
     pub fn unreadable_names(&self) -> Vec<String> {
-        let names = self.skipped.iter().filter(|skipped| skipped.table == Table::Names);
+        let names = self
+            .skipped
+            .iter()
+            .filter(|skipped| skipped.table == Table::Names);
         names.map(|skipped| skipped.key.clone()).collect()
     }
 
     /// Returns the UIDs of claims with unreadable records.
     pub fn unreadable_claims(&self) -> BTreeSet<String> {
-        let claims = self.skipped.iter().filter(|skipped| skipped.table == Table::Claims);
+        let claims = self
+            .skipped
+            .iter()
+            .filter(|skipped| skipped.table == Table::Claims);
         claims.map(|skipped| skipped.key.clone()).collect()
     }
 }
@@ -195,27 +213,61 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
     match change {
         Change::PutClaim(record) => put(Table::Claims, &record.id.uid, &*record),
         Change::PutPod(record) => put(Table::Pods, &record.pod.uid, &record),
-        Change::DeleteClaim(uid) => Ok(Write { table: Table::Claims, key: uid, value: None }),
-        Change::DeletePod(uid) => Ok(Write { table: Table::Pods, key: uid, value: None }),
+        Change::DeleteClaim(uid) => Ok(Write {
+            table: Table::Claims,
+            key: uid,
+            value: None,
+        }),
+        Change::DeletePod(uid) => Ok(Write {
+            table: Table::Pods,
+            key: uid,
+            value: None,
+        }),
         Change::PutReleased(record) => put(Table::Released, &record.id.uid, &record),
-        Change::DeleteReleased(uid) => Ok(Write { table: Table::Released, key: uid, value: None }),
+        Change::DeleteReleased(uid) => Ok(Write {
+            table: Table::Released,
+            key: uid,
+            value: None,
+        }),
         #[cfg(test)]
         Change::PutAllocation(record) => put(Table::Allocations, record.uid(), &*record),
-        Change::DeleteAllocation(uid) => Ok(Write { table: Table::Allocations, key: uid, value: None }),
+        Change::DeleteAllocation(uid) => Ok(Write {
+            table: Table::Allocations,
+            key: uid,
+            value: None,
+        }),
         Change::PutValues(record) => put(Table::Values, &record.id.uid, &*record),
-        Change::DeleteValues(uid) => Ok(Write { table: Table::Values, key: uid, value: None }),
+        Change::DeleteValues(uid) => Ok(Write {
+            table: Table::Values,
+            key: uid,
+            value: None,
+        }),
         Change::PutObject(record) => put(Table::Objects, &record.uid, &*record),
-        Change::DeleteObject(uid) => Ok(Write { table: Table::Objects, key: uid, value: None }),
+        Change::DeleteObject(uid) => Ok(Write {
+            table: Table::Objects,
+            key: uid,
+            value: None,
+        }),
         Change::PutName(record) => put(Table::Names, &record.uid, &*record),
-        Change::DeleteName(uid) => Ok(Write { table: Table::Names, key: uid, value: None }),
+        Change::DeleteName(uid) => Ok(Write {
+            table: Table::Names,
+            key: uid,
+            value: None,
+        }),
         Change::PutNode(record) => put(Table::Machine, &record.uid, &*record),
     }
 }
 
 fn put(table: Table, uid: &Uid, record: &impl Serialize) -> Result<Write, CommitError> {
-    let value = value_of(record)
-        .map_err(|source| CommitError::Encode { uid: uid.clone(), source: Arc::new(source) })?;
-    Ok(Write { table, key: uid.clone(), value: Some(value) })
+    let value = value_of(record).map_err(|source| CommitError::Encode {
+        uid: uid.clone(),
+        source: Arc::new(source),
+    })?;
+    Ok(Write {
+        table,
+        key: uid.clone(),
+        value: Some(value),
+    })
 }
 
 pub(super) fn value_of(record: &impl Serialize) -> Result<String, serde_json::Error> {
@@ -238,9 +290,12 @@ pub(super) fn decode<R: DeserializeOwned>(
 
 /// Returns a record's JSON in this release's version.
 fn json_of(stored: Stored<'_>, steps: &[(u8, RecordStep)]) -> Result<Value, String> {
-    let version = u8::try_from(stored.version).ok().filter(|version| *version <= RECORD_VERSION);
-    let path =
-        version.and_then(|version| upgrade::path(steps, version, RECORD_VERSION)).ok_or_else(|| {
+    let version = u8::try_from(stored.version)
+        .ok()
+        .filter(|version| *version <= RECORD_VERSION);
+    let path = version
+        .and_then(|version| upgrade::path(steps, version, RECORD_VERSION))
+        .ok_or_else(|| {
             let version = stored.version;
             format!("the record has version {version}, and this release knows {RECORD_VERSION}")
         })?;
@@ -254,7 +309,10 @@ fn says_more(stored: Stored<'_>, record: &impl Serialize, steps: &[(u8, RecordSt
         if value_of(record).ok()?.as_bytes() == stored.record {
             return Some(false);
         }
-        Some(carry::says_more(&json_of(stored, steps).ok()?, &serde_json::to_value(record).ok()?))
+        Some(carry::says_more(
+            &json_of(stored, steps).ok()?,
+            &serde_json::to_value(record).ok()?,
+        ))
     };
     says_more().unwrap_or(false)
 }
@@ -286,25 +344,51 @@ fn as_known<R: DeserializeOwned + Serialize>(stored: &Value) -> serde_json::Resu
 /// Reads everything, and notes where each record is and what a write of it must preserve.
 pub(super) fn load(database: &mut Database, steps: &[(u8, RecordStep)]) -> Result<Dump, LoadError> {
     let meta = load_meta(database)?;
-    let mut loading = Loading { rows: Rows::new(), dump: Dump { meta, ..Dump::default() } };
-    let parallel = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(PARSERS_MAX);
+    let mut loading = Loading {
+        rows: Rows::new(),
+        dump: Dump {
+            meta,
+            ..Dump::default()
+        },
+    };
+    let parallel = std::thread::available_parallelism()
+        .map_or(1, NonZeroUsize::get)
+        .min(PARSERS_MAX);
     std::thread::scope(|scope| {
         let mut parsing = VecDeque::with_capacity(parallel);
         let mut batch = Vec::new();
         database.each_record(|id, kind, key, stored, checksum| {
             // A kind that a newer release has added is left alone.
-            let Some(table) = Table::ALL.iter().copied().find(|table| table.as_str() == kind) else { return };
+            let Some(table) = Table::ALL
+                .iter()
+                .copied()
+                .find(|table| table.as_str() == kind)
+            else {
+                return;
+            };
             let (version, record) = (stored.version, stored.record.to_vec());
-            batch.push(Unparsed { id, table, key: key.to_owned(), version, record, checksum });
+            batch.push(Unparsed {
+                id,
+                table,
+                key: key.to_owned(),
+                version,
+                record,
+                checksum,
+            });
             if batch.len() == BATCH {
                 if parsing.len() == parallel {
-                    parsing.pop_front().into_iter().for_each(|batch| loading.take(joined(batch)));
+                    parsing
+                        .pop_front()
+                        .into_iter()
+                        .for_each(|batch| loading.take(joined(batch)));
                 }
                 let batch = std::mem::take(&mut batch);
                 parsing.push_back(scope.spawn(move || parse(batch, steps)));
             }
         })?;
-        parsing.into_iter().for_each(|batch| loading.take(joined(batch)));
+        parsing
+            .into_iter()
+            .for_each(|batch| loading.take(joined(batch)));
         loading.take(parse(batch, steps));
         Ok::<_, StoreError>(())
     })?;
@@ -318,7 +402,10 @@ pub(super) fn load(database: &mut Database, steps: &[(u8, RecordStep)]) -> Resul
 /// Reads the metadata of a file.
 pub(super) fn load_meta(database: &Database) -> Result<Meta, LoadError> {
     if let Some(names) = database.foreign_tables()? {
-        return Err(LoadError::Foreign(format!("it has the tables {} and no table meta", names.join(", "))));
+        return Err(LoadError::Foreign(format!(
+            "it has the tables {} and no table meta",
+            names.join(", ")
+        )));
     }
     meta_of(|key| Ok(database.meta(key)?), FORMAT_VERSION)
 }
@@ -328,16 +415,28 @@ pub(super) fn meta_of(
     text: impl Fn(&str) -> Result<Option<String>, LoadError>,
     known: u32,
 ) -> Result<Meta, LoadError> {
-    let (written_by, created) =
-        (text(META_WRITTEN_BY)?.unwrap_or_default(), text(META_CREATED)?.unwrap_or_default());
+    let (written_by, created) = (
+        text(META_WRITTEN_BY)?.unwrap_or_default(),
+        text(META_CREATED)?.unwrap_or_default(),
+    );
     let format = text(META_FORMAT)?.unwrap_or_default();
     let Ok(format) = format.parse::<u32>() else {
-        return Err(LoadError::Foreign(format!("its format version is {format:?}")));
+        return Err(LoadError::Foreign(format!(
+            "its format version is {format:?}"
+        )));
     };
     if format > known {
-        return Err(LoadError::Newer { found: format, written_by });
+        return Err(LoadError::Newer {
+            found: format,
+            written_by,
+        });
     }
-    Ok(Meta { format, written_by, created, is_recovered: text(META_RECOVERED)?.is_some() })
+    Ok(Meta {
+        format,
+        written_by,
+        created,
+        is_recovered: text(META_RECOVERED)?.is_some(),
+    })
 }
 
 /// Records that one thread parses at a time, and the threads that parse at once: with thousands of claims, a start waits for that.
@@ -377,15 +476,30 @@ enum Record {
 }
 
 fn joined(batch: ScopedJoinHandle<'_, Vec<Parsed>>) -> Vec<Parsed> {
-    batch.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    batch
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn parse(batch: Vec<Unparsed>, steps: &[(u8, RecordStep)]) -> Vec<Parsed> {
     let parsed = batch.into_iter().map(|unparsed| {
         let uid = Uid::new(&unparsed.key);
         let read = unparsed.parse(uid.as_ref(), steps);
-        let Unparsed { id, table, key, record, .. } = unparsed;
-        Parsed { id, table, key, uid: uid.ok(), bytes: record.len(), read }
+        let Unparsed {
+            id,
+            table,
+            key,
+            record,
+            ..
+        } = unparsed;
+        Parsed {
+            id,
+            table,
+            key,
+            uid: uid.ok(),
+            bytes: record.len(),
+            read,
+        }
     });
     parsed.collect()
 }
@@ -396,7 +510,10 @@ impl Unparsed {
         uid: Result<&Uid, &NameError>,
         steps: &[(u8, RecordStep)],
     ) -> Result<(Record, Keep), String> {
-        let stored = Stored { version: self.version, record: &self.record };
+        let stored = Stored {
+            version: self.version,
+            record: &self.record,
+        };
         if self.checksum != stored.checksum(self.table.as_str(), &self.key) {
             return Err("its checksum does not match: it is damaged".to_owned());
         }
@@ -404,8 +521,12 @@ impl Unparsed {
         match self.table {
             Table::Claims => parse_as(Record::Claim, |claim| &claim.id.uid, uid, stored, steps),
             Table::Pods => parse_as(Record::Pod, |pod| &pod.pod.uid, uid, stored, steps),
-            Table::Released => parse_as(Record::Released, |claim| &claim.id.uid, uid, stored, steps),
-            Table::Allocations => parse_as(Record::Allocation, PodAllocation::uid, uid, stored, steps),
+            Table::Released => {
+                parse_as(Record::Released, |claim| &claim.id.uid, uid, stored, steps)
+            }
+            Table::Allocations => {
+                parse_as(Record::Allocation, PodAllocation::uid, uid, stored, steps)
+            }
             Table::Values => parse_as(Record::Values, |values| &values.id.uid, uid, stored, steps),
             Table::Objects => parse_as(Record::Object, |object| &object.uid, uid, stored, steps),
             Table::Names => parse_as(Record::Name, |name| &name.uid, uid, stored, steps),
@@ -426,7 +547,11 @@ fn parse_as<R: DeserializeOwned + Serialize>(
     if key_of(&record) != key {
         return Err(format!("the record has the key {}", key_of(&record)));
     }
-    let keep = if says_more(stored, &record, steps) { Keep::Fields } else { Keep::Nothing };
+    let keep = if says_more(stored, &record, steps) {
+        Keep::Fields
+    } else {
+        Keep::Nothing
+    };
     Ok((of_table(record), keep))
 }
 
@@ -439,7 +564,15 @@ struct Loading {
 impl Loading {
     /// Takes records in the order of the file.
     fn take(&mut self, parsed: Vec<Parsed>) {
-        for Parsed { id, table, key, uid, bytes, read } in parsed {
+        for Parsed {
+            id,
+            table,
+            key,
+            uid,
+            bytes,
+            read,
+        } in parsed
+        {
             let row = uid.map(|uid| self.rows.entry((table, uid)));
             let read = match &row {
                 Some(Entry::Occupied(_)) => Err("another record has the same key".to_owned()),
@@ -457,7 +590,12 @@ impl Loading {
                 Ok(Record::Object(object)) => dump.objects.push(object),
                 Ok(Record::Name(name)) => dump.names.push(name),
                 Ok(Record::Node(node)) => dump.node = Some(node),
-                Err(reason) => dump.skipped.push(Skipped { table, key, reason, bytes }),
+                Err(reason) => dump.skipped.push(Skipped {
+                    table,
+                    key,
+                    reason,
+                    bytes,
+                }),
             }
         }
     }
@@ -469,9 +607,16 @@ pub(super) fn is_current(found: &Meta) -> bool {
 }
 
 /// Brings the tables of an older file to this release's format, and signs it. Belongs into a transaction.
-pub(super) fn sign(database: &Database, found: &Meta, upgrades: &Upgrades) -> Result<(), LoadError> {
+pub(super) fn sign(
+    database: &Database,
+    found: &Meta,
+    upgrades: &Upgrades,
+) -> Result<(), LoadError> {
     let Some(path) = upgrade::path(upgrades.formats, found.format, FORMAT_VERSION) else {
-        return Err(LoadError::Older { found: found.format, written_by: found.written_by.clone() });
+        return Err(LoadError::Older {
+            found: found.format,
+            written_by: found.written_by.clone(),
+        });
     };
     for step in path {
         database.upgrade(step)?;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use redb::backends::InMemoryBackend;
 use redb::{
-    Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition, TableError,
-    TableHandle,
+    Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+    TableError, TableHandle,
 };
 
 use super::database::{self, StoreError};
@@ -62,14 +62,21 @@ pub(super) fn read(bytes: &[u8]) -> Result<Contents, LoadError> {
 
 fn contents(database: &Database) -> Result<Result<Contents, LoadError>, redb::Error> {
     let read = database.begin_read()?;
-    let names: Vec<String> = read.list_tables()?.map(|table| table.name().to_owned()).collect();
+    let names: Vec<String> = read
+        .list_tables()?
+        .map(|table| table.name().to_owned())
+        .collect();
     if !names.iter().any(|name| name == META.name()) {
         let names = names.join(", ");
-        return Ok(Err(LoadError::Foreign(format!("it has the tables {names:?} and no table meta"))));
+        return Ok(Err(LoadError::Foreign(format!(
+            "it has the tables {names:?} and no table meta"
+        ))));
     }
     let meta = read.open_table(META)?;
     let text = |key: &str| {
-        let value = meta.get(key).map_err(|error| LoadError::Foreign(error.to_string()))?;
+        let value = meta
+            .get(key)
+            .map_err(|error| LoadError::Foreign(error.to_string()))?;
         Ok(value.map(|value| value.value().to_owned()))
     };
     let meta = match format::meta_of(text, FORMAT_VERSION) {
@@ -86,7 +93,11 @@ fn contents(database: &Database) -> Result<Result<Contents, LoadError>, redb::Er
         for entry in open.iter()? {
             let (key, value) = entry?;
             let (table, key) = (name.clone(), key.value().to_owned());
-            records.push(Record { table, key, value: value.value().to_vec() });
+            records.push(Record {
+                table,
+                key,
+                value: value.value().to_vec(),
+            });
         }
     }
     Ok(Ok(Contents { meta, records }))
@@ -98,9 +109,13 @@ impl Contents {
         format::sign_taken_over(database, &self.meta)?;
         for Record { table, key, value } in &self.records {
             // An empty value was no record; a version of 0 says so.
-            let (version, record) =
-                value.split_first().map_or((0, &[][..]), |(version, json)| (*version, json));
-            let stored = Stored { version: version.into(), record };
+            let (version, record) = value
+                .split_first()
+                .map_or((0, &[][..]), |(version, json)| (*version, json));
+            let stored = Stored {
+                version: version.into(),
+                record,
+            };
             if table == UNREADABLE {
                 database.keep_unreadable(key, stored)?;
             } else {

@@ -81,7 +81,11 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
         claims: dump.claims.len(),
         pods: dump.pods.len(),
         released: dump.released.len(),
-        extended_resources: dump.claims.iter().filter(|claim| claim.resource.is_some()).count(),
+        extended_resources: dump
+            .claims
+            .iter()
+            .filter(|claim| claim.resource.is_some())
+            .count(),
         values: dump.values.len(),
         skipped: dump.skipped,
         unreadable: dump.unreadable,
@@ -92,24 +96,47 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
 /// Returns the state of a file's pages, its content and its size with its log; of the file of format 1 beside it, if it does not exist.
 fn copy(path: &Path) -> Result<(Integrity, Dump, u64), ReadError> {
     let old = format_1::beside(path);
-    let is_there =
-        |path: &Path| path.try_exists().map_err(|source| ReadError::Io { path: path.to_owned(), source });
-    let path = if !is_there(path)? && is_there(&old)? { &old } else { path };
-    let io = |source| ReadError::Io { path: path.to_owned(), source };
-    let damaged = |reason| ReadError::Damaged { path: path.to_owned(), reason };
+    let is_there = |path: &Path| {
+        path.try_exists().map_err(|source| ReadError::Io {
+            path: path.to_owned(),
+            source,
+        })
+    };
+    let path = if !is_there(path)? && is_there(&old)? {
+        &old
+    } else {
+        path
+    };
+    let io = |source| ReadError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let damaged = |reason| ReadError::Damaged {
+        path: path.to_owned(),
+        reason,
+    };
     let file = File::open(path).map_err(io)?;
     let length = file.metadata().map_err(io)?.len();
     if length > FILE_BYTES_MAX {
         let path = path.to_owned();
-        return Err(ReadError::TooLarge { path, bytes: length, max: FILE_BYTES_MAX });
+        return Err(ReadError::TooLarge {
+            path,
+            bytes: length,
+            max: FILE_BYTES_MAX,
+        });
     }
     let mut magic = Vec::new();
-    file.take(format_1::MAGIC.len() as u64).read_to_end(&mut magic).map_err(io)?;
+    file.take(format_1::MAGIC.len() as u64)
+        .read_to_end(&mut magic)
+        .map_err(io)?;
     let read = if magic == format_1::MAGIC {
         let bytes = std::fs::read(path).map_err(io)?;
         open_format_1(&bytes).map(|(integrity, dump)| (integrity, dump, length))
     } else {
-        if let Err(reason) = File::open(path).and_then(|file| file::check_header(&file)).map_err(io)? {
+        if let Err(reason) = File::open(path)
+            .and_then(|file| file::check_header(&file))
+            .map_err(io)?
+        {
             return Err(damaged(reason));
         }
         let directory = tempfile::tempdir().map_err(io)?;
@@ -118,12 +145,17 @@ fn copy(path: &Path) -> Result<(Integrity, Dump, u64), ReadError> {
         open_copy(&copied).map(|(integrity, dump)| (integrity, dump, bytes))
     };
     read.map_err(|error| match error {
-        LoadError::Newer { found, written_by } => {
-            ReadError::Newer { path: path.to_owned(), found, known: FORMAT_VERSION, written_by }
-        }
-        LoadError::Older { found, written_by } => {
-            ReadError::Older { path: path.to_owned(), found, written_by }
-        }
+        LoadError::Newer { found, written_by } => ReadError::Newer {
+            path: path.to_owned(),
+            found,
+            known: FORMAT_VERSION,
+            written_by,
+        },
+        LoadError::Older { found, written_by } => ReadError::Older {
+            path: path.to_owned(),
+            found,
+            written_by,
+        },
         LoadError::Foreign(reason) => damaged(reason),
         LoadError::Store(error) => damaged(chain(&error)),
     })
@@ -131,7 +163,10 @@ fn copy(path: &Path) -> Result<(Integrity, Dump, u64), ReadError> {
 
 /// Copies a file and its log to another path. Returns their bytes.
 fn copy_with_log(path: &Path, to: &Path) -> Result<u64, ReadError> {
-    let io = |source| ReadError::Io { path: path.to_owned(), source };
+    let io = |source| ReadError::Io {
+        path: path.to_owned(),
+        source,
+    };
     let log = file::log_of(path);
     for _ in 0..ATTEMPTS {
         let before = log_header(&log).map_err(io)?;
@@ -145,14 +180,20 @@ fn copy_with_log(path: &Path, to: &Path) -> Result<u64, ReadError> {
             return Ok(bytes);
         }
     }
-    Err(ReadError::Busy { path: path.to_owned(), attempts: ATTEMPTS })
+    Err(ReadError::Busy {
+        path: path.to_owned(),
+        attempts: ATTEMPTS,
+    })
 }
 
 /// The header of a log, which changes when the log is begun again.
 fn log_header(log: &Path) -> io::Result<Vec<u8>> {
     let mut header = Vec::new();
     match File::open(log) {
-        Ok(log) => log.take(LOG_HEADER as u64).read_to_end(&mut header).map(|_| header),
+        Ok(log) => log
+            .take(LOG_HEADER as u64)
+            .read_to_end(&mut header)
+            .map(|_| header),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(header),
         Err(error) => Err(error),
     }
@@ -182,7 +223,13 @@ fn open_format_1(bytes: &[u8]) -> Result<(Integrity, Dump), LoadError> {
     let path = directory.path().join("checkpoint.db");
     Database::create(&path, None, |database| contents.write(database))?;
     let (integrity, dump) = open_copy(&path)?;
-    Ok((integrity, Dump { meta: contents.meta, ..dump }))
+    Ok((
+        integrity,
+        Dump {
+            meta: contents.meta,
+            ..dump
+        },
+    ))
 }
 
 /// Returns inconsistent references between records.
@@ -191,7 +238,11 @@ fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
     let pod_uids: HashSet<_> = pods.iter().map(|pod| &pod.pod.uid).collect();
     let mut findings = Vec::new();
     for pod in pods {
-        for claim in pod.claims.values().filter(|claim| !claim_uids.contains(&claim.uid)) {
+        for claim in pod
+            .claims
+            .values()
+            .filter(|claim| !claim_uids.contains(&claim.uid))
+        {
             findings.push(format!(
                 "pod {} ({}) uses the claim {claim} ({}), which has no record",
                 pod.pod, pod.pod.uid, claim.uid
@@ -212,9 +263,15 @@ fn disagreements(claims: &[ClaimRecord], pods: &[PodRecord]) -> Vec<String> {
 /// Returns stored values of claims without a record.
 fn without_claim(claims: &[ClaimRecord], values: &[ClaimValues]) -> Vec<String> {
     let known: HashSet<_> = claims.iter().map(|claim| &claim.id.uid).collect();
-    let lost = values.iter().map(|kept| &kept.id).filter(|id| !known.contains(&id.uid));
+    let lost = values
+        .iter()
+        .map(|kept| &kept.id)
+        .filter(|id| !known.contains(&id.uid));
     lost.map(|id| {
-        format!("values below /sys are stored for the claim {id} ({}), which has no record", id.uid)
+        format!(
+            "values below /sys are stored for the claim {id} ({}), which has no record",
+            id.uid
+        )
     })
     .collect()
 }
@@ -225,8 +282,10 @@ fn given_twice(claims: &[ClaimRecord]) -> Vec<String> {
     let mut findings = Vec::new();
     for claim in claims {
         let Some(of) = &claim.resource else { continue };
-        for (device, pod) in
-            of.devices.keys().flat_map(|device| claim.pods.values().map(move |pod| (device, pod)))
+        for (device, pod) in of
+            .devices
+            .keys()
+            .flat_map(|device| claim.pods.values().map(move |pod| (device, pod)))
         {
             let other: &ObjectRef = owners.entry((&of.resource, device)).or_insert(pod);
             if other.uid != pod.uid {

@@ -28,7 +28,14 @@ struct Probes {
 impl Checkpoint {
     /// Sets conditions of the writer under `subject`, the file's path, and retries while commits fail, until the tasks stop.
     pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
-        monitor(&self.writer.server().status, || self.try_probe(), &subject, &conditions, &tasks).await;
+        monitor(
+            &self.writer.server().status,
+            || self.try_probe(),
+            &subject,
+            &conditions,
+            &tasks,
+        )
+        .await;
     }
 
     /// Starts an empty commit, whose outcome is in the status; not if others wait, which show the same.
@@ -40,9 +47,18 @@ impl Checkpoint {
     }
 }
 
-async fn monitor(status: &Status, probe: impl Fn(), subject: &str, conditions: &Conditions, tasks: &Tasks) {
+async fn monitor(
+    status: &Status,
+    probe: impl Fn(),
+    subject: &str,
+    conditions: &Conditions,
+    tasks: &Tasks,
+) {
     let backoff = Backoff::new(CHECKPOINT_PROBE_MIN, CHECKPOINT_PROBE_MAX);
-    let mut probes = Probes { backoff, next: None };
+    let mut probes = Probes {
+        backoff,
+        next: None,
+    };
     loop {
         let now = status.look();
         let slow_at = now.under_way.map(|began| began + CHECKPOINT_SLOW);
@@ -50,7 +66,12 @@ async fn monitor(status: &Status, probe: impl Fn(), subject: &str, conditions: &
             Some(at) if at <= Instant::now() => (true, None),
             at => (false, at),
         };
-        report(conditions, subject, now.failure.as_ref().map(|(failure, _)| failure), slow);
+        report(
+            conditions,
+            subject,
+            now.failure.as_ref().map(|(failure, _)| failure),
+            slow,
+        );
         if probes.is_due(now.failure.is_some()) {
             probe();
         }
@@ -84,7 +105,10 @@ impl Probes {
 /// Sets the conditions of a failed and of a slow commit, and clears the others.
 fn report(conditions: &Conditions, subject: &str, failure: Option<&CommitError>, slow: bool) {
     let code = failure.map(CommitError::code);
-    for other in CommitError::CODES.into_iter().filter(|other| Some(*other) != code) {
+    for other in CommitError::CODES
+        .into_iter()
+        .filter(|other| Some(*other) != code)
+    {
         conditions.clear(other, subject);
     }
     if let Some(failure) = failure {
@@ -94,9 +118,13 @@ fn report(conditions: &Conditions, subject: &str, failure: Option<&CommitError>,
         return conditions.clear(ProblemCode::CheckpointSlow, subject);
     }
     let seconds = CHECKPOINT_SLOW.as_secs();
-    let words =
-        format!("a commit has been running for more than {seconds} s, and all other changes wait for it");
-    conditions.set(subject, Problem::unavailable(ProblemCode::CheckpointSlow, words));
+    let words = format!(
+        "a commit has been running for more than {seconds} s, and all other changes wait for it"
+    );
+    conditions.set(
+        subject,
+        Problem::unavailable(ProblemCode::CheckpointSlow, words),
+    );
 }
 
 #[cfg(test)]
@@ -123,7 +151,11 @@ mod tests {
 
     impl Scene {
         fn new() -> Self {
-            let (changes, tasks, status) = (Changes::default(), Tasks::new(), Arc::new(Status::default()));
+            let (changes, tasks, status) = (
+                Changes::default(),
+                Tasks::new(),
+                Arc::new(Status::default()),
+            );
             let (probe, probes) = mpsc::unbounded_channel();
             let listener = changes.listen();
             let conditions = Conditions::new(changes);
@@ -132,11 +164,18 @@ mod tests {
                 let probe = || probe.send(()).unwrap();
                 monitor(&watched, probe, "/checkpoint", &reported, &stop).await;
             });
-            Self { status, probes, conditions, changes: listener, tasks }
+            Self {
+                status,
+                probes,
+                conditions,
+                changes: listener,
+                tasks,
+            }
         }
 
         fn fail(&self, kind: io::ErrorKind) {
-            self.status.failed(&CommitError::Store(Arc::new(StoreError::of_system(kind))));
+            self.status
+                .failed(&CommitError::Store(Arc::new(StoreError::of_system(kind))));
         }
 
         fn succeed(&self) {
@@ -148,7 +187,11 @@ mod tests {
         }
 
         fn standing(&self) -> Vec<String> {
-            self.conditions.list().into_iter().map(|condition| condition.problem.code).collect()
+            self.conditions
+                .list()
+                .into_iter()
+                .map(|condition| condition.problem.code)
+                .collect()
         }
     }
 

@@ -43,7 +43,8 @@ impl Default for CommitMetrics {
             failed: Counter::default(),
             changes: Histogram::new([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]),
             seconds: Histogram::new([
-                0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+                0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+                10.0, 30.0,
             ]),
             value_bytes: Counter::default(),
         }
@@ -72,16 +73,25 @@ pub(super) struct Now {
 impl Default for Status {
     fn default() -> Self {
         let (now, metrics, news) = (Mutex::default(), CommitMetrics::default(), Notify::new());
-        Self { now, metrics, news, takes_writes: watch::Sender::new(true) }
+        Self {
+            now,
+            metrics,
+            news,
+            takes_writes: watch::Sender::new(true),
+        }
     }
 }
 
 impl Status {
     pub(super) fn health(&self) -> Health {
-        self.now.lock().failure.as_ref().map_or_else(Health::default, |(failure, since_ms)| Health {
-            degraded: Some(error::chain(failure)),
-            since_ms: *since_ms,
-        })
+        self.now
+            .lock()
+            .failure
+            .as_ref()
+            .map_or_else(Health::default, |(failure, since_ms)| Health {
+                degraded: Some(error::chain(failure)),
+                since_ms: *since_ms,
+            })
     }
 
     pub(super) fn takes_writes(&self) -> watch::Receiver<bool> {
@@ -112,10 +122,15 @@ impl Status {
 
     fn end(&self, failure: Option<&CommitError>) {
         let mut now = self.now.lock();
-        let was_slow = now.under_way.take().is_some_and(|began| began.elapsed() >= CHECKPOINT_SLOW);
+        let was_slow = now
+            .under_way
+            .take()
+            .is_some_and(|began| began.elapsed() >= CHECKPOINT_SLOW);
         let failed_before = now.failure.take();
         if let Some(failure) = failure {
-            let since_ms = failed_before.as_ref().map_or_else(clock::now_ms, |(_, since_ms)| *since_ms);
+            let since_ms = failed_before
+                .as_ref()
+                .map_or_else(clock::now_ms, |(_, since_ms)| *since_ms);
             now.failure = Some((failure.clone(), since_ms));
         }
         drop(now);
@@ -123,7 +138,8 @@ impl Status {
             self.news.notify_one();
         }
         let takes = failure.is_none();
-        self.takes_writes.send_if_modified(|took| std::mem::replace(took, takes) != takes);
+        self.takes_writes
+            .send_if_modified(|took| std::mem::replace(took, takes) != takes);
     }
 
     /// Records the success of the current commit, which put or deleted `changes` records.

@@ -7,9 +7,9 @@ use super::format::Stored;
 use super::*;
 use nodedock_base::batches::{Entered, Leader, Serve as _};
 use nodedock_model::{
-    AllocationEntry, Caller, ClaimState, ContainerAllocation, ContainerKind, DeviceAccess, DeviceName,
-    DriverName, DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer, PoolName, PooledClaim,
-    PreparedClaim, PreparedDevice, Transition,
+    AllocationEntry, Caller, ClaimState, ContainerAllocation, ContainerKind, DeviceAccess,
+    DeviceName, DriverName, DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer,
+    PoolName, PooledClaim, PreparedClaim, PreparedDevice, Transition,
 };
 
 /// Stored files of each format, so that a later release proves that it reads them.
@@ -33,9 +33,17 @@ fn claim(n: usize, cause: &str) -> ClaimRecord {
     let id = ObjectRef::new("default", &format!("claim-{n}"), uid(n).as_str()).unwrap();
     let mut record = ClaimRecord::new(id, ClaimState::Prepared, "5a8d");
     record.pods.insert(uid(n), pod_ref(n));
-    record.drivers.insert(DriverName::new("gpu.example.com").unwrap(), Box::default());
+    record
+        .drivers
+        .insert(DriverName::new("gpu.example.com").unwrap(), Box::default());
     let (what, cause) = ("prepared".to_owned(), cause.to_owned());
-    record.note(Transition { at_ms: 1, what, cause, duration_us: 2, ..Transition::default() });
+    record.note(Transition {
+        at_ms: 1,
+        what,
+        cause,
+        duration_us: 2,
+        ..Transition::default()
+    });
     record
 }
 
@@ -65,19 +73,36 @@ fn allocation(n: usize) -> PodAllocation {
     };
     let env = BTreeMap::from([("GPU".to_owned(), "1".to_owned())]);
     let answered = AllocationEntry {
-        response: Some(ContainerAllocation { env, ..ContainerAllocation::default() }),
+        response: Some(ContainerAllocation {
+            env,
+            ..ContainerAllocation::default()
+        }),
         pre_start: true,
         ..entry("init", ContainerKind::Init, "a")
     };
-    let claim = PooledClaim { driver: DriverName::new("gpu.example.com").unwrap(), id: claim(n, "").id };
-    let pooled = AllocationEntry { claim: Some(claim), ..entry("main", ContainerKind::App, "pool/a") };
+    let claim = PooledClaim {
+        driver: DriverName::new("gpu.example.com").unwrap(),
+        id: claim(n, "").id,
+    };
+    let pooled = AllocationEntry {
+        claim: Some(claim),
+        ..entry("main", ContainerKind::App, "pool/a")
+    };
     let entries = vec![answered, entry("side", ContainerKind::Sidecar, "b"), pooled];
-    PodAllocation { pod: pod_ref(n), entries, since_ms: 7, unknown: BTreeMap::new() }
+    PodAllocation {
+        pod: pod_ref(n),
+        entries,
+        since_ms: 7,
+        unknown: BTreeMap::new(),
+    }
 }
 
 /// A request that has begun to commit, so that others wait for it.
 fn leader(checkpoint: &Checkpoint, changes: Vec<Change>) -> Leader<Writer> {
-    match checkpoint.writer.enter(Work::Commit(encoded(changes).unwrap())) {
+    match checkpoint
+        .writer
+        .enter(Work::Commit(encoded(changes).unwrap()))
+    {
         Entered::First(leader) => leader,
         Entered::Waiting(_) => panic!("another request commits"),
     }
@@ -93,7 +118,9 @@ struct Home {
 
 impl Home {
     fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap() }
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+        }
     }
 
     fn path(&self) -> PathBuf {
@@ -106,7 +133,9 @@ impl Home {
 
     fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path().parent().unwrap()).unwrap();
-        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -120,16 +149,35 @@ fn raw(home: &Home) -> rusqlite::Connection {
 /// Sets a record, as another release would.
 fn write_raw(home: &Home, table: Table, key: &str, version: i64, record: &str) {
     let (database, kind) = (raw(home), table.as_str());
-    let checksum = Stored { version, record: record.as_bytes() }.checksum(kind, key);
-    database.execute("DELETE FROM records WHERE kind = ?1 AND key = ?2", [kind, key]).unwrap();
-    let insert = "INSERT INTO records (kind, key, version, checksum, record) VALUES (?1, ?2, ?3, ?4, ?5)";
-    database.execute(insert, rusqlite::params![kind, key, version, checksum, record]).unwrap();
+    let checksum = Stored {
+        version,
+        record: record.as_bytes(),
+    }
+    .checksum(kind, key);
+    database
+        .execute(
+            "DELETE FROM records WHERE kind = ?1 AND key = ?2",
+            [kind, key],
+        )
+        .unwrap();
+    let insert =
+        "INSERT INTO records (kind, key, version, checksum, record) VALUES (?1, ?2, ?3, ?4, ?5)";
+    database
+        .execute(
+            insert,
+            rusqlite::params![kind, key, version, checksum, record],
+        )
+        .unwrap();
 }
 
 fn sign(database: &rusqlite::Connection, format: u32, written_by: &str) {
     let update = "UPDATE meta SET value = ?2 WHERE key = ?1";
-    database.execute(update, ["format", &format.to_string()]).unwrap();
-    database.execute(update, ["written-by", written_by]).unwrap();
+    database
+        .execute(update, ["format", &format.to_string()])
+        .unwrap();
+    database
+        .execute(update, ["written-by", written_by])
+        .unwrap();
 }
 
 /// A claim with devices and shares of one driver, and without a result of another.
@@ -143,12 +191,28 @@ fn prepared_claim(n: usize) -> ClaimRecord {
         status: None,
         attributes: None,
     };
-    let devices = vec![device("a", None), device("b", Some("s-1")), device("b", Some("s-2"))];
-    let prepared = PreparedClaim { devices, memo: b"memo".to_vec(), ..PreparedClaim::default() };
+    let devices = vec![
+        device("a", None),
+        device("b", Some("s-1")),
+        device("b", Some("s-2")),
+    ];
+    let prepared = PreparedClaim {
+        devices,
+        memo: b"memo".to_vec(),
+        ..PreparedClaim::default()
+    };
     let mut record = claim(n, "test");
-    for (name, prepared) in [("gpu.example.com", Some(prepared)), ("nic.example.com", None)] {
-        let part = DriverPart { prepared: prepared.map(Arc::new), ..DriverPart::default() };
-        record.drivers.insert(DriverName::new(name).unwrap(), Box::new(part));
+    for (name, prepared) in [
+        ("gpu.example.com", Some(prepared)),
+        ("nic.example.com", None),
+    ] {
+        let part = DriverPart {
+            prepared: prepared.map(Arc::new),
+            ..DriverPart::default()
+        };
+        record
+            .drivers
+            .insert(DriverName::new(name).unwrap(), Box::new(part));
     }
     record
 }
@@ -157,7 +221,9 @@ fn prepared_claim(n: usize) -> ClaimRecord {
 async fn records_come_back_as_they_were_put() {
     let home = Home::new();
     let opened = home.open();
-    assert!(opened.dump.claims.is_empty() && opened.dump.pods.is_empty() && opened.set_aside.is_none());
+    assert!(
+        opened.dump.claims.is_empty() && opened.dump.pods.is_empty() && opened.set_aside.is_none()
+    );
     let prepared = Change::PutClaim(Arc::new(prepared_claim(2)));
     let mut changes = vec![
         put(2),
@@ -169,12 +235,24 @@ async fn records_come_back_as_they_were_put() {
     ];
     changes.extend([2, 1].map(|n| Change::PutAllocation(Arc::new(allocation(n)))));
     opened.checkpoint.commit(changes).await.unwrap();
-    opened.checkpoint.commit(vec![Change::DeleteClaim(uid(3)), Change::DeletePod(uid(2))]).await.unwrap();
-    opened.checkpoint.commit(vec![Change::DeleteAllocation(uid(2))]).await.unwrap();
+    opened
+        .checkpoint
+        .commit(vec![Change::DeleteClaim(uid(3)), Change::DeletePod(uid(2))])
+        .await
+        .unwrap();
+    opened
+        .checkpoint
+        .commit(vec![Change::DeleteAllocation(uid(2))])
+        .await
+        .unwrap();
     opened.checkpoint.close().await;
 
     let opened = home.open();
-    assert_eq!(opened.dump.claims, [claim(1, "test"), prepared_claim(2)], "of two puts the later one");
+    assert_eq!(
+        opened.dump.claims,
+        [claim(1, "test"), prepared_claim(2)],
+        "of two puts the later one"
+    );
     assert_eq!(opened.dump.pods, [pod(1)]);
     assert_eq!(opened.dump.allocations, [allocation(1)]);
     assert!(opened.dump.skipped.is_empty() && opened.set_aside.is_none());
@@ -188,24 +266,68 @@ async fn allocations_of_older_releases_become_claims() {
     let changes = vec![put(1), Change::PutAllocation(Arc::new(allocation(1)))];
     opened.checkpoint.commit(changes).await.unwrap();
     opened.checkpoint.close().await;
-    let open =
-        || open_or_recover::<Box<dyn std::error::Error>>(&home.path(), || Ok(Vec::new()), |_| Ok(Vec::new()));
+    let open = || {
+        open_or_recover::<Box<dyn std::error::Error>>(
+            &home.path(),
+            || Ok(Vec::new()),
+            |_| Ok(Vec::new()),
+        )
+    };
     for _ in 0..2 {
         let mut opened = open().unwrap();
         opened.dump.claims.sort_by_key(ClaimRecord::is_of_plugin);
         let (pod, claims) = (pod_ref(1), &opened.dump.claims);
-        let [pooled, plugin] = &claims[..] else { panic!("{claims:#?}") };
-        assert_eq!(pooled.resource.as_ref().unwrap().devices.keys().next().unwrap(), "pool/a-1");
-        assert!(plugin.is_of_plugin() && plugin.pods.contains_key(&pod.uid), "{plugin:#?}");
+        let [pooled, plugin] = &claims[..] else {
+            panic!("{claims:#?}")
+        };
+        assert_eq!(
+            pooled
+                .resource
+                .as_ref()
+                .unwrap()
+                .devices
+                .keys()
+                .next()
+                .unwrap(),
+            "pool/a-1"
+        );
+        assert!(
+            plugin.is_of_plugin() && plugin.pods.contains_key(&pod.uid),
+            "{plugin:#?}"
+        );
         let of = plugin.resource.as_ref().unwrap();
-        assert_eq!(of.devices, [("a-1".to_owned(), vec![0, 1]), ("a-without-1".to_owned(), vec![])].into());
+        assert_eq!(
+            of.devices,
+            [
+                ("a-1".to_owned(), vec![0, 1]),
+                ("a-without-1".to_owned(), vec![])
+            ]
+            .into()
+        );
         assert_eq!(plugin.holds.len(), 2);
-        let part = plugin.drivers.values().next().unwrap().prepared.as_ref().unwrap();
-        let DeviceAccess::Plugin(answer) = &part.devices[0].access else { panic!("{part:#?}") };
+        let part = plugin
+            .drivers
+            .values()
+            .next()
+            .unwrap()
+            .prepared
+            .as_ref()
+            .unwrap();
+        let DeviceAccess::Plugin(answer) = &part.devices[0].access else {
+            panic!("{part:#?}")
+        };
         assert!(answer.pre_start && answer.allocation.env["GPU"] == "1");
-        let record = opened.dump.pods.iter().find(|record| record.pod == pod).unwrap();
+        let record = opened
+            .dump
+            .pods
+            .iter()
+            .find(|record| record.pod == pod)
+            .unwrap();
         assert_eq!(record.containers[0].name, "init");
-        assert_eq!(record.claims[&record.containers[0].claims[0].pod_claim_name], plugin.id);
+        assert_eq!(
+            record.claims[&record.containers[0].claims[0].pod_claim_name],
+            plugin.id
+        );
         assert!(opened.dump.allocations.is_empty());
         opened.checkpoint.close().await;
     }
@@ -228,7 +350,10 @@ async fn the_file_is_for_its_owner_only_and_nothing_else_is_left_in_the_director
 async fn deleting_what_is_not_there_and_committing_nothing_succeed() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
-    checkpoint.commit(vec![Change::DeleteClaim(uid(9)), Change::DeletePod(uid(9))]).await.unwrap();
+    checkpoint
+        .commit(vec![Change::DeleteClaim(uid(9)), Change::DeletePod(uid(9))])
+        .await
+        .unwrap();
     checkpoint.commit(Vec::new()).await.unwrap();
     assert_eq!(checkpoint.metrics().durable.get(), 1);
 }
@@ -238,7 +363,9 @@ async fn requests_that_wait_share_a_commit() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     let first = leader(&checkpoint, vec![put(0)]);
-    let mut waiting: Vec<_> = (1..64).map(|n| Box::pin(checkpoint.commit(vec![put(n)]))).collect();
+    let mut waiting: Vec<_> = (1..64)
+        .map(|n| Box::pin(checkpoint.commit(vec![put(n)])))
+        .collect();
     for commit in &mut waiting {
         assert!(futures::poll!(commit).is_pending());
     }
@@ -257,7 +384,10 @@ async fn a_second_opener_is_refused_with_the_path() {
     let first = home.open();
     let error = open(&home.path()).err().unwrap();
     assert!(matches!(error, OpenError::InUse(_)), "{error}");
-    assert!(error.to_string().contains(home.path().to_str().unwrap()), "{error}");
+    assert!(
+        error.to_string().contains(home.path().to_str().unwrap()),
+        "{error}"
+    );
     first.checkpoint.close().await;
     home.open();
 }
@@ -269,7 +399,10 @@ async fn a_closed_checkpoint_refuses_and_closes_again() {
     let other = checkpoint.clone();
     checkpoint.close().await;
     checkpoint.close().await;
-    assert!(matches!(other.commit(vec![put(1)]).await, Err(CommitError::Closed)));
+    assert!(matches!(
+        other.commit(vec![put(1)]).await,
+        Err(CommitError::Closed)
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -283,7 +416,10 @@ async fn a_commit_that_has_its_place_when_the_checkpoint_closes_is_refused() {
     };
     let commit = checkpoint.commit_in_order(Vec::new(), close);
     let outcome = tokio::time::timeout(std::time::Duration::from_secs(20), commit).await;
-    assert!(matches!(outcome, Ok(Err(CommitError::Closed))), "{outcome:?}");
+    assert!(
+        matches!(outcome, Ok(Err(CommitError::Closed))),
+        "{outcome:?}"
+    );
 }
 
 #[tokio::test]
@@ -323,7 +459,11 @@ async fn the_log_is_copied_into_the_file_before_it_grows_long() {
     let mut longest = 0;
     for round in 0..40 {
         checkpoint
-            .commit((0..200).map(|n| Change::PutClaim(Arc::new(claim(n, &round.to_string())))).collect())
+            .commit(
+                (0..200)
+                    .map(|n| Change::PutClaim(Arc::new(claim(n, &round.to_string()))))
+                    .collect(),
+            )
             .await
             .unwrap();
         assert!(checkpoint.answers().await);
@@ -345,32 +485,62 @@ async fn write_the_fixture() {
     let checkpoint = home.open().checkpoint;
     let mut first = claim(1, "NodePrepareResources");
     first.id = ObjectRef::new("ml", "train-gpu", uid(1).as_str()).unwrap();
-    first.unknown.insert("lease".to_owned(), serde_json::json!({"until": 7}));
-    let changes = vec![Change::PutClaim(Arc::new(first)), put(2), Change::PutPod(Arc::new(pod(1)))];
+    first
+        .unknown
+        .insert("lease".to_owned(), serde_json::json!({"until": 7}));
+    let changes = vec![
+        Change::PutClaim(Arc::new(first)),
+        put(2),
+        Change::PutPod(Arc::new(pod(1))),
+    ];
     checkpoint.commit(changes).await.unwrap();
     checkpoint.close().await;
-    std::fs::copy(home.path(), format!("{FIXTURES}/checkpoint-v{FORMAT_VERSION}.db")).unwrap();
+    std::fs::copy(
+        home.path(),
+        format!("{FIXTURES}/checkpoint-v{FORMAT_VERSION}.db"),
+    )
+    .unwrap();
 }
 
 #[tokio::test]
 async fn a_running_daemons_file_is_dumped_and_verified_without_a_change() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
-    checkpoint.commit(vec![put(1), Change::PutPod(Arc::new(pod(1))), put(2)]).await.unwrap();
+    checkpoint
+        .commit(vec![put(1), Change::PutPod(Arc::new(pod(1))), put(2)])
+        .await
+        .unwrap();
     let before = std::fs::read(home.path()).unwrap();
     let dump = read(&home.path()).unwrap();
-    assert_eq!((dump.claims.len(), dump.pods.len(), dump.meta.format), (2, 1, FORMAT_VERSION));
+    assert_eq!(
+        (dump.claims.len(), dump.pods.len(), dump.meta.format),
+        (2, 1, FORMAT_VERSION)
+    );
     let report = verify(&home.path()).unwrap();
     assert_eq!(report.integrity, Integrity::NotClosed);
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
-    assert!(report.findings[0].contains("claim default/claim-2"), "{:?}", report.findings);
+    assert!(
+        report.findings[0].contains("claim default/claim-2"),
+        "{:?}",
+        report.findings
+    );
     assert_eq!(std::fs::read(home.path()).unwrap(), before);
 
-    checkpoint.commit(vec![Change::DeleteClaim(uid(1)), Change::DeleteClaim(uid(2))]).await.unwrap();
+    checkpoint
+        .commit(vec![
+            Change::DeleteClaim(uid(1)),
+            Change::DeleteClaim(uid(2)),
+        ])
+        .await
+        .unwrap();
     checkpoint.close().await;
     let report = verify(&home.path()).unwrap();
     assert_eq!(report.integrity, Integrity::Clean);
-    assert!(report.findings[0].contains("pod default/pod-1"), "{:?}", report.findings);
+    assert!(
+        report.findings[0].contains("pod default/pod-1"),
+        "{:?}",
+        report.findings
+    );
     assert!(!report.is_good());
 }
 
@@ -381,27 +551,45 @@ async fn verify_counts_every_kind_of_record() {
     let released = |n| ReleaseRecord {
         id: claim(n, "").id,
         at_ms: 1,
-        by: Caller { uid: Some(0), user: None, pid: None },
+        by: Caller {
+            uid: Some(0),
+            user: None,
+            pid: None,
+        },
         pods: BTreeMap::new(),
         untold: BTreeMap::new(),
         put_back: Vec::new(),
         timeline: VecDeque::new(),
         unknown: BTreeMap::new(),
     };
-    let mut changes: Vec<_> = (1..=4).map(|n| Change::PutReleased(Arc::new(released(n)))).collect();
+    let mut changes: Vec<_> = (1..=4)
+        .map(|n| Change::PutReleased(Arc::new(released(n))))
+        .collect();
     changes.extend((1..=3).map(|n| Change::PutAllocation(Arc::new(allocation(n)))));
     changes.extend([Change::PutPod(Arc::new(pod(1))), put(1)]);
     checkpoint.commit(changes).await.unwrap();
     let report = verify(&home.path()).unwrap();
-    let found = (report.claims, report.pods, report.released, report.extended_resources);
-    assert_eq!(found, (4, 3, 4, 4), "three claims more, and one that was a pool's");
+    let found = (
+        report.claims,
+        report.pods,
+        report.released,
+        report.extended_resources,
+    );
+    assert_eq!(
+        found,
+        (4, 3, 4, 4),
+        "three claims more, and one that was a pool's"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_is_read_whole_while_commits_run() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
-    checkpoint.commit((0..200).map(put).collect()).await.unwrap();
+    checkpoint
+        .commit((0..200).map(put).collect())
+        .await
+        .unwrap();
     let path = home.path();
     let reader = tokio::task::spawn_blocking(move || {
         for _ in 0..20 {

@@ -16,11 +16,22 @@ pub(super) type FormatStep = fn(&Connection) -> rusqlite::Result<()>;
 pub(super) type RecordStep = fn(Value) -> Result<Value, String>;
 
 /// Format 1 was another file, which `format_1` reads; no record is older than its first version.
-pub(super) const UPGRADES: Upgrades = Upgrades { formats: &[], records: &[] };
+pub(super) const UPGRADES: Upgrades = Upgrades {
+    formats: &[],
+    records: &[],
+};
 
 /// Returns the steps between two versions, in order. `None`: there is no path.
-pub(super) fn path<V: Copy + Ord + Into<u64>, S: Copy>(steps: &[(V, S)], from: V, to: V) -> Option<Vec<S>> {
-    let step =
-        |version| steps.iter().find(|(at, _)| Into::<u64>::into(*at) == version).map(|(_, step)| *step);
+pub(super) fn path<V: Copy + Ord + Into<u64>, S: Copy>(
+    steps: &[(V, S)],
+    from: V,
+    to: V,
+) -> Option<Vec<S>> {
+    let step = |version| {
+        steps
+            .iter()
+            .find(|(at, _)| Into::<u64>::into(*at) == version)
+            .map(|(_, step)| *step)
+    };
     (from.into()..to.into()).map(step).collect()
 }

@@ -32,11 +32,19 @@ pub(super) enum Work {
 
 impl Writer {
     pub(super) fn new(database: Database) -> Self {
-        Self { database: Mutex::new(Some(database)), status: Status::default() }
+        Self {
+            database: Mutex::new(Some(database)),
+            status: Status::default(),
+        }
     }
 
     /// Commits the writes of so many requests, and adds their outcomes.
-    fn commit(&self, writes: Vec<Write>, requests: usize, outcomes: &mut Vec<Result<(), CommitError>>) {
+    fn commit(
+        &self,
+        writes: Vec<Write>,
+        requests: usize,
+        outcomes: &mut Vec<Result<(), CommitError>>,
+    ) {
         if requests > 0 {
             let outcome = self.commit_one(&writes);
             outcomes.extend(std::iter::repeat_n(outcome, requests));
@@ -46,14 +54,22 @@ impl Writer {
     fn commit_one(&self, writes: &[Write]) -> Result<(), CommitError> {
         let started = Instant::now();
         let mut database = self.database.lock();
-        let Some(database) = database.as_mut() else { return Err(CommitError::Closed) };
+        let Some(database) = database.as_mut() else {
+            return Err(CommitError::Closed);
+        };
         self.status.begin();
         let time = writes.is_empty().then_some(META_PROBED);
-        let outcome = database.commit(writes, time).map_err(|error| CommitError::Store(Arc::new(error)));
+        let outcome = database
+            .commit(writes, time)
+            .map_err(|error| CommitError::Store(Arc::new(error)));
         match &outcome {
             Ok(()) => {
-                let value_bytes = writes.iter().filter_map(|write| Some(write.value.as_ref()?.len())).sum();
-                self.status.succeeded(writes.len(), value_bytes, started.elapsed());
+                let value_bytes = writes
+                    .iter()
+                    .filter_map(|write| Some(write.value.as_ref()?.len()))
+                    .sum();
+                self.status
+                    .succeeded(writes.len(), value_bytes, started.elapsed());
             }
             Err(failure) => self.status.failed(failure),
         }
@@ -62,7 +78,10 @@ impl Writer {
 
     fn close(&self) -> Result<(), CommitError> {
         let database = self.database.lock().take().ok_or(CommitError::Closed)?;
-        warn_of(database.close(), "the checkpoint is closed with a log, which the next start reads");
+        warn_of(
+            database.close(),
+            "the checkpoint is closed with a log, which the next start reads",
+        );
         Ok(())
     }
 }
@@ -80,7 +99,11 @@ impl Serve for Writer {
                 commits += 1;
                 continue;
             }
-            self.commit(mem::take(&mut writes), mem::take(&mut commits), &mut outcomes);
+            self.commit(
+                mem::take(&mut writes),
+                mem::take(&mut commits),
+                &mut outcomes,
+            );
             outcomes.push(match request {
                 Work::Close => self.close(),
                 _ if self.database.lock().is_none() => Err(CommitError::Closed),
@@ -92,17 +115,31 @@ impl Serve for Writer {
     }
 
     fn weight(request: &Work) -> usize {
-        if let Work::Commit(writes) = request { writes.len() } else { 0 }
+        if let Work::Commit(writes) = request {
+            writes.len()
+        } else {
+            0
+        }
     }
 
     fn wants_upkeep(&self) -> bool {
-        self.database.lock().as_ref().is_some_and(Database::is_log_long)
+        self.database
+            .lock()
+            .as_ref()
+            .is_some_and(Database::is_log_long)
     }
 
     /// Copies the log into the file.
     fn upkeep(&self) {
-        let copied = self.database.lock().as_mut().map_or(Ok(()), Database::copy_log);
-        warn_of(copied, "the log of the checkpoint is not copied into its file, and grows");
+        let copied = self
+            .database
+            .lock()
+            .as_mut()
+            .map_or(Ok(()), Database::copy_log);
+        warn_of(
+            copied,
+            "the log of the checkpoint is not copied into its file, and grows",
+        );
     }
 }
 

@@ -19,14 +19,18 @@ pub struct MetadataDir {
 impl MetadataDir {
     /// The directory is created with its first file. Those enter it that may read CDI files: container runtimes, which mount its files.
     pub fn new(path: &Path, access: FileAccess) -> Self {
-        Self { path: path.to_owned(), access }
+        Self {
+            path: path.to_owned(),
+            access,
+        }
     }
 
     /// Returns whether the file exists with these bytes.
     pub(crate) fn is_current(&self, file: &MetadataFile) -> bool {
         let path = self.path.join(&file.directory).join(&file.name);
         // no error: a file that cannot be read is written again, which reports it
-        path.symlink_metadata().is_ok_and(|found| found.is_file() && found.len() == file.bytes.len() as u64)
+        path.symlink_metadata()
+            .is_ok_and(|found| found.is_file() && found.len() == file.bytes.len() as u64)
             && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes)
     }
 
@@ -65,8 +69,13 @@ impl MetadataDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
-        let names = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
-        Ok(names.iter().filter_map(|name| directory_of(name.to_str()?)).collect())
+        let names = entries
+            .map(|entry| Ok(entry?.file_name()))
+            .collect::<io::Result<Vec<_>>>()?;
+        Ok(names
+            .iter()
+            .filter_map(|name| directory_of(name.to_str()?))
+            .collect())
     }
 }
 
@@ -84,5 +93,11 @@ fn remove_what_is_no_file(path: &Path) -> io::Result<()> {
 fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).unwrap_or_default();
-    OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).custom_flags(flags).open(path)
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o644)
+        .custom_flags(flags)
+        .open(path)
 }

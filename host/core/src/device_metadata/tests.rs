@@ -11,7 +11,9 @@ fn settings(directory: &Path) -> MetadataSettings {
         is_enabled: true,
         directory: directory.to_owned(),
         access: FileAccess::default(),
-        pools: PoolNames { node: ObjectName::new("node-1").unwrap() },
+        pools: PoolNames {
+            node: ObjectName::new("node-1").unwrap(),
+        },
     }
 }
 
@@ -29,7 +31,10 @@ fn name(text: &str) -> QualifiedName {
 }
 
 fn attributes(entries: &[(&str, AttributeValue)]) -> BTreeMap<QualifiedName, AttributeValue> {
-    entries.iter().map(|(key, value)| (name(key), value.clone())).collect()
+    entries
+        .iter()
+        .map(|(key, value)| (name(key), value.clone()))
+        .collect()
 }
 
 /// An inventory of the device 0 with attributes of every type.
@@ -45,15 +50,36 @@ fn inventory() -> Inventory {
         ("links", AttributeValue::Texts(vec!["a\"b".to_owned()])),
         ("firmwares", AttributeValue::Versions(vec![version])),
     ]);
-    let device = (DeviceName::new("0").unwrap(), Device { attributes, ..Device::default() });
-    let pool = Pool { devices: BTreeMap::from([device]), ..Pool::default() };
-    Inventory { pools: BTreeMap::from([(PoolName::new("pool").unwrap(), pool)]) }
+    let device = (
+        DeviceName::new("0").unwrap(),
+        Device {
+            attributes,
+            ..Device::default()
+        },
+    );
+    let pool = Pool {
+        devices: BTreeMap::from([device]),
+        ..Pool::default()
+    };
+    Inventory {
+        pools: BTreeMap::from([(PoolName::new("pool").unwrap(), pool)]),
+    }
 }
 
 /// A driver's result with metadata.
-fn with_metadata(record: &ClaimRecord, mut result: PreparedClaim) -> Result<PreparedClaim, MetadataError> {
+fn with_metadata(
+    record: &ClaimRecord,
+    mut result: PreparedClaim,
+) -> Result<PreparedClaim, MetadataError> {
     let settings = settings(Path::new(ON_NODE));
-    add(record, &driver("gpu"), &mut result, Some(&inventory()), &settings).map(|()| result)
+    add(
+        record,
+        &driver("gpu"),
+        &mut result,
+        Some(&inventory()),
+        &settings,
+    )
+    .map(|()| result)
 }
 
 fn result(record: &ClaimRecord) -> PreparedClaim {
@@ -62,7 +88,10 @@ fn result(record: &ClaimRecord) -> PreparedClaim {
 
 /// The record with the result.
 fn completed(mut record: ClaimRecord, result: PreparedClaim) -> ClaimRecord {
-    let part = DriverPart { prepared: Some(result.into()), ..DriverPart::default() };
+    let part = DriverPart {
+        prepared: Some(result.into()),
+        ..DriverPart::default()
+    };
     record.drivers.insert(driver("gpu"), Box::new(part));
     record
 }
@@ -75,10 +104,17 @@ fn prepared_record(record: ClaimRecord) -> ClaimRecord {
 
 /// Paths of the mounts of each device.
 fn mounts(record: &ClaimRecord) -> Vec<Vec<(String, String)>> {
-    let devices = &record.drivers[&driver("gpu")].prepared.as_ref().unwrap().devices;
+    let devices = &record.drivers[&driver("gpu")]
+        .prepared
+        .as_ref()
+        .unwrap()
+        .devices;
     let of_device = |device: &PreparedDevice| {
         let mounts = &device.access.edits().unwrap().mounts;
-        mounts.iter().map(|mount| (mount.host_path.clone(), mount.container_path.clone())).collect()
+        mounts
+            .iter()
+            .map(|mount| (mount.host_path.clone(), mount.container_path.clone()))
+            .collect()
     };
     devices.iter().map(of_device).collect()
 }
@@ -87,14 +123,20 @@ fn mounts(record: &ClaimRecord) -> Vec<Vec<(String, String)>> {
 fn stream(record: &ClaimRecord, settings: &MetadataSettings) -> Vec<serde_json::Value> {
     let files = render(record, settings);
     assert_eq!(files.len(), 1, "{files:?}");
-    serde_json::Deserializer::from_slice(&files[0].bytes).into_iter().map(Result::unwrap).collect()
+    serde_json::Deserializer::from_slice(&files[0].bytes)
+        .into_iter()
+        .map(Result::unwrap)
+        .collect()
 }
 
 #[test]
 fn a_file_has_each_version_of_the_api_with_attributes_of_every_type() {
     let record = prepared_record(intent(&["gpu/0"]));
     let objects = stream(&record, &settings(Path::new(ON_NODE)));
-    let versions: Vec<_> = objects.iter().map(|object| object["apiVersion"].as_str().unwrap()).collect();
+    let versions: Vec<_> = objects
+        .iter()
+        .map(|object| object["apiVersion"].as_str().unwrap())
+        .collect();
     assert_eq!(versions, VERSIONS);
     let expected = serde_json::json!({
         "kind": "DeviceMetadata",
@@ -121,28 +163,52 @@ fn a_file_has_each_version_of_the_api_with_attributes_of_every_type() {
 #[test]
 fn a_claim_from_a_template_is_found_by_the_pods_own_name_for_it() {
     let mut record = intent(&["gpu/0"]);
-    record.annotations.insert(POD_CLAIM_NAME.to_owned(), "gpu".to_owned());
+    record
+        .annotations
+        .insert(POD_CLAIM_NAME.to_owned(), "gpu".to_owned());
     let record = prepared_record(record);
     let (_, in_container) = &mounts(&record)[0][0];
     let expected = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu/0/gpu.example.com-metadata.json";
     assert_eq!(in_container, expected);
-    assert_eq!(stream(&record, &settings(Path::new(ON_NODE)))[0]["podClaimName"], "gpu");
+    assert_eq!(
+        stream(&record, &settings(Path::new(ON_NODE)))[0]["podClaimName"],
+        "gpu"
+    );
 }
 
 #[test]
 fn a_request_has_one_file_and_one_mount_for_its_devices_and_keeps_its_subrequest() {
     let mut record = intent(&["gpu/0", "gpu/1", "gpu/2"]);
-    for (device, request) in record.allocation.devices.iter_mut().zip(["big/first", "big/first", "small"]) {
+    for (device, request) in
+        record
+            .allocation
+            .devices
+            .iter_mut()
+            .zip(["big/first", "big/first", "small"])
+    {
         request.clone_into(&mut device.request);
     }
     let record = prepared_record(record);
-    assert_eq!(mounts(&record).iter().map(Vec::len).collect::<Vec<_>>(), [1, 0, 1]);
+    assert_eq!(
+        mounts(&record).iter().map(Vec::len).collect::<Vec<_>>(),
+        [1, 0, 1]
+    );
     let files = render(&record, &settings(Path::new(ON_NODE)));
     let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(names, ["big.json", "small.json"]);
-    let objects = serde_json::Deserializer::from_slice(&files[0].bytes).into_iter::<serde_json::Value>();
-    let request = objects.map(|object| object.unwrap()["requests"][0].clone()).next().unwrap();
-    assert_eq!((&request["name"], request["devices"].as_array().unwrap().len()), (&"big/first".into(), 2));
+    let objects =
+        serde_json::Deserializer::from_slice(&files[0].bytes).into_iter::<serde_json::Value>();
+    let request = objects
+        .map(|object| object.unwrap()["requests"][0].clone())
+        .next()
+        .unwrap();
+    assert_eq!(
+        (
+            &request["name"],
+            request["devices"].as_array().unwrap().len()
+        ),
+        (&"big/first".into(), 2)
+    );
 }
 
 #[test]
@@ -154,17 +220,37 @@ fn a_driver_adds_attributes_and_network_data() {
         ips: vec!["192.0.2.1/24".to_owned()],
         hardware_address: String::new(),
     };
-    let added =
-        attributes(&[("cores", AttributeValue::Int(4)), ("slice", AttributeValue::Text("1g".to_owned()))]);
-    let status = DeviceStatus { network: Some(network), attributes: added, ..DeviceStatus::default() };
+    let added = attributes(&[
+        ("cores", AttributeValue::Int(4)),
+        ("slice", AttributeValue::Text("1g".to_owned())),
+    ]);
+    let status = DeviceStatus {
+        network: Some(network),
+        attributes: added,
+        ..DeviceStatus::default()
+    };
     result.devices[0].status = Some(status);
     let result = with_metadata(&record, result).unwrap();
-    assert!(result.devices[0].status.as_ref().unwrap().attributes.is_empty(), "they are in one place");
+    assert!(
+        result.devices[0]
+            .status
+            .as_ref()
+            .unwrap()
+            .attributes
+            .is_empty(),
+        "they are in one place"
+    );
     let objects = stream(&completed(record, result), &settings(Path::new(ON_NODE)));
     let device = &objects[0]["requests"][0]["devices"][0];
     assert_eq!(device["attributes"]["cores"], serde_json::json!({"int": 4}));
-    assert_eq!(device["attributes"]["slice"], serde_json::json!({"string": "1g"}));
-    assert_eq!(device["attributes"]["model"], serde_json::json!({"string": "Z100"}));
+    assert_eq!(
+        device["attributes"]["slice"],
+        serde_json::json!({"string": "1g"})
+    );
+    assert_eq!(
+        device["attributes"]["model"],
+        serde_json::json!({"string": "Z100"})
+    );
     let expected = serde_json::json!({"interfaceName": "net1", "ips": ["192.0.2.1/24"]});
     assert_eq!(device["networkData"], expected);
 }
@@ -173,24 +259,34 @@ fn a_driver_adds_attributes_and_network_data() {
 fn pools_have_the_names_of_the_api() {
     let record = prepared_record(intent(&["gpu/0"]));
     let objects = stream(&record, &settings(Path::new(ON_NODE)));
-    assert_eq!(objects[0]["requests"][0]["devices"][0]["pool"], "node-1/pool");
+    assert_eq!(
+        objects[0]["requests"][0]["devices"][0]["pool"],
+        "node-1/pool"
+    );
 }
 
 #[test]
 fn each_prepare_is_a_generation() {
     let once = prepared_record(intent(&["gpu/0"]));
     let twice = prepared_record(once);
-    assert_eq!(stream(&twice, &settings(Path::new(ON_NODE)))[0]["metadata"]["generation"], 2);
+    assert_eq!(
+        stream(&twice, &settings(Path::new(ON_NODE)))[0]["metadata"]["generation"],
+        2
+    );
 }
 
 #[test]
 fn names_that_would_leave_the_directory_are_refused() {
     for name in ["../../etc", "a/b", "", "A", &"a".repeat(64)] {
         let mut record = intent(&["gpu/0"]);
-        record.annotations.insert(POD_CLAIM_NAME.to_owned(), name.to_owned());
+        record
+            .annotations
+            .insert(POD_CLAIM_NAME.to_owned(), name.to_owned());
         let error = with_metadata(&record, result(&record)).unwrap_err();
         assert!(
-            error.to_string().starts_with("annotation resource.kubernetes.io/pod-claim-name of claim"),
+            error
+                .to_string()
+                .starts_with("annotation resource.kubernetes.io/pod-claim-name of claim"),
             "{error}"
         );
         assert_eq!(Problem::from(error).code, "metadata-path");
@@ -199,7 +295,12 @@ fn names_that_would_leave_the_directory_are_refused() {
         let mut record = intent(&["gpu/0"]);
         request.clone_into(&mut record.allocation.devices[0].request);
         let error = with_metadata(&record, result(&record)).unwrap_err();
-        assert!(error.to_string().contains(&format!("has the request {request:?}")), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("has the request {request:?}")),
+            "{error}"
+        );
     }
 }
 
@@ -208,10 +309,19 @@ fn more_attributes_than_the_api_has_are_refused() {
     let record = intent(&["gpu/0"]);
     let mut result = result(&record);
     let many: Vec<_> = (0..25).map(|n| format!("a{n}")).collect();
-    let added = many.iter().map(|key| (name(key), AttributeValue::Int(1))).collect();
-    result.devices[0].status = Some(DeviceStatus { attributes: added, ..DeviceStatus::default() });
+    let added = many
+        .iter()
+        .map(|key| (name(key), AttributeValue::Int(1)))
+        .collect();
+    result.devices[0].status = Some(DeviceStatus {
+        attributes: added,
+        ..DeviceStatus::default()
+    });
     let error = with_metadata(&record, result).unwrap_err().to_string();
-    assert!(error.contains("device pool/0 of driver gpu.example.com has 33 attributes"), "{error}");
+    assert!(
+        error.contains("device pool/0 of driver gpu.example.com has 33 attributes"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -221,10 +331,26 @@ fn a_plugins_devices_and_a_disabled_host_have_no_files() {
     native.devices[0].access = DeviceAccess::CdiDevices(vec!["v/c=d".to_owned()]);
     let native = with_metadata(&record, native).unwrap();
     assert_eq!(native.metadata_generation, 0);
-    assert_eq!(render(&completed(record.clone(), native), &settings(Path::new(ON_NODE))), []);
-    let off = MetadataSettings { is_enabled: false, ..settings(Path::new(ON_NODE)) };
+    assert_eq!(
+        render(
+            &completed(record.clone(), native),
+            &settings(Path::new(ON_NODE))
+        ),
+        []
+    );
+    let off = MetadataSettings {
+        is_enabled: false,
+        ..settings(Path::new(ON_NODE))
+    };
     let mut plain = result(&record);
-    add(&record, &driver("gpu"), &mut plain, Some(&inventory()), &off).unwrap();
+    add(
+        &record,
+        &driver("gpu"),
+        &mut plain,
+        Some(&inventory()),
+        &off,
+    )
+    .unwrap();
     assert_eq!(plain, result(&record));
     assert_eq!(render(&completed(record, plain), &off), []);
 }
@@ -239,7 +365,9 @@ fn a_file_is_written_in_place_so_that_a_mount_shows_its_new_content() {
         name: "0.json".to_owned(),
         bytes: bytes.as_bytes().to_vec(),
     };
-    let path = directory.path().join("metadata/gpu.example.com_uid-one/0.json");
+    let path = directory
+        .path()
+        .join("metadata/gpu.example.com_uid-one/0.json");
     metadata.write(&file("a long text")).unwrap();
     let inode = path.metadata().unwrap().ino();
     assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o644);
@@ -258,13 +386,26 @@ fn a_file_is_written_in_place_so_that_a_mount_shows_its_new_content() {
 fn users_that_may_not_read_cdi_files_enter_no_directory_of_metadata() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("metadata");
-    let (name, of_claim) = ("0.json".to_owned(), directory_name(&driver("gpu"), &uid("uid-one")));
-    let file = MetadataFile { directory: of_claim, name, bytes: b"{}".to_vec() };
+    let (name, of_claim) = (
+        "0.json".to_owned(),
+        directory_name(&driver("gpu"), &uid("uid-one")),
+    );
+    let file = MetadataFile {
+        directory: of_claim,
+        name,
+        bytes: b"{}".to_vec(),
+    };
     for (mode, of_directory) in [(0o644, 0o755), (0o640, 0o750), (0o600, 0o700)] {
-        MetadataDir::new(&path, FileAccess::new(mode, None).unwrap()).write(&file).unwrap();
+        MetadataDir::new(&path, FileAccess::new(mode, None).unwrap())
+            .write(&file)
+            .unwrap();
         let mode_of = |path: &Path| path.metadata().unwrap().mode() & 0o777;
         let of_file = mode_of(&path.join("gpu.example.com_uid-one/0.json"));
-        assert_eq!((mode_of(&path), of_file), (of_directory, 0o644), "programs in containers read the file");
+        assert_eq!(
+            (mode_of(&path), of_file),
+            (of_directory, 0o644),
+            "programs in containers read the file"
+        );
     }
 }
 
@@ -275,8 +416,15 @@ fn what_is_in_place_of_a_file_is_replaced_and_no_link_followed() {
     let victim = directory.path().join("victim");
     std::fs::write(&victim, "whole").unwrap();
     let path = directory.path().join("gpu.example.com_uid-one/0.json");
-    let (name, of_claim) = ("0.json".to_owned(), directory_name(&driver("gpu"), &uid("uid-one")));
-    let file = MetadataFile { directory: of_claim, name, bytes: b"other".to_vec() };
+    let (name, of_claim) = (
+        "0.json".to_owned(),
+        directory_name(&driver("gpu"), &uid("uid-one")),
+    );
+    let file = MetadataFile {
+        directory: of_claim,
+        name,
+        bytes: b"other".to_vec(),
+    };
     std::fs::create_dir(path.parent().unwrap()).unwrap();
     std::os::unix::fs::symlink(&victim, &path).unwrap();
     assert!(!metadata.is_current(&file));

@@ -56,7 +56,11 @@ impl Quarantined {
     /// The problem of a refused call, with the time that is left.
     pub fn problem(&self) -> Problem {
         let left = self.period.until.saturating_duration_since(Instant::now());
-        let wait = if left.is_zero() { QUARANTINE_PROBE_WAIT } else { left };
+        let wait = if left.is_zero() {
+            QUARANTINE_PROBE_WAIT
+        } else {
+            left
+        };
         // Rounded up, so that a caller that waits for it does not retry too early.
         let wait = wait + Duration::from_millis(1);
         let message = format!("driver {} is {}", self.driver, self.reason());
@@ -116,11 +120,19 @@ impl Containment {
                 if admission != Admitted::Ordinary {
                     self.show(&history);
                 }
-                Ok(AdmittedCall { containment: Arc::clone(self), admission, operation, ended: false })
+                Ok(AdmittedCall {
+                    containment: Arc::clone(self),
+                    admission,
+                    operation,
+                    ended: false,
+                })
             }
             Err(period) => match &self.driver {
                 Some(driver) => Err(Quarantined::new(driver, period).problem()),
-                None => Err(Problem::unavailable(ProblemCode::DriverQuarantined, period.why.clone())),
+                None => Err(Problem::unavailable(
+                    ProblemCode::DriverQuarantined,
+                    period.why.clone(),
+                )),
             },
         }
     }
@@ -129,7 +141,8 @@ impl Containment {
     pub fn is_slow(&self, operation: Operation) -> bool {
         let history = self.history.lock();
         let is_slow = |until: Instant| Instant::now() < until;
-        history.quarantine.failures() > 0 || history.slow_until[operation as usize].is_some_and(is_slow)
+        history.quarantine.failures() > 0
+            || history.slow_until[operation as usize].is_some_and(is_slow)
     }
 
     pub fn was_slow(&self, operation: Operation) {
@@ -182,7 +195,9 @@ impl AdmittedCall {
             CallResult::Failed(why) => {
                 let chance = self.containment.chance.hash_one(history.calls);
                 let why = || format!("{}: {why}", operation.as_str());
-                history.quarantine.failed(admission, operation, why, Instant::now(), chance);
+                history
+                    .quarantine
+                    .failed(admission, operation, why, Instant::now(), chance);
             }
         }
         self.containment.show(&history);
@@ -201,7 +216,10 @@ impl Drop for AdmittedCall {
 impl Containment {
     pub fn fail(self: &Arc<Self>) {
         for _ in 0..crate::driver::quarantine::FAILURES_MAX {
-            let call = self.admit(Operation::Prepare).map_err(|problem| problem.message).unwrap();
+            let call = self
+                .admit(Operation::Prepare)
+                .map_err(|problem| problem.message)
+                .unwrap();
             call.ended(CallResult::Failed("it trapped".to_owned()));
         }
     }

@@ -23,8 +23,13 @@ pub fn have_moved(prepared: &PreparedClaim, hardware: &Hardware) -> bool {
 /// Returns the first node that is gone, or has another type or number. Needs one `stat` for each node of the edits; opens nothing, and
 /// follows no link.
 pub fn first_moved(prepared: &PreparedClaim, hardware: &Hardware) -> Option<Moved> {
-    let of_devices = prepared.devices.iter().filter_map(|device| device.access.edits());
-    let mut nodes = of_devices.chain([&prepared.edits]).flat_map(|edits| &edits.device_nodes);
+    let of_devices = prepared
+        .devices
+        .iter()
+        .filter_map(|device| device.access.edits());
+    let mut nodes = of_devices
+        .chain([&prepared.edits])
+        .flat_map(|edits| &edits.device_nodes);
     nodes.find_map(|node| moved(node, hardware))
 }
 
@@ -32,11 +37,18 @@ pub fn first_moved(prepared: &PreparedClaim, hardware: &Hardware) -> Option<Move
 fn moved(node: &DeviceNode, hardware: &Hardware) -> Option<Moved> {
     let kind = node.kind?;
     let found = hardware.node(node.node_path());
-    if found.as_ref().is_ok_and(|found| found.is_some_and(|found| is_same(node, kind, found))) {
+    if found
+        .as_ref()
+        .is_ok_and(|found| found.is_some_and(|found| is_same(node, kind, found)))
+    {
         return None;
     }
     let now = found.map_or_else(|error| format!("not to be had ({error})"), words_of);
-    Some(Moved { path: node.node_path().to_owned(), then: words(Some(kind), node.major, node.minor), now })
+    Some(Moved {
+        path: node.node_path().to_owned(),
+        then: words(Some(kind), node.major, node.minor),
+        now,
+    })
 }
 
 fn is_same(node: &DeviceNode, kind: NodeKind, found: NodeNumbers) -> bool {
@@ -53,7 +65,8 @@ fn words_of(found: Option<NodeNumbers>) -> String {
 }
 
 fn words(kind: Option<NodeKind>, major: Option<u32>, minor: Option<u32>) -> String {
-    let number = |number: Option<u32>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
+    let number =
+        |number: Option<u32>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
     let numbers = format!("{}:{}", number(major), number(minor));
     match kind {
         Some(NodeKind::Character) => format!("character device {numbers}"),
@@ -85,8 +98,14 @@ mod tests {
             uid: None,
             gid: None,
         };
-        let edits = Edits { device_nodes: vec![node], ..Edits::default() };
-        PreparedClaim { edits, ..PreparedClaim::default() }
+        let edits = Edits {
+            device_nodes: vec![node],
+            ..Edits::default()
+        };
+        PreparedClaim {
+            edits,
+            ..PreparedClaim::default()
+        }
     }
 
     #[test]
@@ -97,27 +116,50 @@ mod tests {
         assert!(!have_moved(&node("/dev/null", None, None)));
         assert!(have_moved(&node("/dev/null", character, Some((1, 5)))));
         assert!(have_moved(&node("/dev/null", character, Some((2, 3)))));
-        assert!(have_moved(&node("/dev/null", Some(NodeKind::Block), Some((1, 3)))));
+        assert!(have_moved(&node(
+            "/dev/null",
+            Some(NodeKind::Block),
+            Some((1, 3))
+        )));
         assert!(have_moved(&node("/dev/null", Some(NodeKind::Fifo), None)));
-        assert!(have_moved(&node("/dev/there-is-none", character, Some((1, 3)))));
+        assert!(have_moved(&node(
+            "/dev/there-is-none",
+            character,
+            Some((1, 3))
+        )));
         let words = |prepared| {
-            first_moved(&prepared, &Hardware::of_node()).map(|moved| (moved.path, moved.then, moved.now))
+            first_moved(&prepared, &Hardware::of_node())
+                .map(|moved| (moved.path, moved.then, moved.now))
         };
-        let expected =
-            |path: &str, then: &str, now: &str| Some((path.to_owned(), then.to_owned(), now.to_owned()));
+        let expected = |path: &str, then: &str, now: &str| {
+            Some((path.to_owned(), then.to_owned(), now.to_owned()))
+        };
         assert_eq!(
             words(node("/dev/null", Some(NodeKind::Block), Some((1, 5)))),
             expected("/dev/null", "block device 1:5", "character device 1:3")
         );
-        assert_eq!(words(node("/", Some(NodeKind::Fifo), None)), expected("/", "a pipe", "no device node"));
-        let gone = first_moved(&node("/dev/there-is-none", character, Some((1, 3))), &Hardware::of_node())
-            .unwrap()
-            .now;
-        assert!(gone.starts_with("not to be had") && gone.contains("No such file"), "{gone}");
+        assert_eq!(
+            words(node("/", Some(NodeKind::Fifo), None)),
+            expected("/", "a pipe", "no device node")
+        );
+        let gone = first_moved(
+            &node("/dev/there-is-none", character, Some((1, 3))),
+            &Hardware::of_node(),
+        )
+        .unwrap()
+        .now;
+        assert!(
+            gone.starts_with("not to be had") && gone.contains("No such file"),
+            "{gone}"
+        );
         // A link to a node is not a node.
         let directory = tempfile::tempdir().unwrap();
         let link = directory.path().join("link");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
-        assert!(have_moved(&node(link.to_str().unwrap(), character, Some((1, 3)))));
+        assert!(have_moved(&node(
+            link.to_str().unwrap(),
+            character,
+            Some((1, 3))
+        )));
     }
 }

@@ -25,11 +25,15 @@ pub async fn allocate(
     failpoint::pass(Point::AllocateAnswered);
     let (of, looked, hardware) = (resource.clone(), answer.clone(), hardware.clone());
     // A path may be on a file system that hangs: not for a thread that serves requests.
-    let looking = tokio::task::spawn_blocking(move || plugin_paths::device_nodes(&of, &looked, &hardware));
+    let looking =
+        tokio::task::spawn_blocking(move || plugin_paths::device_nodes(&of, &looked, &hardware));
     let looked = async {
-        looking
-            .await
-            .unwrap_or_else(|error| Err(Problem::internal(ProblemCode::Interrupted, error.to_string())))
+        looking.await.unwrap_or_else(|error| {
+            Err(Problem::internal(
+                ProblemCode::Interrupted,
+                error.to_string(),
+            ))
+        })
     };
     let nodes = within(until, resource, "a look at the paths of the answer", looked).await?;
     Ok((answer, nodes))
@@ -37,7 +41,10 @@ pub async fn allocate(
 
 /// The rest of the time for a call.
 pub fn remaining(request_id: &Arc<str>, until: Instant) -> Call {
-    Call { request_id: request_id.clone(), deadline: until.saturating_duration_since(Instant::now()) }
+    Call {
+        request_id: request_id.clone(),
+        deadline: until.saturating_duration_since(Instant::now()),
+    }
 }
 
 /// Ends a call at its deadline, whatever the plugin does.

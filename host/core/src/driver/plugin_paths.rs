@@ -10,14 +10,16 @@ use std::io::{self, ErrorKind};
 use crate::hardware::{Hardware, NodeNumbers, leads_nowhere};
 use nodedock_model::limit::{ALLOCATION_ENTRIES_MAX, PATH_BYTES_MAX};
 use nodedock_model::{
-    AllocationNode, ContainerAllocation, DeviceNode, ExtendedResource, NodeKind, Problem, ProblemCode,
+    AllocationNode, ContainerAllocation, DeviceNode, ExtendedResource, NodeKind, Problem,
+    ProblemCode,
 };
 
 /// Entries of directories that are read for one answer: `/dev` of a large node has some thousands.
 const DIRECTORY_ENTRIES_MAX: usize = 16 << 10;
 
 /// Directories that no runtime expands, and entries that it does not pass on (`getDevices` of containerd).
-const SKIPPED_DIRECTORIES: [&str; 7] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"];
+const SKIPPED_DIRECTORIES: [&str; 7] =
+    ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"];
 const SKIPPED_NODE: &str = "console";
 
 /// Returns the device nodes of an answer. Fails if a path of it leads nowhere, or to no device node where there must be one.
@@ -32,8 +34,16 @@ pub(crate) fn device_nodes(
             .resolve(&mount.host_path)
             .map_err(|error| unreadable(resource, "mounts", &mount.host_path, &error))?;
     }
-    let mut found = Found { resource, hardware, nodes: Vec::new(), entries: 0 };
-    allocation.device_nodes.iter().try_for_each(|node| found.add(node))?;
+    let mut found = Found {
+        resource,
+        hardware,
+        nodes: Vec::new(),
+        entries: 0,
+    };
+    allocation
+        .device_nodes
+        .iter()
+        .try_for_each(|node| found.add(node))?;
     Ok(found.nodes)
 }
 
@@ -52,10 +62,15 @@ impl Found<'_> {
         let path = self.hardware.resolve(&node.host_path).map_err(unreadable)?;
         match self.hardware.node(&path).map_err(unreadable)? {
             Some(numbers) => self.push(node, path, node.container_path.clone(), numbers),
-            None if is_directory(self.hardware, &path).map_err(unreadable)? => self.expand(node, &path),
+            None if is_directory(self.hardware, &path).map_err(unreadable)? => {
+                self.expand(node, &path)
+            }
             None => {
-                let leads =
-                    if path == node.host_path { String::new() } else { format!(", a link to {path}") };
+                let leads = if path == node.host_path {
+                    String::new()
+                } else {
+                    format!(", a link to {path}")
+                };
                 Err(self.invalid(&format!("{}{leads}, which is no device node", named(node))))
             }
         }
@@ -66,8 +81,15 @@ impl Found<'_> {
         let mut directories = vec![(path.to_owned(), node.container_path.clone())];
         while let Some((here, inside)) = directories.pop() {
             for entry in self.entries(&here)? {
-                let entry_path = || format!("{}/{}", here.trim_end_matches('/'), entry.file_name().display());
-                let unreadable = |error| unreadable(self.resource, "devices", &entry_path(), &error);
+                let entry_path = || {
+                    format!(
+                        "{}/{}",
+                        here.trim_end_matches('/'),
+                        entry.file_name().display()
+                    )
+                };
+                let unreadable =
+                    |error| unreadable(self.resource, "devices", &entry_path(), &error);
                 let kind = match entry.file_type() {
                     // It was removed while the directory was read.
                     Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -80,7 +102,10 @@ impl Found<'_> {
                         entry_path()
                     )));
                 };
-                let (host, inside) = (entry_path(), format!("{}/{name}", inside.trim_end_matches('/')));
+                let (host, inside) = (
+                    entry_path(),
+                    format!("{}/{name}", inside.trim_end_matches('/')),
+                );
                 if kind.is_dir() && !SKIPPED_DIRECTORIES.contains(&name.as_str()) {
                     directories.push((host, inside));
                 } else if !kind.is_dir() && name != SKIPPED_NODE {
@@ -88,7 +113,13 @@ impl Found<'_> {
                         Err(error) if error.kind() == ErrorKind::NotFound => {}
                         Err(error) => return Err(unreadable(error)),
                         // Links and all else that is no device.
-                        Ok(None | Some(NodeNumbers { kind: NodeKind::Fifo, .. })) => {}
+                        Ok(
+                            None
+                            | Some(NodeNumbers {
+                                kind: NodeKind::Fifo,
+                                ..
+                            }),
+                        ) => {}
                         Ok(Some(numbers)) => {
                             has_nodes = true;
                             self.push(node, host, inside, numbers)?;
@@ -98,8 +129,10 @@ impl Found<'_> {
             }
         }
         if !has_nodes {
-            let message =
-                format!("{}, a directory with no device node; links in it do not count", named(node));
+            let message = format!(
+                "{}, a directory with no device node; links in it do not count",
+                named(node)
+            );
             return Err(self.invalid(&message));
         }
         Ok(())
@@ -112,8 +145,9 @@ impl Found<'_> {
         for entry in std::fs::read_dir(self.hardware.path(path)).map_err(unreadable)? {
             self.entries += 1;
             if self.entries > DIRECTORY_ENTRIES_MAX {
-                let message =
-                    format!("directories with more than {DIRECTORY_ENTRIES_MAX} entries (at {path})");
+                let message = format!(
+                    "directories with more than {DIRECTORY_ENTRIES_MAX} entries (at {path})"
+                );
                 return Err(self.invalid(&message));
             }
             entries.push(entry.map_err(unreadable)?);
@@ -141,16 +175,23 @@ impl Found<'_> {
             if (known.kind, known.major, known.minor)
                 != (Some(numbers.kind), Some(numbers.major), Some(numbers.minor))
             {
-                let message = format!("two device nodes for {path}: {} and {host_path}", known.node_path());
+                let message = format!(
+                    "two device nodes for {path}: {} and {host_path}",
+                    known.node_path()
+                );
                 return Err(self.invalid(&message));
             }
-            let more = node.permissions.chars().filter(|letter| !known.permissions.contains(*letter));
+            let more = node
+                .permissions
+                .chars()
+                .filter(|letter| !known.permissions.contains(*letter));
             let more: String = more.collect();
             known.permissions.push_str(&more);
             return Ok(());
         }
         if self.nodes.len() == ALLOCATION_ENTRIES_MAX {
-            let message = format!("more than {ALLOCATION_ENTRIES_MAX} device nodes, directories expanded");
+            let message =
+                format!("more than {ALLOCATION_ENTRIES_MAX} device nodes, directories expanded");
             return Err(self.invalid(&message));
         }
         self.nodes.push(DeviceNode {
@@ -182,8 +223,9 @@ fn named(node: &AllocationNode) -> String {
 }
 
 fn unreadable(resource: &ExtendedResource, field: &str, path: &str, error: &io::Error) -> Problem {
-    let message =
-        format!("the answer of the plugin of {resource} names {path} (host_path of {field}): {error}");
+    let message = format!(
+        "the answer of the plugin of {resource} names {path} (host_path of {field}): {error}"
+    );
     let problem = match leads_nowhere(error) {
         true => Problem::invalid(ProblemCode::AllocationPathMissing, message),
         false => Problem::unavailable(ProblemCode::IoError, message),

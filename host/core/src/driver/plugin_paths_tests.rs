@@ -12,7 +12,9 @@ struct Machine(tempfile::TempDir);
 impl Machine {
     fn new(nodes: &[(&str, &str)]) -> Self {
         let machine = Self(tempfile::tempdir().unwrap());
-        nodes.iter().for_each(|(path, numbers)| machine.file(path, numbers));
+        nodes
+            .iter()
+            .for_each(|(path, numbers)| machine.file(path, numbers));
         machine
     }
 
@@ -36,13 +38,20 @@ impl Machine {
 
     /// Each node as `PATH=HOST PATH PERMISSIONS MAJOR:MINOR`, or the problem.
     fn nodes(&self, specs: &[(&str, &str, &str)]) -> Result<Vec<String>, Problem> {
-        let allocation =
-            ContainerAllocation { device_nodes: specs.iter().map(spec).collect(), ..Default::default() };
+        let allocation = ContainerAllocation {
+            device_nodes: specs.iter().map(spec).collect(),
+            ..Default::default()
+        };
         let found = self.look(&allocation)?;
         let words = |node: &DeviceNode| {
             let (major, minor) = (node.major.unwrap(), node.minor.unwrap());
             assert!(node.kind.is_some());
-            format!("{}={} {} {major}:{minor}", node.path, node.node_path(), node.permissions)
+            format!(
+                "{}={} {} {major}:{minor}",
+                node.path,
+                node.node_path(),
+                node.permissions
+            )
         };
         Ok(found.iter().map(words).collect())
     }
@@ -72,7 +81,10 @@ fn spec((host, inside, permissions): &(&str, &str, &str)) -> AllocationNode {
 
 #[test]
 fn links_lead_to_their_device_nodes() {
-    let machine = Machine::new(&[("dev/ttyUSB0", "character 188:0"), ("dev/snd/timer", "character 116:33")]);
+    let machine = Machine::new(&[
+        ("dev/ttyUSB0", "character 188:0"),
+        ("dev/snd/timer", "character 116:33"),
+    ]);
     machine.link("dev/serial/by-id/usb-a", "../../ttyUSB0");
     machine.link("dev/absolute", "/dev/serial/by-id/usb-a");
     machine.link("dev/above", "../../../../dev/ttyUSB0");
@@ -85,8 +97,19 @@ fn links_lead_to_their_device_nodes() {
         let found = machine.nodes(&[(path, inside, "mrw")]).unwrap();
         assert_eq!(found, ["/dev/modem=/dev/ttyUSB0 mrw 188:0"], "{path}");
     }
-    let below = machine.nodes(&[("/dev/sound", "/dev/s", "r"), ("/dev/sound/timer", "/dev/t", "r")]).unwrap();
-    assert_eq!(below, ["/dev/s/timer=/dev/snd/timer r 116:33", "/dev/t=/dev/snd/timer r 116:33"]);
+    let below = machine
+        .nodes(&[
+            ("/dev/sound", "/dev/s", "r"),
+            ("/dev/sound/timer", "/dev/t", "r"),
+        ])
+        .unwrap();
+    assert_eq!(
+        below,
+        [
+            "/dev/s/timer=/dev/snd/timer r 116:33",
+            "/dev/t=/dev/snd/timer r 116:33"
+        ]
+    );
 }
 
 #[test]
@@ -119,16 +142,28 @@ fn a_directory_is_all_device_nodes_below_it_as_for_a_runtime() {
     sorted.sort_unstable();
     assert_eq!(found, sorted);
     let inside = machine.nodes(&[("/dev/snd", "/", "rw")]).unwrap();
-    assert!(inside.contains(&"/controlC0=/dev/snd/controlC0 rw 116:0".to_owned()), "{inside:?}");
+    assert!(
+        inside.contains(&"/controlC0=/dev/snd/controlC0 rw 116:0".to_owned()),
+        "{inside:?}"
+    );
 }
 
 #[test]
 fn a_pipe_is_a_node_by_its_own_path_only() {
     let machine = Machine::new(&[("dev/d/node", "character 1:3")]);
-    let made = std::process::Command::new("mkfifo").arg(machine.at("dev/d/pipe")).status().unwrap();
+    let made = std::process::Command::new("mkfifo")
+        .arg(machine.at("dev/d/pipe"))
+        .status()
+        .unwrap();
     assert!(made.success());
-    assert_eq!(machine.nodes(&[("/dev/d/pipe", "/p", "rw")]).unwrap(), ["/p=/dev/d/pipe rw 0:0"]);
-    assert_eq!(machine.nodes(&[("/dev/d", "/d", "rw")]).unwrap(), ["/d/node=/dev/d/node rw 1:3"]);
+    assert_eq!(
+        machine.nodes(&[("/dev/d/pipe", "/p", "rw")]).unwrap(),
+        ["/p=/dev/d/pipe rw 0:0"]
+    );
+    assert_eq!(
+        machine.nodes(&[("/dev/d", "/d", "rw")]).unwrap(),
+        ["/d/node=/dev/d/node rw 1:3"]
+    );
 }
 
 #[test]
@@ -142,16 +177,53 @@ fn what_is_no_device_node_is_refused_with_its_path() {
     machine.link("dev/other", "one");
     machine.link("dev/dangling", "none");
     machine.link("dev/fd", "/proc/self/fd");
-    let refused = |path, code, parts: &[&str]| machine.refused(&[(path, "/dev/x", "rw")], code, parts);
-    refused("/etc/hostname", AllocationNodeInvalid, &["/etc/hostname", "no device node"]);
-    refused("/dev/file", AllocationNodeInvalid, &["/dev/file", "a link to /etc/hostname", "no device node"]);
-    refused("/dev/empty", AllocationNodeInvalid, &["/dev/empty", "no device node"]);
-    refused("/dev/links", AllocationNodeInvalid, &["/dev/links", "links in it do not count"]);
-    refused("/dev/one", AllocationPathMissing, &["/dev/one", "symbolic links"]);
-    refused("/dev/dangling", AllocationPathMissing, &["/dev/dangling", "No such file"]);
-    refused("/dev/fd", AllocationPathMissing, &["/dev/fd", "No such file"]);
-    refused("/dev/nosuch", AllocationPathMissing, &["/dev/nosuch", "devices"]);
-    refused("/etc/hostname/x", AllocationPathMissing, &["/etc/hostname/x"]);
+    let refused =
+        |path, code, parts: &[&str]| machine.refused(&[(path, "/dev/x", "rw")], code, parts);
+    refused(
+        "/etc/hostname",
+        AllocationNodeInvalid,
+        &["/etc/hostname", "no device node"],
+    );
+    refused(
+        "/dev/file",
+        AllocationNodeInvalid,
+        &["/dev/file", "a link to /etc/hostname", "no device node"],
+    );
+    refused(
+        "/dev/empty",
+        AllocationNodeInvalid,
+        &["/dev/empty", "no device node"],
+    );
+    refused(
+        "/dev/links",
+        AllocationNodeInvalid,
+        &["/dev/links", "links in it do not count"],
+    );
+    refused(
+        "/dev/one",
+        AllocationPathMissing,
+        &["/dev/one", "symbolic links"],
+    );
+    refused(
+        "/dev/dangling",
+        AllocationPathMissing,
+        &["/dev/dangling", "No such file"],
+    );
+    refused(
+        "/dev/fd",
+        AllocationPathMissing,
+        &["/dev/fd", "No such file"],
+    );
+    refused(
+        "/dev/nosuch",
+        AllocationPathMissing,
+        &["/dev/nosuch", "devices"],
+    );
+    refused(
+        "/etc/hostname/x",
+        AllocationPathMissing,
+        &["/etc/hostname/x"],
+    );
 }
 
 #[test]
@@ -173,19 +245,36 @@ fn a_mount_may_be_a_link_and_must_lead_somewhere() {
     for path in ["/lib/none", "/lib/loop"] {
         let problem = machine.look(&mount(path)).unwrap_err();
         assert_eq!(problem.code, "allocation-path-missing");
-        assert!(problem.message.contains(path) && problem.message.contains("mounts"), "{problem}");
+        assert!(
+            problem.message.contains(path) && problem.message.contains("mounts"),
+            "{problem}"
+        );
     }
 }
 
 #[test]
 fn a_node_that_is_named_twice_is_one_and_two_at_one_path_are_refused() {
-    let machine = Machine::new(&[("dev/dri/card0", "character 226:0"), ("dev/dri/card1", "character 226:1")]);
+    let machine = Machine::new(&[
+        ("dev/dri/card0", "character 226:0"),
+        ("dev/dri/card1", "character 226:1"),
+    ]);
     machine.link("dev/link", "dri/card0");
     let card0 = ("/dev/dri/card0", "/dev/dri/card0", "r");
     let found = machine
-        .nodes(&[card0, card0, ("/dev/link", "/dev/dri/card0", "rw"), ("/dev/dri", "/dev/dri", "m")])
+        .nodes(&[
+            card0,
+            card0,
+            ("/dev/link", "/dev/dri/card0", "rw"),
+            ("/dev/dri", "/dev/dri", "m"),
+        ])
         .unwrap();
-    assert_eq!(found, ["/dev/dri/card0=/dev/dri/card0 rwm 226:0", "/dev/dri/card1=/dev/dri/card1 m 226:1"]);
+    assert_eq!(
+        found,
+        [
+            "/dev/dri/card0=/dev/dri/card0 rwm 226:0",
+            "/dev/dri/card1=/dev/dri/card1 m 226:1"
+        ]
+    );
     let two = [card0, ("/dev/dri/card1", "/dev/dri/card0", "r")];
     let parts = ["two device nodes", "/dev/dri/card0", "/dev/dri/card1"];
     machine.refused(&two, ProblemCode::AllocationNodeInvalid, &parts);
@@ -196,16 +285,32 @@ fn nodes_and_entries_beyond_their_bounds_are_refused() {
     let machine = Machine::new(&[]);
     machine.directory("dev/many");
     for number in 0..=ALLOCATION_ENTRIES_MAX {
-        fs::write(machine.at(&format!("dev/many/{number:05}")), "character 1:3").unwrap();
+        fs::write(
+            machine.at(&format!("dev/many/{number:05}")),
+            "character 1:3",
+        )
+        .unwrap();
     }
     let many = [("/dev/many", "/dev/many", "rw")];
-    machine.refused(&many, ProblemCode::AllocationNodeInvalid, &["more than 1024 device nodes"]);
+    machine.refused(
+        &many,
+        ProblemCode::AllocationNodeInvalid,
+        &["more than 1024 device nodes"],
+    );
     fs::remove_file(machine.at("dev/many/00000")).unwrap();
     assert_eq!(machine.nodes(&many).unwrap().len(), ALLOCATION_ENTRIES_MAX);
     // The same nodes again cost no more entries than there may be.
     let again = vec![many[0]; DIRECTORY_ENTRIES_MAX / ALLOCATION_ENTRIES_MAX + 1];
-    machine.refused(&again, ProblemCode::AllocationNodeInvalid, &["more than 16384 entries"]);
+    machine.refused(
+        &again,
+        ProblemCode::AllocationNodeInvalid,
+        &["more than 16384 entries"],
+    );
     let long = format!("/{}", "x".repeat(PATH_BYTES_MAX - 2));
     let long = [("/dev/many", long.as_str(), "rw")];
-    machine.refused(&long, ProblemCode::AllocationNodeInvalid, &["more than 4096 bytes"]);
+    machine.refused(
+        &long,
+        ProblemCode::AllocationNodeInvalid,
+        &["more than 4096 bytes"],
+    );
 }

@@ -72,12 +72,16 @@ impl Quarantine {
 
     /// Failures since the last success of the same function.
     pub fn failures(&self) -> u32 {
-        self.streaks.iter().fold(0, |sum, streak| sum.saturating_add(*streak))
+        self.streaks
+            .iter()
+            .fold(0, |sum, streak| sum.saturating_add(*streak))
     }
 
     /// Whether a call may begin. Its end has to be reported by one of the three functions below.
     pub fn admit(&mut self, now: Instant) -> Result<Admitted, &QuarantinePeriod> {
-        let Some(period) = &mut self.period else { return Ok(Admitted::Ordinary) };
+        let Some(period) = &mut self.period else {
+            return Ok(Admitted::Ordinary);
+        };
         if now < period.until || period.is_probed() {
             return Err(period);
         }
@@ -116,7 +120,13 @@ impl Quarantine {
             None => return,
         };
         let until = now + self.delay(chance);
-        self.period = Some(QuarantinePeriod { since, until, failures, why: why(), probing: None });
+        self.period = Some(QuarantinePeriod {
+            since,
+            until,
+            failures,
+            why: why(),
+            probing: None,
+        });
     }
 
     /// The call was cancelled, or says nothing about the driver: another may be the probe.

@@ -99,8 +99,8 @@ struct CallSeconds(Histogram);
 impl Default for CallSeconds {
     fn default() -> Self {
         Self(Histogram::new([
-            0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
-            10.0, 40.0,
+            0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
+            2.5, 5.0, 10.0, 40.0,
         ]))
     }
 }
@@ -129,7 +129,9 @@ impl Stats {
         let cpu = usage.cpu.as_secs_f64();
         self.cpu_seconds.inc_by(cpu);
         // Numbers that are not negative are in the order of their bits.
-        self.peak_cpu_seconds.inner().fetch_max(cpu.to_bits(), Relaxed);
+        self.peak_cpu_seconds
+            .inner()
+            .fetch_max(cpu.to_bits(), Relaxed);
         self.host_operations.inc_by(usage.host_operations as u64);
         self.host_bytes.inc_by(usage.host_bytes as u64);
         for (peak, used) in [
@@ -161,7 +163,10 @@ impl Stats {
 
     /// Returns the number of calls with this outcome, of all operations.
     pub fn ended(&self, outcome: Outcome) -> u64 {
-        self.outcomes.iter().map(|outcomes| outcomes[outcome as usize].get()).sum()
+        self.outcomes
+            .iter()
+            .map(|outcomes| outcomes[outcome as usize].get())
+            .sum()
     }
 
     pub fn log_lines_dropped(&self) -> u64 {

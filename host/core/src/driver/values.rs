@@ -38,7 +38,12 @@ pub trait Journal: Send + Sync {
 
     /// Returns the value that a path had before the driver's first write for these claims, with the file's inode; `None` without a write,
     /// or if the value is unknown.
-    fn before(&self, driver: &DriverName, claims: &[ObjectRef], path: &str) -> Option<(u64, String)>;
+    fn before(
+        &self,
+        driver: &DriverName,
+        claims: &[ObjectRef],
+        path: &str,
+    ) -> Option<(u64, String)>;
 
     /// Makes bytes durable that a driver saves in the middle of a prepare of the claim, instead of those saved before.
     async fn save_progress(
@@ -65,15 +70,28 @@ impl Journal for NoJournal {
     }
 
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem> {
-        let message = format!("/sys/{} is not written: its previous value cannot be recorded", write.path);
+        let message = format!(
+            "/sys/{} is not written: its previous value cannot be recorded",
+            write.path
+        );
         Err(Problem::unavailable(ProblemCode::NotKept, message))
     }
 
-    fn before(&self, _driver: &DriverName, _claims: &[ObjectRef], _path: &str) -> Option<(u64, String)> {
+    fn before(
+        &self,
+        _driver: &DriverName,
+        _claims: &[ObjectRef],
+        _path: &str,
+    ) -> Option<(u64, String)> {
         None
     }
 
-    async fn save_progress(&self, _: &DriverName, claim: &ObjectRef, _: Vec<u8>) -> Result<(), Problem> {
+    async fn save_progress(
+        &self,
+        _: &DriverName,
+        claim: &ObjectRef,
+        _: Vec<u8>,
+    ) -> Result<(), Problem> {
         let message = format!("the progress of claim {claim} cannot be recorded");
         Err(Problem::unavailable(ProblemCode::NotKept, message))
     }
@@ -101,15 +119,26 @@ pub struct Audited<'a> {
 impl Audited<'_> {
     /// Returns the approximate bytes of the line.
     pub fn bytes(&self) -> usize {
-        let texts = [Some(self.path), self.before, self.after, self.problem.map(|p| p.message.as_str())];
-        texts.into_iter().flatten().map(|text| text.len().min(SHOWN_BYTES_MAX)).sum::<usize>() + 128
+        let texts = [
+            Some(self.path),
+            self.before,
+            self.after,
+            self.problem.map(|p| p.message.as_str()),
+        ];
+        texts
+            .into_iter()
+            .flatten()
+            .map(|text| text.len().min(SHOWN_BYTES_MAX))
+            .sum::<usize>()
+            + 128
     }
 
     /// Writes the line. `suppressed`: number of suppressed lines of the kind before it.
     pub fn tell(&self, suppressed: u64) {
         let shown = |text: Option<&str>| text.map(|text| printable(text, SHOWN_BYTES_MAX));
         let claims: Vec<_> = self.claims.iter().map(|claim| claim.uid.as_str()).collect();
-        let (driver, request, outcome, claims) = (self.driver, self.request, self.outcome, claims.join(","));
+        let (driver, request, outcome, claims) =
+            (self.driver, self.request, self.outcome, claims.join(","));
         let path = printable(self.path, SHOWN_BYTES_MAX);
         let (before, after) = (shown(self.before), shown(self.after));
         let suppressed = (suppressed > 0).then_some(suppressed);
@@ -118,7 +147,10 @@ impl Audited<'_> {
                 tracing::info!(target: AUDIT, driver, claims, request, path, before, after, outcome, "value below /sys");
             }
             Some(problem) => {
-                let (code, problem) = (problem.code.as_str(), printable(&problem.message, SHOWN_BYTES_MAX));
+                let (code, problem) = (
+                    problem.code.as_str(),
+                    printable(&problem.message, SHOWN_BYTES_MAX),
+                );
                 tracing::warn!(target: AUDIT, driver, claims, request, path, before, after, outcome, code, problem, suppressed, "value below /sys");
             }
         }

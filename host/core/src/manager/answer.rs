@@ -39,49 +39,82 @@ pub(super) fn of_record(
 impl ContainerAnswer {
     /// An answer with nothing in it.
     pub(crate) fn named(name: &str) -> Self {
-        Self { name: name.to_owned(), ..Self::default() }
+        Self {
+            name: name.to_owned(),
+            ..Self::default()
+        }
     }
 
     /// Adds the devices of a claim that serve the container's request.
     fn add_claim(&mut self, record: &ClaimRecord, used: &ContainerClaim) {
         for (driver, part) in &record.drivers {
-            let Some(prepared) = part.current() else { continue };
-            let serving =
-                cdi::cdi_devices(record, driver).into_iter().filter(|(device, _)| serves(device, used));
+            let Some(prepared) = part.current() else {
+                continue;
+            };
+            let serving = cdi::cdi_devices(record, driver)
+                .into_iter()
+                .filter(|(device, _)| serves(device, used));
             let serving: Vec<_> = serving.collect();
             if !serving.is_empty() {
-                self.allocation.annotations.extend(prepared.annotations.clone());
+                self.allocation
+                    .annotations
+                    .extend(prepared.annotations.clone());
             }
             for (device, names) in serving {
-                if let (DeviceAccess::Plugin(answer), Some(of)) = (&device.access, &record.resource) {
+                if let (DeviceAccess::Plugin(answer), Some(of)) = (&device.access, &record.resource)
+                {
                     self.add(&of.resource, &answer.allocation);
                 }
-                names.into_iter().for_each(|name| push_once(&mut self.allocation.cdi_devices, name));
+                names
+                    .into_iter()
+                    .for_each(|name| push_once(&mut self.allocation.cdi_devices, name));
             }
         }
     }
 
     /// Adds what the plugin of a resource gave. Where two parts contradict each other, the earlier one counts.
     pub(crate) fn add(&mut self, resource: &ExtendedResource, part: &ContainerAllocation) {
-        let Self { allocation, conflicts, .. } = self;
+        let Self {
+            allocation,
+            conflicts,
+            ..
+        } = self;
         let mut conflict = |what: String| conflicts.push(format!("{resource}: {what}"));
-        for (name, _) in part.env.iter().filter(|entry| !put(&mut allocation.env, *entry)) {
+        for (name, _) in part
+            .env
+            .iter()
+            .filter(|entry| !put(&mut allocation.env, *entry))
+        {
             conflict(format!("the variable {name} is set already"));
         }
-        for (key, _) in part.annotations.iter().filter(|entry| !put(&mut allocation.annotations, *entry)) {
+        for (key, _) in part
+            .annotations
+            .iter()
+            .filter(|entry| !put(&mut allocation.annotations, *entry))
+        {
             conflict(format!("the annotation {key} is set already"));
         }
         for mount in &part.mounts {
             let path = &mount.container_path;
-            match allocation.mounts.iter().find(|known| known.container_path == *path) {
+            match allocation
+                .mounts
+                .iter()
+                .find(|known| known.container_path == *path)
+            {
                 Some(known) if known == mount => {}
-                Some(known) => conflict(format!("{} is mounted at {path} already", known.host_path)),
+                Some(known) => {
+                    conflict(format!("{} is mounted at {path} already", known.host_path))
+                }
                 None => allocation.mounts.push(mount.clone()),
             }
         }
         for node in &part.device_nodes {
             let path = &node.container_path;
-            match allocation.device_nodes.iter().find(|known| known.container_path == *path) {
+            match allocation
+                .device_nodes
+                .iter()
+                .find(|known| known.container_path == *path)
+            {
                 Some(known) if known == node => {}
                 Some(known) => conflict(format!(
                     "the device {path} is {} ({}) already",
@@ -90,7 +123,9 @@ impl ContainerAnswer {
                 None => allocation.device_nodes.push(node.clone()),
             }
         }
-        part.cdi_devices.iter().for_each(|name| push_once(&mut allocation.cdi_devices, name.clone()));
+        part.cdi_devices
+            .iter()
+            .for_each(|name| push_once(&mut allocation.cdi_devices, name.clone()));
     }
 }
 
@@ -117,11 +152,18 @@ mod tests {
     use nodedock_model::{AllocationMount, AllocationNode};
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     fn mount(host: &str, container: &str, read_only: bool) -> AllocationMount {
-        AllocationMount { host_path: host.to_owned(), container_path: container.to_owned(), read_only }
+        AllocationMount {
+            host_path: host.to_owned(),
+            container_path: container.to_owned(),
+            read_only,
+        }
     }
 
     fn node(host: &str, container: &str) -> AllocationNode {
@@ -135,13 +177,18 @@ mod tests {
     /// The answer for a container that has only what plugins gave, in this order.
     fn merged(parts: &[(&str, ContainerAllocation)]) -> ContainerAnswer {
         let mut answer = ContainerAnswer::default();
-        parts.iter().for_each(|(short, part)| answer.add(&resource(short), part));
+        parts
+            .iter()
+            .for_each(|(short, part)| answer.add(&resource(short), part));
         answer
     }
 
     #[test]
     fn parts_of_several_resources_are_merged_and_cdi_names_occur_once() {
-        assert_eq!(merged(&[("a", ContainerAllocation::default())]), ContainerAnswer::default());
+        assert_eq!(
+            merged(&[("a", ContainerAllocation::default())]),
+            ContainerAnswer::default()
+        );
         let a = ContainerAllocation {
             env: map(&[("A", "1")]),
             annotations: map(&[("a", "1")]),
@@ -156,11 +203,22 @@ mod tests {
             cdi_devices: ids(&["v/c=1", "v/c=2"]),
             ..ContainerAllocation::default()
         };
-        let ContainerAnswer { allocation, conflicts, .. } = merged(&[("a", a), ("b", b)]);
-        assert!(conflicts.is_empty(), "the same value twice is no conflict: {conflicts:?}");
+        let ContainerAnswer {
+            allocation,
+            conflicts,
+            ..
+        } = merged(&[("a", a), ("b", b)]);
+        assert!(
+            conflicts.is_empty(),
+            "the same value twice is no conflict: {conflicts:?}"
+        );
         assert_eq!(allocation.env, map(&[("A", "1"), ("B", "2")]));
         assert_eq!(
-            (allocation.mounts.len(), allocation.device_nodes.len(), allocation.annotations.len()),
+            (
+                allocation.mounts.len(),
+                allocation.device_nodes.len(),
+                allocation.annotations.len()
+            ),
             (2, 2, 1)
         );
         assert_eq!(allocation.cdi_devices, ids(&["v/c=0", "v/c=1", "v/c=2"]));
@@ -175,10 +233,24 @@ mod tests {
             device_nodes: vec![node(&format!("/dev/{text}"), "/dev/d")],
             ..ContainerAllocation::default()
         };
-        let ContainerAnswer { allocation, conflicts, .. } = merged(&[("a", of("first")), ("b", of("late"))]);
+        let ContainerAnswer {
+            allocation,
+            conflicts,
+            ..
+        } = merged(&[("a", of("first")), ("b", of("late"))]);
         assert_eq!(allocation, of("first"));
         assert_eq!(conflicts.len(), 4, "{conflicts:?}");
-        assert!(conflicts.iter().all(|conflict| conflict.starts_with("example.com/b: ")), "{conflicts:?}");
-        assert!(conflicts.iter().any(|conflict| conflict.contains("/dev/first (rw)")), "{conflicts:?}");
+        assert!(
+            conflicts
+                .iter()
+                .all(|conflict| conflict.starts_with("example.com/b: ")),
+            "{conflicts:?}"
+        );
+        assert!(
+            conflicts
+                .iter()
+                .any(|conflict| conflict.contains("/dev/first (rw)")),
+            "{conflicts:?}"
+        );
     }
 }

@@ -63,8 +63,8 @@ use crate::driver::PreparedClaims;
 use crate::manager::Manager;
 use nodedock_base::error::chain;
 use nodedock_model::{
-    ChangedKind, ClaimRecord, DeviceName, DriverClaimRecord, DriverName, ObjectName, ObjectRef, PoolName,
-    Problem, ProblemCode, ReleaseRecord, Uid,
+    ChangedKind, ClaimRecord, DeviceName, DriverClaimRecord, DriverName, ObjectName, ObjectRef,
+    PoolName, Problem, ProblemCode, ReleaseRecord, Uid,
 };
 
 pub use hardware::HardwareHolds;
@@ -141,18 +141,29 @@ impl PreparedClaims for SharedClaimTable {
         limit: usize,
     ) -> Vec<DriverClaimRecord> {
         let table = self.lock();
-        let later = |record: &&Arc<ClaimRecord>| after.is_none_or(|uid| record.id.uid.as_str() > uid);
+        let later =
+            |record: &&Arc<ClaimRecord>| after.is_none_or(|uid| record.id.uid.as_str() > uid);
         let prepared = |record: &Arc<ClaimRecord>| called_for(record, driver);
         match device {
-            None => table.claims_of_driver(driver).filter(later).filter_map(prepared).take(limit).collect(),
-            Some((pool, device)) => {
-                table.users_of(driver, pool, device).filter(later).filter_map(prepared).take(limit).collect()
-            }
+            None => table
+                .claims_of_driver(driver)
+                .filter(later)
+                .filter_map(prepared)
+                .take(limit)
+                .collect(),
+            Some((pool, device)) => table
+                .users_of(driver, pool, device)
+                .filter(later)
+                .filter_map(prepared)
+                .take(limit)
+                .collect(),
         }
     }
 
     fn get(&self, driver: &DriverName, uid: &str) -> Option<DriverClaimRecord> {
-        self.lock().claim(uid).and_then(|record| called_for(record, driver))
+        self.lock()
+            .claim(uid)
+            .and_then(|record| called_for(record, driver))
     }
 }
 
@@ -181,15 +192,25 @@ impl Manager {
     }
 
     pub fn users_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
-        self.table().users_of(driver, pool, device).map(|record| record.id.clone()).collect()
+        self.table()
+            .users_of(driver, pool, device)
+            .map(|record| record.id.clone())
+            .collect()
     }
 
     /// Claims that keep a device, the hardware behind it, or what it takes of counters from an exclusive claim. Pool claims are among them.
-    pub fn holders_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
+    pub fn holders_of_device(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+    ) -> Vec<ObjectRef> {
         let facts = self.facts(driver, pool, device);
         let table = self.table();
         let mut holders = table.holders(&facts.exclusive_holds(driver, pool, device));
-        let overlapping = facts.hold(driver, pool, device).map(|hold| overlap::in_the_way(&table, &hold));
+        let overlapping = facts
+            .hold(driver, pool, device)
+            .map(|hold| overlap::in_the_way(&table, &hold));
         let is_new = |claim: &ObjectRef| holders.iter().all(|holder| holder.uid != claim.uid);
         let others: Vec<_> = overlapping.into_iter().flatten().filter(is_new).collect();
         holders.extend(others);
@@ -203,7 +224,11 @@ impl Manager {
         devices: impl Iterator<Item = (PoolName, DeviceName)>,
     ) -> bool {
         let hold = |(pool, device): (PoolName, DeviceName)| {
-            self.facts(driver, pool.as_str(), device.as_str()).hold(driver, pool.as_str(), device.as_str())
+            self.facts(driver, pool.as_str(), device.as_str()).hold(
+                driver,
+                pool.as_str(),
+                device.as_str(),
+            )
         };
         let holds: Vec<_> = devices.filter_map(hold).collect();
         holds.is_empty() || overlap::fits(&self.table(), &holds)
@@ -213,7 +238,9 @@ impl Manager {
     /// Claims with an operation under way are left to it.
     pub async fn check_files_of(&self, pod: &str) -> Result<(), Problem> {
         let claims = self.table().claims_of_pod(pod);
-        let refused = self.check_idle_claims(claims.iter().map(|claim| &claim.id.uid)).await;
+        let refused = self
+            .check_idle_claims(claims.iter().map(|claim| &claim.id.uid))
+            .await;
         refused.into_values().next().map_or(Ok(()), Err)
     }
 
@@ -226,7 +253,10 @@ impl Manager {
     }
 
     /// Puts records into the table, then makes them durable; restores the table if that fails.
-    pub(crate) async fn commit_claims(&self, records: Vec<Arc<ClaimRecord>>) -> Result<(), Problem> {
+    pub(crate) async fn commit_claims(
+        &self,
+        records: Vec<Arc<ClaimRecord>>,
+    ) -> Result<(), Problem> {
         self.commit_with(records, Vec::new(), Undo::default()).await
     }
 
@@ -239,7 +269,9 @@ impl Manager {
     ) -> Result<(), Problem> {
         {
             let mut table = self.table();
-            records.iter().for_each(|record| undo.put(&mut table, record));
+            records
+                .iter()
+                .for_each(|record| undo.put(&mut table, record));
         }
         changes.extend(records.iter().cloned().map(Change::PutClaim));
         self.commit(changes, undo).await?;
@@ -253,7 +285,9 @@ impl Manager {
         if changes.is_empty() {
             return Ok(());
         }
-        let Err(error) = self.values.commit_claims(changes, Vec::new()).await else { return Ok(()) };
+        let Err(error) = self.values.commit_claims(changes, Vec::new()).await else {
+            return Ok(());
+        };
         undo.restore(&mut self.table());
         // A request that was refused because of the restored claims decides again.
         self.claims_freed.send_modify(|count| *count += 1);
@@ -263,7 +297,8 @@ impl Manager {
 
     fn report_claims(&self, records: &[Arc<ClaimRecord>]) {
         for record in records {
-            self.changes.tell(ChangedKind::Claim, &record.id, record.state.as_str());
+            self.changes
+                .tell(ChangedKind::Claim, &record.id, record.state.as_str());
         }
         self.report_statuses(records.iter());
     }
@@ -292,7 +327,8 @@ impl Manager {
         self.commit(changes, undo).await?;
         let gone: Vec<_> = {
             let mut table = self.table();
-            pods.iter().for_each(|pod| drop(table.remove_pod(pod.as_str())));
+            pods.iter()
+                .for_each(|pod| drop(table.remove_pod(pod.as_str())));
             uids.iter().filter_map(|uid| table.remove(uid)).collect()
         };
         self.report_gone(&gone);
@@ -303,6 +339,10 @@ impl Manager {
 }
 
 fn unrendered(record: &ClaimRecord, error: &crate::cdi::RenderError) -> Problem {
-    let message = format!("claim {} makes no valid CDI file: {}", record.id, chain(error));
+    let message = format!(
+        "claim {} makes no valid CDI file: {}",
+        record.id,
+        chain(error)
+    );
     Problem::internal(ProblemCode::CdiNotValid, message)
 }

@@ -49,7 +49,8 @@ use nodedock_model::{
 };
 
 pub use crate::resources::{
-    Capacity, DeviceView, HintScope, PluginId, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
+    Capacity, DeviceView, HintScope, PluginId, ResourceHints, ResourceOutcome, ResourceSource,
+    ResourceView,
 };
 pub(in crate::manager) use entry::{Choices, Entry};
 #[cfg(test)]
@@ -78,14 +79,21 @@ impl DeviceState {
     /// `known`: resources of claims.
     pub(crate) fn new(known: BTreeSet<ExtendedResource>) -> Self {
         let resources = Resources::remembered(known, Instant::now());
-        Self { resources, chosen: BTreeMap::new(), unreported: BTreeSet::new() }
+        Self {
+            resources,
+            chosen: BTreeMap::new(),
+            unreported: BTreeSet::new(),
+        }
     }
 }
 
 /// The outcomes of a request that did not end.
 pub(super) fn interrupted(request: &PodRequest) -> Vec<ResourceOutcome> {
-    let outcome =
-        |(container, resource)| ResourceOutcome { container, resource, end: Err(super::interrupted()) };
+    let outcome = |(container, resource)| ResourceOutcome {
+        container,
+        resource,
+        end: Err(super::interrupted()),
+    };
     entry::keys(request).map(outcome).collect()
 }
 
@@ -101,10 +109,14 @@ impl Manager {
             Named::Driver(_) => None,
         };
         let adapters = self.adapters.iter().flat_map(Adapters::list);
-        let adapters = adapters.map(|adapter| (adapter.resource, adapter.driver)).collect();
+        let adapters = adapters
+            .map(|adapter| (adapter.resource, adapter.driver))
+            .collect();
         let mut state = self.devices();
         state.resources.set_adapters(adapters);
-        state.resources.remember_owners(names.iter().filter_map(of), Instant::now());
+        state
+            .resources
+            .remember_owners(names.iter().filter_map(of), Instant::now());
     }
 
     /// A plugin called to register, whatever the outcome.
@@ -121,7 +133,9 @@ impl Manager {
     ) -> PluginId {
         tracing::info!(%resource, socket = %source.display(), "device plugin arrived");
         let adapters = self.adapters.as_ref();
-        if let Some(generation) = adapters.and_then(|adapters| adapters.arrived(&resource, driver.clone())) {
+        if let Some(generation) =
+            adapters.and_then(|adapters| adapters.arrived(&resource, driver.clone()))
+        {
             return PluginId::new(resource, generation);
         }
         if !self.settings.kubelet_allocates {
@@ -129,7 +143,8 @@ impl Manager {
         }
         let id = self.devices().resources.arrive(&resource, source, driver);
         // That of a plugin before it.
-        self.conditions.clear(ProblemCode::PreferenceFailed, id.resource().as_str());
+        self.conditions
+            .clear(ProblemCode::PreferenceFailed, id.resource().as_str());
         self.report_resources([resource]);
         id
     }
@@ -137,7 +152,11 @@ impl Manager {
     /// Sets a plugin's list. Its faults are dropped, and reported in a condition.
     pub fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
         let adapters = self.adapting(id.resource());
-        let max = if adapters.is_some() { limit::ADAPTED_DEVICES_MAX } else { limit::RESOURCE_DEVICES_MAX };
+        let max = if adapters.is_some() {
+            limit::ADAPTED_DEVICES_MAX
+        } else {
+            limit::RESOURCE_DEVICES_MAX
+        };
         let (devices, faults) = list::screen(devices, max);
         let changed = if let Some(adapters) = adapters {
             adapters.listed(id.resource(), id.generation(), devices);
@@ -150,7 +169,9 @@ impl Manager {
         let subject = id.resource().as_str();
         match faults.problem(id.resource()) {
             Some(problem) => self.conditions.set(subject, problem),
-            None => self.conditions.clear(ProblemCode::DeviceListFaulty, subject),
+            None => self
+                .conditions
+                .clear(ProblemCode::DeviceListFaulty, subject),
         }
         if changed {
             self.report_resources([id.resource().clone()]);
@@ -171,7 +192,9 @@ impl Manager {
 
     /// The adapters, if one of them has a resource.
     fn adapting(&self, resource: &ExtendedResource) -> Option<&Adapters> {
-        self.adapters.as_ref().filter(|adapters| adapters.adapts(resource))
+        self.adapters
+            .as_ref()
+            .filter(|adapters| adapters.adapts(resource))
     }
 
     pub fn device_metrics(&self) -> &DeviceMetrics {
@@ -198,7 +221,11 @@ impl Manager {
 
     /// Tells the adapters what pods have by the plugins' IDs, from the time before them.
     pub(in crate::manager) fn tell_adapters(&self) {
-        if let Some(adapters) = self.adapters.as_ref().filter(|adapters| adapters.has_taken()) {
+        if let Some(adapters) = self
+            .adapters
+            .as_ref()
+            .filter(|adapters| adapters.has_taken())
+        {
             let taken = taken_of_plugins(&self.table());
             adapters.set_taken(&taken);
         }
@@ -210,7 +237,10 @@ pub fn taken_of_plugins(table: &ClaimTable) -> BTreeMap<ExtendedResource, BTreeS
     let mut taken: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
     for claim in table.claims().filter(|claim| claim.is_of_plugin()) {
         let Some(of) = &claim.resource else { continue };
-        taken.entry(of.resource.clone()).or_default().extend(of.devices.keys().cloned());
+        taken
+            .entry(of.resource.clone())
+            .or_default()
+            .extend(of.devices.keys().cloned());
     }
     taken
 }

@@ -17,7 +17,10 @@ impl<K> Default for Index<K> {
 }
 
 impl<K: Ord> Index<K> {
-    pub(super) fn get<'a, Q: Ord + ?Sized>(&'a self, key: &Q) -> impl Iterator<Item = &'a Uid> + use<'a, K, Q>
+    pub(super) fn get<'a, Q: Ord + ?Sized>(
+        &'a self,
+        key: &Q,
+    ) -> impl Iterator<Item = &'a Uid> + use<'a, K, Q>
     where
         K: Borrow<Q>,
     {
@@ -34,7 +37,10 @@ impl<K: Ord> Index<K> {
     where
         K: Borrow<Q>,
     {
-        self.0.range((Bound::Included(key), Bound::Unbounded)).next().map(|(found, _)| found)
+        self.0
+            .range((Bound::Included(key), Bound::Unbounded))
+            .next()
+            .map(|(found, _)| found)
     }
 
     pub(super) fn contains<Q: Ord + ?Sized>(&self, key: &Q) -> bool
@@ -52,7 +58,9 @@ impl<K: Ord> Index<K> {
     where
         K: Borrow<Q>,
     {
-        let Some(uids) = self.0.get_mut(key) else { return };
+        let Some(uids) = self.0.get_mut(key) else {
+            return;
+        };
         uids.remove(uid);
         if uids.is_empty() {
             self.0.remove(key);

@@ -11,30 +11,50 @@ use crate::manager::devices::{Choices, Entry};
 pub(crate) use crate::resources::pools::{device_id, split_id};
 use nodedock_allocator::resource::DeviceNodes;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimReference, Consumer, ContainerClaim, ContainerKind,
-    DeviceName, DriverName, EXTENDED_RESOURCE_REQUEST, ExtendedResource, ObjectRef, PodRecord, PodRequest,
-    PoolName, Problem, ProblemCode, ResourceDevices, Uid, device_name, plugin_driver, plugin_pool,
-    pod_claim_name,
+    AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimReference, Consumer, ContainerClaim,
+    ContainerKind, DeviceName, DriverName, EXTENDED_RESOURCE_REQUEST, ExtendedResource, ObjectRef,
+    PodRecord, PodRequest, PoolName, Problem, ProblemCode, ResourceDevices, Uid, device_name,
+    plugin_driver, plugin_pool, pod_claim_name,
 };
 
 /// The claim of an entry.
 pub(super) fn claim_of(entry: &Entry, pod: &ObjectRef) -> Result<Claim, Problem> {
-    let devices = entry.devices.keys().map(|id| allocated(entry, id)).collect::<Result<_, _>>()?;
+    let devices = entry
+        .devices
+        .keys()
+        .map(|id| allocated(entry, id))
+        .collect::<Result<_, _>>()?;
     Ok(Claim {
         id: entry.claim.id.clone(),
-        allocation: Some(Allocation { devices, ..Allocation::default() }),
+        allocation: Some(Allocation {
+            devices,
+            ..Allocation::default()
+        }),
         reserved_for: vec![Consumer::of_pod(pod)],
         annotations: BTreeMap::new(),
         owner_pod: Some(pod.uid.clone()),
-        resource: Some(ResourceDevices { resource: entry.resource.clone(), devices: entry.devices.clone() }),
+        resource: Some(ResourceDevices {
+            resource: entry.resource.clone(),
+            devices: entry.devices.clone(),
+        }),
     })
 }
 
 fn allocated(entry: &Entry, id: &str) -> Result<AllocatedDevice, Problem> {
     let driver = &entry.claim.driver;
-    let wrong = || Problem::internal(ProblemCode::DeviceId, format!("{id:?} is not POOL/DEVICE of {driver}"));
+    let wrong = || {
+        Problem::internal(
+            ProblemCode::DeviceId,
+            format!("{id:?} is not POOL/DEVICE of {driver}"),
+        )
+    };
     let (pool, device) = device_of(&entry.resource, driver, id).ok_or_else(wrong)?;
-    Ok(AllocatedDevice::whole(EXTENDED_RESOURCE_REQUEST, driver.clone(), pool, device))
+    Ok(AllocatedDevice::whole(
+        EXTENDED_RESOURCE_REQUEST,
+        driver.clone(),
+        pool,
+        device,
+    ))
 }
 
 /// The pool and the device of an ID of a resource, of a driver's pools or of a device plugin.
@@ -53,9 +73,14 @@ pub(super) fn device_of(
 pub(super) fn devices_of(claim: &ClaimRecord) -> DeviceNodes {
     let by_name = || {
         let devices = claim.allocation.devices.iter();
-        devices.map(|device| (device_id(&device.pool, &device.device), Vec::new())).collect()
+        devices
+            .map(|device| (device_id(&device.pool, &device.device), Vec::new()))
+            .collect()
     };
-    claim.resource.as_ref().map_or_else(by_name, |of| of.devices.clone())
+    claim
+        .resource
+        .as_ref()
+        .map_or_else(by_name, |of| of.devices.clone())
 }
 
 /// A container that has devices by a pool claim.
@@ -84,20 +109,31 @@ impl PoolClaims {
             match claim_of(entry, pod) {
                 Ok(claim) => {
                     let (container, resource) = (entry.container.clone(), entry.resource.clone());
-                    users.push(User { container, kind: entry.kind, resource, claim: claim.id.clone() });
+                    users.push(User {
+                        container,
+                        kind: entry.kind,
+                        resource,
+                        claim: claim.id.clone(),
+                    });
                     claims.insert(claim.id.uid.clone(), claim);
                 }
                 Err(problem) => *choice = Err(problem),
             }
         }
-        Self { users, claims: claims.into_values().collect() }
+        Self {
+            users,
+            claims: claims.into_values().collect(),
+        }
     }
 
     /// The pod's request with the claims, each named in the containers that have its devices.
     pub(super) fn request(&self, request: &PodRequest) -> PodRequest {
         let mut whole = request.clone();
         whole.claims.extend(self.claims.iter().filter_map(|claim| {
-            let user = self.users.iter().find(|user| user.claim.uid == claim.id.uid)?;
+            let user = self
+                .users
+                .iter()
+                .find(|user| user.claim.uid == claim.id.uid)?;
             Some(ClaimReference {
                 pod_claim_name: pod_claim_name(&user.resource, &user.claim.name),
                 claim_name: claim.id.name.clone(),
@@ -105,9 +141,16 @@ impl PoolClaims {
             })
         }));
         for user in &self.users {
-            for container in whole.containers.iter_mut().filter(|c| c.name == user.container) {
+            for container in whole
+                .containers
+                .iter_mut()
+                .filter(|c| c.name == user.container)
+            {
                 let pod_claim_name = pod_claim_name(&user.resource, &user.claim.name);
-                let claim = ContainerClaim { pod_claim_name, request: None };
+                let claim = ContainerClaim {
+                    pod_claim_name,
+                    request: None,
+                };
                 container.claims.push(claim);
             }
         }
@@ -125,7 +168,12 @@ pub(super) fn set(claim: &Uid, end: &Result<Entry, Problem>, choices: &mut Choic
     for choice in choices.values_mut() {
         let Ok(Some(entry)) = choice else { continue };
         if entry.claim.id.uid == *claim {
-            *choice = end.clone().map(|other| Some(Entry { devices: other.devices, ..entry.clone() }));
+            *choice = end.clone().map(|other| {
+                Some(Entry {
+                    devices: other.devices,
+                    ..entry.clone()
+                })
+            });
         }
     }
 }
@@ -138,11 +186,19 @@ fn resource(pod_claim_name: &str) -> Option<ExtendedResource> {
 
 /// Containers of a pod that have devices by pool claims, by the pod's record.
 pub(super) fn users(record: &PodRecord) -> Vec<User> {
-    let used = record.containers.iter().flat_map(|c| c.claims.iter().map(move |claim| (c, claim)));
+    let used = record
+        .containers
+        .iter()
+        .flat_map(|c| c.claims.iter().map(move |claim| (c, claim)));
     let user = |(container, claim): (&nodedock_model::PodContainer, &ContainerClaim)| {
         let resource = resource(&claim.pod_claim_name)?;
         let claim = record.claims.get(&claim.pod_claim_name)?.clone();
-        Some(User { container: container.name.clone(), kind: container.kind, resource, claim })
+        Some(User {
+            container: container.name.clone(),
+            kind: container.kind,
+            resource,
+            claim,
+        })
     };
     used.filter_map(user).collect()
 }
@@ -151,19 +207,32 @@ pub(super) fn users(record: &PodRecord) -> Vec<User> {
 pub(super) fn place(table: &ClaimTable, claim: &Uid) -> Option<(bool, usize)> {
     let record = table.claim(claim.as_str())?;
     let pod = table.pod(record.pods.keys().next()?.as_str())?;
-    let user = users(pod).into_iter().find(|user| user.claim.uid == *claim)?;
-    let at = pod.containers.iter().position(|container| container.name == user.container)?;
+    let user = users(pod)
+        .into_iter()
+        .find(|user| user.claim.uid == *claim)?;
+    let at = pod
+        .containers
+        .iter()
+        .position(|container| container.name == user.container)?;
     Some((user.kind.is_app(), at))
 }
 
 /// Resources for which pods have pool claims, by the pods' records.
-pub(crate) fn resources<'a>(records: impl Iterator<Item = &'a PodRecord>) -> BTreeSet<ExtendedResource> {
-    records.flat_map(|record| record.claims.keys()).filter_map(|name| resource(name)).collect()
+pub(crate) fn resources<'a>(
+    records: impl Iterator<Item = &'a PodRecord>,
+) -> BTreeSet<ExtendedResource> {
+    records
+        .flat_map(|record| record.claims.keys())
+        .filter_map(|name| resource(name))
+        .collect()
 }
 
 /// The pool claims of a pod.
 pub(super) fn claims(record: &PodRecord) -> BTreeSet<Uid> {
-    let ours = record.claims.iter().filter(|(name, _)| resource(name).is_some());
+    let ours = record
+        .claims
+        .iter()
+        .filter(|(name, _)| resource(name).is_some());
     ours.map(|(_, claim)| claim.uid.clone()).collect()
 }
 
@@ -187,16 +256,30 @@ mod tests {
             kind: ContainerKind::App,
             resource: ExtendedResource::new(GPU).unwrap(),
             devices: [(device.to_owned(), Vec::new())].into(),
-            claim: PooledClaim { driver: "d.dev".parse().unwrap(), id: claim },
+            claim: PooledClaim {
+                driver: "d.dev".parse().unwrap(),
+                id: claim,
+            },
             is_prepared: false,
         };
-        ((container.to_owned(), entry.resource.clone()), Ok(Some(entry)))
+        (
+            (container.to_owned(), entry.resource.clone()),
+            Ok(Some(entry)),
+        )
     }
 
     fn request(containers: &[&str]) -> PodRequest {
-        let container = |name: &&str| PodContainer { name: (*name).to_owned(), ..PodContainer::default() };
+        let container = |name: &&str| PodContainer {
+            name: (*name).to_owned(),
+            ..PodContainer::default()
+        };
         let containers = containers.iter().map(container).collect();
-        PodRequest { pod: pod(), pod_group: None, claims: vec![], containers }
+        PodRequest {
+            pod: pod(),
+            pod_group: None,
+            claims: vec![],
+            containers,
+        }
     }
 
     #[test]
@@ -204,25 +287,40 @@ mod tests {
         let mut choices: Choices = [choice("init", "pool/0"), choice("main", "pool/0")].into();
         let pooled = PoolClaims::new(&pod(), &mut choices);
         let whole = pooled.request(&request(&["init", "main", "plain"]));
-        let [reference] = whole.claims.as_slice() else { panic!("{whole:#?}") };
+        let [reference] = whole.claims.as_slice() else {
+            panic!("{whole:#?}")
+        };
         assert_eq!(
-            (reference.pod_claim_name.as_str(), reference.claim_name.as_str()),
+            (
+                reference.pod_claim_name.as_str(),
+                reference.claim_name.as_str()
+            ),
             ("example.com/gpu/c", "c")
         );
-        let used: Vec<_> = whole.containers.iter().map(|container| container.claims.len()).collect();
+        let used: Vec<_> = whole
+            .containers
+            .iter()
+            .map(|container| container.claims.len())
+            .collect();
         assert_eq!(used, [1, 1, 0]);
         assert_eq!(pooled.inline(&[]).len(), 1);
 
         let problem = Problem::conflict("device-held", "another claim has it");
         set(&"uid-c".parse().unwrap(), &Err(problem), &mut choices);
-        assert!(choices.values().all(Result::is_err), "both lose it: {choices:?}");
+        assert!(
+            choices.values().all(Result::is_err),
+            "both lose it: {choices:?}"
+        );
     }
 
     #[test]
     fn what_was_not_chosen_makes_no_claim() {
         let key = |name: &str| (name.to_owned(), ExtendedResource::new(GPU).unwrap());
-        let mut choices: Choices =
-            [(key("main"), Err(Problem::conflict("a", "refused"))), (key("none"), Ok(None))].into();
+        let mut choices: Choices = [
+            (key("main"), Err(Problem::conflict("a", "refused"))),
+            (key("none"), Ok(None)),
+        ]
+        .into();
         let pooled = PoolClaims::new(&pod(), &mut choices);
         assert!(pooled.inline(&[]).is_empty());
         assert_eq!(pooled.request(&request(&["main"])), request(&["main"]));
@@ -232,7 +330,10 @@ mod tests {
     fn a_device_that_can_be_no_claim_is_refused() {
         let mut choices: Choices = [choice("main", "no-pool")].into();
         assert!(PoolClaims::new(&pod(), &mut choices).inline(&[]).is_empty());
-        assert_eq!(choices.into_values().next().unwrap().unwrap_err().code, "device-id");
+        assert_eq!(
+            choices.into_values().next().unwrap().unwrap_err().code,
+            "device-id"
+        );
     }
 
     #[test]
@@ -240,19 +341,33 @@ mod tests {
         let claim = |name: &str| ObjectRef::new("default", name, &format!("uid-{name}")).unwrap();
         let mut containers = request(&["main"]).containers;
         containers[0].claims = ["own", "example.com/gpu/c"]
-            .map(|name| ContainerClaim { pod_claim_name: name.to_owned(), request: None })
+            .map(|name| ContainerClaim {
+                pod_claim_name: name.to_owned(),
+                request: None,
+            })
             .to_vec();
         let record = PodRecord {
             pod: pod(),
-            claims: [("own".to_owned(), claim("own")), ("example.com/gpu/c".to_owned(), claim("c"))].into(),
+            claims: [
+                ("own".to_owned(), claim("own")),
+                ("example.com/gpu/c".to_owned(), claim("c")),
+            ]
+            .into(),
             containers,
             unknown: BTreeMap::new(),
         };
         assert_eq!(claims(&record), BTreeSet::from([claim("c").uid]));
         let resource = ExtendedResource::new(GPU).unwrap();
-        assert_eq!(resources(std::iter::once(&record)), BTreeSet::from([resource.clone()]));
-        let main =
-            User { container: "main".to_owned(), kind: ContainerKind::App, resource, claim: claim("c") };
+        assert_eq!(
+            resources(std::iter::once(&record)),
+            BTreeSet::from([resource.clone()])
+        );
+        let main = User {
+            container: "main".to_owned(),
+            kind: ContainerKind::App,
+            resource,
+            claim: claim("c"),
+        };
         assert_eq!(users(&record), [main]);
     }
 }

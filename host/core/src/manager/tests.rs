@@ -9,8 +9,8 @@ use crate::manager::claims::PodSelector;
 use crate::manager::claims::fixtures::{claim, driver, pod};
 use crate::manager::devices::fixtures::{device, resource};
 use nodedock_model::{
-    ClaimState, ContainerAllocation, ContainerKind, Device, DeviceName, ObjectRef, PodRequest, Pool,
-    PooledClaim, Problem, Uid,
+    ClaimState, ContainerAllocation, ContainerKind, Device, DeviceName, ObjectRef, PodRequest,
+    Pool, PooledClaim, Problem, Uid,
 };
 
 use scene::{Daemon, FakeDriver, FakePlugin, Home, Reply, container, ends, request, settle};
@@ -29,9 +29,13 @@ struct Node {
 
 impl Node {
     async fn start(devices: usize) -> Self {
-        let devices = (0..devices).map(|n| (DeviceName::new(n.to_string()).unwrap(), Device::default()));
-        let pool =
-            Pool { devices: devices.collect(), extended_resource: Some(resource("gpu")), ..Pool::default() };
+        let devices =
+            (0..devices).map(|n| (DeviceName::new(n.to_string()).unwrap(), Device::default()));
+        let pool = Pool {
+            devices: devices.collect(),
+            extended_resource: Some(resource("gpu")),
+            ..Pool::default()
+        };
         let (home, gpu) = (Home::new(), FakeDriver::with_pool(driver("gpu"), pool));
         Self::start_in(home, gpu, FakePlugin::wanting_pre_start()).await
     }
@@ -42,19 +46,38 @@ impl Node {
         daemon.serve(&gpu);
         let listed: Vec<_> = (0..8).map(|n| device(&format!("nic-{n}"), &[1])).collect();
         daemon.plug("nic", &nic, &listed);
-        daemon.until(|daemon| daemon.view("gpu").is_some_and(|view| view.active)).await;
-        Self { home, daemon, gpu, nic }
+        daemon
+            .until(|daemon| daemon.view("gpu").is_some_and(|view| view.active))
+            .await;
+        Self {
+            home,
+            daemon,
+            gpu,
+            nic,
+        }
     }
 
     async fn restart(self) -> Self {
-        let Self { home, daemon, gpu, nic } = self;
+        let Self {
+            home,
+            daemon,
+            gpu,
+            nic,
+        } = self;
         daemon.stop().await;
         Self::start_in(home, gpu, nic).await
     }
 
     /// Prepares a pod with claims of the source and resources of the container `main`.
-    async fn prepare(&self, pod: &ObjectRef, claims: &[&str], resources: &[(&str, u32)]) -> PodOutcome {
-        self.daemon.prepare_request(wanted(pod, claims, resources), vec![]).await
+    async fn prepare(
+        &self,
+        pod: &ObjectRef,
+        claims: &[&str],
+        resources: &[(&str, u32)],
+    ) -> PodOutcome {
+        self.daemon
+            .prepare_request(wanted(pod, claims, resources), vec![])
+            .await
     }
 
     fn put(&self, name: &str, device: &str, pod: &ObjectRef) {
@@ -65,12 +88,22 @@ impl Node {
     async fn take(&self, device: &str) {
         let (name, other) = (format!("taken-{device}"), pod(&format!("other-{device}")));
         let taken = claim(&name, &[&format!("gpu/{device}")], &[&other]);
-        let outcome = self.daemon.prepare_request(request(&other, &[&name]), vec![taken]).await;
+        let outcome = self
+            .daemon
+            .prepare_request(request(&other, &[&name]), vec![taken])
+            .await;
         assert_eq!(ends(&outcome), ["prepared"]);
     }
 
-    async fn start_container(&self, pod: &ObjectRef, name: &str) -> Result<super::ContainerAnswer, Problem> {
-        self.daemon.manager.start_container(pod.uid.clone(), name.to_owned(), "test".into()).await
+    async fn start_container(
+        &self,
+        pod: &ObjectRef,
+        name: &str,
+    ) -> Result<super::ContainerAnswer, Problem> {
+        self.daemon
+            .manager
+            .start_container(pod.uid.clone(), name.to_owned(), "test".into())
+            .await
     }
 
     fn state_of(&self, pod: &str) -> Option<ClaimState> {
@@ -124,30 +157,58 @@ async fn claims_pools_and_plugins_come_in_one_answer_that_a_repeat_gives_again()
     let outcome = node.daemon.prepare_request(both.clone(), vec![]).await;
     assert_eq!(all_ends(&outcome), (vec!["prepared"], vec!["ok", "ok"]));
     assert_eq!(outcome.resources[1].end.as_ref().unwrap()["nic-0"], [1]);
-    let [main] = outcome.containers.as_slice() else { panic!("{outcome:#?}") };
+    let [main] = outcome.containers.as_slice() else {
+        panic!("{outcome:#?}")
+    };
     let names = [
         cdi(&Uid::new("uid-one").unwrap(), "1"),
         cdi(&pool_claim(&a).uid, "0"),
         "nic.example.com/nic=0".to_owned(),
     ];
-    assert_eq!(main.allocation.cdi_devices, names, "claims come before plugins");
+    assert_eq!(
+        main.allocation.cdi_devices, names,
+        "claims come before plugins"
+    );
     assert_eq!(main.allocation.env["NIC"], "0");
-    let annotations: Vec<_> = main.allocation.annotations.values().map(String::as_str).collect();
+    let annotations: Vec<_> = main
+        .allocation
+        .annotations
+        .values()
+        .map(String::as_str)
+        .collect();
     assert_eq!(annotations, ["claim", "plugin"], "the first counts");
-    assert!(main.conflicts.len() == 1 && main.conflicts[0].contains("annotation by"), "{:?}", main.conflicts);
+    assert!(
+        main.conflicts.len() == 1 && main.conflicts[0].contains("annotation by"),
+        "{:?}",
+        main.conflicts
+    );
 
     assert_eq!(node.daemon.prepare_request(both, vec![]).await, outcome);
     let manager = &node.daemon.manager;
     let view = manager.pod("uid-a").unwrap();
-    assert_eq!((view.claims.len(), view.resources.len()), (1, 2), "a pool claim is a resource");
-    assert_eq!((&view.containers, view.state()), (&outcome.containers, ClaimState::Prepared));
-    assert!(view.resources.iter().all(|resource| resource.state == ResourceState::Allocated));
+    assert_eq!(
+        (view.claims.len(), view.resources.len()),
+        (1, 2),
+        "a pool claim is a resource"
+    );
+    assert_eq!(
+        (&view.containers, view.state()),
+        (&outcome.containers, ClaimState::Prepared)
+    );
+    assert!(
+        view.resources
+            .iter()
+            .all(|resource| resource.state == ResourceState::Allocated)
+    );
     assert_eq!((manager.pods().len(), manager.pods_count()), (1, 1));
 
     let outcome = &node.daemon.unprepare_outcomes(&a).await[0];
     assert_eq!(all_ends(outcome), (vec!["unprepared"], vec!["ok", "ok"]));
     assert!(node.daemon.is_empty() && !manager.might_need_unprepare("uid-a"));
-    assert!(node.daemon.unprepare_outcomes(&a).await.is_empty(), "an unknown pod is success");
+    assert!(
+        node.daemon.unprepare_outcomes(&a).await.is_empty(),
+        "an unknown pod is success"
+    );
 }
 
 #[tokio::test]
@@ -155,8 +216,14 @@ async fn a_claim_of_a_pods_own_cannot_take_the_place_of_a_pools() {
     let (node, a) = (Node::start(1).await, pod("a"));
     let mut usurper = claim("usurper", &["gpu/7"], &[&a]);
     usurper.id = pool_claim(&a);
-    let outcome = node.daemon.prepare_request(wanted(&a, &[], &[POOL]), vec![usurper]).await;
-    assert_eq!(outcome.containers[0].allocation.cdi_devices, [cdi(&pool_claim(&a).uid, "0")]);
+    let outcome = node
+        .daemon
+        .prepare_request(wanted(&a, &[], &[POOL]), vec![usurper])
+        .await;
+    assert_eq!(
+        outcome.containers[0].allocation.cdi_devices,
+        [cdi(&pool_claim(&a).uid, "0")]
+    );
 }
 
 #[tokio::test]
@@ -165,14 +232,24 @@ async fn containers_are_answered_if_nothing_is_refused() {
     node.put("one", "gpu/0", &a);
     node.nic.refuse(refusal());
     let outcome = node.prepare(&a, &["one"], &[PLUGIN]).await;
-    assert_eq!(all_ends(&outcome), (vec!["prepared"], vec!["plugin-broken"]));
+    assert_eq!(
+        all_ends(&outcome),
+        (vec!["prepared"], vec!["plugin-broken"])
+    );
     assert!(outcome.containers.is_empty());
 
     node.put("two", "gpu/0", &pod("b"));
     let outcome = node.prepare(&a, &["two"], &[PLUGIN]).await;
-    assert_eq!((all_ends(&outcome).1, outcome.containers.len()), (vec!["ok"], 0), "the claim is another's");
+    assert_eq!(
+        (all_ends(&outcome).1, outcome.containers.len()),
+        (vec!["ok"], 0),
+        "the claim is another's"
+    );
     let outcome = node.prepare(&a, &["one"], &[PLUGIN]).await;
-    assert_eq!((all_ends(&outcome), outcome.containers.len()), ((vec!["prepared"], vec!["ok"]), 1));
+    assert_eq!(
+        (all_ends(&outcome), outcome.containers.len()),
+        ((vec!["prepared"], vec!["ok"]), 1)
+    );
 }
 
 #[tokio::test]
@@ -180,7 +257,10 @@ async fn a_request_that_panics_is_refused_as_a_whole() {
     let (node, a) = (Node::start(1).await, pod("a"));
     node.nic.panic();
     let outcome = node.prepare(&a, &["one"], &[PLUGIN]).await;
-    assert_eq!(all_ends(&outcome), (vec!["interrupted"], vec!["interrupted"]));
+    assert_eq!(
+        all_ends(&outcome),
+        (vec!["interrupted"], vec!["interrupted"])
+    );
     // What it had reserved is free with its claims, of which the plugin may have been called for one.
     node.daemon.unprepare(&a).await;
     let outcome = node.prepare(&pod("b"), &[], &[("nic", 8)]).await;
@@ -203,10 +283,26 @@ async fn other_devices_are_chosen_if_another_claim_was_faster() {
             node.daemon.source.shut(false);
         };
         let (outcome, ()) = tokio::join!(node.prepare(&a, &["own"], &[POOL]), race);
-        assert_eq!(all_ends(&outcome), (vec!["prepared"], vec![end]), "{outcome:#?}");
+        assert_eq!(
+            all_ends(&outcome),
+            (vec!["prepared"], vec![end]),
+            "{outcome:#?}"
+        );
         if end == "ok" {
-            assert!(outcome.resources[0].end.as_ref().unwrap().contains_key("pool/1"), "{outcome:?}");
-            assert!(outcome.containers[0].allocation.cdi_devices.contains(&cdi(&pool_claim(&a).uid, "1")));
+            assert!(
+                outcome.resources[0]
+                    .end
+                    .as_ref()
+                    .unwrap()
+                    .contains_key("pool/1"),
+                "{outcome:?}"
+            );
+            assert!(
+                outcome.containers[0]
+                    .allocation
+                    .cdi_devices
+                    .contains(&cdi(&pool_claim(&a).uid, "1"))
+            );
         } else {
             assert!(outcome.containers.is_empty());
         }
@@ -224,7 +320,10 @@ async fn if_no_other_device_is_left_the_resource_is_refused_and_the_rest_goes_on
         node.daemon.source.shut(false);
     };
     let (outcome, ()) = tokio::join!(node.prepare(&a, &["own"], &[POOL]), race);
-    assert_eq!(all_ends(&outcome), (vec!["prepared"], vec!["too-few-devices"]));
+    assert_eq!(
+        all_ends(&outcome),
+        (vec!["prepared"], vec!["too-few-devices"])
+    );
     assert!(outcome.containers.is_empty());
 }
 
@@ -237,20 +336,43 @@ async fn an_unprepare_frees_devices_of_plugins_although_a_driver_is_absent() {
     // The allocation is gone after the first; the pool's device is still known by its claim.
     for resources in [2, 1] {
         let outcome = node.daemon.unprepare_outcomes(&a).await.remove(0);
-        assert_eq!((outcome.claims.len(), outcome.resources.len()), (1, resources), "{outcome:#?}");
-        assert!(outcome.claims[0].end.is_err() && outcome.resources[0].end.is_err(), "{outcome:#?}");
+        assert_eq!(
+            (outcome.claims.len(), outcome.resources.len()),
+            (1, resources),
+            "{outcome:#?}"
+        );
+        assert!(
+            outcome.claims[0].end.is_err() && outcome.resources[0].end.is_err(),
+            "{outcome:#?}"
+        );
         assert_eq!(outcome.resources[0].resource, resource("gpu"));
-        assert!(outcome.resources[1..].iter().all(|resource| resource.end.is_ok()), "{outcome:#?}");
+        assert!(
+            outcome.resources[1..]
+                .iter()
+                .all(|resource| resource.end.is_ok()),
+            "{outcome:#?}"
+        );
     }
     let manager = &node.daemon.manager;
     let view = manager.pod("uid-a").unwrap();
-    assert_eq!((view.state(), view.claims.len()), (ClaimState::Unpreparing, 1));
-    let [gpu] = view.resources.as_slice() else { panic!("{view:#?}") };
-    assert_eq!((gpu.state, gpu.devices.contains_key("pool/0")), (ResourceState::Freeing, true));
+    assert_eq!(
+        (view.state(), view.claims.len()),
+        (ClaimState::Unpreparing, 1)
+    );
+    let [gpu] = view.resources.as_slice() else {
+        panic!("{view:#?}")
+    };
+    assert_eq!(
+        (gpu.state, gpu.devices.contains_key("pool/0")),
+        (ResourceState::Freeing, true)
+    );
     assert!(manager.might_need_unprepare("uid-a"));
 
     node.daemon.serve(&node.gpu);
-    assert_eq!(all_ends(&node.daemon.unprepare_outcomes(&a).await[0]), (vec!["unprepared"], vec!["ok"]));
+    assert_eq!(
+        all_ends(&node.daemon.unprepare_outcomes(&a).await[0]),
+        (vec!["unprepared"], vec!["ok"])
+    );
     assert!(manager.pod("uid-a").is_none() && !manager.might_need_unprepare("uid-a"));
 }
 
@@ -259,17 +381,29 @@ async fn devices_that_cannot_be_freed_are_reported_and_freed_by_the_next_unprepa
     let (node, a) = (Node::start(1).await, pod("a"));
     node.prepare(&a, &[], &[PLUGIN]).await;
     node.daemon.crash().await;
-    assert_eq!(all_ends(&node.daemon.unprepare_outcomes(&a).await[0]).1, ["checkpoint-unavailable"]);
+    assert_eq!(
+        all_ends(&node.daemon.unprepare_outcomes(&a).await[0]).1,
+        ["checkpoint-unavailable"]
+    );
     assert!(node.daemon.manager.might_need_unprepare("uid-a"));
     let node = node.restart().await;
-    assert_eq!(all_ends(&node.daemon.unprepare_outcomes(&a).await[0]).1, ["ok"]);
+    assert_eq!(
+        all_ends(&node.daemon.unprepare_outcomes(&a).await[0]).1,
+        ["ok"]
+    );
     assert!(!node.daemon.manager.might_need_unprepare("uid-a"));
 }
 
 #[tokio::test]
 async fn pods_that_only_have_devices_are_found_by_name_beside_those_with_claims() {
     let node = Node::start(1).await;
-    let (old, new) = (pod("a"), ObjectRef { uid: "uid-new".parse().unwrap(), ..pod("a") });
+    let (old, new) = (
+        pod("a"),
+        ObjectRef {
+            uid: "uid-new".parse().unwrap(),
+            ..pod("a")
+        },
+    );
     node.put("one", "gpu/0", &old);
     node.prepare(&old, &["one"], &[]).await;
     node.prepare(&new, &[], &[PLUGIN]).await;
@@ -277,10 +411,16 @@ async fn pods_that_only_have_devices_are_found_by_name_beside_those_with_claims(
     let manager = &node.daemon.manager;
     assert_eq!((manager.pods().len(), manager.pods_count()), (3, 3));
     let found = manager.pods_named(old.namespace.clone(), old.name.clone());
-    assert_eq!(found.into_iter().map(|view| view.pod).collect::<Vec<_>>(), [old.clone(), new.clone()]);
+    assert_eq!(
+        found.into_iter().map(|view| view.pod).collect::<Vec<_>>(),
+        [old.clone(), new.clone()]
+    );
     let named = PodSelector::Name(old.namespace.clone(), old.name.clone());
     let outcomes = manager.unprepare_pod(named, "test".into()).await.unwrap();
-    let pods: Vec<_> = outcomes.iter().map(|outcome| outcome.pod.uid.as_str()).collect();
+    let pods: Vec<_> = outcomes
+        .iter()
+        .map(|outcome| outcome.pod.uid.as_str())
+        .collect();
     assert_eq!(pods, ["uid-a", "uid-new"]);
     let left: Vec<_> = manager.pods().into_iter().map(|view| view.pod).collect();
     assert_eq!(left, [pod("b")]);
@@ -307,19 +447,39 @@ async fn plugins_are_called_before_each_start_of_a_container_that_has_their_devi
     let (node, a) = (Node::start(1).await, pod("a"));
     node.put("one", "gpu/0", &a);
     let mut wanted = request(&a, &["one"]);
-    wanted.containers.push(container("nic", ContainerKind::App, &[PLUGIN]));
+    wanted
+        .containers
+        .push(container("nic", ContainerKind::App, &[PLUGIN]));
     let outcome = node.daemon.prepare_request(wanted, vec![]).await;
-    assert_eq!(node.start_container(&a, "main").await.unwrap(), outcome.containers[0]);
+    assert_eq!(
+        node.start_container(&a, "main").await.unwrap(),
+        outcome.containers[0]
+    );
     assert!(node.nic.calls().pre_start.is_empty());
     for starts in [1, 2] {
-        assert_eq!(node.start_container(&a, "nic").await.unwrap(), outcome.containers[1]);
+        assert_eq!(
+            node.start_container(&a, "nic").await.unwrap(),
+            outcome.containers[1]
+        );
         assert_eq!(node.nic.calls().pre_start.len(), starts);
     }
     let id = node.daemon.plug("nic", &node.nic, &[]);
     node.daemon.manager.plugin_left(&id, &refusal());
-    assert_eq!(node.start_container(&a, "nic").await.unwrap_err().code, "plugin-gone");
-    assert_eq!(node.start_container(&a, "other").await.unwrap_err().code, "no-such-container");
-    assert_eq!(node.start_container(&pod("b"), "main").await.unwrap_err().code, "no-such-pod");
+    assert_eq!(
+        node.start_container(&a, "nic").await.unwrap_err().code,
+        "plugin-gone"
+    );
+    assert_eq!(
+        node.start_container(&a, "other").await.unwrap_err().code,
+        "no-such-container"
+    );
+    assert_eq!(
+        node.start_container(&pod("b"), "main")
+            .await
+            .unwrap_err()
+            .code,
+        "no-such-pod"
+    );
 }
 
 #[tokio::test]
@@ -334,7 +494,10 @@ async fn a_container_starts_when_its_pod_is_prepared_and_not_before() {
     tokio::join!(node.prepare(&a, &[], &[PLUGIN]), crash);
     let node = node.restart().await;
     let problem = node.start_container(&a, "main").await.unwrap_err();
-    assert!(problem.code == "pod-not-prepared" && problem.message.contains("example.com/nic"), "{problem:?}");
+    assert!(
+        problem.code == "pod-not-prepared" && problem.message.contains("example.com/nic"),
+        "{problem:?}"
+    );
     assert_eq!(node.state_of("uid-a"), Some(ClaimState::Preparing));
 
     node.put("one", "gpu/0", &a);
@@ -343,7 +506,10 @@ async fn a_container_starts_when_its_pod_is_prepared_and_not_before() {
     node.daemon.retire(&node.gpu);
     node.daemon.unprepare(&a).await;
     let problem = node.start_container(&a, "main").await.unwrap_err();
-    assert!(problem.code == "pod-not-prepared" && problem.message.contains("default/one"), "{problem:?}");
+    assert!(
+        problem.code == "pod-not-prepared" && problem.message.contains("default/one"),
+        "{problem:?}"
+    );
     assert!(node.nic.calls().pre_start.is_empty());
 }
 
@@ -351,8 +517,13 @@ async fn a_container_starts_when_its_pod_is_prepared_and_not_before() {
 async fn a_pod_that_only_has_devices_needs_nothing_for_its_other_containers() {
     let (node, a) = (Node::start(1).await, pod("a"));
     let mut wanted = wanted(&a, &[], &[PLUGIN]);
-    wanted.containers.push(container("plain", ContainerKind::App, &[]));
+    wanted
+        .containers
+        .push(container("plain", ContainerKind::App, &[]));
     let outcome = node.daemon.prepare_request(wanted, vec![]).await;
     assert_eq!(outcome.containers.len(), 2);
-    assert_eq!(node.start_container(&a, "plain").await.unwrap(), outcome.containers[1]);
+    assert_eq!(
+        node.start_container(&a, "plain").await.unwrap(),
+        outcome.containers[1]
+    );
 }

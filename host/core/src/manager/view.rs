@@ -11,8 +11,8 @@ use crate::manager::claims::ClaimOutcome;
 use crate::manager::claims::table::ClaimTable;
 use crate::manager::devices::ResourceOutcome;
 use nodedock_model::{
-    ClaimRecord, ClaimState, ContainerKind, DriverName, ExtendedResource, ObjectRef, PodRecord, Problem,
-    ProblemCode, Uid,
+    ClaimRecord, ClaimState, ContainerKind, DriverName, ExtendedResource, ObjectRef, PodRecord,
+    Problem, ProblemCode, Uid,
 };
 
 /// A pod and what it holds.
@@ -74,10 +74,14 @@ impl PodView {
         let record = table.pod(uid)?.clone();
         let of_pools = pool_claims::claims(&record);
         let claims = table.claims_of_pod(uid).into_iter();
-        let claims = claims.filter(|claim| !of_pools.contains(&claim.id.uid)).collect();
+        let claims = claims
+            .filter(|claim| !of_pools.contains(&claim.id.uid))
+            .collect();
         // When the pod is being unprepared, only its record names them.
-        let pool_claims: Vec<_> =
-            of_pools.iter().filter_map(|uid| table.claim(uid.as_str()).cloned()).collect();
+        let pool_claims: Vec<_> = of_pools
+            .iter()
+            .filter_map(|uid| table.claim(uid.as_str()).cloned())
+            .collect();
         let resources = resources(&record, &pool_claims);
         let containers = answer::of_record(&record, |uid| table.claim(uid).cloned());
         Some(Self {
@@ -93,7 +97,14 @@ impl PodView {
     /// A pod of which only its claims are known.
     pub(super) fn without_record(pod: ObjectRef) -> Self {
         let (claims, resources, containers, pool_claims) = Default::default();
-        Self { pod, claims, resources, containers, record: None, pool_claims }
+        Self {
+            pod,
+            claims,
+            resources,
+            containers,
+            record: None,
+            pool_claims,
+        }
     }
 
     fn all_claims(&self) -> impl Iterator<Item = &Arc<ClaimRecord>> {
@@ -103,7 +114,10 @@ impl PodView {
     /// The least settled state of its claims and resources.
     pub fn state(&self) -> ClaimState {
         let any_claim = |state: ClaimState| self.all_claims().any(|claim| claim.state == state);
-        let is_open = self.resources.iter().any(|resource| resource.state == ResourceState::Allocating);
+        let is_open = self
+            .resources
+            .iter()
+            .any(|resource| resource.state == ResourceState::Allocating);
         if any_claim(ClaimState::Unpreparing) {
             ClaimState::Unpreparing
         } else if is_open || any_claim(ClaimState::Preparing) {
@@ -116,58 +130,106 @@ impl PodView {
     /// The containers as far as they are known, in the order in which they start.
     pub fn kinds(&self) -> Vec<(&str, ContainerKind)> {
         let containers = self.record.iter().flat_map(|record| &record.containers);
-        containers.map(|container| (container.name.as_str(), container.kind)).collect()
+        containers
+            .map(|container| (container.name.as_str(), container.kind))
+            .collect()
     }
 
     /// The pod's own claims that a container uses, each once.
     pub fn claims_of(&self, container: &str) -> Vec<&Arc<ClaimRecord>> {
-        let Some(record) = &self.record else { return Vec::new() };
-        let containers = record.containers.iter().filter(|known| known.name == container);
-        let names = containers.flat_map(|known| &known.claims).map(|claim| &claim.pod_claim_name);
-        let used: BTreeSet<_> = names.filter_map(|name| Some(&record.claims.get(name)?.uid)).collect();
-        self.claims.iter().filter(|claim| used.contains(&claim.id.uid)).collect()
+        let Some(record) = &self.record else {
+            return Vec::new();
+        };
+        let containers = record
+            .containers
+            .iter()
+            .filter(|known| known.name == container);
+        let names = containers
+            .flat_map(|known| &known.claims)
+            .map(|claim| &claim.pod_claim_name);
+        let used: BTreeSet<_> = names
+            .filter_map(|name| Some(&record.claims.get(name)?.uid))
+            .collect();
+        self.claims
+            .iter()
+            .filter(|claim| used.contains(&claim.id.uid))
+            .collect()
     }
 
     /// The claims of the extended resources of a container.
     pub(super) fn pool_claims_of(&self, container: &str) -> Vec<&Arc<ClaimRecord>> {
-        let used: Vec<_> =
-            self.resources.iter().filter(|of| of.container == container).map(|of| &of.claim).collect();
-        self.pool_claims.iter().filter(|claim| used.contains(&&claim.id.uid)).collect()
+        let used: Vec<_> = self
+            .resources
+            .iter()
+            .filter(|of| of.container == container)
+            .map(|of| &of.claim)
+            .collect();
+        self.pool_claims
+            .iter()
+            .filter(|claim| used.contains(&&claim.id.uid))
+            .collect()
     }
 
     /// The answer for a container that may start now.
-    pub(super) fn startable(&self, container: &str, boot_id: &str) -> Result<ContainerAnswer, Problem> {
-        let answer = self.containers.iter().find(|answer| answer.name == container);
+    pub(super) fn startable(
+        &self,
+        container: &str,
+        boot_id: &str,
+    ) -> Result<ContainerAnswer, Problem> {
+        let answer = self
+            .containers
+            .iter()
+            .find(|answer| answer.name == container);
         if answer.is_none() && self.record.is_some() {
             let message = format!("pod {} has no container {container:?}", self.pod);
             return Err(Problem::not_found(ProblemCode::NoSuchContainer, message));
         }
-        let is_ready =
-            |claim: &Arc<ClaimRecord>| claim.state == ClaimState::Prepared && claim.boot_id == boot_id;
-        let claim =
-            self.claims.iter().find(|claim| !is_ready(claim)).map(|claim| format!("claim {}", claim.id));
+        let is_ready = |claim: &Arc<ClaimRecord>| {
+            claim.state == ClaimState::Prepared && claim.boot_id == boot_id
+        };
+        let claim = self
+            .claims
+            .iter()
+            .find(|claim| !is_ready(claim))
+            .map(|claim| format!("claim {}", claim.id));
         let is_open = |of: &&PodResource| {
-            !self.pool_claims.iter().any(|claim| claim.id.uid == of.claim && is_ready(claim))
+            !self
+                .pool_claims
+                .iter()
+                .any(|claim| claim.id.uid == of.claim && is_ready(claim))
         };
         let resource = self.resources.iter().find(is_open);
-        let resource = resource.map(|open| format!("{} of container {}", open.resource, open.container));
+        let resource =
+            resource.map(|open| format!("{} of container {}", open.resource, open.container));
         let open = claim.or(resource);
         if let Some(open) = open {
-            let message = format!("pod {} is not prepared ({open}): prepare it first", self.pod);
+            let message = format!(
+                "pod {} is not prepared ({open}): prepare it first",
+                self.pod
+            );
             return Err(Problem::unavailable(ProblemCode::PodNotPrepared, message));
         }
         // A container that nothing is known of has no devices.
-        Ok(answer.cloned().unwrap_or_else(|| ContainerAnswer::named(container)))
+        Ok(answer
+            .cloned()
+            .unwrap_or_else(|| ContainerAnswer::named(container)))
     }
 
     /// The outcomes of an unprepare: of the pod's own claims, and of its resources.
-    pub(super) fn unprepared(&self, claims: Vec<ClaimOutcome>) -> (Vec<ClaimOutcome>, Vec<ResourceOutcome>) {
+    pub(super) fn unprepared(
+        &self,
+        claims: Vec<ClaimOutcome>,
+    ) -> (Vec<ClaimOutcome>, Vec<ResourceOutcome>) {
         let is_pool_claim = |outcome: &ClaimOutcome| {
-            self.pool_claims.iter().any(|claim| Some(&claim.id.uid) == outcome.uid.as_ref())
+            self.pool_claims
+                .iter()
+                .any(|claim| Some(&claim.id.uid) == outcome.uid.as_ref())
         };
         let (of_pools, own): (Vec<_>, Vec<_>) = claims.into_iter().partition(is_pool_claim);
         let outcome = |resource: &PodResource| {
-            let of_claim = of_pools.iter().find(|outcome| outcome.uid.as_ref() == Some(&resource.claim));
+            let of_claim = of_pools
+                .iter()
+                .find(|outcome| outcome.uid.as_ref() == Some(&resource.claim));
             ResourceOutcome {
                 container: resource.container.clone(),
                 resource: resource.resource.clone(),
@@ -183,8 +245,14 @@ impl PodView {
 
 fn resources(record: &PodRecord, pool_claims: &[Arc<ClaimRecord>]) -> Vec<PodResource> {
     let resource = |user: User| {
-        let claim = pool_claims.iter().find(|claim| claim.id.uid == user.claim.uid)?;
-        let driver = claim.allocation.devices.first().filter(|_| !claim.is_of_plugin());
+        let claim = pool_claims
+            .iter()
+            .find(|claim| claim.id.uid == user.claim.uid)?;
+        let driver = claim
+            .allocation
+            .devices
+            .first()
+            .filter(|_| !claim.is_of_plugin());
         Some(PodResource {
             container: user.container,
             kind: user.kind,
@@ -195,5 +263,8 @@ fn resources(record: &PodRecord, pool_claims: &[Arc<ClaimRecord>]) -> Vec<PodRes
             driver: driver.map(|device| device.driver.clone()),
         })
     };
-    pool_claims::users(record).into_iter().filter_map(resource).collect()
+    pool_claims::users(record)
+        .into_iter()
+        .filter_map(resource)
+        .collect()
 }

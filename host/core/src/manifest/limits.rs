@@ -23,7 +23,9 @@ pub(super) fn extended(
         let why = match limits.get(name) {
             Some(limit) if limit == requested => continue,
             Some(limit) => {
-                format!("is {requested} and its limit {limit}: of an extended resource they are the same")
+                format!(
+                    "is {requested} and its limit {limit}: of an extended resource they are the same"
+                )
             }
             None => "has no limit, which an extended resource needs".to_owned(),
         };
@@ -36,15 +38,23 @@ fn counts(
     field: &str,
     quantities: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>,
 ) -> Result<BTreeMap<ExtendedResource, u32>, String> {
-    let of = |(name, quantity): (&String, &k8s_openapi::apimachinery::pkg::api::resource::Quantity)| {
+    let of = |(name, quantity): (
+        &String,
+        &k8s_openapi::apimachinery::pkg::api::resource::Quantity,
+    )| {
         if is_native(name) {
             return Ok(None);
         }
-        let resource = ExtendedResource::new(name).map_err(|error| format!("resources.{field}: {error}"))?;
+        let resource =
+            ExtendedResource::new(name).map_err(|error| format!("resources.{field}: {error}"))?;
         let count = whole(&quantity.0).map_err(|why| format!("resources.{field}.{name}: {why}"))?;
         Ok(Some((resource, count)))
     };
-    quantities.into_iter().flatten().filter_map(|entry| of(entry).transpose()).collect()
+    quantities
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| of(entry).transpose())
+        .collect()
 }
 
 /// Kubernetes' own resources: a name without a domain, or of kubernetes.io.
@@ -81,7 +91,9 @@ const EXPONENT_DIGITS_MAX: usize = 3;
 fn parse(text: &str) -> Option<Count> {
     let negative = text.starts_with('-');
     let text = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (integer, fraction) = number.split_once('.').unwrap_or((number, ""));
     if fraction.contains('.') || (integer.is_empty() && fraction.is_empty()) {
@@ -99,20 +111,33 @@ fn parse(text: &str) -> Option<Count> {
     }
     if digits.len() > DIGITS_MAX {
         // With so many digits it is either far too large or far too fine.
-        return Some(Err(if fraction.is_empty() { TOO_LARGE } else { FRACTION }));
+        return Some(Err(if fraction.is_empty() {
+            TOO_LARGE
+        } else {
+            FRACTION
+        }));
     }
     let mantissa: u128 = digits.parse().ok()?;
-    Some(scale(mantissa << two, ten - i32::try_from(fraction.len()).ok()?))
+    Some(scale(
+        mantissa << two,
+        ten - i32::try_from(fraction.len()).ok()?,
+    ))
 }
 
 /// The powers of ten and of two of a suffix or an exponent.
 fn powers(suffix: &str) -> Option<(i32, u32)> {
-    if let Some((_, ten)) =
-        DECIMAL.into_iter().zip((DECIMAL_MIN..).step_by(3)).find(|(known, _)| *known == suffix)
+    if let Some((_, ten)) = DECIMAL
+        .into_iter()
+        .zip((DECIMAL_MIN..).step_by(3))
+        .find(|(known, _)| *known == suffix)
     {
         return Some((ten, 0));
     }
-    if let Some((_, two)) = BINARY.into_iter().zip((10..).step_by(10)).find(|(known, _)| *known == suffix) {
+    if let Some((_, two)) = BINARY
+        .into_iter()
+        .zip((10..).step_by(10))
+        .find(|(known, _)| *known == suffix)
+    {
         return Some((0, two));
     }
     let exponent = suffix.strip_prefix(['e', 'E'])?;
@@ -120,7 +145,9 @@ fn powers(suffix: &str) -> Option<(i32, u32)> {
     let is_number = !digits.is_empty()
         && digits.len() <= EXPONENT_DIGITS_MAX
         && digits.bytes().all(|b| b.is_ascii_digit());
-    is_number.then(|| exponent.strip_prefix('+').unwrap_or(exponent).parse().ok())?.map(|ten| (ten, 0))
+    is_number
+        .then(|| exponent.strip_prefix('+').unwrap_or(exponent).parse().ok())?
+        .map(|ten| (ten, 0))
 }
 
 fn scale(mut number: u128, mut ten: i32) -> Count {

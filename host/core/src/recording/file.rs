@@ -94,7 +94,12 @@ impl<R: Read> Reader<R> {
         let text = GzDecoder::new(BufReader::new(from));
         let mut text = BufReader::new(text.take(RECORDING_BYTES_MAX));
         let first = read_line(&mut text, 1)?.ok_or(ReadError::NotARecording)?;
-        Ok(Self { text, header: header(&first)?, lines: 0, is_whole: false })
+        Ok(Self {
+            text,
+            header: header(&first)?,
+            lines: 0,
+            is_whole: false,
+        })
     }
 
     pub fn header(&self) -> &Header {
@@ -112,7 +117,10 @@ impl<R: Read> Reader<R> {
             };
         };
         if self.is_whole {
-            return Err(ReadError::Line { number, why: "it is after the last one".to_owned() });
+            return Err(ReadError::Line {
+                number,
+                why: "it is after the last one".to_owned(),
+            });
         }
         let parsed = parse_line(number, &line)?;
         drop(line);
@@ -130,8 +138,14 @@ impl<R: Read> Reader<R> {
 }
 
 /// Parses a line of a recording that has this number.
-pub(super) fn parse_line<V: DeserializeOwned>(number: u64, line: &[u8]) -> Result<Line<V>, ReadError> {
-    serde_json::from_slice(line).map_err(|error| ReadError::Line { number, why: error.to_string() })
+pub(super) fn parse_line<V: DeserializeOwned>(
+    number: u64,
+    line: &[u8],
+) -> Result<Line<V>, ReadError> {
+    serde_json::from_slice(line).map_err(|error| ReadError::Line {
+        number,
+        why: error.to_string(),
+    })
 }
 
 fn header(line: &[u8]) -> Result<Header, ReadError> {
@@ -143,13 +157,20 @@ fn header(line: &[u8]) -> Result<Header, ReadError> {
     if format != FORMAT {
         return Err(ReadError::Format(format.chars().take(64).collect()));
     }
-    serde_json::from_slice(line).map_err(|error| ReadError::Line { number: 1, why: error.to_string() })
+    serde_json::from_slice(line).map_err(|error| ReadError::Line {
+        number: 1,
+        why: error.to_string(),
+    })
 }
 
 /// The next line, none at the end. Only a driver's file may be longer than a call.
 fn read_line(text: &mut impl BufRead, number: u64) -> Result<Option<Vec<u8>>, ReadError> {
     let mut line = Vec::new();
-    let mut bytes_max = if number == 1 { HEADER_BYTES_MAX } else { CALL_LINE_BYTES_MAX };
+    let mut bytes_max = if number == 1 {
+        HEADER_BYTES_MAX
+    } else {
+        CALL_LINE_BYTES_MAX
+    };
     read_until(text, bytes_max, number, &mut line)?;
     if line.len() as u64 == bytes_max && line.starts_with(FILE_LINE) {
         read_until(text, FILE_LINE_BYTES_MAX - bytes_max, number, &mut line)?;
@@ -161,10 +182,17 @@ fn read_line(text: &mut impl BufRead, number: u64) -> Result<Option<Vec<u8>>, Re
     Ok((!line.is_empty()).then_some(line))
 }
 
-fn read_until(text: &mut impl BufRead, bytes: u64, number: u64, line: &mut Vec<u8>) -> Result<(), ReadError> {
+fn read_until(
+    text: &mut impl BufRead,
+    bytes: u64,
+    number: u64,
+    line: &mut Vec<u8>,
+) -> Result<(), ReadError> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::UnexpectedEof => ReadError::Truncated,
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if number == 1 => ReadError::NotARecording,
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if number == 1 => {
+            ReadError::NotARecording
+        }
         _ => ReadError::Io(error),
     };
     text.take(bytes).read_until(b'\n', line).map_err(failed)?;
@@ -174,7 +202,11 @@ fn read_until(text: &mut impl BufRead, bytes: u64, number: u64, line: &mut Vec<u
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let redacted = if self.is_redacted { ", redacted" } else { "" };
-        write!(f, "{} recorded by nodedock {}{redacted}", self.driver, self.nodedock)
+        write!(
+            f,
+            "{} recorded by nodedock {}{redacted}",
+            self.driver, self.nodedock
+        )
     }
 }
 
@@ -193,7 +225,10 @@ mod tests {
     }
 
     fn written(header: &Header, lines: &[Line]) -> Vec<u8> {
-        let lines: Vec<_> = lines.iter().map(|line| serde_json::to_vec(line).unwrap()).collect();
+        let lines: Vec<_> = lines
+            .iter()
+            .map(|line| serde_json::to_vec(line).unwrap())
+            .collect();
         let mut bytes = Vec::new();
         write(header, lines.iter().map(Vec::as_slice), &mut bytes).unwrap();
         bytes
@@ -234,10 +269,16 @@ mod tests {
 
     #[test]
     fn a_recording_is_read_as_it_was_written() {
-        let lines = vec![Line::Revision(Revision::native("gpu.example.com")), Line::Lost(3)];
+        let lines = vec![
+            Line::Revision(Revision::native("gpu.example.com")),
+            Line::Lost(3),
+        ];
         let (header, read) = read(written(&a_header(), &lines).as_slice()).unwrap();
         assert_eq!(header, a_header());
-        assert_eq!(serde_json::to_value(read).unwrap(), serde_json::to_value(lines).unwrap());
+        assert_eq!(
+            serde_json::to_value(read).unwrap(),
+            serde_json::to_value(lines).unwrap()
+        );
     }
 
     #[test]
@@ -250,7 +291,10 @@ mod tests {
             }
         };
         // The bound may be in the middle of a line.
-        assert!(error == "it is larger than 256 MiB without compression" || error.contains("EOF"), "{error}");
+        assert!(
+            error == "it is larger than 256 MiB without compression" || error.contains("EOF"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -260,13 +304,26 @@ mod tests {
         let other = read(endless("{\"call\":")).unwrap_err().to_string();
         assert_eq!(other, call);
         let file = read(endless("{\"file\":")).unwrap_err().to_string();
-        assert_eq!(file, format!("line 2 has more than {FILE_LINE_BYTES_MAX} bytes"));
+        assert_eq!(
+            file,
+            format!("line 2 has more than {FILE_LINE_BYTES_MAX} bytes")
+        );
         let largest = "A".repeat(CALL_LINE_BYTES_MAX as usize * 2);
-        let file = DriverFile { digest: "sha256:00".to_owned(), base64: largest };
-        let (_, lines) = read(written(&a_header(), &[Line::File(file.clone())]).as_slice()).unwrap();
+        let file = DriverFile {
+            digest: "sha256:00".to_owned(),
+            base64: largest,
+        };
+        let (_, lines) =
+            read(written(&a_header(), &[Line::File(file.clone())]).as_slice()).unwrap();
         assert!(matches!(&lines[..], [Line::File(found)] if *found == file));
-        let header = gzip(&format!("{{\"format\":\"{}\"}}", " ".repeat(HEADER_BYTES_MAX as usize)));
-        assert_eq!(read(header.as_slice()).unwrap_err().to_string(), "line 1 has more than 4096 bytes");
+        let header = gzip(&format!(
+            "{{\"format\":\"{}\"}}",
+            " ".repeat(HEADER_BYTES_MAX as usize)
+        ));
+        assert_eq!(
+            read(header.as_slice()).unwrap_err().to_string(),
+            "line 1 has more than 4096 bytes"
+        );
     }
 
     #[test]
@@ -281,14 +338,35 @@ mod tests {
         }
         let head = serde_json::to_string(&a_header()).unwrap();
         for (bytes, expected) in [
-            (b"PK\x03\x04 something else".to_vec(), "it is not a recording"),
+            (
+                b"PK\x03\x04 something else".to_vec(),
+                "it is not a recording",
+            ),
             (gzip("{}\n"), "it is not a recording"),
-            (gzip("{\"format\":\"nodedock-recording/2\"}\n"), "the format \"nodedock-recording/2\""),
-            (gzip("{\"format\":\"nodedock-recording/1\"}\n"), "line 1 is not valid: missing field"),
-            (gzip(&format!("{head}\n{{\"x\":1}}\n")), "line 2 is not valid: unknown variant"),
-            (gzip(&format!("{head}\n{{\"lost\":1}}\n")), "it is truncated"),
-            (gzip(&format!("{head}\n{{\"end\":{{\"lines\":1}}}}\n")), "it is truncated"),
-            (gzip(&format!("{head}\n{{\"end\":{{\"lines\":0}}}}\nx\n")), "line 3 is not valid: it is after"),
+            (
+                gzip("{\"format\":\"nodedock-recording/2\"}\n"),
+                "the format \"nodedock-recording/2\"",
+            ),
+            (
+                gzip("{\"format\":\"nodedock-recording/1\"}\n"),
+                "line 1 is not valid: missing field",
+            ),
+            (
+                gzip(&format!("{head}\n{{\"x\":1}}\n")),
+                "line 2 is not valid: unknown variant",
+            ),
+            (
+                gzip(&format!("{head}\n{{\"lost\":1}}\n")),
+                "it is truncated",
+            ),
+            (
+                gzip(&format!("{head}\n{{\"end\":{{\"lines\":1}}}}\n")),
+                "it is truncated",
+            ),
+            (
+                gzip(&format!("{head}\n{{\"end\":{{\"lines\":0}}}}\nx\n")),
+                "line 3 is not valid: it is after",
+            ),
         ] {
             let error = read(bytes.as_slice()).unwrap_err().to_string();
             assert!(error.contains(expected), "{expected}: {error}");

@@ -85,19 +85,31 @@ pub enum RedactError {
 pub fn redact(lines: &[&[u8]]) -> Result<Vec<Vec<u8>>, RedactError> {
     let words = words(lines)?;
     let known = known(lines, &words)?;
-    let secrets: BTreeSet<_> = words.into_iter().filter(|word| !known.contains(word)).collect();
+    let secrets: BTreeSet<_> = words
+        .into_iter()
+        .filter(|word| !known.contains(word))
+        .collect();
     let placeholders = placeholders(&secrets);
     let (patterns, replacements): (Vec<_>, Vec<_>) = placeholders.into_iter().unzip();
-    let matcher = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(patterns)?;
+    let matcher = AhoCorasick::builder()
+        .match_kind(MatchKind::LeftmostLongest)
+        .build(patterns)?;
     let mut kind = Kind::Wasm;
-    let mut redaction = Redaction { matcher, replacements, has_data_in_keys: false };
+    let mut redaction = Redaction {
+        matcher,
+        replacements,
+        has_data_in_keys: false,
+    };
     let redacted = parsed(lines).map(|line| {
         let mut line = line?;
         match &mut line {
             Line::Revision(revision) => {
                 kind = revision.kind;
                 redaction.text(&mut revision.grant);
-                revision.config.iter_mut().for_each(|config| redaction.text(config));
+                revision
+                    .config
+                    .iter_mut()
+                    .for_each(|config| redaction.text(config));
             }
             Line::Call(call) => {
                 redaction.has_data_in_keys = kind == Kind::Native;
@@ -111,7 +123,9 @@ pub fn redact(lines: &[&[u8]]) -> Result<Vec<Vec<u8>>, RedactError> {
 }
 
 fn parsed(lines: &[&[u8]]) -> impl Iterator<Item = Result<Line, ReadError>> {
-    (2..).zip(lines).map(|(number, line)| parse_line(number, line))
+    (2..)
+        .zip(lines)
+        .map(|(number, line)| parse_line(number, line))
 }
 
 /// The words that are secrets unless the driver knows them.
@@ -122,7 +136,10 @@ fn words(lines: &[&[u8]]) -> Result<BTreeSet<String>, RedactError> {
         match line? {
             Line::Revision(revision) => {
                 kind = revision.kind;
-                revision.config.iter().for_each(|config| split(config, &mut found.inputs));
+                revision
+                    .config
+                    .iter()
+                    .for_each(|config| split(config, &mut found.inputs));
             }
             Line::Call(call) => found.call(kind, &call),
             Line::Lost(_) | Line::File(_) | Line::End(_) => {}
@@ -143,18 +160,31 @@ struct Words {
 
 impl Words {
     fn call(&mut self, kind: Kind, call: &RecordedCall) {
-        let RecordedCall { arguments, host, answer, .. } = call;
+        let RecordedCall {
+            arguments,
+            host,
+            answer,
+            ..
+        } = call;
         self.collect(arguments);
         collect_texts(arguments, &mut self.inputs);
         if let Answer::Returned(answer) = answer {
             self.collect(answer);
         }
-        for HostCall { function, answer, .. } in host {
-            let Answer::Returned(answer) = answer else { continue };
+        for HostCall {
+            function, answer, ..
+        } in host
+        {
+            let Answer::Returned(answer) = answer else {
+                continue;
+            };
             self.collect(answer);
             collect_texts(answer, &mut self.inputs);
             if function == "host-files.read" {
-                answer.get("Ok").into_iter().for_each(|content| collect_texts(content, &mut self.secrets));
+                answer
+                    .get("Ok")
+                    .into_iter()
+                    .for_each(|content| collect_texts(content, &mut self.secrets));
             }
         }
         if kind == Kind::Native {
@@ -175,7 +205,9 @@ impl Words {
                             values.for_each(|value| collect_texts(value, &mut self.environment));
                         }
                         ("envs", value) => collect_texts(value, &mut self.environment),
-                        ("parameters", Value::String(text)) => collect_parameters(text, &mut self.secrets),
+                        ("parameters", Value::String(text)) => {
+                            collect_parameters(text, &mut self.secrets)
+                        }
                         _ => self.collect(value),
                     }
                 }
@@ -186,7 +218,11 @@ impl Words {
 
     /// Of a word in an environment, that is a secret which occurs in an input. What a driver made up itself it makes up again.
     fn secrets(self) -> Result<BTreeSet<String>, BuildError> {
-        let Self { mut secrets, environment, inputs } = self;
+        let Self {
+            mut secrets,
+            environment,
+            inputs,
+        } = self;
         let within = |parts: &BTreeSet<String>, wholes: &BTreeSet<String>| {
             let parts: Vec<_> = parts.iter().collect();
             let matcher = AhoCorasick::new(&parts)?;
@@ -211,14 +247,17 @@ fn collect_texts(value: &Value, words: &mut BTreeSet<String>) {
             Some(bytes) => split(&String::from_utf8_lossy(&bytes), words),
             None => values.iter().for_each(|value| collect_texts(value, words)),
         },
-        Value::Object(fields) => fields.values().for_each(|value| collect_texts(value, words)),
+        Value::Object(fields) => fields
+            .values()
+            .for_each(|value| collect_texts(value, words)),
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
 /// Collects the values of a JSON text, and not its keys: from the values, and from the text, where they may be written in another way.
 fn collect_parameters(text: &str, words: &mut BTreeSet<String>) {
-    let (mut of_values, mut keys, mut of_text) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut of_values, mut keys, mut of_text) =
+        (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     if let Ok(value) = serde_json::from_str(text) {
         collect_json(&value, &mut of_values, &mut keys);
     }
@@ -230,7 +269,9 @@ fn collect_parameters(text: &str, words: &mut BTreeSet<String>) {
 fn collect_json(value: &Value, words: &mut BTreeSet<String>, keys: &mut BTreeSet<String>) {
     match value {
         Value::String(text) => split(text, words),
-        Value::Array(values) => values.iter().for_each(|value| collect_json(value, words, keys)),
+        Value::Array(values) => values
+            .iter()
+            .for_each(|value| collect_json(value, words, keys)),
         Value::Object(fields) => {
             for (key, value) in fields {
                 split(key, keys);
@@ -243,13 +284,25 @@ fn collect_json(value: &Value, words: &mut BTreeSet<String>, keys: &mut BTreeSet
 
 /// Adds the words of a text that may be secrets.
 fn split(text: &str, words: &mut BTreeSet<String>) {
-    let is_separator = |c: char| c.is_whitespace() || c.is_control() || "\"'`\\,;:={}[]()<>".contains(c);
-    let is_long = |word: &&str| word.chars().filter(|c| c.is_alphanumeric()).count() >= SECRET_CHARACTERS_MIN;
+    let is_separator =
+        |c: char| c.is_whitespace() || c.is_control() || "\"'`\\,;:={}[]()<>".contains(c);
+    let is_long =
+        |word: &&str| word.chars().filter(|c| c.is_alphanumeric()).count() >= SECRET_CHARACTERS_MIN;
     let is_number = |word: &&str| {
-        word.len() < SECRET_DIGITS_MIN && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+        word.len() < SECRET_DIGITS_MIN
+            && word
+                .bytes()
+                .all(|byte| byte.is_ascii_digit() || byte == b'.')
     };
-    let found = text.split(is_separator).filter(is_long).filter(|word| !is_number(word));
-    words.extend(found.filter(|word| !CONTRACT_WORDS.contains(word)).map(str::to_owned));
+    let found = text
+        .split(is_separator)
+        .filter(is_long)
+        .filter(|word| !is_number(word));
+    words.extend(
+        found
+            .filter(|word| !CONTRACT_WORDS.contains(word))
+            .map(str::to_owned),
+    );
 }
 
 /// The words that stand in a driver's file.
@@ -286,7 +339,13 @@ fn placeholders(secrets: &BTreeSet<String>) -> BTreeMap<String, String> {
 
 /// The same number of bytes and kinds of characters, derived from the key.
 fn placeholder(key: &[u8; 32], attempt: u64, secret: &str) -> String {
-    let mut stream = Stream { key, attempt, secret, block: 0, bytes: Vec::new() };
+    let mut stream = Stream {
+        key,
+        attempt,
+        secret,
+        block: 0,
+        bytes: Vec::new(),
+    };
     let mut placeholder = String::with_capacity(secret.len());
     for (index, c) in secret.char_indices() {
         let mut from = |first: char, last: char| {
@@ -334,7 +393,8 @@ impl Stream<'_> {
             self.block += 1;
         }
         let rest = self.bytes.split_off(self.bytes.len() - 4);
-        rest.into_iter().fold(0, |number, byte| number << 8 | u32::from(byte))
+        rest.into_iter()
+            .fold(0, |number, byte| number << 8 | u32::from(byte))
     }
 }
 
@@ -349,7 +409,10 @@ impl Redaction {
     fn call(&self, call: &mut RecordedCall) {
         self.value(&mut call.arguments);
         self.answer(&mut call.answer);
-        for HostCall { arguments, answer, .. } in &mut call.host {
+        for HostCall {
+            arguments, answer, ..
+        } in &mut call.host
+        {
             self.value(arguments);
             self.answer(answer);
         }
@@ -373,11 +436,13 @@ impl Redaction {
                 None => values.iter_mut().for_each(|value| self.value(value)),
             },
             Value::Object(fields) if self.has_data_in_keys => {
-                let redacted = std::mem::take(fields).into_iter().map(|(mut name, mut value)| {
-                    self.text(&mut name);
-                    self.value(&mut value);
-                    (name, value)
-                });
+                let redacted = std::mem::take(fields)
+                    .into_iter()
+                    .map(|(mut name, mut value)| {
+                        self.text(&mut name);
+                        self.value(&mut value);
+                        (name, value)
+                    });
                 *fields = redacted.collect();
             }
             Value::Object(fields) => fields.values_mut().for_each(|value| self.value(value)),
@@ -395,7 +460,11 @@ impl Redaction {
 /// Bytes are lists of numbers.
 fn bytes(values: &[Value]) -> Option<Vec<u8>> {
     let byte = |value: &Value| u8::try_from(value.as_u64()?).ok();
-    if values.len() < SECRET_CHARACTERS_MIN { None } else { values.iter().map(byte).collect() }
+    if values.len() < SECRET_CHARACTERS_MIN {
+        None
+    } else {
+        values.iter().map(byte).collect()
+    }
 }
 
 #[cfg(test)]
@@ -407,24 +476,39 @@ mod tests {
     use crate::recording::{DriverFile, Revision};
 
     fn recording(call: RecordedCall, file: &str) -> Vec<Line> {
-        let revision = Revision { kind: Kind::Wasm, ..Revision::native("gpu.example.com") };
-        let file = DriverFile { digest: "sha256:00".to_owned(), base64: STANDARD.encode(file) };
+        let revision = Revision {
+            kind: Kind::Wasm,
+            ..Revision::native("gpu.example.com")
+        };
+        let file = DriverFile {
+            digest: "sha256:00".to_owned(),
+            base64: STANDARD.encode(file),
+        };
         vec![Line::Revision(revision), Line::Call(call), Line::File(file)]
     }
 
     fn redacted(lines: &[Line]) -> Vec<Line> {
-        let texts: Vec<_> = lines.iter().map(|line| serde_json::to_vec(line).unwrap()).collect();
+        let texts: Vec<_> = lines
+            .iter()
+            .map(|line| serde_json::to_vec(line).unwrap())
+            .collect();
         let texts: Vec<_> = texts.iter().map(Vec::as_slice).collect();
         let redacted = redact(&texts).unwrap();
-        redacted.iter().map(|line| serde_json::from_slice(line).unwrap()).collect()
+        redacted
+            .iter()
+            .map(|line| serde_json::from_slice(line).unwrap())
+            .collect()
     }
 
     fn a_call() -> RecordedCall {
-        let parameters = json!({"licenseKey": "Abc-123-XYZ", "mode": "time-slicing", "count": 12_345_678});
+        let parameters =
+            json!({"licenseKey": "Abc-123-XYZ", "mode": "time-slicing", "count": 12_345_678});
         let host = HostCall {
             function: "host-files.read".into(),
             arguments: json!(["/etc/vendor/license"]),
-            answer: Answer::Returned(json!({"Ok": "serial=deadbeef01\nsize: 16777216\nAbc-123-XYZ\n"})),
+            answer: Answer::Returned(
+                json!({"Ok": "serial=deadbeef01\nsize: 16777216\nAbc-123-XYZ\n"}),
+            ),
         };
         RecordedCall {
             operation: "prepare".into(),
@@ -444,25 +528,47 @@ mod tests {
     #[test]
     fn secrets_are_replaced_alike_everywhere_and_what_the_driver_knows_is_not() {
         let redacted = redacted(&recording(a_call(), "\0asm licenseKey time-slicing serial"));
-        let Line::Call(call) = &redacted[1] else { panic!("{redacted:?}") };
-        let Answer::Returned(answer) = &call.answer else { panic!("{call:?}") };
+        let Line::Call(call) = &redacted[1] else {
+            panic!("{redacted:?}")
+        };
+        let Answer::Returned(answer) = &call.answer else {
+            panic!("{call:?}")
+        };
         let edits = &answer[0]["outcome"]["Ok"];
         let placeholder = edits["edits"]["env"][0]["value"].as_str().unwrap();
-        let form: String = placeholder.chars().map(|c| if c.is_ascii_digit() { '1' } else { c }).collect();
-        assert!(placeholder != "Abc-123-XYZ" && placeholder.len() == 11, "{placeholder}");
-        assert!(form.as_bytes()[3] == b'-' && &form[4..8] == "111-", "{placeholder}");
-        let parameters =
-            call.arguments["prepare"]["claims"][0]["parameters"][0]["parameters"].as_str().unwrap();
+        let form: String = placeholder
+            .chars()
+            .map(|c| if c.is_ascii_digit() { '1' } else { c })
+            .collect();
+        assert!(
+            placeholder != "Abc-123-XYZ" && placeholder.len() == 11,
+            "{placeholder}"
+        );
+        assert!(
+            form.as_bytes()[3] == b'-' && &form[4..8] == "111-",
+            "{placeholder}"
+        );
+        let parameters = call.arguments["prepare"]["claims"][0]["parameters"][0]["parameters"]
+            .as_str()
+            .unwrap();
         let parameters: Value = serde_json::from_str(parameters).unwrap();
         assert_eq!(
             parameters,
             json!({"licenseKey": placeholder, "mode": "time-slicing", "count": 12_345_678})
         );
-        let Answer::Returned(file) = &call.host[0].answer else { panic!("{call:?}") };
+        let Answer::Returned(file) = &call.host[0].answer else {
+            panic!("{call:?}")
+        };
         let file = file["Ok"].as_str().unwrap();
-        assert!(file.contains(placeholder) && file.contains("size: 16777216"), "{file}");
+        assert!(
+            file.contains(placeholder) && file.contains("size: 16777216"),
+            "{file}"
+        );
         let serial = &file["serial=".len()..][..10];
-        assert!(serial != "deadbeef01" && serial.bytes().all(|byte| byte.is_ascii_hexdigit()), "{file}");
+        assert!(
+            serial != "deadbeef01" && serial.bytes().all(|byte| byte.is_ascii_hexdigit()),
+            "{file}"
+        );
         let memo: Vec<u8> = serde_json::from_value(edits["memo"].clone()).unwrap();
         assert_eq!(String::from_utf8(memo).unwrap(), format!("serial {serial}"));
         assert_eq!(edits["edits"]["env"][1]["value"], "time-slicing");
@@ -478,7 +584,11 @@ mod tests {
         };
         let (one, two) = (redacted(), redacted());
         assert_ne!(one.answer, two.answer);
-        assert!(!serde_json::to_string(&one).unwrap().contains("time-slicing"));
+        assert!(
+            !serde_json::to_string(&one)
+                .unwrap()
+                .contains("time-slicing")
+        );
     }
 
     #[test]
@@ -499,7 +609,10 @@ mod tests {
             ..a_call()
         };
         let text = serde_json::to_string(&redacted(&recording(call.clone(), ""))).unwrap();
-        assert!(text.contains("made-up-by-driver") && text.contains("\"id-"), "{text}");
+        assert!(
+            text.contains("made-up-by-driver") && text.contains("\"id-"),
+            "{text}"
+        );
         assert!(
             !text.contains("hunter2") && !text.contains("renderXYZ9") && text.contains("/dev/dri/"),
             "{text}"
@@ -507,7 +620,11 @@ mod tests {
         // Of a plugin it is not known what it read.
         let mut native = recording(call, "");
         native[0] = Line::Revision(Revision::native("gpu.example.com"));
-        assert!(!serde_json::to_string(&redacted(&native)).unwrap().contains("made-up-by-driver"));
+        assert!(
+            !serde_json::to_string(&redacted(&native))
+                .unwrap()
+                .contains("made-up-by-driver")
+        );
     }
 
     #[test]
@@ -520,12 +637,21 @@ mod tests {
             include_str!("../../../../wit/host.wit"),
             include_str!("../../../../wit/inventory.wit"),
         );
-        let code = contract.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let code = contract
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"));
         let code = code.collect::<Vec<_>>().join("\n");
-        let enums: Vec<_> =
-            code.split("enum ").skip(1).map(|rest| rest.split(['{', '}']).nth(1).unwrap()).collect();
+        let enums: Vec<_> = code
+            .split("enum ")
+            .skip(1)
+            .map(|rest| rest.split(['{', '}']).nth(1).unwrap())
+            .collect();
         assert!(enums.len() > 8, "{enums:?}");
-        for case in enums.iter().flat_map(|cases| cases.split(',')).map(str::trim) {
+        for case in enums
+            .iter()
+            .flat_map(|cases| cases.split(','))
+            .map(str::trim)
+        {
             let words = case.split('-').map(|word| {
                 let (first, rest) = word.split_at(word.len().min(1));
                 first.to_uppercase() + rest

@@ -42,7 +42,10 @@ impl Segment {
     pub fn read(self) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
         self.file.take(self.bytes).read_to_end(&mut text)?;
-        let end = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let end = text
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |at| at + 1);
         text.truncate(end);
         Ok(text)
     }
@@ -50,7 +53,11 @@ impl Segment {
 
 impl Ring {
     pub(super) fn new(directory: PathBuf, bytes_max: u64) -> Self {
-        Self { directory, segment_bytes_max: bytes_max / SEGMENTS, current: None }
+        Self {
+            directory,
+            segment_bytes_max: bytes_max / SEGMENTS,
+            current: None,
+        }
     }
 
     /// Appends a line with its line feed.
@@ -81,14 +88,24 @@ impl Ring {
         first.push(b'\n');
         let first_bytes = first.len() as u64;
         if first_bytes + bytes > self.segment_bytes_max {
-            let message = format!("{bytes} bytes, and a segment has {}", self.segment_bytes_max);
+            let message = format!(
+                "{bytes} bytes, and a segment has {}",
+                self.segment_bytes_max
+            );
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
         self.current = None;
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.directory)?;
         let mut numbers = self.numbers()?;
-        let mut sizes = numbers.iter().map(|number| Ok(std::fs::metadata(self.path(*number))?.len()));
-        let mut total = sizes.try_fold(0u64, |total, size: io::Result<u64>| io::Result::Ok(total + size?))?;
+        let mut sizes = numbers
+            .iter()
+            .map(|number| Ok(std::fs::metadata(self.path(*number))?.len()));
+        let mut total = sizes.try_fold(0u64, |total, size: io::Result<u64>| {
+            io::Result::Ok(total + size?)
+        })?;
         let next = numbers.last().map_or(0, |last| last + 1);
         numbers.reverse();
         while total > self.segment_bytes_max * (SEGMENTS - 1)
@@ -99,9 +116,17 @@ impl Ring {
             std::fs::remove_file(path)?;
         }
         let path = self.path(next);
-        let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
+        let mut file = OpenOptions::new()
+            .append(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
         file.write_all(&first)?;
-        Ok(Current { file, bytes: first_bytes, revision: Arc::clone(revision) })
+        Ok(Current {
+            file,
+            bytes: first_bytes,
+            revision: Arc::clone(revision),
+        })
     }
 
     /// The segments, the oldest first.
@@ -124,8 +149,9 @@ impl Ring {
         let mut numbers = Vec::new();
         for entry in entries {
             let name = entry?.file_name();
-            let number: Option<u64> =
-                name.to_str().and_then(|name| name.strip_suffix(".jsonl")?.parse().ok());
+            let number: Option<u64> = name
+                .to_str()
+                .and_then(|name| name.strip_suffix(".jsonl")?.parse().ok());
             numbers.extend(number);
         }
         numbers.sort_unstable();
@@ -158,14 +184,21 @@ mod tests {
     use super::*;
 
     fn read(ring: &Ring) -> Vec<String> {
-        let texts = ring.segments().unwrap().into_iter().map(|segment| segment.read().unwrap());
+        let texts = ring
+            .segments()
+            .unwrap()
+            .into_iter()
+            .map(|segment| segment.read().unwrap());
         texts.map(|text| String::from_utf8(text).unwrap()).collect()
     }
 
     fn calls(ring: &Ring) -> Vec<u64> {
         let texts = read(ring);
         let lines = texts.iter().flat_map(|text| text.lines());
-        lines.filter(|line| !line.starts_with('{')).map(|line| line.trim().parse().unwrap()).collect()
+        lines
+            .filter(|line| !line.starts_with('{'))
+            .map(|line| line.trim().parse().unwrap())
+            .collect()
     }
 
     #[test]
@@ -175,16 +208,36 @@ mod tests {
         let (revision, max) = (Arc::new(Revision::native("gpu.example.com")), 8 * 1024);
         let mut ring = Ring::new(path.clone(), max);
         for n in 0..500 {
-            ring.append(&revision, format!("{n:>99}\n").as_bytes()).unwrap();
-            let entries = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
-            let sizes: Vec<_> = entries.map(|file| (file.len(), file.permissions().mode() & 0o777)).collect();
-            assert!(sizes.iter().map(|(bytes, _)| bytes).sum::<u64>() <= max, "{sizes:?}");
+            ring.append(&revision, format!("{n:>99}\n").as_bytes())
+                .unwrap();
+            let entries = std::fs::read_dir(&path)
+                .unwrap()
+                .map(|entry| entry.unwrap().metadata().unwrap());
+            let sizes: Vec<_> = entries
+                .map(|file| (file.len(), file.permissions().mode() & 0o777))
+                .collect();
+            assert!(
+                sizes.iter().map(|(bytes, _)| bytes).sum::<u64>() <= max,
+                "{sizes:?}"
+            );
             assert!(sizes.iter().all(|(_, mode)| *mode == 0o600), "{sizes:?}");
         }
         let kept = calls(&ring);
-        assert!(kept.len() > 50 && kept.iter().copied().eq(500 - kept.len() as u64..500), "{kept:?}");
-        assert!(read(&ring).iter().all(|text| text.starts_with("{\"revision\":")), "{:?}", read(&ring));
-        assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(
+            kept.len() > 50 && kept.iter().copied().eq(500 - kept.len() as u64..500),
+            "{kept:?}"
+        );
+        assert!(
+            read(&ring)
+                .iter()
+                .all(|text| text.starts_with("{\"revision\":")),
+            "{:?}",
+            read(&ring)
+        );
+        assert_eq!(
+            std::fs::metadata(path).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
     }
 
     #[test]
@@ -192,13 +245,21 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut ring = Ring::new(directory.path().to_owned(), 1 << 20);
         let [one, two] = ["1.0.0", "2.0.0"].map(|version| {
-            Arc::new(Revision { version: version.to_owned(), ..Revision::native("gpu.example.com") })
+            Arc::new(Revision {
+                version: version.to_owned(),
+                ..Revision::native("gpu.example.com")
+            })
         });
         ring.append(&one, b"1\n").unwrap();
         ring.append(&two, b"2\n").unwrap();
         ring.append(&two, b"3\n").unwrap();
         let last = directory.path().join("0000000001.jsonl");
-        OpenOptions::new().append(true).open(last).unwrap().write_all(b"{\"call\":").unwrap();
+        OpenOptions::new()
+            .append(true)
+            .open(last)
+            .unwrap()
+            .write_all(b"{\"call\":")
+            .unwrap();
         let mut again = Ring::new(directory.path().to_owned(), 1 << 20);
         again.append(&two, b"4\n").unwrap();
         assert_eq!(calls(&again), [1, 2, 3, 4]);
@@ -208,8 +269,10 @@ mod tests {
     #[test]
     fn a_line_larger_than_a_segment_is_refused_and_the_rest_stays() {
         let directory = tempfile::tempdir().unwrap();
-        let (mut ring, revision) =
-            (Ring::new(directory.path().to_owned(), 8 * 1024), Arc::new(Revision::native("a")));
+        let (mut ring, revision) = (
+            Ring::new(directory.path().to_owned(), 8 * 1024),
+            Arc::new(Revision::native("a")),
+        );
         ring.append(&revision, b"1\n").unwrap();
         let error = ring.append(&revision, &[b' '; 1024]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);

@@ -20,8 +20,14 @@ const WAITING_BYTES_MAX: usize = 32 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingsError {
     #[error("{action} {}", path.display())]
-    Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("{0} is not recorded: name it under `recording.drivers` in the config, or give a time to record")]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error(
+        "{0} is not recorded: name it under `recording.drivers` in the config, or give a time to record"
+    )]
     NotRecorded(String),
     #[error(
         "the daemon has had no driver or device plugin {0:?} since it started: `nodedock get drivers` lists those that it has"
@@ -62,9 +68,18 @@ struct Switch {
 }
 
 enum Command {
-    Append { switch: Arc<Switch>, revision: Arc<Revision>, line: Vec<u8> },
-    Read { switch: Arc<Switch>, recorded: oneshot::Sender<io::Result<Recorded>> },
-    Remove { switch: Arc<Switch> },
+    Append {
+        switch: Arc<Switch>,
+        revision: Arc<Revision>,
+        line: Vec<u8>,
+    },
+    Read {
+        switch: Arc<Switch>,
+        recorded: oneshot::Sender<io::Result<Recorded>>,
+    },
+    Remove {
+        switch: Arc<Switch>,
+    },
 }
 
 /// What is recorded of a driver.
@@ -99,14 +114,22 @@ impl Recordings {
             is_failing: false,
         };
         // A thread and not a task: it waits for the disk. It ends when the last recorder is dropped.
-        let spawned = std::thread::Builder::new().name("recordings".into()).spawn(|| writer.run(commands));
+        let spawned = std::thread::Builder::new()
+            .name("recordings".into())
+            .spawn(|| writer.run(commands));
         spawned.map_err(|source| RecordingsError::Io {
             action: "start the thread that writes",
             path: directory.to_owned(),
             source,
         })?;
         let switches = Mutex::default();
-        Ok(Self(Some(Arc::new(Shared { configured, bytes_max, queue, waiting, switches }))))
+        Ok(Self(Some(Arc::new(Shared {
+            configured,
+            bytes_max,
+            queue,
+            waiting,
+            switches,
+        }))))
     }
 
     /// Returns the recorder of a driver, or of a device plugin by its extended resource. All recorders of a name share one ring.
@@ -119,7 +142,9 @@ impl Recordings {
     pub fn begin(&self, driver: &str) -> Result<TemporaryRecording, RecordingsError> {
         let shared = self.shared()?;
         check_name(driver)?;
-        let switch = shared.known(driver).ok_or_else(|| RecordingsError::Unknown(driver.to_owned()))?;
+        let switch = shared
+            .known(driver)
+            .ok_or_else(|| RecordingsError::Unknown(driver.to_owned()))?;
         let mut wanted = switch.wanted.lock();
         if *wanted == 0 {
             // What calls of an earlier recording left, which ended after it.
@@ -135,13 +160,23 @@ impl Recordings {
     pub async fn read(&self, driver: &str) -> Result<Recorded, RecordingsError> {
         let shared = self.shared()?;
         check_name(driver)?;
-        let switch = shared.known(driver).filter(|switch| switch.is_on.load(Ordering::Relaxed));
+        let switch = shared
+            .known(driver)
+            .filter(|switch| switch.is_on.load(Ordering::Relaxed));
         let switch = switch.ok_or_else(|| RecordingsError::NotRecorded(driver.to_owned()))?;
         let (recorded, read) = oneshot::channel();
-        shared.queue.send(Command::Read { switch, recorded }).map_err(|_| RecordingsError::Ended)?;
-        let failed =
-            |source| RecordingsError::Io { action: "read the recording of", path: driver.into(), source };
-        read.await.map_err(|_| RecordingsError::Ended)?.map_err(failed)
+        shared
+            .queue
+            .send(Command::Read { switch, recorded })
+            .map_err(|_| RecordingsError::Ended)?;
+        let failed = |source| RecordingsError::Io {
+            action: "read the recording of",
+            path: driver.into(),
+            source,
+        };
+        read.await
+            .map_err(|_| RecordingsError::Ended)?
+            .map_err(failed)
     }
 
     fn shared(&self) -> Result<&Arc<Shared>, RecordingsError> {
@@ -199,7 +234,9 @@ pub struct Recorder(Option<Arc<Switch>>);
 impl Recorder {
     /// Returns whether calls are recorded now.
     pub fn is_on(&self) -> bool {
-        self.0.as_ref().is_some_and(|switch| switch.is_on.load(Ordering::Relaxed))
+        self.0
+            .as_ref()
+            .is_some_and(|switch| switch.is_on.load(Ordering::Relaxed))
     }
 
     /// Returns how many bytes the line of a call may have.
@@ -230,18 +267,26 @@ impl Recorder {
 impl Switch {
     fn remove(self: &Arc<Self>) {
         // An error: the thread has ended, and the next start removes the ring.
-        let _ = self.queue.send(Command::Remove { switch: Arc::clone(self) });
+        let _ = self.queue.send(Command::Remove {
+            switch: Arc::clone(self),
+        });
     }
 
     /// Returns whether the line will be written, as far as is known.
     fn send(self: &Arc<Self>, revision: &Arc<Revision>, line: &Line<Raw>) -> bool {
-        let Some(line) = text(line).filter(|line| line.len() <= self.line_bytes_max) else { return false };
+        let Some(line) = text(line).filter(|line| line.len() <= self.line_bytes_max) else {
+            return false;
+        };
         let bytes = line.len();
         if self.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes > WAITING_BYTES_MAX {
             self.waiting.fetch_sub(bytes, Ordering::Relaxed);
             return false;
         }
-        let command = Command::Append { switch: Arc::clone(self), revision: Arc::clone(revision), line };
+        let command = Command::Append {
+            switch: Arc::clone(self),
+            revision: Arc::clone(revision),
+            line,
+        };
         self.queue.send(command).is_ok()
     }
 }
@@ -266,7 +311,11 @@ impl Writer {
     fn run(mut self, commands: Receiver<Command>) {
         for command in commands {
             match command {
-                Command::Append { switch, revision, line } => self.append(&switch, &revision, &line),
+                Command::Append {
+                    switch,
+                    revision,
+                    line,
+                } => self.append(&switch, &revision, &line),
                 // An error: the reader is gone.
                 Command::Read { switch, recorded } => {
                     let lost = switch.lost.load(Ordering::Relaxed);
@@ -324,10 +373,17 @@ fn remove_others(directory: &Path, configured: &BTreeSet<String>) -> io::Result<
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    let kept: BTreeSet<_> = configured.iter().map(|driver| directory_name(driver)).collect();
+    let kept: BTreeSet<_> = configured
+        .iter()
+        .map(|driver| directory_name(driver))
+        .collect();
     for entry in entries {
         let entry = entry?;
-        if entry.file_type()?.is_dir() && !entry.file_name().to_str().is_some_and(|name| kept.contains(name))
+        if entry.file_type()?.is_dir()
+            && !entry
+                .file_name()
+                .to_str()
+                .is_some_and(|name| kept.contains(name))
         {
             ring::remove(&entry.path())?;
         }
@@ -376,8 +432,15 @@ mod tests {
             assert!(recorder.is_on() && !recordings.recorder("other.example.com").is_on());
             recorder.record(&revision, a_call("r-1"));
             assert!(lines(&recordings, GPU).await[0].contains("r-1"));
-            let refused = recordings.read("other.example.com").await.unwrap_err().to_string();
-            assert!(refused.contains("other.example.com is not recorded"), "{refused}");
+            let refused = recordings
+                .read("other.example.com")
+                .await
+                .unwrap_err()
+                .to_string();
+            assert!(
+                refused.contains("other.example.com is not recorded"),
+                "{refused}"
+            );
             let refused = recordings.read("../x").await.unwrap_err().to_string();
             assert!(refused.contains("cannot be the name"), "{refused}");
         }
@@ -392,7 +455,10 @@ mod tests {
     async fn a_temporary_recording_ends_with_its_guard_and_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let recordings = start(directory.path(), &[]);
-        let (resource, revision) = ("example.com/gpu", Arc::new(Revision::native("example.com/gpu")));
+        let (resource, revision) = (
+            "example.com/gpu",
+            Arc::new(Revision::native("example.com/gpu")),
+        );
         let recorder = recordings.recorder(resource);
         let [one, two] = [(); 2].map(|()| recordings.begin(resource).unwrap());
         drop(one);
@@ -406,8 +472,14 @@ mod tests {
         assert!(lines(&recordings, resource).await.is_empty());
         // A name that was never a driver's would be recorded in vain. To read it does not make it known.
         assert!(recordings.read("example.com/gpus").await.is_err());
-        let unknown = recordings.begin("example.com/gpus").unwrap_err().to_string();
-        assert!(unknown.contains("no driver or device plugin \"example.com/gpus\""), "{unknown}");
+        let unknown = recordings
+            .begin("example.com/gpus")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            unknown.contains("no driver or device plugin \"example.com/gpus\""),
+            "{unknown}"
+        );
     }
 
     #[tokio::test]
@@ -415,11 +487,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let recordings = start(directory.path(), &[GPU]);
         let (recorder, revision) = (recordings.recorder(GPU), Arc::new(Revision::native(GPU)));
-        let large = RecordedCall { arguments: raw(&"x".repeat(1 << 13)), ..a_call("r-1") };
+        let large = RecordedCall {
+            arguments: raw(&"x".repeat(1 << 13)),
+            ..a_call("r-1")
+        };
         recorder.record(&revision, large);
         recorder.lose();
         let recorded = recordings.read(GPU).await.unwrap();
-        assert_eq!((recorded.segments.len(), recorded.lost), (0, 2), "no call comes after them");
+        assert_eq!(
+            (recorded.segments.len(), recorded.lost),
+            (0, 2),
+            "no call comes after them"
+        );
         recorder.record(&revision, a_call("r-2"));
         let lines = lines(&recordings, GPU).await;
         assert_eq!((lines.len(), lines[0].as_str()), (2, "{\"lost\":2}"));

@@ -25,7 +25,8 @@ use crate::checkpoint::{Change, Checkpoint};
 use crate::manager::claims::SharedClaimTable;
 use nodedock_base::clock::now_ms;
 use nodedock_model::{
-    Caller, DriverKind, DriverName, NameRecord, NameSource, Named, Problem, ProblemCode, SourceKind, limit,
+    Caller, DriverKind, DriverName, NameRecord, NameSource, Named, Problem, ProblemCode,
+    SourceKind, limit,
 };
 
 /// How long a source waits for what the files of others say. Grants are read at once; a directory that cannot be listed is not waited for.
@@ -55,7 +56,12 @@ struct Owner {
 impl Default for Names {
     fn default() -> Self {
         let plugins_awaited = Instant::now() + limit::RESOURCE_GRACE;
-        Self { owners: BTreeMap::new(), reserved: BTreeMap::new(), facts: BTreeMap::new(), plugins_awaited }
+        Self {
+            owners: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+            facts: BTreeMap::new(),
+            plugins_awaited,
+        }
     }
 }
 
@@ -78,12 +84,14 @@ pub enum BindError {
 
 impl Names {
     fn of(&mut self, key: &str) -> &mut SourceFacts {
-        self.facts.entry(key.to_owned()).or_insert_with(|| SourceFacts {
-            source: None,
-            grant: Fact::Nothing,
-            digest: Fact::Nothing,
-            described: None,
-        })
+        self.facts
+            .entry(key.to_owned())
+            .or_insert_with(|| SourceFacts {
+                source: None,
+                grant: Fact::Nothing,
+                digest: Fact::Nothing,
+                described: None,
+            })
     }
 
     fn owner(&self, name: &DriverName) -> Option<&NameOwner> {
@@ -93,9 +101,10 @@ impl Names {
     /// Whether a name belongs to a source that is another than the one of a key.
     fn is_of_another(&self, key: &str, name: &DriverName) -> bool {
         match self.owner(name) {
-            Some(NameOwner::Source(owner)) => {
-                self.facts.get(key).is_some_and(|facts| facts.source.as_ref() != Some(owner))
-            }
+            Some(NameOwner::Source(owner)) => self
+                .facts
+                .get(key)
+                .is_some_and(|facts| facts.source.as_ref() != Some(owner)),
             _ => false,
         }
     }
@@ -103,7 +112,13 @@ impl Names {
 
 impl State {
     /// The state in which the source of a key requests a name; without a key, in which no source does.
-    fn known(&self, key: Option<&str>, name: &DriverName, has_claims: bool, is_listed: bool) -> Known<'_> {
+    fn known(
+        &self,
+        key: Option<&str>,
+        name: &DriverName,
+        has_claims: bool,
+        is_listed: bool,
+    ) -> Known<'_> {
         let names = &self.names;
         let is_other = |other: &str| Some(other) != key;
         let others = names.facts.iter().filter(|(other, _)| is_other(other));
@@ -114,7 +129,10 @@ impl State {
             owner: names.owner(name),
             has_claims,
             others: others.map(|(_, facts)| facts).collect(),
-            is_served: self.serving.get(name).is_some_and(|instances| instances.any(is_owner)),
+            is_served: self
+                .serving
+                .get(name)
+                .is_some_and(|instances| instances.any(is_owner)),
             is_listed,
             is_late: false,
             plugins_may_come: Instant::now() < names.plugins_awaited,
@@ -130,8 +148,17 @@ impl State {
         is_listed: bool,
         is_late: bool,
     ) -> Decision {
-        let Some(facts) = self.names.facts.get(key) else { return Decision::Waits };
-        decide(name, facts, &Known { is_late, ..self.known(Some(key), name, has_claims, is_listed) })
+        let Some(facts) = self.names.facts.get(key) else {
+            return Decision::Waits;
+        };
+        decide(
+            name,
+            facts,
+            &Known {
+                is_late,
+                ..self.known(Some(key), name, has_claims, is_listed)
+            },
+        )
     }
 
     /// Removes instances of a name that belongs to a source, if they are of others.
@@ -169,16 +196,39 @@ impl Registry {
     ) -> Self {
         let mut state = self.0.state.write();
         let owners = &mut state.names.owners;
-        let unreadable = unreadable.into_iter().filter_map(|name| DriverName::new(name).ok());
-        owners
-            .extend(unreadable.map(|name| (name, Owner { owner: NameOwner::Unreadable, is_durable: false })));
+        let unreadable = unreadable
+            .into_iter()
+            .filter_map(|name| DriverName::new(name).ok());
+        owners.extend(unreadable.map(|name| {
+            (
+                name,
+                Owner {
+                    owner: NameOwner::Unreadable,
+                    is_durable: false,
+                },
+            )
+        }));
         // What claims say is better than a record that cannot be read.
         owners.extend(evidence.into_iter().map(|(name, evidence)| {
-            (name, Owner { owner: NameOwner::Evidence(evidence), is_durable: false })
+            (
+                name,
+                Owner {
+                    owner: NameOwner::Evidence(evidence),
+                    is_durable: false,
+                },
+            )
         }));
         owners.extend(records.into_iter().filter_map(|record| {
-            let Named::Driver(name) = record.name else { return None };
-            Some((name, Owner { owner: NameOwner::Source(record.source), is_durable: true }))
+            let Named::Driver(name) = record.name else {
+                return None;
+            };
+            Some((
+                name,
+                Owner {
+                    owner: NameOwner::Source(record.source),
+                    is_durable: true,
+                },
+            ))
         }));
         drop(state);
         let is_first = self.0.store.set(store).is_ok();
@@ -187,7 +237,10 @@ impl Registry {
     }
 
     fn has_claims(&self, name: &DriverName) -> bool {
-        self.0.store.get().is_some_and(|store| store.claims.lock().has_claims_of(name))
+        self.0
+            .store
+            .get()
+            .is_some_and(|store| store.claims.lock().has_claims_of(name))
     }
 
     /// Notes what a source is, and that what its files say is to be read, if it has files.
@@ -195,7 +248,12 @@ impl Registry {
         let mut state = self.0.state.write();
         let facts = state.names.of(key);
         if facts.source != source {
-            *facts = SourceFacts { source, grant: Fact::Nothing, digest: Fact::Nothing, described: None };
+            *facts = SourceFacts {
+                source,
+                grant: Fact::Nothing,
+                digest: Fact::Nothing,
+                described: None,
+            };
             if facts.source.as_ref().is_some_and(NameSource::is_wasm) {
                 (facts.grant, facts.digest) = (Fact::Unread, Fact::Unread);
             }
@@ -233,7 +291,9 @@ impl Registry {
 
     fn note_fact(&self, key: &str, change: impl FnOnce(&mut SourceFacts)) {
         let mut state = self.0.state.write();
-        let Some(facts) = state.names.facts.get_mut(key) else { return };
+        let Some(facts) = state.names.facts.get_mut(key) else {
+            return;
+        };
         let before = facts.clone();
         change(facts);
         let is_changed = *facts != before;
@@ -250,7 +310,11 @@ impl Registry {
     /// Whether a source may serve under a name now.
     pub fn may_have_name(&self, key: &str, name: &DriverName) -> bool {
         let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
-        let decision = self.0.state.read().decide(key, name, has_claims, is_listed, false);
+        let decision = self
+            .0
+            .state
+            .read()
+            .decide(key, name, has_claims, is_listed, false);
         matches!(decision, Decision::Owns | Decision::Binds)
     }
 
@@ -263,7 +327,11 @@ impl Registry {
     }
 
     /// Reserves a name for a source, before it is called for anything but its description. Waits for what the files of other sources say.
-    pub async fn reserve_name(&self, key: &str, name: &DriverName) -> Result<NameReservation, NameRefusal> {
+    pub async fn reserve_name(
+        &self,
+        key: &str,
+        name: &DriverName,
+    ) -> Result<NameReservation, NameRefusal> {
         let (mut changes, until) = (self.freed_changes(), Instant::now() + NAME_WAIT);
         loop {
             changes.mark_unchanged();
@@ -290,18 +358,30 @@ impl Registry {
         let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
         let mut state = self.0.state.write();
         let decision = state.decide(key, name, has_claims, is_listed, is_late);
-        let source = state.names.facts.get(key).and_then(|facts| facts.source.clone());
+        let source = state
+            .names
+            .facts
+            .get(key)
+            .and_then(|facts| facts.source.clone());
         let source = match (decision, source) {
             (Decision::Owns, Some(source)) => source,
             (Decision::Binds, Some(source)) => {
-                state.names.reserved.insert(name.clone(), (source.clone(), key.to_owned()));
+                state
+                    .names
+                    .reserved
+                    .insert(name.clone(), (source.clone(), key.to_owned()));
                 source
             }
             (Decision::Refused(why), _) => return Err(why),
             (Decision::Waits, _) | (_, None) => return Err(NameRefusal::Undecided),
         };
         drop(state);
-        Ok(NameReservation { registry: self.clone(), name: name.clone(), source, key: key.to_owned() })
+        Ok(NameReservation {
+            registry: self.clone(),
+            name: name.clone(),
+            source,
+            key: key.to_owned(),
+        })
     }
 
     /// Gives a name to a source until the daemon ends. `bind_name` makes that durable.
@@ -309,11 +389,18 @@ impl Registry {
         let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
         let mut state = self.0.state.write();
         let decision = state.decide(key, name, has_claims, is_listed, true);
-        let source = state.names.facts.get(key).and_then(|facts| facts.source.clone());
+        let source = state
+            .names
+            .facts
+            .get(key)
+            .and_then(|facts| facts.source.clone());
         match (decision, source) {
             (Decision::Owns, _) => Ok(()),
             (Decision::Binds, Some(source)) => {
-                let owner = Owner { owner: NameOwner::Source(source), is_durable: false };
+                let owner = Owner {
+                    owner: NameOwner::Source(source),
+                    is_durable: false,
+                };
                 state.names.owners.insert(name.clone(), owner);
                 Ok(())
             }
@@ -329,15 +416,28 @@ impl Registry {
         let source = {
             let state = self.0.state.read();
             let decision = state.decide(key, name, has_claims, is_listed, true);
-            let is_durable = state.names.owners.get(name).is_some_and(|owner| owner.is_durable);
-            match (decision, state.names.facts.get(key).and_then(|facts| facts.source.clone())) {
+            let is_durable = state
+                .names
+                .owners
+                .get(name)
+                .is_some_and(|owner| owner.is_durable);
+            match (
+                decision,
+                state
+                    .names
+                    .facts
+                    .get(key)
+                    .and_then(|facts| facts.source.clone()),
+            ) {
                 (Decision::Owns, _) if is_durable => return Ok(()),
                 (Decision::Owns | Decision::Binds, Some(source)) => source,
                 (Decision::Refused(why), _) => return Err(why.into()),
                 (Decision::Waits, _) | (_, None) => return Err(NameRefusal::Undecided.into()),
             }
         };
-        self.store_name(name, source, None).await.map_err(BindError::NotStored)
+        self.store_name(name, source, None)
+            .await
+            .map_err(BindError::NotStored)
     }
 
     /// Writes the record of a name, and deletes those of names that belong to no source any more. The caller has the lock of the writes.
@@ -352,14 +452,25 @@ impl Registry {
             let record = NameRecord::new(Named::Driver(name.clone()), source.clone(), now_ms(), by);
             let mut changes = vec![Change::PutName(Arc::new(record))];
             changes.extend(
-                over.iter().map(|name| Change::DeleteName(NameRecord::key(&Named::Driver(name.clone())))),
+                over.iter()
+                    .map(|name| Change::DeleteName(NameRecord::key(&Named::Driver(name.clone())))),
             );
-            store.checkpoint.commit(changes).await.map_err(|error| error.problem())?;
+            store
+                .checkpoint
+                .commit(changes)
+                .await
+                .map_err(|error| error.problem())?;
         }
         let mut state = self.0.state.write();
         let owners = &mut state.names.owners;
         owners.retain(|name, _| !over.contains(name));
-        owners.insert(name.clone(), Owner { owner: NameOwner::Source(source.clone()), is_durable: true });
+        owners.insert(
+            name.clone(),
+            Owner {
+                owner: NameOwner::Source(source.clone()),
+                is_durable: true,
+            },
+        );
         drop(state);
         tracing::info!(driver = %name, %source, "the name of a driver belongs to a source");
         self.names_changed();
@@ -374,9 +485,15 @@ impl Registry {
         let (state, is_listed) = (self.0.state.read(), self.is_listed());
         let is_over = |(has_claims, name): &(bool, DriverName)| {
             let known = state.known(None, name, *has_claims, is_listed);
-            known.owner.is_some_and(|owner| presence(owner, name, &known) == Presence::Gone)
+            known
+                .owner
+                .is_some_and(|owner| presence(owner, name, &known) == Presence::Gone)
         };
-        claimed.into_iter().filter(is_over).map(|(_, name)| name).collect()
+        claimed
+            .into_iter()
+            .filter(is_over)
+            .map(|(_, name)| name)
+            .collect()
     }
 
     /// Gives a name to a source that describes it, by an operator's order: the source's key in the registry, or its file name without `.wasm`.
@@ -397,7 +514,9 @@ impl Registry {
             });
         }
         let kind = self.view(&key)?.kind;
-        self.update(kind, &key, |view| view.note("name assigned", &cause, 0, None));
+        self.update(kind, &key, |view| {
+            view.note("name assigned", &cause, 0, None)
+        });
         self.view(&key)
     }
 
@@ -409,15 +528,19 @@ impl Registry {
     ) -> Result<(String, NameSource, Option<DriverView>), Problem> {
         let state = self.0.state.read();
         let keys = [wanted.to_owned(), format!("{wanted}.wasm")];
-        let found = keys.into_iter().find_map(|key| Some((state.names.facts.get(&key)?, key)));
+        let found = keys
+            .into_iter()
+            .find_map(|key| Some((state.names.facts.get(&key)?, key)));
         let Some((facts, key)) = found else {
-            let message = format!("there is no source {wanted:?}: `nodedock get drivers` lists them");
+            let message =
+                format!("there is no source {wanted:?}: `nodedock get drivers` lists them");
             return Err(Problem::not_found(ProblemCode::DriverUnknown, message));
         };
         let source = facts.source.clone().filter(|_| facts.described.is_some());
         let Some((source, described)) = source.zip(facts.described.as_ref()) else {
-            let message =
-                format!("{key} has not said yet which driver it is: `nodedock explain driver` says why");
+            let message = format!(
+                "{key} has not said yet which driver it is: `nodedock explain driver` says why"
+            );
             return Err(Problem::unavailable(ProblemCode::DriverNotServing, message));
         };
         if described != name {
@@ -427,20 +550,30 @@ impl Registry {
         if let Fact::Is(granted) = &facts.grant
             && granted != name
         {
-            let message = format!("the grant of {key} is for the driver {granted}: change `driver` there");
+            let message =
+                format!("the grant of {key} is for the driver {granted}: change `driver` there");
             return Err(Problem::conflict(ProblemCode::DriverNameTaken, message));
         }
         let rival = |other: &&SourceFacts| {
             other.source.as_ref() != Some(&source)
                 && matches!(&other.grant, Fact::Is(granted) if granted == name)
         };
-        if let Some(rival) = state.names.facts.values().find(rival).and_then(|rival| rival.source.as_ref()) {
+        if let Some(rival) = state
+            .names
+            .facts
+            .values()
+            .find(rival)
+            .and_then(|rival| rival.source.as_ref())
+        {
             let message = format!(
                 "the grant of {rival} names the driver {name}, which decides: remove `driver` there first"
             );
             return Err(Problem::conflict(ProblemCode::DriverNameTaken, message));
         }
-        let before = state.serving.get(name).map(|instances| instances.picked().source.clone());
+        let before = state
+            .serving
+            .get(name)
+            .map(|instances| instances.picked().source.clone());
         let before = before.filter(|before| *before != key);
         let before = before.and_then(|before| state.sources.get(&before).cloned());
         Ok((key, source, before))
@@ -462,7 +595,9 @@ impl Drop for NameReservation {
     fn drop(&mut self) {
         let mut state = self.registry.0.state.write();
         let reserved = &mut state.names.reserved;
-        let is_own = reserved.get(&self.name).is_some_and(|(_, by)| *by == self.key);
+        let is_own = reserved
+            .get(&self.name)
+            .is_some_and(|(_, by)| *by == self.key);
         if is_own {
             reserved.remove(&self.name);
         }
@@ -476,7 +611,9 @@ impl Drop for NameReservation {
 /// Returns the problem of a source that may not serve under a name.
 pub fn name_problem(name: &DriverName, source: &str, why: &NameRefusal) -> Problem {
     let order = match why {
-        NameRefusal::GrantOfAnother(_) => "change `driver` in its grant, or remove the file".to_owned(),
+        NameRefusal::GrantOfAnother(_) => {
+            "change `driver` in its grant, or remove the file".to_owned()
+        }
         NameRefusal::Undecided => "it is tried again".to_owned(),
         NameRefusal::OfPlugins => "give the driver a name of your own domain".to_owned(),
         _ => format!(
@@ -484,7 +621,8 @@ pub fn name_problem(name: &DriverName, source: &str, why: &NameRefusal) -> Probl
         ),
     };
     // A file and an image of one name have the same key.
-    let has_key = |owner: &NameSource| owner.is_wasm() && source.strip_suffix(".wasm") == Some(&owner.name);
+    let has_key =
+        |owner: &NameSource| owner.is_wasm() && source.strip_suffix(".wasm") == Some(&owner.name);
     let asking = match why {
         NameRefusal::Belongs(owner) if has_key(owner) => match owner.kind {
             SourceKind::File => NameSource::image(&owner.name).to_string(),
@@ -492,8 +630,9 @@ pub fn name_problem(name: &DriverName, source: &str, why: &NameRefusal) -> Probl
         },
         _ => source.to_owned(),
     };
-    let message =
-        format!("{asking} describes the driver {name}, and does not serve: {why}. It is not called; {order}");
+    let message = format!(
+        "{asking} describes the driver {name}, and does not serve: {why}. It is not called; {order}"
+    );
     Problem::conflict(ProblemCode::DriverNameTaken, message)
         .with("driver", name)
         .with("source", source)

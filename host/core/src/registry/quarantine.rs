@@ -30,7 +30,12 @@ impl State {
         match (&quarantined, view.state) {
             (Some(quarantined), DriverState::Serving | DriverState::Quarantined) => {
                 if view.state == DriverState::Serving {
-                    view.note("quarantined", "failures in a row", 0, Some(quarantined.problem()));
+                    view.note(
+                        "quarantined",
+                        "failures in a row",
+                        0,
+                        Some(quarantined.problem()),
+                    );
                 }
                 view.state = DriverState::Quarantined;
                 view.reason = quarantined.reason();
@@ -57,7 +62,10 @@ impl Registry {
         tasks: &Tasks,
     ) {
         let mut changes = containment.follow();
-        let conduct = Conduct { driver: driver.clone(), containment: Arc::clone(containment) };
+        let conduct = Conduct {
+            driver: driver.clone(),
+            containment: Arc::clone(containment),
+        };
         let mut state = self.0.state.write();
         let before = state.conducts.insert(source.to_owned(), conduct);
         self.forget_conduct(before);
@@ -81,22 +89,30 @@ impl Registry {
     /// Drops the recorded conduct of a source, if any. Called with the state locked, since the condition is part of it.
     pub(super) fn forget_conduct(&self, before: Option<Conduct>) {
         if let Some(before) = before {
-            self.0.conditions.clear(ProblemCode::DriverQuarantined, before.driver.as_str());
+            self.0
+                .conditions
+                .clear(ProblemCode::DriverQuarantined, before.driver.as_str());
         }
     }
 
     fn settle_conduct(&self, source: &str) {
         let mut state = self.0.state.write();
         let settled = state.settle_conduct(source, self.stored_drivers());
-        let Some((driver, quarantined)) = settled else { return };
+        let Some((driver, quarantined)) = settled else {
+            return;
+        };
         // With the state locked: otherwise an outdated quarantine could be published last.
         let now = match &quarantined {
             Some(quarantined) => {
-                self.0.conditions.set(driver.as_str(), quarantined.problem());
+                self.0
+                    .conditions
+                    .set(driver.as_str(), quarantined.problem());
                 DriverState::Quarantined
             }
             None => {
-                self.0.conditions.clear(ProblemCode::DriverQuarantined, driver.as_str());
+                self.0
+                    .conditions
+                    .clear(ProblemCode::DriverQuarantined, driver.as_str());
                 DriverState::Serving
             }
         };
@@ -104,7 +120,9 @@ impl Registry {
         if quarantined.is_none() {
             self.0.serving.send_modify(|count| *count += 1);
         }
-        self.0.changes.tell(ChangedKind::Driver, driver, now.as_str());
+        self.0
+            .changes
+            .tell(ChangedKind::Driver, driver, now.as_str());
     }
 
     /// Ends a driver's quarantine, by driver name or file name.
@@ -119,7 +137,11 @@ impl Registry {
         if !containment.is_some_and(|containment| containment.resume()) {
             return Err(not_quarantined(&view));
         }
-        tracing::info!(driver = name, file = source, "quarantine ended by an operator");
+        tracing::info!(
+            driver = name,
+            file = source,
+            "quarantine ended by an operator"
+        );
         self.settle_conduct(&source);
         self.view(&source)
     }
@@ -138,7 +160,10 @@ fn native(view: &DriverView) -> Problem {
 }
 
 fn not_quarantined(view: &DriverView) -> Problem {
-    let message =
-        format!("driver {} is {}: there is no quarantine to end", called(view), view.state.as_str());
+    let message = format!(
+        "driver {} is {}: there is no quarantine to end",
+        called(view),
+        view.state.as_str()
+    );
     Problem::conflict(ProblemCode::DriverNotQuarantined, message)
 }

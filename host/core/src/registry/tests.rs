@@ -19,7 +19,11 @@ fn driver(short: &str, version: &str) -> Driver {
         source: String::new(),
         summary: String::new(),
     };
-    Driver { identity: Arc::new(identity), claims: None, inventory: None }
+    Driver {
+        identity: Arc::new(identity),
+        claims: None,
+        inventory: None,
+    }
 }
 
 fn registry() -> Registry {
@@ -28,7 +32,10 @@ fn registry() -> Registry {
 
 /// Returns the version of the serving driver of a name.
 fn version(registry: &Registry, short: &str) -> Option<String> {
-    registry.serving(&name(short)).ok().map(|driver| driver.identity.version.clone())
+    registry
+        .serving(&name(short))
+        .ok()
+        .map(|driver| driver.identity.version.clone())
 }
 
 /// Sets the state of a source, as its worker does.
@@ -42,7 +49,10 @@ fn show(registry: &Registry, source: &str, short: &str, state: DriverState, reas
 fn a_name_is_the_first_sources_until_it_retires() {
     let registry = registry();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
-    assert_eq!(registry.serve("b.wasm", driver("gpu", "2")), Err("a.wasm".to_owned()));
+    assert_eq!(
+        registry.serve("b.wasm", driver("gpu", "2")),
+        Err("a.wasm".to_owned())
+    );
     assert_eq!(version(&registry, "gpu").as_deref(), Some("1"));
     registry.retire("a.wasm");
     assert_eq!(version(&registry, "gpu"), None);
@@ -52,18 +62,46 @@ fn a_name_is_the_first_sources_until_it_retires() {
 
 #[test]
 fn the_newest_connected_instance_serves_and_the_newest_where_none_is() {
-    let (registry, connected) = (registry(), Arc::new(std::sync::Mutex::new([true, true, false])));
+    let (registry, connected) = (
+        registry(),
+        Arc::new(std::sync::Mutex::new([true, true, false])),
+    );
     for (number, version) in ["1", "2", "3"].into_iter().enumerate() {
         let connected = connected.clone();
-        let link = move || if connected.lock().unwrap()[number] { Link::Connected } else { Link::Connecting };
+        let link = move || {
+            if connected.lock().unwrap()[number] {
+                Link::Connected
+            } else {
+                Link::Connecting
+            }
+        };
         let (endpoint, services) = (format!("/{version}.sock").into(), Vec::new());
-        let native = Native { endpoint, services, link: Box::new(link), health: None };
-        registry.serve_instance(version, driver("gpu", version), native).unwrap();
+        let native = Native {
+            endpoint,
+            services,
+            link: Box::new(link),
+            health: None,
+        };
+        registry
+            .serve_instance(version, driver("gpu", version), native)
+            .unwrap();
     }
-    for (now, serving) in [([true, true, false], "2"), ([true, false, true], "3"), ([false; 3], "3")] {
+    for (now, serving) in [
+        ([true, true, false], "2"),
+        ([true, false, true], "3"),
+        ([false; 3], "3"),
+    ] {
         *connected.lock().unwrap() = now;
-        assert_eq!(version(&registry, "gpu").as_deref(), Some(serving), "{now:?}");
-        assert_eq!(registry.connected().contains(&name("gpu")), now.contains(&true), "{now:?}");
+        assert_eq!(
+            version(&registry, "gpu").as_deref(),
+            Some(serving),
+            "{now:?}"
+        );
+        assert_eq!(
+            registry.connected().contains(&name("gpu")),
+            now.contains(&true),
+            "{now:?}"
+        );
     }
     registry.serve("a.wasm", driver("nic", "1")).unwrap();
     assert_eq!(registry.connected(), [name("nic")].into());
@@ -86,9 +124,18 @@ fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
     assert_eq!(version(&registry, "gpu").as_deref(), Some("2"));
     let freed = registry.freed_changes();
     registry.serve("a.wasm", driver("nic", "3")).unwrap();
-    assert_eq!((version(&registry, "gpu"), version(&registry, "nic").as_deref()), (None, Some("3")));
+    assert_eq!(
+        (
+            version(&registry, "gpu"),
+            version(&registry, "nic").as_deref()
+        ),
+        (None, Some("3"))
+    );
     assert_eq!(registry.all_serving().len(), 1);
-    assert!(freed.has_changed().unwrap(), "callers that wait for the name are notified");
+    assert!(
+        freed.has_changed().unwrap(),
+        "callers that wait for the name are notified"
+    );
 }
 
 /// A source that was removed while its driver served left the driver callable and invisible.
@@ -118,20 +165,40 @@ fn a_driver_that_begins_to_serve_is_reported_and_an_end_or_a_refusal_is_not() {
 fn a_driver_that_does_not_serve_is_said_to_be_where_it_is() {
     let registry = registry();
     let problem = registry.serving(&name("gpu")).err().unwrap();
-    assert_eq!((problem.code.as_str(), problem.kind.is_permanent()), ("driver-unknown", false));
-    show(&registry, "a.wasm", "gpu", DriverState::Blocked, "it wants /dev/kvm");
+    assert_eq!(
+        (problem.code.as_str(), problem.kind.is_permanent()),
+        ("driver-unknown", false)
+    );
+    show(
+        &registry,
+        "a.wasm",
+        "gpu",
+        DriverState::Blocked,
+        "it wants /dev/kvm",
+    );
     let problem = registry.serving(&name("gpu")).err().unwrap();
     assert_eq!(problem.code, "driver-not-serving");
-    assert_eq!(problem.message, "driver gpu.example.com (a.wasm) is blocked: it wants /dev/kvm");
+    assert_eq!(
+        problem.message,
+        "driver gpu.example.com (a.wasm) is blocked: it wants /dev/kvm"
+    );
     show(&registry, "a.wasm", "gpu", DriverState::Compiled, "");
     let problem = registry.serving(&name("gpu")).err().unwrap();
-    assert_eq!(problem.message, "driver gpu.example.com (a.wasm) is compiled: it is being loaded");
+    assert_eq!(
+        problem.message,
+        "driver gpu.example.com (a.wasm) is compiled: it is being loaded"
+    );
     // One that is not known by name may be any.
     registry.update(DriverKind::Wasm, "b.wasm", |_| ());
     let problem = registry.serving(&name("nic")).err().unwrap();
-    assert_eq!(problem.message, "driver nic.example.com is not here yet: b.wasm is being loaded");
+    assert_eq!(
+        problem.message,
+        "driver nic.example.com is not here yet: b.wasm is being loaded"
+    );
     assert!(registry.is_under_way(&name("nic")));
-    registry.update(DriverKind::Wasm, "b.wasm", |view| view.state = DriverState::Failed);
+    registry.update(DriverKind::Wasm, "b.wasm", |view| {
+        view.state = DriverState::Failed
+    });
     assert!(!registry.is_under_way(&name("nic")));
     registry.set_listed(false);
     let problem = registry.serving(&name("nic")).err().unwrap();
@@ -146,18 +213,43 @@ fn a_driver_that_does_not_serve_is_said_to_be_where_it_is() {
 fn a_device_is_as_its_driver_last_described_it() {
     let registry = registry();
     let pool = PoolName::new("node-1").unwrap();
-    let device = Device { identity: vec!["pci:1".to_owned()], ..Device::default() };
+    let device = Device {
+        identity: vec!["pci:1".to_owned()],
+        ..Device::default()
+    };
     let devices = BTreeMap::from([(DeviceName::new("gpu-0").unwrap(), device.clone())]);
-    let pools = BTreeMap::from([(pool, Pool { devices, ..Pool::default() })]);
+    let pools = BTreeMap::from([(
+        pool,
+        Pool {
+            devices,
+            ..Pool::default()
+        },
+    )]);
     let (published, inventory) = watch::channel(Arc::new(Published::default()));
-    registry.serve("a.wasm", Driver { inventory: Some(inventory), ..driver("gpu", "1") }).unwrap();
+    registry
+        .serve(
+            "a.wasm",
+            Driver {
+                inventory: Some(inventory),
+                ..driver("gpu", "1")
+            },
+        )
+        .unwrap();
     assert_eq!(registry.device(&name("gpu"), "node-1", "gpu-0"), None);
     let inventory = Inventory { pools };
-    published.send_replace(Arc::new(Published { inventory, ..Published::default() }));
-    assert_eq!(registry.device(&name("gpu"), "node-1", "gpu-0"), Some(device));
-    for (short, pool, device) in
-        [("gpu", "node-1", "gpu-1"), ("gpu", "NO POOL", "gpu-0"), ("nic", "node-1", "gpu-0")]
-    {
+    published.send_replace(Arc::new(Published {
+        inventory,
+        ..Published::default()
+    }));
+    assert_eq!(
+        registry.device(&name("gpu"), "node-1", "gpu-0"),
+        Some(device)
+    );
+    for (short, pool, device) in [
+        ("gpu", "node-1", "gpu-1"),
+        ("gpu", "NO POOL", "gpu-0"),
+        ("nic", "node-1", "gpu-0"),
+    ] {
         assert_eq!(registry.device(&name(short), pool, device), None);
     }
 }
@@ -165,14 +257,17 @@ fn a_device_is_as_its_driver_last_described_it() {
 #[test]
 fn changes_are_published_when_state_or_reason_change() {
     let changes = Changes::default();
-    let (registry, mut listener) =
-        (Registry::new(changes.clone(), Conditions::default(), None), changes.listen());
+    let (registry, mut listener) = (
+        Registry::new(changes.clone(), Conditions::default(), None),
+        changes.listen(),
+    );
     for reason in ["", "", "slow"] {
         show(&registry, "a.wasm", "gpu", DriverState::Serving, reason);
     }
     registry.remove("a.wasm");
-    let states: Vec<_> =
-        std::iter::from_fn(|| listener.try_recv().ok()).map(|changed| changed.state).collect();
+    let states: Vec<_> = std::iter::from_fn(|| listener.try_recv().ok())
+        .map(|changed| changed.state)
+        .collect();
     assert_eq!(states, ["serving", "serving", "gone"]);
 }
 
@@ -180,16 +275,27 @@ fn changes_are_published_when_state_or_reason_change() {
 fn a_sources_history_is_bounded() {
     let registry = registry();
     for n in 0..limit::TIMELINE_MAX + 5 {
-        registry.update(DriverKind::Wasm, "a.wasm", |view| view.note(&format!("step {n}"), "test", 0, None));
+        registry.update(DriverKind::Wasm, "a.wasm", |view| {
+            view.note(&format!("step {n}"), "test", 0, None)
+        });
     }
     let timeline = registry.list().remove(0).timeline;
-    assert_eq!((timeline.len(), timeline[0].what.as_str()), (limit::TIMELINE_MAX, "step 5"));
+    assert_eq!(
+        (timeline.len(), timeline[0].what.as_str()),
+        (limit::TIMELINE_MAX, "step 5")
+    );
 }
 
 #[tokio::test]
 async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
     let registry = registry();
-    show(&registry, "a.wasm", "gpu", DriverState::Failed, "no component");
+    show(
+        &registry,
+        "a.wasm",
+        "gpu",
+        DriverState::Failed,
+        "no component",
+    );
     let mut reloads = registry.take_reloads(DriverKind::Wasm).unwrap();
     assert!(registry.take_reloads(DriverKind::Wasm).is_none());
     for asked in ["gpu.example.com", "a.wasm"] {
@@ -208,7 +314,10 @@ async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
     let (view, ()) = tokio::join!(registry.reload("a.wasm"), gone);
     assert_eq!(view.unwrap_err().message, "a.wasm is gone");
     let unknown = registry.reload("gpu.example.com").await.unwrap_err();
-    assert!(unknown.code == "driver-unknown" && unknown.message.contains("gpu.example.com"), "{unknown}");
+    assert!(
+        unknown.code == "driver-unknown" && unknown.message.contains("gpu.example.com"),
+        "{unknown}"
+    );
 }
 
 #[tokio::test]
@@ -226,14 +335,26 @@ async fn a_worker_with_many_orders_gets_no_more_reloads_and_has_room_for_what_ch
     };
     let _first = ask(&worker).await.expect_err("it waits for the worker");
     let _second = ask(&worker).await.expect_err("it waits for the worker");
-    let refused = ask(&worker).await.ok().expect("an answer at once").unwrap_err();
+    let refused = ask(&worker)
+        .await
+        .ok()
+        .expect("an answer at once")
+        .unwrap_err();
     assert_eq!(refused.code, "too-many-reloads");
-    assert!(spare_place(&worker).is_none() && worker.try_send(None).is_ok() && worker.try_send(None).is_ok());
+    assert!(
+        spare_place(&worker).is_none()
+            && worker.try_send(None).is_ok()
+            && worker.try_send(None).is_ok()
+    );
     while inbox.try_recv().is_ok() {}
     assert!(spare_place(&worker).is_some());
     drop(inbox);
     let gone = ask(&worker).await.ok().expect("an answer at once").unwrap();
-    assert_eq!(gone.state, DriverState::Serving, "a worker that ended says nothing, its source tells");
+    assert_eq!(
+        gone.state,
+        DriverState::Serving,
+        "a worker that ended says nothing, its source tells"
+    );
 }
 
 #[tokio::test]
@@ -244,7 +365,11 @@ async fn a_task_that_ended_does_not_answer() {
         let work = async { drop(reloads.recv().await.unwrap()) };
         assert_eq!(tokio::join!(registry.answers(kind), work), (true, ()));
         let end = async { drop(reloads) };
-        assert_eq!(tokio::join!(registry.answers(kind), end), (false, ()), "while it was asked");
+        assert_eq!(
+            tokio::join!(registry.answers(kind), end),
+            (false, ()),
+            "while it was asked"
+        );
         assert!(!registry.answers(kind).await, "before it was asked");
     }
 }
@@ -253,11 +378,16 @@ async fn a_task_that_ended_does_not_answer() {
 async fn reloads_beyond_the_bound_get_an_error_to_retry() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
-    let waiting: Vec<_> = (0..RELOADS_WAITING_MAX).map(|_| Box::pin(registry.reload("a.wasm"))).collect();
+    let waiting: Vec<_> = (0..RELOADS_WAITING_MAX)
+        .map(|_| Box::pin(registry.reload("a.wasm")))
+        .collect();
     let waiting = waiting.into_iter().map(|mut reload| {
         assert!(futures::FutureExt::now_or_never(&mut reload).is_none());
         reload
     });
     let _waiting: Vec<_> = waiting.collect();
-    assert_eq!(registry.reload("a.wasm").await.unwrap_err().code, "too-many-reloads");
+    assert_eq!(
+        registry.reload("a.wasm").await.unwrap_err().code,
+        "too-many-reloads"
+    );
 }

@@ -27,11 +27,15 @@ impl Default for DeviceMetrics {
 
 impl DeviceMetrics {
     pub(crate) fn called(&self, resource: &ExtendedResource) {
-        self.registrations.get_or_create(&self.label(resource)).inc();
+        self.registrations
+            .get_or_create(&self.label(resource))
+            .inc();
     }
 
     pub(crate) fn allocated(&self, resource: &ExtendedResource, elapsed: Duration) {
-        self.allocations.get_or_create(&self.label(resource)).observe(elapsed.as_secs_f64());
+        self.allocations
+            .get_or_create(&self.label(resource))
+            .observe(elapsed.as_secs_f64());
     }
 
     fn label(&self, resource: &ExtendedResource) -> Labels<1> {

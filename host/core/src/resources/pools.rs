@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::{Listed, PoolOffers};
 use crate::driver::Published;
 use nodedock_model::{
-    Device, DeviceName, DriverName, ExtendedResource, HealthReport, HealthState, PluginDevice, Pool,
-    PoolName, TaintEffect,
+    Device, DeviceName, DriverName, ExtendedResource, HealthReport, HealthState, PluginDevice,
+    Pool, PoolName, TaintEffect,
 };
 
 /// The ID of a pool's device in a resource.
@@ -27,30 +27,51 @@ pub(crate) fn offers(drivers: &[(DriverName, Arc<Published>)]) -> PoolOffers {
         BTreeMap::new();
     for (driver, published) in drivers {
         for (name, pool) in &published.inventory.pools {
-            let Some(resource) = &pool.extended_resource else { continue };
-            let devices = offers.entry((resource.clone(), driver.clone())).or_default();
-            devices
-                .extend(devices_of(name, pool, &published.health).map(|device| (device.id.clone(), device)));
+            let Some(resource) = &pool.extended_resource else {
+                continue;
+            };
+            let devices = offers
+                .entry((resource.clone(), driver.clone()))
+                .or_default();
+            devices.extend(
+                devices_of(name, pool, &published.health).map(|device| (device.id.clone(), device)),
+            );
         }
     }
-    offers.into_iter().map(|(key, devices)| (key, Listed::new(devices))).collect()
+    offers
+        .into_iter()
+        .map(|(key, devices)| (key, Listed::new(devices)))
+        .collect()
 }
 
-fn devices_of(name: &PoolName, pool: &Pool, health: &HealthReport) -> impl Iterator<Item = PluginDevice> {
+fn devices_of(
+    name: &PoolName,
+    pool: &Pool,
+    health: &HealthReport,
+) -> impl Iterator<Item = PluginDevice> {
     pool.devices.iter().map(|(device, facts)| {
         let mut numa_nodes = facts.numa_nodes.clone();
         numa_nodes.sort_unstable();
         numa_nodes.dedup();
         let healthy = is_healthy(name, device, facts, health);
-        PluginDevice { id: device_id(name, device), healthy, numa_nodes }
+        PluginDevice {
+            id: device_id(name, device),
+            healthy,
+            numa_nodes,
+        }
     })
 }
 
 /// A device is healthy unless the driver reports otherwise, or taints it against scheduling.
 fn is_healthy(pool: &PoolName, name: &DeviceName, device: &Device, health: &HealthReport) -> bool {
-    let said = health.get(&(pool.clone(), name.clone())).map(|health| health.state);
+    let said = health
+        .get(&(pool.clone(), name.clone()))
+        .map(|health| health.state);
     said != Some(HealthState::Unhealthy)
-        && device.taints.iter().all(|taint| taint.effect == TaintEffect::None)
+        && device
+            .taints
+            .iter()
+            .all(|taint| taint.effect == TaintEffect::None)
 }
 
 #[cfg(test)]
@@ -61,7 +82,11 @@ mod tests {
 
     fn taint(effect: TaintEffect) -> Device {
         Device {
-            taints: vec![Taint { key: "k".to_owned(), value: String::new(), effect }],
+            taints: vec![Taint {
+                key: "k".to_owned(),
+                value: String::new(),
+                effect,
+            }],
             ..Device::default()
         }
     }
@@ -79,8 +104,11 @@ mod tests {
 
     #[test]
     fn pools_that_carry_a_name_are_offered_under_it() {
-        let shared =
-            Device { allow_multiple_allocations: true, numa_nodes: vec![1, 0, 1], ..Device::default() };
+        let shared = Device {
+            allow_multiple_allocations: true,
+            numa_nodes: vec![1, 0, 1],
+            ..Device::default()
+        };
         let one = pool(
             Some("gpu"),
             vec![
@@ -92,14 +120,41 @@ mod tests {
             ],
         );
         let two = pool(Some("gpu"), vec![("0", Device::default())]);
-        let pools = [("a/one", one), ("two", two), ("other", pool(None, vec![("9", Device::default())]))];
-        let pools = pools.into_iter().map(|(name, pool)| (PoolName::new(name).unwrap(), pool)).collect();
-        let sick = ((PoolName::new("a/one").unwrap(), DeviceName::new("1").unwrap()), HealthState::Unhealthy);
-        let health = [sick].map(|(key, state)| (key, DeviceHealth { state, ..DeviceHealth::default() }));
-        let published = Published { inventory: Inventory { pools }, health: health.into() };
+        let pools = [
+            ("a/one", one),
+            ("two", two),
+            ("other", pool(None, vec![("9", Device::default())])),
+        ];
+        let pools = pools
+            .into_iter()
+            .map(|(name, pool)| (PoolName::new(name).unwrap(), pool))
+            .collect();
+        let sick = (
+            (
+                PoolName::new("a/one").unwrap(),
+                DeviceName::new("1").unwrap(),
+            ),
+            HealthState::Unhealthy,
+        );
+        let health = [sick].map(|(key, state)| {
+            (
+                key,
+                DeviceHealth {
+                    state,
+                    ..DeviceHealth::default()
+                },
+            )
+        });
+        let published = Published {
+            inventory: Inventory { pools },
+            health: health.into(),
+        };
         let offers = offers(&[(driver("gpu"), Arc::new(published))]);
         let devices = &offers[&(resource("gpu"), driver("gpu"))];
-        let healthy: Vec<_> = devices.values().map(|device| (device.id.as_str(), device.healthy)).collect();
+        let healthy: Vec<_> = devices
+            .values()
+            .map(|device| (device.id.as_str(), device.healthy))
+            .collect();
         assert_eq!(
             healthy,
             [
@@ -111,7 +166,10 @@ mod tests {
                 ("two/0", true)
             ]
         );
-        assert_eq!((offers.len(), devices["a/one/0"].numa_nodes.clone()), (1, vec![0, 1]));
+        assert_eq!(
+            (offers.len(), devices["a/one/0"].numa_nodes.clone()),
+            (1, vec![0, 1])
+        );
         let (pool, device) = split_id("a/one/0").unwrap();
         assert_eq!((pool.as_str(), device.as_str()), ("a/one", "0"));
     }

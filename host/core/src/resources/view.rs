@@ -46,7 +46,10 @@ impl ResourceView {
 
     /// Healthy devices, allocated or not.
     pub fn allocatable(&self) -> usize {
-        self.devices.iter().filter(|device| device.device.healthy).count()
+        self.devices
+            .iter()
+            .filter(|device| device.device.healthy)
+            .count()
     }
 }
 

@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 
-use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, is_absent, patterns, pci, stat};
+use crate::sysfs::{
+    SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, is_absent, patterns, pci, stat,
+};
 use nodedock_model::grant::pattern::PatternSet;
 use nodedock_model::{Problem, ProblemCode};
 
@@ -54,7 +56,11 @@ impl SysfsRoot {
         if !is_of_device || WRITE_DENIED.matches(path) || WRITE_DENIED.matches(&resolved) {
             return Err(denied(path));
         }
-        Ok(Attribute { value: self.value(&resolved)?, inode: stat.st_ino, path: resolved })
+        Ok(Attribute {
+            value: self.value(&resolved)?,
+            inode: stat.st_ino,
+            path: resolved,
+        })
     }
 
     /// Writes to the file that was read before. An error: it is another file, or cannot be opened, and nothing was written.
@@ -72,16 +78,19 @@ impl SysfsRoot {
         }
         // One system call: the kernel takes a value as a whole or not at all.
         let outcome = match std::fs::File::from(file).write(value.as_bytes()) {
-            Ok(bytes) if bytes == value.len() => {
-                self.written(path, value).map_err(|error| io_problem(path, &error))
-            }
+            Ok(bytes) if bytes == value.len() => self
+                .written(path, value)
+                .map_err(|error| io_problem(path, &error)),
             Ok(_) => Err(Problem::unavailable(
                 ProblemCode::IoError,
                 format!("/sys/{path} took only a part of the value"),
             )),
             Err(error) => Err(io_problem(path, &error)),
         };
-        Ok(Written { outcome, value: self.value(path) })
+        Ok(Written {
+            outcome,
+            value: self.value(path),
+        })
     }
 
     pub(super) fn value(&self, resolved: &str) -> Result<Option<String>, Problem> {
@@ -92,11 +101,16 @@ impl SysfsRoot {
             }
             content => content?,
         };
-        let text = std::str::from_utf8(&content).ok().filter(|text| text.len() <= VALUE_BYTES_MAX);
+        let text = std::str::from_utf8(&content)
+            .ok()
+            .filter(|text| text.len() <= VALUE_BYTES_MAX);
         Ok(text.map(|text| text.trim_end().to_owned()))
     }
 }
 
 pub fn replaced(path: &str) -> Problem {
-    Problem::conflict(ProblemCode::PathReplaced, format!("/sys/{path} is another device's than before"))
+    Problem::conflict(
+        ProblemCode::PathReplaced,
+        format!("/sys/{path} is another device's than before"),
+    )
 }

@@ -23,14 +23,19 @@ pub async fn blocking<T: Send + 'static>(
 ) -> Result<T, Problem> {
     let deadline = Instant::now() + wall;
     let permit = tokio::time::timeout_at(deadline, Arc::clone(permits).acquire_owned()).await;
-    let Ok(Ok(permit)) = permit else { return Err(stuck()) };
+    let Ok(Ok(permit)) = permit else {
+        return Err(stuck());
+    };
     // Work is not started when its caller no longer waits.
     let caller = Arc::new(());
     let waiting = Arc::downgrade(&caller);
     let thread = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         match waiting.strong_count() {
-            0 => Err(Problem::unavailable(ProblemCode::GivenUp, "the caller no longer waits for it")),
+            0 => Err(Problem::unavailable(
+                ProblemCode::GivenUp,
+                "the caller no longer waits for it",
+            )),
             _ => work(),
         }
     });
@@ -38,7 +43,10 @@ pub async fn blocking<T: Send + 'static>(
     drop(caller);
     match ended {
         Ok(Ok(result)) => result,
-        Ok(Err(_)) => Err(Problem::unavailable(ProblemCode::IoError, "the host could not look")),
+        Ok(Err(_)) => Err(Problem::unavailable(
+            ProblemCode::IoError,
+            "the host could not look",
+        )),
         Err(_) => Err(stuck()),
     }
 }

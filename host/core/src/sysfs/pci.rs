@@ -53,7 +53,10 @@ impl FromStr for PciAddress {
     type Err = Problem;
 
     fn from_str(text: &str) -> Result<Self, Problem> {
-        let is_hex = |part: &str| part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let is_hex = |part: &str| {
+            part.bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
         let parts = || {
             let (rest, function) = text.split_once('.')?;
             let (domain, rest) = rest.split_once(':')?;
@@ -84,7 +87,10 @@ pub struct Binding {
 impl Binding {
     /// Bound to a kernel driver, which is forced.
     pub fn forced_to(driver: &str) -> Self {
-        Self { driver: Some(driver.to_owned()), forced: Some(driver.to_owned()) }
+        Self {
+            driver: Some(driver.to_owned()),
+            forced: Some(driver.to_owned()),
+        }
     }
 }
 
@@ -92,15 +98,24 @@ impl Binding {
 impl fmt::Display for Binding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.driver.as_deref().unwrap_or("-"))?;
-        self.forced.as_ref().map_or(Ok(()), |forced| write!(f, " override={forced}"))
+        self.forced
+            .as_ref()
+            .map_or(Ok(()), |forced| write!(f, " override={forced}"))
     }
 }
 
 impl From<&str> for Binding {
     fn from(text: &str) -> Self {
-        let (driver, forced) = text.split_once(" override=").map_or((text, None), |(d, f)| (d, Some(f)));
-        let driver = Some(driver).filter(|driver| *driver != "-").map(str::to_owned);
-        Self { driver, forced: forced.map(str::to_owned) }
+        let (driver, forced) = text
+            .split_once(" override=")
+            .map_or((text, None), |(d, f)| (d, Some(f)));
+        let driver = Some(driver)
+            .filter(|driver| *driver != "-")
+            .map(str::to_owned);
+        Self {
+            driver,
+            forced: forced.map(str::to_owned),
+        }
     }
 }
 
@@ -113,12 +128,17 @@ pub struct NodeUse<'a> {
 
 /// Checks the name of a kernel driver.
 pub fn check_driver_name(name: &str) -> Result<(), Problem> {
-    let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
+    let plain = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
     if plain && (1..=NAME_BYTES_MAX).contains(&name.len()) {
         return Ok(());
     }
     let shown: String = name.chars().take(64).collect();
-    Err(Problem::invalid(ProblemCode::BadValue, format!("{shown:?} is not the name of a kernel driver")))
+    Err(Problem::invalid(
+        ProblemCode::BadValue,
+        format!("{shown:?} is not the name of a kernel driver"),
+    ))
 }
 
 /// Whether a recorded path is that of a binding.
@@ -130,22 +150,34 @@ pub(super) fn is_binding(path: &str) -> bool {
 /// the driver's.
 pub(super) fn may_have_left(kept: &KeptValue, now: &str) -> bool {
     let now = Binding::from(now);
-    let left = [&kept.after, &kept.pending].into_iter().flatten().chain(&kept.also_left);
-    let is_left =
-        |left: Binding| left.driver == now.driver || (left.forced.is_some() && left.forced == now.forced);
-    now.driver.is_none() || left.into_iter().any(|left| is_left(Binding::from(left.as_str())))
+    let left = [&kept.after, &kept.pending]
+        .into_iter()
+        .flatten()
+        .chain(&kept.also_left);
+    let is_left = |left: Binding| {
+        left.driver == now.driver || (left.forced.is_some() && left.forced == now.forced)
+    };
+    now.driver.is_none()
+        || left
+            .into_iter()
+            .any(|left| is_left(Binding::from(left.as_str())))
 }
 
 impl SysfsRoot {
     /// Returns the functions that a bind of this one concerns, sorted: for a `vfio` driver its IOMMU group without bridges.
-    pub fn bound_together(&self, address: &PciAddress, driver: &str) -> Result<Vec<PciAddress>, Problem> {
+    pub fn bound_together(
+        &self,
+        address: &PciAddress,
+        driver: &str,
+    ) -> Result<Vec<PciAddress>, Problem> {
         self.function_directory(address)?;
         if !driver.starts_with("vfio") && !driver.ends_with("_vfio_pci") {
             return Ok(vec![address.clone()]);
         }
         let group = self.iommu_group(address)?;
         group.ok_or_else(|| {
-            let message = format!("{address} is in no IOMMU group, and {driver} needs one: enable the IOMMU");
+            let message =
+                format!("{address} is in no IOMMU group, and {driver} needs one: enable the IOMMU");
             Problem::unavailable(ProblemCode::NoIommu, message)
         })
     }
@@ -153,17 +185,26 @@ impl SysfsRoot {
     /// Returns the functions of the IOMMU group without bridges, sorted, or the function alone.
     pub fn group_of(&self, address: &PciAddress) -> Result<Vec<PciAddress>, Problem> {
         self.function_directory(address)?;
-        Ok(self.iommu_group(address)?.unwrap_or_else(|| vec![address.clone()]))
+        Ok(self
+            .iommu_group(address)?
+            .unwrap_or_else(|| vec![address.clone()]))
     }
 
     /// Returns the binding of a function, as a value whose path is `driver` in its directory.
     pub fn binding(&self, address: &PciAddress) -> Result<Attribute, Problem> {
         let directory = self.function_directory(address)?;
-        let open =
-            self.open_beneath(&directory, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::NO_SYMLINKS)?;
+        let open = self.open_beneath(
+            &directory,
+            OFlags::PATH | OFlags::CLOEXEC,
+            ResolveFlags::NO_SYMLINKS,
+        )?;
         let inode = stat(&directory, &open)?.st_ino;
         let value = self.binding_in(&directory)?.to_string();
-        Ok(Attribute { path: format!("{directory}/driver"), inode, value: Some(value) })
+        Ok(Attribute {
+            path: format!("{directory}/driver"),
+            inode,
+            value: Some(value),
+        })
     }
 
     /// The binding of a recorded path.
@@ -178,9 +219,18 @@ impl SysfsRoot {
     }
 
     /// Returns why the node uses a function: a disk, an interface that is up, VFs, the console. `None`: it does not.
-    pub fn in_use(&self, address: &PciAddress, node: NodeUse<'_>) -> Result<Option<String>, Problem> {
+    pub fn in_use(
+        &self,
+        address: &PciAddress,
+        node: NodeUse<'_>,
+    ) -> Result<Option<String>, Problem> {
         let directory = self.function_directory(address)?;
-        let checks = [Self::disk_in_use, Self::interface_in_use, Self::vfs_in_use, Self::console_in_use];
+        let checks = [
+            Self::disk_in_use,
+            Self::interface_in_use,
+            Self::vfs_in_use,
+            Self::console_in_use,
+        ];
         for check in checks {
             if let Some(reason) = check(self, &directory, node)? {
                 return Ok(Some(reason));
@@ -202,7 +252,10 @@ impl SysfsRoot {
             self.rebind(directory, &before)?;
             Err(problem)
         });
-        Ok(Written { outcome, value: self.binding_in(directory).map(|now| Some(now.to_string())) })
+        Ok(Written {
+            outcome,
+            value: self.binding_in(directory).map(|now| Some(now.to_string())),
+        })
     }
 
     fn rebind(&self, directory: &str, target: &Binding) -> Result<(), Problem> {
@@ -236,7 +289,8 @@ impl SysfsRoot {
         if now.driver == target.driver {
             return Ok(());
         }
-        let name = |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".to_owned());
+        let name =
+            |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".to_owned());
         let message = format!(
             "the kernel bound {address} to {}, and not to {}",
             name(&now.driver),
@@ -263,7 +317,9 @@ impl SysfsRoot {
         let mut group = Vec::new();
         for name in self.read_dir(&devices)? {
             // A group may have devices of other buses, which no kernel driver for PCI functions takes.
-            let Ok(member) = name.parse::<PciAddress>() else { continue };
+            let Ok(member) = name.parse::<PciAddress>() else {
+                continue;
+            };
             let class = self.find_text(&format!("{DEVICES}/{member}/class"))?;
             if !class.is_some_and(|class| class.starts_with(BRIDGE_CLASS)) {
                 group.push(member);
@@ -279,7 +335,10 @@ impl SysfsRoot {
             false => None,
         };
         let forced = self.find_text(&format!("{directory}/driver_override"))?;
-        Ok(Binding { driver, forced: forced.filter(|forced| !matches!(forced.as_str(), "" | "(null)")) })
+        Ok(Binding {
+            driver,
+            forced: forced.filter(|forced| !matches!(forced.as_str(), "" | "(null)")),
+        })
     }
 
     /// One system call to a file of the host's own choice, which drivers may not write.
@@ -290,7 +349,10 @@ impl SysfsRoot {
             .write_all(value.as_bytes())
             .and_then(|()| self.written(path, value))
             .map_err(|error| {
-                let message = format!("the kernel refused {:?} in /sys/{path}: {error}", value.trim_end());
+                let message = format!(
+                    "the kernel refused {:?} in /sys/{path}: {error}",
+                    value.trim_end()
+                );
                 Problem::unavailable(ProblemCode::BindFailed, message)
             })
     }
@@ -333,19 +395,30 @@ impl SysfsRoot {
 
     /// Why the node uses a block device, or a partition of it; `directory` is the device's, without links. A device that the daemon may not open
     /// counts as used.
-    pub fn block_device_in_use(&self, directory: &str, node: NodeUse<'_>) -> Result<Option<String>, Problem> {
+    pub fn block_device_in_use(
+        &self,
+        directory: &str,
+        node: NodeUse<'_>,
+    ) -> Result<Option<String>, Problem> {
         let mut disks = self.class_below("block", directory)?;
         disks.extend(directory.rsplit('/').next().map(str::to_owned));
         self.block_devices_in_use(disks, node)
     }
 
-    fn block_devices_in_use(&self, disks: Vec<String>, node: NodeUse<'_>) -> Result<Option<String>, Problem> {
+    fn block_devices_in_use(
+        &self,
+        disks: Vec<String>,
+        node: NodeUse<'_>,
+    ) -> Result<Option<String>, Problem> {
         if disks.is_empty() {
             return Ok(None);
         }
         let unknown = |name: &str, error: &std::io::Error| {
             let path = node.proc.join(name);
-            let message = format!("whether a disk is mounted is unknown: {}: {error}", path.display());
+            let message = format!(
+                "whether a disk is mounted is unknown: {}: {error}",
+                path.display()
+            );
             Problem::unavailable(ProblemCode::IoError, message)
         };
         let read = |name: &str| std::fs::read_to_string(node.proc.join(name));
@@ -362,15 +435,22 @@ impl SysfsRoot {
             if let Some(holder) = holders.first() {
                 return Ok(Some(format!("disk {disk} is part of {holder}")));
             }
-            let number = self.find_text(&format!("class/block/{name}/dev"))?.unwrap_or_default();
+            let number = self
+                .find_text(&format!("class/block/{name}/dev"))?
+                .unwrap_or_default();
             if is_mounted(&mounts, &number, &disk) {
                 return Ok(Some(format!("disk {disk} is mounted")));
             }
-            if swaps.lines().any(|line| line.split_whitespace().next() == Some(&format!("/dev/{disk}"))) {
+            if swaps
+                .lines()
+                .any(|line| line.split_whitespace().next() == Some(&format!("/dev/{disk}")))
+            {
                 return Ok(Some(format!("the node swaps to disk {disk}")));
             }
             // Finds what the others do not: volumes of ZFS, and mounts in other mount namespaces.
-            if let Some(reason) = why_not_opened(&disk, open_exclusively(&node.dev.join(&disk), &number))? {
+            if let Some(reason) =
+                why_not_opened(&disk, open_exclusively(&node.dev.join(&disk), &number))?
+            {
                 return Ok(Some(reason));
             }
         }
@@ -380,14 +460,18 @@ impl SysfsRoot {
     fn interface_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {
         for name in self.class_below("net", directory)? {
             let interface = format!("class/net/{name}");
-            let flags = self.find_text(&format!("{interface}/flags"))?.unwrap_or_default();
+            let flags = self
+                .find_text(&format!("{interface}/flags"))?
+                .unwrap_or_default();
             let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or(0);
             // IFF_UP. Routes and addresses are in the node's network namespace, which the daemon may not be in.
             if flags & 1 == 1 {
                 return Ok(Some(format!("interface {name} is up: set it down first")));
             }
             if self.interface_above(&name)?.is_some() {
-                return Ok(Some(format!("interface {name} is part of a bond, bridge or VLAN")));
+                return Ok(Some(format!(
+                    "interface {name} is part of a bond, bridge or VLAN"
+                )));
             }
         }
         Ok(None)
@@ -396,22 +480,31 @@ impl SysfsRoot {
     /// The bond, bridge or other interface that an interface is part of.
     pub fn interface_above(&self, name: &str) -> Result<Option<String>, Problem> {
         let entries = self.entries(&format!("class/net/{name}"))?;
-        Ok(entries.into_iter().find(|entry| entry == "master" || entry.starts_with("upper_")))
+        Ok(entries
+            .into_iter()
+            .find(|entry| entry == "master" || entry.starts_with("upper_")))
     }
 
     fn vfs_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {
-        let vfs = self.find_text(&format!("{directory}/sriov_numvfs"))?.unwrap_or_default();
+        let vfs = self
+            .find_text(&format!("{directory}/sriov_numvfs"))?
+            .unwrap_or_default();
         Ok((!matches!(vfs.as_str(), "" | "0")).then(|| format!("it has {vfs} virtual functions")))
     }
 
     fn console_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {
         if self.find_text(&format!("{directory}/boot_vga"))?.as_deref() == Some("1") {
-            return Ok(Some("it is the display of the console (boot_vga)".to_owned()));
+            return Ok(Some(
+                "it is the display of the console (boot_vga)".to_owned(),
+            ));
         }
-        let consoles = self.find_text("class/tty/console/active")?.unwrap_or_default();
+        let consoles = self
+            .find_text("class/tty/console/active")?
+            .unwrap_or_default();
         let terminals = self.class_below("tty", directory)?;
-        let console =
-            terminals.into_iter().find(|name| consoles.split_whitespace().any(|active| active == name));
+        let console = terminals
+            .into_iter()
+            .find(|name| consoles.split_whitespace().any(|active| active == name));
         Ok(console.map(|name| format!("terminal {name} is the console")))
     }
 }
@@ -419,7 +512,10 @@ impl SysfsRoot {
 /// Whether a line of `mountinfo` (proc(5)) has the number of a device, or names it as its source (btrfs has numbers of its own).
 fn is_mounted(mounts: &str, number: &str, disk: &str) -> bool {
     mounts.lines().any(|line| {
-        let source = line.split(" - ").nth(1).and_then(|rest| rest.split_whitespace().nth(1));
+        let source = line
+            .split(" - ")
+            .nth(1)
+            .and_then(|rest| rest.split_whitespace().nth(1));
         let is_number = !number.is_empty() && line.split_whitespace().nth(2) == Some(number);
         is_number || source == Some(&format!("/dev/{disk}"))
     })
@@ -433,7 +529,11 @@ fn open_exclusively(node: &Path, number: &str) -> rustix::io::Result<()> {
         Err(Errno::NOENT) => return Ok(()),
         found => found?,
     };
-    let numbers = format!("{}:{}", rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
+    let numbers = format!(
+        "{}:{}",
+        rustix::fs::major(found.st_rdev),
+        rustix::fs::minor(found.st_rdev)
+    );
     match numbers == number {
         true => rustix::fs::open(node, flags, Mode::empty()).map(drop),
         false => Ok(()),
@@ -445,7 +545,9 @@ fn why_not_opened(disk: &str, opened: rustix::io::Result<()>) -> Result<Option<S
     match opened {
         // Without a medium, or being removed, it is in no use.
         Ok(()) | Err(Errno::NOMEDIUM | Errno::NXIO | Errno::NODEV) => Ok(None),
-        Err(Errno::BUSY) => Ok(Some(format!("a program or a volume of the node has disk {disk} for itself"))),
+        Err(Errno::BUSY) => Ok(Some(format!(
+            "a program or a volume of the node has disk {disk} for itself"
+        ))),
         Err(Errno::PERM | Errno::ACCESS) => Ok(Some(format!(
             "the node may use disk {disk}, and the daemon is not permitted to open it to find out"
         ))),

@@ -25,7 +25,14 @@ impl Machine {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("sys");
-        for driver in ["vfio-pci", "amdgpu", "snd_hda_intel", "nvme", "igb", "pcieport"] {
+        for driver in [
+            "vfio-pci",
+            "amdgpu",
+            "snd_hda_intel",
+            "nvme",
+            "igb",
+            "pcieport",
+        ] {
             fs::create_dir_all(root.join("bus/pci/drivers").join(driver)).unwrap();
         }
         for (address, class, driver, group) in [
@@ -39,15 +46,27 @@ impl Machine {
             fs::create_dir_all(&function).unwrap();
             fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
             fs::write(function.join("class"), format!("{class}\n")).unwrap();
-            symlink(format!("../../../bus/pci/drivers/{driver}"), function.join("driver")).unwrap();
+            symlink(
+                format!("../../../bus/pci/drivers/{driver}"),
+                function.join("driver"),
+            )
+            .unwrap();
             let link = root.join("bus/pci/devices").join(address);
             symlink(format!("../../../devices/pci0000:00/{address}"), link).unwrap();
             if let Some(group) = group {
                 let group = root.join(format!("kernel/iommu_groups/{group}/devices"));
                 fs::create_dir_all(&group).unwrap();
-                symlink(format!("../../../../devices/pci0000:00/{address}"), group.join(address)).unwrap();
+                symlink(
+                    format!("../../../../devices/pci0000:00/{address}"),
+                    group.join(address),
+                )
+                .unwrap();
                 let group = group.parent().unwrap().strip_prefix(&root).unwrap();
-                symlink(PathBuf::from("../../..").join(group), function.join("iommu_group")).unwrap();
+                symlink(
+                    PathBuf::from("../../..").join(group),
+                    function.join("iommu_group"),
+                )
+                .unwrap();
             }
         }
         fs::create_dir_all(dir.path().join("proc/self")).unwrap();
@@ -76,7 +95,15 @@ impl Machine {
 
     fn use_of(&self, address: &str) -> Option<String> {
         let (proc, dev) = (self.path("proc"), self.path("dev"));
-        self.sys.in_use(&at(address), NodeUse { proc: &proc, dev: &dev }).unwrap()
+        self.sys
+            .in_use(
+                &at(address),
+                NodeUse {
+                    proc: &proc,
+                    dev: &dev,
+                },
+            )
+            .unwrap()
     }
 
     fn driver(&self, address: &str) -> String {
@@ -108,16 +135,31 @@ fn addresses_have_a_domain() {
     for good in ["0000:3b:00.0", "10000:e1:1f.7"] {
         assert_eq!(at(good).to_string(), good);
     }
-    for bad in
-        ["", "3b:00.0", "0000:3B:00.0", "0000:3b:00:0", "0000.3b:00.0", "0000:3b:00.0/..", "0000:3b:0.0"]
-    {
-        assert_eq!(bad.parse::<PciAddress>().unwrap_err().code, "bad-value", "{bad}");
+    for bad in [
+        "",
+        "3b:00.0",
+        "0000:3B:00.0",
+        "0000:3b:00:0",
+        "0000.3b:00.0",
+        "0000:3b:00.0/..",
+        "0000:3b:0.0",
+    ] {
+        assert_eq!(
+            bad.parse::<PciAddress>().unwrap_err().code,
+            "bad-value",
+            "{bad}"
+        );
     }
 }
 
 #[test]
 fn a_binding_is_read_as_it_was_written() {
-    for text in ["nvme", "vfio-pci override=vfio-pci", "-", "- override=vfio-pci"] {
+    for text in [
+        "nvme",
+        "vfio-pci override=vfio-pci",
+        "-",
+        "- override=vfio-pci",
+    ] {
         assert_eq!(Binding::from(text).to_string(), text);
     }
 }
@@ -142,7 +184,12 @@ fn a_bind_that_the_kernel_does_not_do_is_undone() {
     fs::remove_dir_all(machine.path("sys/bus/pci/drivers/vfio-pci")).unwrap();
     let problem = machine.bind(GPU, "vfio-pci override=vfio-pci").unwrap_err();
     assert_eq!(problem.code, "bind-failed");
-    assert!(problem.message.contains("0000:01:00.0 to no driver, and not to vfio-pci"), "{problem}");
+    assert!(
+        problem
+            .message
+            .contains("0000:01:00.0 to no driver, and not to vfio-pci"),
+        "{problem}"
+    );
     assert_eq!(machine.driver(GPU), "amdgpu");
 }
 
@@ -153,18 +200,47 @@ fn another_device_at_the_address_is_not_bound() {
     let directory = machine.path("sys/devices/pci0000:00").join(NIC);
     fs::rename(&directory, machine.path("gone")).unwrap();
     fs::create_dir(&directory).unwrap();
-    assert_eq!(machine.sys.store(&found, "-").unwrap_err().code, "path-replaced");
+    assert_eq!(
+        machine.sys.store(&found, "-").unwrap_err().code,
+        "path-replaced"
+    );
 }
 
 #[test]
 fn vfio_takes_the_group_without_bridges_and_other_drivers_take_one_function() {
     let machine = Machine::new();
-    assert_eq!(machine.sys.bound_together(&at(GPU), "vfio-pci").unwrap(), [at(GPU), at(AUDIO)]);
-    assert_eq!(machine.sys.bound_together(&at(GPU), "mlx5_vfio_pci").unwrap().len(), 2);
-    assert_eq!(machine.sys.bound_together(&at(GPU), "uio_pci_generic").unwrap(), [at(GPU)]);
-    assert_eq!(machine.sys.bound_together(&at(NIC), "vfio-pci").unwrap_err().code, "no-iommu");
+    assert_eq!(
+        machine.sys.bound_together(&at(GPU), "vfio-pci").unwrap(),
+        [at(GPU), at(AUDIO)]
+    );
+    assert_eq!(
+        machine
+            .sys
+            .bound_together(&at(GPU), "mlx5_vfio_pci")
+            .unwrap()
+            .len(),
+        2
+    );
+    assert_eq!(
+        machine
+            .sys
+            .bound_together(&at(GPU), "uio_pci_generic")
+            .unwrap(),
+        [at(GPU)]
+    );
+    assert_eq!(
+        machine
+            .sys
+            .bound_together(&at(NIC), "vfio-pci")
+            .unwrap_err()
+            .code,
+        "no-iommu"
+    );
     assert_eq!(machine.sys.group_of(&at(NIC)).unwrap(), [at(NIC)]);
-    let gone = machine.sys.bound_together(&at("0000:09:00.0"), "vfio-pci").unwrap_err();
+    let gone = machine
+        .sys
+        .bound_together(&at("0000:09:00.0"), "vfio-pci")
+        .unwrap_err();
     assert_eq!(gone.code, "no-such-path");
 }
 
@@ -173,7 +249,10 @@ fn a_link_that_leads_elsewhere_is_no_function() {
     let machine = Machine::new();
     let link = machine.path("sys/bus/pci/devices/0000:05:00.0");
     symlink("../drivers/vfio-pci", link).unwrap();
-    assert_eq!(machine.sys.binding(&at("0000:05:00.0")).unwrap_err().code, "outside-sysfs");
+    assert_eq!(
+        machine.sys.binding(&at("0000:05:00.0")).unwrap_err().code,
+        "outside-sysfs"
+    );
 }
 
 #[test]
@@ -190,16 +269,32 @@ fn a_function_that_the_node_uses_is_named_with_the_reason() {
     fs::write(machine.path("proc/self/mountinfo"), mounts).unwrap();
     assert!(machine.use_of(NVME).unwrap().contains("is mounted"));
     fs::write(machine.path("proc/self/mountinfo"), "").unwrap();
-    fs::write(machine.path("proc/swaps"), "Filename\tType\n/dev/nvme0n1 partition 1 0 -2\n").unwrap();
+    fs::write(
+        machine.path("proc/swaps"),
+        "Filename\tType\n/dev/nvme0n1 partition 1 0 -2\n",
+    )
+    .unwrap();
     assert!(machine.use_of(NVME).unwrap().contains("swaps"));
     fs::write(machine.path("proc/swaps"), "").unwrap();
-    let holders = machine.path(&format!("sys/devices/pci0000:00/{NVME}/block/nvme0n1/holders"));
+    let holders = machine.path(&format!(
+        "sys/devices/pci0000:00/{NVME}/block/nvme0n1/holders"
+    ));
     fs::create_dir_all(holders.join("dm-0")).unwrap();
     assert!(machine.use_of(NVME).unwrap().contains("part of dm-0"));
     fs::remove_file(machine.path("proc/self/mountinfo")).unwrap();
     let (proc, dev) = (machine.path("proc"), machine.path("dev"));
-    let unknown = machine.sys.in_use(&at(NVME), NodeUse { proc: &proc, dev: &dev });
-    assert_eq!(unknown.unwrap_err().code, "io-error", "what is unknown is no permission");
+    let unknown = machine.sys.in_use(
+        &at(NVME),
+        NodeUse {
+            proc: &proc,
+            dev: &dev,
+        },
+    );
+    assert_eq!(
+        unknown.unwrap_err().code,
+        "io-error",
+        "what is unknown is no permission"
+    );
 }
 
 #[test]
@@ -208,7 +303,11 @@ fn a_disk_of_several_controllers_is_a_disk_of_each() {
     machine.class("nvme", "nvme0", NVME, &[]);
     let subsystem = machine.path("sys/devices/virtual/nvme-subsystem/nvme-subsys0");
     fs::create_dir_all(subsystem.join("nvme0n1/nvme0n1p1")).unwrap();
-    symlink(format!("../../../pci0000:00/{NVME}/nvme/nvme0"), subsystem.join("nvme0")).unwrap();
+    symlink(
+        format!("../../../pci0000:00/{NVME}/nvme/nvme0"),
+        subsystem.join("nvme0"),
+    )
+    .unwrap();
     fs::write(subsystem.join("nvme0n1/dev"), "259:1\n").unwrap();
     fs::write(subsystem.join("nvme0n1/nvme0n1p1/dev"), "259:2\n").unwrap();
     for (class, name, below) in [
@@ -220,10 +319,23 @@ fn a_disk_of_several_controllers_is_a_disk_of_each() {
         let target = format!("../../devices/virtual/nvme-subsystem/{below}");
         symlink(target, machine.path(&format!("sys/class/{class}/{name}"))).unwrap();
     }
-    fs::write(machine.path("proc/self/mountinfo"), "1 1 259:1 / / rw - ext4 /dev/root rw\n").unwrap();
+    fs::write(
+        machine.path("proc/self/mountinfo"),
+        "1 1 259:1 / / rw - ext4 /dev/root rw\n",
+    )
+    .unwrap();
     assert!(machine.use_of(NVME).unwrap().contains("nvme0n1 is mounted"));
-    fs::write(machine.path("proc/self/mountinfo"), "1 1 259:2 / / rw - ext4 /dev/root rw\n").unwrap();
-    assert!(machine.use_of(NVME).unwrap().contains("nvme0n1p1 is mounted"));
+    fs::write(
+        machine.path("proc/self/mountinfo"),
+        "1 1 259:2 / / rw - ext4 /dev/root rw\n",
+    )
+    .unwrap();
+    assert!(
+        machine
+            .use_of(NVME)
+            .unwrap()
+            .contains("nvme0n1p1 is mounted")
+    );
 }
 
 #[test]
@@ -231,10 +343,17 @@ fn what_the_node_uses_is_found_among_many_and_what_cannot_be_listed_is_an_error(
     let machine = Machine::new();
     machine.class("block", "nvme0n1", NVME, &[("dev", "259:0")]);
     for disk in 0..5_000 {
-        symlink("../../devices/virtual/block/none", machine.path(&format!("sys/class/block/a{disk}")))
-            .unwrap();
+        symlink(
+            "../../devices/virtual/block/none",
+            machine.path(&format!("sys/class/block/a{disk}")),
+        )
+        .unwrap();
     }
-    fs::write(machine.path("proc/self/mountinfo"), "1 1 259:0 / / rw - ext4 /dev/root rw\n").unwrap();
+    fs::write(
+        machine.path("proc/self/mountinfo"),
+        "1 1 259:0 / / rw - ext4 /dev/root rw\n",
+    )
+    .unwrap();
     assert!(
         machine.use_of(NVME).unwrap().contains("nvme0n1 is mounted"),
         "more disks than a driver may list"
@@ -242,7 +361,13 @@ fn what_the_node_uses_is_found_among_many_and_what_cannot_be_listed_is_an_error(
     fs::remove_dir_all(machine.path("sys/class/block")).unwrap();
     fs::write(machine.path("sys/class/block"), "").unwrap();
     let (proc, dev) = (machine.path("proc"), machine.path("dev"));
-    let unknown = machine.sys.in_use(&at(NVME), NodeUse { proc: &proc, dev: &dev });
+    let unknown = machine.sys.in_use(
+        &at(NVME),
+        NodeUse {
+            proc: &proc,
+            dev: &dev,
+        },
+    );
     assert_eq!(unknown.unwrap_err().code, "not-a-directory");
 }
 
@@ -261,22 +386,40 @@ fn interfaces_that_are_up_or_part_of_another_keep_their_function() {
 #[test]
 fn consoles_and_parents_of_virtual_functions_keep_their_function() {
     let machine = Machine::new();
-    fs::write(machine.path(&format!("sys/devices/pci0000:00/{GPU}/boot_vga")), "1\n").unwrap();
+    fs::write(
+        machine.path(&format!("sys/devices/pci0000:00/{GPU}/boot_vga")),
+        "1\n",
+    )
+    .unwrap();
     assert!(machine.use_of(GPU).unwrap().contains("console"));
     machine.class("tty", "ttyS0", AUDIO, &[]);
     assert_eq!(machine.use_of(AUDIO), None);
     fs::create_dir_all(machine.path("sys/class/tty/console")).unwrap();
     fs::write(machine.path("sys/class/tty/console/active"), "tty0 ttyS0\n").unwrap();
-    assert!(machine.use_of(AUDIO).unwrap().contains("ttyS0 is the console"));
-    fs::write(machine.path(&format!("sys/devices/pci0000:00/{NIC}/sriov_numvfs")), "4\n").unwrap();
+    assert!(
+        machine
+            .use_of(AUDIO)
+            .unwrap()
+            .contains("ttyS0 is the console")
+    );
+    fs::write(
+        machine.path(&format!("sys/devices/pci0000:00/{NIC}/sriov_numvfs")),
+        "4\n",
+    )
+    .unwrap();
     assert!(machine.use_of(NIC).unwrap().contains("4 virtual functions"));
 }
 
 #[test]
 fn a_binding_is_restored_from_each_step_of_a_bind() {
     let target = Binding::forced_to("vfio-pci").to_string();
-    let steps =
-        ["amdgpu override=vfio-pci", "- override=vfio-pci", "vfio-pci override=vfio-pci", "vfio-pci", "-"];
+    let steps = [
+        "amdgpu override=vfio-pci",
+        "- override=vfio-pci",
+        "vfio-pci override=vfio-pci",
+        "vfio-pci",
+        "-",
+    ];
     for step in steps {
         let machine = Machine::new();
         let mut kept = machine.kept(GPU, "amdgpu", &target);
@@ -294,7 +437,10 @@ fn a_function_with_a_driver_of_another_program_is_left() {
     let kept = machine.kept(GPU, "amdgpu", "vfio-pci override=vfio-pci");
     machine.bind(GPU, "igb").unwrap();
     let fate = machine.sys.restore(&kept, false);
-    assert_eq!((fate.end, fate.problem.unwrap().code.as_str()), (PutBackEnd::Left, "value-changed"));
+    assert_eq!(
+        (fate.end, fate.problem.unwrap().code.as_str()),
+        (PutBackEnd::Left, "value-changed")
+    );
     assert_eq!(machine.driver(GPU), "igb");
 }
 
@@ -309,10 +455,21 @@ fn a_disk_that_the_daemon_may_not_open_counts_as_used() {
         (Ok(()), None),
     ] {
         let reason = why_not_opened("sdb", opened).unwrap();
-        assert!(reason.is_some() == expected.is_some(), "{opened:?}: {reason:?}");
-        assert!(reason.unwrap_or_default().contains(expected.unwrap_or_default()), "{opened:?}");
+        assert!(
+            reason.is_some() == expected.is_some(),
+            "{opened:?}: {reason:?}"
+        );
+        assert!(
+            reason
+                .unwrap_or_default()
+                .contains(expected.unwrap_or_default()),
+            "{opened:?}"
+        );
     }
-    assert_eq!(why_not_opened("sdb", Err(Errno::MFILE)).unwrap_err().code, "io-error");
+    assert_eq!(
+        why_not_opened("sdb", Err(Errno::MFILE)).unwrap_err().code,
+        "io-error"
+    );
 }
 
 #[test]
@@ -323,22 +480,45 @@ fn a_block_device_is_used_while_it_or_a_partition_of_it_is() {
     let partition = machine.path("sys").join(&directory).join("sdb1");
     fs::create_dir_all(&partition).unwrap();
     fs::write(partition.join("dev"), "8:17\n").unwrap();
-    symlink(format!("../../{directory}/sdb1"), machine.path("sys/class/block/sdb1")).unwrap();
+    symlink(
+        format!("../../{directory}/sdb1"),
+        machine.path("sys/class/block/sdb1"),
+    )
+    .unwrap();
     let (proc, dev) = (machine.path("proc"), machine.path("dev"));
     let used = |directory: &str| {
         machine
             .sys
-            .block_device_in_use(directory, NodeUse { proc: &proc, dev: &dev })
+            .block_device_in_use(
+                directory,
+                NodeUse {
+                    proc: &proc,
+                    dev: &dev,
+                },
+            )
             .map_err(|problem| problem.code)
     };
     assert_eq!(used(&directory), Ok(None));
     let mount = "36 35 8:17 / /mnt rw - ext4 /dev/sdb1 rw\n";
     fs::write(machine.path("proc/self/mountinfo"), mount).unwrap();
-    assert_eq!(used(&directory), Ok(Some("disk sdb1 is mounted".to_owned())));
-    assert_eq!(used(&format!("{directory}/sdb1")), Ok(Some("disk sdb1 is mounted".to_owned())));
+    assert_eq!(
+        used(&directory),
+        Ok(Some("disk sdb1 is mounted".to_owned()))
+    );
+    assert_eq!(
+        used(&format!("{directory}/sdb1")),
+        Ok(Some("disk sdb1 is mounted".to_owned()))
+    );
     fs::write(machine.path("proc/self/mountinfo"), "").unwrap();
     fs::create_dir_all(machine.path("sys").join(&directory).join("holders/md0")).unwrap();
-    assert_eq!(used(&directory), Ok(Some("disk sdb is part of md0".to_owned())));
+    assert_eq!(
+        used(&directory),
+        Ok(Some("disk sdb is part of md0".to_owned()))
+    );
     fs::remove_file(machine.path("proc/self/mountinfo")).unwrap();
-    assert_eq!(used(&directory), Err("io-error".to_owned()), "what is unknown is no permission");
+    assert_eq!(
+        used(&directory),
+        Err("io-error".to_owned()),
+        "what is unknown is no permission"
+    );
 }

@@ -32,13 +32,21 @@ pub struct Fate {
 
 impl Fate {
     pub fn left(found: Option<String>, problem: Problem) -> Self {
-        Self { end: PutBackEnd::Left, found, written: None, problem: Some(problem) }
+        Self {
+            end: PutBackEnd::Left,
+            found,
+            written: None,
+            problem: Some(problem),
+        }
     }
 }
 
 impl SysfsTree {
     pub fn new(root: SysfsRoot) -> Self {
-        Self { root: Arc::new(root), threads: Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER)) }
+        Self {
+            root: Arc::new(root),
+            threads: Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER)),
+        }
     }
 
     /// Restores a value where that is possible; `dry`: only reports whether it is.
@@ -60,25 +68,46 @@ impl SysfsRoot {
         let stood = found.value.clone();
         let Some(before) = kept.before.as_deref() else {
             let message = format!("what /sys/{path} was before could not be read");
-            return Fate::left(stood, Problem::unavailable(ProblemCode::ValueUnknown, message));
+            return Fate::left(
+                stood,
+                Problem::unavailable(ProblemCode::ValueUnknown, message),
+            );
         };
         let Some(now) = found.value.as_deref() else {
             let message = format!("/sys/{path} cannot be read, so it is unknown whose value it is");
-            return Fate::left(None, Problem::unavailable(ProblemCode::ValueUnreadable, message));
+            return Fate::left(
+                None,
+                Problem::unavailable(ProblemCode::ValueUnreadable, message),
+            );
         };
         if now == before {
-            return Fate { end: PutBackEnd::AsBefore, found: stood, written: None, problem: None };
+            return Fate {
+                end: PutBackEnd::AsBefore,
+                found: stood,
+                written: None,
+                problem: None,
+            };
         }
         let is_binding = pci::is_binding(path);
-        let is_left = if is_binding { pci::may_have_left(kept, now) } else { kept.may_have_left(now) };
+        let is_left = if is_binding {
+            pci::may_have_left(kept, now)
+        } else {
+            kept.may_have_left(now)
+        };
         if !is_left {
             let left = kept.left().unwrap_or_default();
-            let message =
-                format!("/sys/{path} is {now:?}, and the driver left {left:?}: another program changed it");
+            let message = format!(
+                "/sys/{path} is {now:?}, and the driver left {left:?}: another program changed it"
+            );
             return Fate::left(stood, Problem::conflict(ProblemCode::ValueChanged, message));
         }
         if dry {
-            return Fate { end: PutBackEnd::Possible, found: stood, written: None, problem: None };
+            return Fate {
+                end: PutBackEnd::Possible,
+                found: stood,
+                written: None,
+                problem: None,
+            };
         }
         failpoint::pass(Point::PutBackBegun);
         let fate = self.write_back(&found, before);
@@ -108,21 +137,35 @@ impl SysfsRoot {
     fn write_back(&self, found: &Attribute, before: &str) -> Fate {
         let stood = found.value.clone();
         let is_binding = pci::is_binding(&found.path);
-        let chosen = found.value.as_deref().filter(|_| !is_binding).and_then(|now| chosen(before, now));
-        let whole = if before.is_empty() && !is_binding { "\n" } else { before };
+        let chosen = found
+            .value
+            .as_deref()
+            .filter(|_| !is_binding)
+            .and_then(|now| chosen(before, now));
+        let whole = if before.is_empty() && !is_binding {
+            "\n"
+        } else {
+            before
+        };
         let mut value = chosen.unwrap_or(whole);
         let mut stored = self.store(found, value);
         // A text that only looked like a list of choices is now what was written.
         let is_text = |stored: &Written| {
-            stored.outcome.is_ok() && matches!(&stored.value, Ok(reads) if reads.as_deref() == chosen)
+            stored.outcome.is_ok()
+                && matches!(&stored.value, Ok(reads) if reads.as_deref() == chosen)
         };
         if chosen.is_some() && stored.as_ref().is_ok_and(is_text) {
             value = whole;
             stored = self.store(found, value);
         }
         // A list that has other choices by now takes no whole list, but the one that was chosen if it is still among them.
-        if let (None, Some(word)) = (chosen, found.value.as_deref().and_then(|now| still_listed(before, now)))
-            && stored.as_ref().is_ok_and(|stored| stored.outcome.is_err())
+        if let (None, Some(word)) = (
+            chosen,
+            found
+                .value
+                .as_deref()
+                .and_then(|now| still_listed(before, now)),
+        ) && stored.as_ref().is_ok_and(|stored| stored.outcome.is_err())
         {
             value = word;
             stored = self.store(found, value);
@@ -142,7 +185,12 @@ impl SysfsRoot {
             Err(problem) => Some(problem),
         };
         let written = Some(value.trim_end().to_owned());
-        Fate { end: PutBackEnd::PutBack, found: stood, written, problem: odd }
+        Fate {
+            end: PutBackEnd::PutBack,
+            found: stood,
+            written,
+            problem: odd,
+        }
     }
 }
 
@@ -170,7 +218,9 @@ impl<'a> Choices<'a> {
     fn parse(text: &'a str) -> Option<Self> {
         let (mut all, mut chosen) = (Vec::new(), None);
         for word in text.split_whitespace() {
-            let inner = word.strip_prefix('[').and_then(|word| word.strip_suffix(']'));
+            let inner = word
+                .strip_prefix('[')
+                .and_then(|word| word.strip_suffix(']'));
             match inner {
                 Some("") => return None,
                 Some(_) if chosen.is_some() => return None,
@@ -180,7 +230,10 @@ impl<'a> Choices<'a> {
             all.push(inner.unwrap_or(word));
         }
         all.sort_unstable();
-        (all.len() > 1).then_some(Self { all, chosen: chosen? })
+        (all.len() > 1).then_some(Self {
+            all,
+            chosen: chosen?,
+        })
     }
 }
 

@@ -33,8 +33,13 @@ impl Simulation {
         let (functions, drivers) = (root.join("bus/pci/devices"), root.join("bus/pci/drivers"));
         let mut native = BTreeMap::new();
         for function in entries(&functions)? {
-            let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-            if let (Some(address), Ok(driver)) = (name(&function), function.join("driver").canonicalize()) {
+            let name = |path: &Path| {
+                path.file_name()
+                    .map(|name| name.to_string_lossy().into_owned())
+            };
+            if let (Some(address), Ok(driver)) =
+                (name(&function), function.join("driver").canonicalize())
+            {
                 native.extend(name(&driver).map(|driver| (address, driver)));
             }
             add(&function.join("driver_override"), "(null)\n")?;
@@ -46,7 +51,11 @@ impl Simulation {
         if functions.is_dir() {
             add(&root.join("bus/pci/drivers_probe"), "")?;
         }
-        Ok(Self { root: root.to_owned(), dev: root.with_file_name("dev"), native })
+        Ok(Self {
+            root: root.to_owned(),
+            dev: root.with_file_name("dev"),
+            native,
+        })
     }
 
     /// Does what the kernel does after a write to a path below the root. The value is in the file already.
@@ -92,13 +101,19 @@ impl Simulation {
 
     /// The node of a function's group is there while a `vfio` driver has one of its functions.
     fn set_vfio_node(&self, function: &Path, driver: &str) -> io::Result<()> {
-        let Ok(group) = function.join("iommu_group").canonicalize() else { return Ok(()) };
+        let Ok(group) = function.join("iommu_group").canonicalize() else {
+            return Ok(());
+        };
         let is_vfio = |name: &str| name.starts_with("vfio") || name.ends_with("_vfio_pci");
         let has_vfio = |member: &PathBuf| {
             let driver = member.join("driver").canonicalize().ok();
             driver.and_then(|driver| Some(is_vfio(driver.file_name()?.to_str()?))) == Some(true)
         };
-        let number = group.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let number = group
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         let nodes = self.dev.join("vfio");
         if is_vfio(driver) {
             fs::create_dir_all(&nodes)?;
@@ -122,7 +137,10 @@ impl Simulation {
         }
         let links = [
             (relative(&device, &class), device.join("subsystem")),
-            (relative(&characters, &device), characters.join(format!("511:{number}"))),
+            (
+                relative(&characters, &device),
+                characters.join(format!("511:{number}")),
+            ),
         ];
         for (target, link) in links {
             match symlink(target, link) {
@@ -149,8 +167,13 @@ impl Simulation {
     }
 
     fn set_vfs(&self, function: &Path, value: &str) -> io::Result<()> {
-        let number =
-            |name: &str| -> Option<u32> { fs::read_to_string(function.join(name)).ok()?.trim().parse().ok() };
+        let number = |name: &str| -> Option<u32> {
+            fs::read_to_string(function.join(name))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        };
         let (Ok(wanted), Some(total)) = (value.parse::<u32>(), number("sriov_totalvfs")) else {
             return Err(Errno::INVAL.into());
         };
@@ -158,7 +181,9 @@ impl Simulation {
             return Err(Errno::RANGE.into());
         }
         let links = (0..VFS_MAX).map(|index| function.join(format!("virtfn{index}")));
-        let present: Vec<_> = links.filter(|link| link.symlink_metadata().is_ok()).collect();
+        let present: Vec<_> = links
+            .filter(|link| link.symlink_metadata().is_ok())
+            .collect();
         let count = u32::try_from(present.len()).unwrap_or(VFS_MAX);
         fs::write(function.join("sriov_numvfs"), format!("{count}\n"))?;
         if wanted == count {
@@ -169,7 +194,10 @@ impl Simulation {
             return Err(Errno::BUSY.into());
         }
         present.iter().try_for_each(|link| self.remove_vf(link))?;
-        let (offset, stride) = (number("sriov_offset").unwrap_or(1), number("sriov_stride").unwrap_or(1));
+        let (offset, stride) = (
+            number("sriov_offset").unwrap_or(1),
+            number("sriov_stride").unwrap_or(1),
+        );
         fs::write(function.join("sriov_numvfs"), format!("{wanted}\n"))?;
         (0..wanted).try_for_each(|index| self.add_vf(function, index, offset + index * stride))
     }
@@ -179,7 +207,11 @@ impl Simulation {
         if let Ok(group) = vf.join("iommu_group").canonicalize() {
             fs::remove_dir_all(group)?;
         }
-        fs::remove_file(self.root.join("bus/pci/devices").join(vf.file_name().unwrap_or_default()))?;
+        fs::remove_file(
+            self.root
+                .join("bus/pci/devices")
+                .join(vf.file_name().unwrap_or_default()),
+        )?;
         fs::remove_dir_all(&vf)?;
         fs::remove_file(link)
     }
@@ -188,42 +220,72 @@ impl Simulation {
     fn add_group(&self, function: &Path) -> io::Result<()> {
         let groups = self.root.join("kernel/iommu_groups");
         let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
-        let last = entries(&groups)?.iter().filter_map(number).max().unwrap_or(0);
+        let last = entries(&groups)?
+            .iter()
+            .filter_map(number)
+            .max()
+            .unwrap_or(0);
         let group = groups.join((last + 1).to_string());
         let members = group.join("devices");
         fs::create_dir_all(&members)?;
-        symlink(relative(&members, function), members.join(function.file_name().unwrap_or_default()))?;
+        symlink(
+            relative(&members, function),
+            members.join(function.file_name().unwrap_or_default()),
+        )?;
         symlink(relative(function, &group), function.join("iommu_group"))
     }
 
     /// A virtual function beside its physical function, `distance` routing IDs behind it (PCIe, 9.3.3.8).
     fn add_vf(&self, physical: &Path, index: u32, distance: u32) -> io::Result<()> {
         let invalid = || io::Error::from(Errno::INVAL);
-        let name = physical.file_name().and_then(|name| name.to_str()).ok_or_else(invalid)?;
+        let name = physical
+            .file_name()
+            .and_then(|name| name.to_str())
+            .ok_or_else(invalid)?;
         let (domain, rest) = name.split_once(':').ok_or_else(invalid)?;
         let (bus, rest) = rest.split_once(':').ok_or_else(invalid)?;
         let (device, function) = rest.split_once('.').ok_or_else(invalid)?;
         let hex = |text: &str| u32::from_str_radix(text, 16).map_err(|_| invalid());
         let id = (hex(bus)? << 8 | hex(device)? << 3 | hex(function)?) + distance;
-        let address = format!("{domain}:{:02x}:{:02x}.{}", (id >> 8) & 0xff, (id >> 3) & 0x1f, id & 7);
+        let address = format!(
+            "{domain}:{:02x}:{:02x}.{}",
+            (id >> 8) & 0xff,
+            (id >> 3) & 0x1f,
+            id & 7
+        );
         let directory = physical.parent().ok_or_else(invalid)?.join(&address);
         fs::create_dir(&directory)?;
-        for file in ["vendor", "class", "numa_node", "subsystem_vendor", "subsystem_device"] {
+        for file in [
+            "vendor",
+            "class",
+            "numa_node",
+            "subsystem_vendor",
+            "subsystem_device",
+        ] {
             if let Ok(value) = fs::read(physical.join(file)) {
                 fs::write(directory.join(file), value)?;
             }
         }
         let device = fs::read(physical.join("sriov_vf_device")).unwrap_or_default();
         let device = String::from_utf8_lossy(&device).trim().to_owned();
-        fs::write(directory.join("device"), format!("0x{}\n", device.trim_start_matches("0x")))?;
+        fs::write(
+            directory.join("device"),
+            format!("0x{}\n", device.trim_start_matches("0x")),
+        )?;
         fs::write(directory.join("driver_override"), "(null)\n")?;
         symlink(format!("../{name}"), directory.join("physfn"))?;
-        symlink(format!("../{address}"), physical.join(format!("virtfn{index}")))?;
+        symlink(
+            format!("../{address}"),
+            physical.join(format!("virtfn{index}")),
+        )?;
         if physical.join("iommu_group").exists() {
             self.add_group(&directory)?;
         }
         let link = self.root.join("bus/pci/devices").join(&address);
-        symlink(relative(link.parent().ok_or_else(invalid)?, &directory), &link)
+        symlink(
+            relative(link.parent().ok_or_else(invalid)?, &directory),
+            &link,
+        )
     }
 }
 
@@ -236,12 +298,20 @@ fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn add(path: &Path, content: &str) -> io::Result<()> {
-    if path.exists() { Ok(()) } else { fs::write(path, content) }
+    if path.exists() {
+        Ok(())
+    } else {
+        fs::write(path, content)
+    }
 }
 
 /// A link's text from a directory to a path.
 fn relative(from: &Path, to: &Path) -> PathBuf {
-    let common = from.components().zip(to.components()).take_while(|(a, b)| a == b).count();
+    let common = from
+        .components()
+        .zip(to.components())
+        .take_while(|(a, b)| a == b)
+        .count();
     let up = from.components().skip(common).map(|_| Path::new(".."));
     let mut path: PathBuf = up.collect();
     path.extend(to.components().skip(common));

@@ -40,7 +40,10 @@ fn files_are_read_through_links_that_stay_inside() {
     let (_directory, sys) = tree();
     assert_eq!(sys.read("devices/pci0/card/vendor").unwrap(), b"0x1af4\n");
     assert_eq!(sys.read("class/net/eth0/vendor").unwrap(), b"0x1af4\n");
-    assert_eq!(sys.read_link("class/net/eth0").unwrap(), "devices/pci0/card");
+    assert_eq!(
+        sys.read_link("class/net/eth0").unwrap(),
+        "devices/pci0/card"
+    );
     assert_eq!(sys.read_dir("class/net").unwrap(), ["eth0"]);
     assert!(sys.exists("class/net/eth0").unwrap() && !sys.exists("class/net/eth1").unwrap());
 }
@@ -63,7 +66,11 @@ fn nothing_outside_is_reached() {
     }
     for path in ["escape", "absolute", "magic/etc/passwd", "loop"] {
         let problem = sys.read(path).unwrap_err();
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Denied, "outside-sysfs"), "{path}");
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::Denied, "outside-sysfs"),
+            "{path}"
+        );
     }
     assert_eq!(code(sys.read_link("escape")), "outside-sysfs");
 }
@@ -75,8 +82,14 @@ fn only_regular_files_of_some_size_are_read() {
     assert_eq!(code(sys.read("class/net")), "not-a-file");
     assert_eq!(code(sys.read("class/net/eth0/large")), "file-too-large");
     assert_eq!(code(sys.read("class/net/eth9/vendor")), "no-such-path");
-    assert_eq!(code(sys.read("class/net/eth0/vendor/deeper")), "no-such-path");
-    assert_eq!(code(sys.read_dir("class/net/eth0/vendor")), "not-a-directory");
+    assert_eq!(
+        code(sys.read("class/net/eth0/vendor/deeper")),
+        "no-such-path"
+    );
+    assert_eq!(
+        code(sys.read_dir("class/net/eth0/vendor")),
+        "not-a-directory"
+    );
     assert_eq!(code(sys.read_link("class/net")), "not-a-link");
 }
 
@@ -99,14 +112,24 @@ fn some_files_are_out_of_reach_by_any_name() {
 #[test]
 fn globs_see_links_and_keep_them() {
     let (_directory, sys) = tree();
-    assert_eq!(sys.glob("class/net/*/vendor").unwrap(), ["class/net/eth0/vendor"]);
+    assert_eq!(
+        sys.glob("class/net/*/vendor").unwrap(),
+        ["class/net/eth0/vendor"]
+    );
     assert_eq!(sys.glob("class/net/*").unwrap(), ["class/net/eth0"]);
     assert_eq!(
         sys.glob("class/net/eth0/{vendor,numvfs,none}").unwrap(),
         ["class/net/eth0/numvfs", "class/net/eth0/vendor"]
     );
-    assert_eq!(sys.glob("**/vendor").unwrap(), ["devices/pci0/card/vendor"], "links are not followed by **");
-    assert_eq!(sys.glob("devices/pci0/card/power/**").unwrap(), ["devices/pci0/card/power/control"]);
+    assert_eq!(
+        sys.glob("**/vendor").unwrap(),
+        ["devices/pci0/card/vendor"],
+        "links are not followed by **"
+    );
+    assert_eq!(
+        sys.glob("devices/pci0/card/power/**").unwrap(),
+        ["devices/pci0/card/power/control"]
+    );
     assert_eq!(sys.glob("class/net/eth0").unwrap(), ["class/net/eth0"]);
     assert_eq!(sys.glob("class/block/*").unwrap(), Vec::<String>::new());
 }
@@ -115,8 +138,15 @@ fn globs_see_links_and_keep_them() {
 fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
     let (directory, sys) = tree();
     let numvfs = sys.attribute("class/net/eth0/numvfs").unwrap();
-    assert_eq!((numvfs.path.as_str(), numvfs.value.as_deref()), ("devices/pci0/card/numvfs", Some("0")));
-    assert_eq!(sys.attribute("class/net/eth0/binary").unwrap().value, None, "it is no text");
+    assert_eq!(
+        (numvfs.path.as_str(), numvfs.value.as_deref()),
+        ("devices/pci0/card/numvfs", Some("0"))
+    );
+    assert_eq!(
+        sys.attribute("class/net/eth0/binary").unwrap().value,
+        None,
+        "it is no text"
+    );
     for path in ["class/net/eth0/power/control", "class/net/eth0/config"] {
         assert_eq!(code(sys.attribute(path)), "never-allowed", "{path}");
     }
@@ -125,7 +155,10 @@ fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
     assert_eq!(code(sys.attribute("class/net/eth0/none")), "no-such-path");
 
     let written = sys.store(&numvfs, "4").unwrap();
-    assert_eq!((written.outcome, written.value), (Ok(()), Ok(Some("4".to_owned()))));
+    assert_eq!(
+        (written.outcome, written.value),
+        (Ok(()), Ok(Some("4".to_owned())))
+    );
     let file = directory.path().join("sys/devices/pci0/card/numvfs");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "4\n");
     // What was looked at and what is written are the same, or nothing is.
@@ -134,7 +167,10 @@ fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
     std::fs::remove_file(&file).unwrap();
     symlink("binary", &file).unwrap();
     assert_eq!(code(sys.store(&numvfs, "5")), "outside-sysfs");
-    assert_eq!(std::fs::read_to_string(directory.path().join("outside")).unwrap(), "secret");
+    assert_eq!(
+        std::fs::read_to_string(directory.path().join("outside")).unwrap(),
+        "secret"
+    );
 }
 
 #[test]
@@ -144,7 +180,11 @@ fn a_value_that_cannot_be_read_is_not_written() {
     assert_eq!(code(sys.read("mem")), "io-error");
     assert_eq!(code(sys.find_text("mem")), "io-error");
     assert_eq!(code(sys.fact("mem")), "io-error");
-    assert_eq!(code(sys.value("mem")), "io-error", "its previous value could not be restored");
+    assert_eq!(
+        code(sys.value("mem")),
+        "io-error",
+        "its previous value could not be restored"
+    );
     assert_eq!(sys.find_text("none"), Ok(None));
 }
 
@@ -152,9 +192,22 @@ fn a_value_that_cannot_be_read_is_not_written() {
 fn an_attribute_without_a_value_differs_from_a_read_that_failed() {
     for raw in [22, 95, 524, 19, 6, 61] {
         let problem = no_value("class/net/eth0/speed", Errno::from_raw_os_error(raw));
-        assert!(has_no_value(Errno::from_raw_os_error(raw)) && is_absent(&problem), "{raw}");
+        assert!(
+            has_no_value(Errno::from_raw_os_error(raw)) && is_absent(&problem),
+            "{raw}"
+        );
     }
-    for failed in [Errno::AGAIN, Errno::INTR, Errno::IO, Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
-        assert!(!has_no_value(failed) && !is_absent(&io_problem("a", &failed.into())), "{failed}");
+    for failed in [
+        Errno::AGAIN,
+        Errno::INTR,
+        Errno::IO,
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOMEM,
+    ] {
+        assert!(
+            !has_no_value(failed) && !is_absent(&io_problem("a", &failed.into())),
+            "{failed}"
+        );
     }
 }

@@ -37,21 +37,31 @@ impl Collector for Node {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (mut out, admin) = (Exposition(encoder), &self.0);
         out.gauges(families::BUILD, [([env!("CARGO_PKG_VERSION")], 1)])?;
-        out.metric(families::CRASHES, admin.restarts.map(ConstCounter::new).as_ref())?;
+        out.metric(
+            families::CRASHES,
+            admin.restarts.map(ConstCounter::new).as_ref(),
+        )?;
         let views = admin.registry.list();
         out.gauges(families::DRIVERS, driver_states(&views))?;
         let drivers = Drivers::of(admin);
         drivers.encode(&mut out)?;
         encode_node(admin, &mut out)?;
         let commits = admin.checkpoint.metrics();
-        let outcomes = [(["durable"], commits.durable.clone()), (["failed"], commits.failed.clone())];
+        let outcomes = [
+            (["durable"], commits.durable.clone()),
+            (["failed"], commits.failed.clone()),
+        ];
         out.samples(families::COMMITS, outcomes)?;
         out.metric(families::COMMIT_CHANGES, Some(&commits.changes))?;
         out.metric(families::COMMIT_SECONDS, Some(&commits.seconds))?;
         out.metric(families::COMMIT_BYTES, Some(&commits.value_bytes))?;
-        out.metric(families::DRA_OPERATIONS, Some(&admin.manager.claim_metrics().operations))?;
+        out.metric(
+            families::DRA_OPERATIONS,
+            Some(&admin.manager.claim_metrics().operations),
+        )?;
         let rpcs = drivers.native.iter().flat_map(|(name, rpcs)| {
-            rpcs.iter().map(move |([method, code], seconds)| ([name, method, code], seconds.clone()))
+            rpcs.iter()
+                .map(move |([method, code], seconds)| ([name, method, code], seconds.clone()))
         });
         out.samples(families::DRA_RPCS, rpcs)?;
         out.gauges(families::DRA_CLAIMS, claims_in_use(admin))?;
@@ -70,7 +80,9 @@ struct Exposition<'a>(DescriptorEncoder<'a>);
 impl Exposition<'_> {
     /// A family without labels, or one whose owner labels its samples. `None`: it has no samples.
     fn metric(&mut self, family: Family, metric: Option<&impl EncodeMetric>) -> fmt::Result {
-        let encoder = self.0.encode_descriptor(family.name, family.help, None, family.kind)?;
+        let encoder = self
+            .0
+            .encode_descriptor(family.name, family.help, None, family.kind)?;
         metric.map_or(Ok(()), |metric| metric.encode(encoder))
     }
 
@@ -80,7 +92,9 @@ impl Exposition<'_> {
         family: Family,
         samples: impl IntoIterator<Item = ([L; N], impl EncodeMetric)>,
     ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(family.name, family.help, None, family.kind)?;
+        let mut encoder = self
+            .0
+            .encode_descriptor(family.name, family.help, None, family.kind)?;
         debug_assert_eq!(family.labels.len(), N, "{}", family.name);
         for (values, metric) in samples {
             let values = values.iter().map(L::to_string);
@@ -96,21 +110,30 @@ impl Exposition<'_> {
         family: Family,
         samples: impl IntoIterator<Item = ([L; N], u64)>,
     ) -> fmt::Result {
-        self.samples(family, samples.into_iter().map(|(labels, value)| (labels, ConstGauge::new(value))))
+        self.samples(
+            family,
+            samples
+                .into_iter()
+                .map(|(labels, value)| (labels, ConstGauge::new(value))),
+        )
     }
 }
 
 /// Counts how often each of the label values occurs.
 fn counted<L: Ord>(values: impl IntoIterator<Item = L>) -> BTreeMap<L, u64> {
     let mut counts = BTreeMap::new();
-    values.into_iter().for_each(|value| *counts.entry(value).or_default() += 1);
+    values
+        .into_iter()
+        .for_each(|value| *counts.entry(value).or_default() += 1);
     counts
 }
 
 /// The sources of a driver in each state.
 fn driver_states(views: &[DriverView]) -> BTreeMap<[&str; 3], u64> {
     let labels = |view| {
-        let DriverView { name, kind, state, .. }: &DriverView = view;
+        let DriverView {
+            name, kind, state, ..
+        }: &DriverView = view;
         Some([name.as_ref()?.as_str(), kind.as_str(), state.as_str()])
     };
     counted(views.iter().filter_map(labels))
@@ -129,9 +152,16 @@ fn plugins(views: &[DriverView]) -> impl Iterator<Item = ([&str; 2], u64)> {
 
 fn claims_in_use(admin: &Admin) -> BTreeMap<[String; 1], u64> {
     let claims = admin.manager.claims();
-    let prepared = claims.iter().filter(|claim| claim.state == ClaimState::Prepared);
-    let drivers =
-        prepared.flat_map(|claim| claim.drivers.keys().map(|driver| Some(driver.to_string())).chain([None]));
+    let prepared = claims
+        .iter()
+        .filter(|claim| claim.state == ClaimState::Prepared);
+    let drivers = prepared.flat_map(|claim| {
+        claim
+            .drivers
+            .keys()
+            .map(|driver| Some(driver.to_string()))
+            .chain([None])
+    });
     let mut in_use = counted(drivers.map(|driver| [driver.unwrap_or_else(|| "<any>".to_owned())]));
     in_use.entry(["<any>".to_owned()]).or_default();
     in_use
@@ -157,33 +187,77 @@ impl Drivers {
 
     /// One metric of each WASM driver.
     fn each<M>(&self, metric: impl Fn(&Stats) -> M) -> impl Iterator<Item = ([&str; 1], M)> {
-        self.wasm.iter().map(move |(name, stats)| ([name.as_str()], metric(stats)))
+        self.wasm
+            .iter()
+            .map(move |(name, stats)| ([name.as_str()], metric(stats)))
     }
 
     fn encode(&self, out: &mut Exposition<'_>) -> fmt::Result {
         self.encode_calls(out)?;
         out.samples(families::CPU, self.each(|stats| stats.cpu_seconds.clone()))?;
-        out.samples(families::PEAK_CPU, self.each(|stats| stats.peak_cpu_seconds.clone()))?;
-        out.samples(families::PEAK_MEMORY, self.each(|stats| stats.peak_memory.clone()))?;
-        out.samples(families::PEAK_TABLES, self.each(|stats| stats.peak_table_elements.clone()))?;
-        out.samples(families::PEAK_HOST_BYTES, self.each(|stats| stats.peak_host_bytes.clone()))?;
-        out.samples(families::PEAK_HOST_OPERATIONS, self.each(|stats| stats.peak_host_operations.clone()))?;
-        out.samples(families::TRAPS, self.each(|stats| ConstCounter::new(stats.ended(Outcome::Trap))))?;
+        out.samples(
+            families::PEAK_CPU,
+            self.each(|stats| stats.peak_cpu_seconds.clone()),
+        )?;
+        out.samples(
+            families::PEAK_MEMORY,
+            self.each(|stats| stats.peak_memory.clone()),
+        )?;
+        out.samples(
+            families::PEAK_TABLES,
+            self.each(|stats| stats.peak_table_elements.clone()),
+        )?;
+        out.samples(
+            families::PEAK_HOST_BYTES,
+            self.each(|stats| stats.peak_host_bytes.clone()),
+        )?;
+        out.samples(
+            families::PEAK_HOST_OPERATIONS,
+            self.each(|stats| stats.peak_host_operations.clone()),
+        )?;
+        out.samples(
+            families::TRAPS,
+            self.each(|stats| ConstCounter::new(stats.ended(Outcome::Trap))),
+        )?;
         let refusals = self.wasm.iter().flat_map(|(name, stats)| {
-            Limit::ALL.iter().map(move |limit| ([name, limit.as_str()], stats.refusals(*limit).clone()))
+            Limit::ALL
+                .iter()
+                .map(move |limit| ([name, limit.as_str()], stats.refusals(*limit).clone()))
         });
         out.samples(families::LIMITS, refusals)?;
-        out.samples(families::REFUSED, self.each(|stats| stats.answers_refused.clone()))?;
-        out.samples(families::LOG_LINES, self.each(|stats| stats.log_lines.clone()))?;
-        out.samples(families::LOG_DROPPED, self.each(|stats| ConstCounter::new(stats.log_lines_dropped())))?;
-        out.samples(families::HOST_BYTES, self.each(|stats| stats.host_bytes.clone()))?;
-        out.samples(families::HOST_OPERATIONS, self.each(|stats| stats.host_operations.clone()))
+        out.samples(
+            families::REFUSED,
+            self.each(|stats| stats.answers_refused.clone()),
+        )?;
+        out.samples(
+            families::LOG_LINES,
+            self.each(|stats| stats.log_lines.clone()),
+        )?;
+        out.samples(
+            families::LOG_DROPPED,
+            self.each(|stats| ConstCounter::new(stats.log_lines_dropped())),
+        )?;
+        out.samples(
+            families::HOST_BYTES,
+            self.each(|stats| stats.host_bytes.clone()),
+        )?;
+        out.samples(
+            families::HOST_OPERATIONS,
+            self.each(|stats| stats.host_operations.clone()),
+        )
     }
 
     fn encode_calls(&self, out: &mut Exposition<'_>) -> fmt::Result {
         let each = || {
-            let of = |(name, stats)| Operation::ALL.iter().map(move |operation| (name, stats, *operation));
-            self.wasm.iter().map(|(name, stats)| (name.as_str(), &**stats)).flat_map(of)
+            let of = |(name, stats)| {
+                Operation::ALL
+                    .iter()
+                    .map(move |operation| (name, stats, *operation))
+            };
+            self.wasm
+                .iter()
+                .map(|(name, stats)| (name.as_str(), &**stats))
+                .flat_map(of)
         };
         let calls = each().flat_map(|(name, stats, operation)| {
             let labels = move |outcome: &Outcome| [name, operation.as_str(), outcome.as_str()];
@@ -192,35 +266,68 @@ impl Drivers {
                 .map(move |outcome| (labels(outcome), stats.calls(operation, *outcome).clone()))
         });
         out.samples(families::CALLS, calls)?;
-        let seconds = each()
-            .map(|(name, stats, operation)| ([name, operation.as_str()], stats.seconds(operation).clone()));
+        let seconds = each().map(|(name, stats, operation)| {
+            ([name, operation.as_str()], stats.seconds(operation).clone())
+        });
         out.samples(families::CALL_SECONDS, seconds)
     }
 }
 
 fn encode_node(admin: &Admin, out: &mut Exposition<'_>) -> fmt::Result {
-    let mut claims = counted(admin.manager.claims().iter().map(|claim| [claim.state.as_str()]));
-    for state in [ClaimState::Preparing, ClaimState::Prepared, ClaimState::Unpreparing] {
+    let mut claims = counted(
+        admin
+            .manager
+            .claims()
+            .iter()
+            .map(|claim| [claim.state.as_str()]),
+    );
+    for state in [
+        ClaimState::Preparing,
+        ClaimState::Prepared,
+        ClaimState::Unpreparing,
+    ] {
         claims.entry([state.as_str()]).or_default();
     }
     out.gauges(families::CLAIMS, claims)?;
-    out.metric(families::PODS, Some(&ConstGauge::new(admin.manager.pods_count() as u64)))?;
+    out.metric(
+        families::PODS,
+        Some(&ConstGauge::new(admin.manager.pods_count() as u64)),
+    )?;
     let conditions = admin.conditions.list().into_iter();
-    out.gauges(families::CONDITIONS, counted(conditions.map(|condition| [condition.problem.code])))?;
-    out.metric(families::CDI_AGAIN, Some(&admin.manager.claim_metrics().files_rendered_again))
+    out.gauges(
+        families::CONDITIONS,
+        counted(conditions.map(|condition| [condition.problem.code])),
+    )?;
+    out.metric(
+        families::CDI_AGAIN,
+        Some(&admin.manager.claim_metrics().files_rendered_again),
+    )
 }
 
 fn encode_pod_resources(admin: &Admin, out: &mut Exposition<'_>) -> fmt::Result {
     let counters = &admin.pod_resources;
     let (v1, v1alpha1) = (["v1"], ["v1alpha1"]);
-    let requests =
-        [&counters.list, &counters.get_allocatable, &counters.get].map(Counter::get).iter().sum::<u64>();
-    let requests =
-        [(v1, ConstCounter::new(requests)), (v1alpha1, ConstCounter::new(counters.list_v1alpha1.get()))];
+    let requests = [&counters.list, &counters.get_allocatable, &counters.get]
+        .map(Counter::get)
+        .iter()
+        .sum::<u64>();
+    let requests = [
+        (v1, ConstCounter::new(requests)),
+        (v1alpha1, ConstCounter::new(counters.list_v1alpha1.get())),
+    ];
     out.samples(families::POD_RESOURCES, requests)?;
-    let lists = [(v1, counters.list.clone()), (v1alpha1, counters.list_v1alpha1.clone())];
+    let lists = [
+        (v1, counters.list.clone()),
+        (v1alpha1, counters.list_v1alpha1.clone()),
+    ];
     out.samples(families::POD_RESOURCES_LIST, lists)?;
-    out.samples(families::POD_RESOURCES_ALLOCATABLE, [(v1, counters.get_allocatable.clone())])?;
+    out.samples(
+        families::POD_RESOURCES_ALLOCATABLE,
+        [(v1, counters.get_allocatable.clone())],
+    )?;
     out.samples(families::POD_RESOURCES_GET, [(v1, counters.get.clone())])?;
-    out.samples(families::POD_RESOURCES_GET_ERRORS, [(v1, counters.get_errors.clone())])
+    out.samples(
+        families::POD_RESOURCES_GET_ERRORS,
+        [(v1, counters.get_errors.clone())],
+    )
 }

@@ -65,21 +65,39 @@ impl Front {
 
 fn waiting(why: &str) -> Router {
     let not_ready = (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"));
-    Router::new().route("/livez", only_get("ok\n")).fallback_service(only_get(not_ready))
+    Router::new()
+        .route("/livez", only_get("ok\n"))
+        .fallback_service(only_get(not_ready))
 }
 
 fn serving(admin: Admin) -> Router {
-    let (registry, liveness) = (Arc::new(collect::registry(&admin)), Arc::new(Liveness::new(admin.clone())));
+    let (registry, liveness) = (
+        Arc::new(collect::registry(&admin)),
+        Arc::new(Liveness::new(admin.clone())),
+    );
     Router::new()
         .route("/metrics", only_get(async move || metrics(&registry)))
-        .route("/livez", only_get(async move || probed(&liveness.clone().problems().await)))
-        .route("/readyz", only_get(async move || probed(&probes::awaited(&admin).await)))
-        .fallback((StatusCode::NOT_FOUND, "there are /metrics, /livez and /readyz\n"))
+        .route(
+            "/livez",
+            only_get(async move || probed(&liveness.clone().problems().await)),
+        )
+        .route(
+            "/readyz",
+            only_get(async move || probed(&probes::awaited(&admin).await)),
+        )
+        .fallback((
+            StatusCode::NOT_FOUND,
+            "there are /metrics, /livez and /readyz\n",
+        ))
 }
 
 /// Also refuses HEAD, which axum routes like GET.
 fn only_get<H: Handler<T, ()>, T: 'static>(handler: H) -> MethodRouter {
-    let refusal = (StatusCode::METHOD_NOT_ALLOWED, [(ALLOW, "GET")], "only GET is answered\n");
+    let refusal = (
+        StatusCode::METHOD_NOT_ALLOWED,
+        [(ALLOW, "GET")],
+        "only GET is answered\n",
+    );
     get(handler).head(refusal.clone()).fallback(refusal)
 }
 
@@ -89,7 +107,11 @@ fn metrics(registry: &Registry) -> Response {
         Ok(()) => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),
         Err(error) => {
             tracing::error!(error = chain(&error), "the metrics cannot be encoded");
-            (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be encoded\n").into_response()
+            (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the metrics cannot be encoded\n",
+            )
+                .into_response()
         }
     }
 }
@@ -113,7 +135,9 @@ pub(super) async fn serve<S>(
     let permits = Arc::new(Semaphore::new(ADMIN_CONNECTIONS_MAX));
     let mut failing = false;
     while let Ok(permit) = permits.clone().acquire_owned().await {
-        let Some(accepted) = incoming.next().await else { return };
+        let Some(accepted) = incoming.next().await else {
+            return;
+        };
         match accepted {
             Ok(stream) => {
                 failing = false;
@@ -154,6 +178,9 @@ where
         );
     // A client that does not read its response is disconnected after a while.
     if let Ok(Err(error)) = tokio::time::timeout(ADMIN_CONNECTION_WALL, connection).await {
-        tracing::debug!(error = chain(&error), "a connection to the admin socket ended early");
+        tracing::debug!(
+            error = chain(&error),
+            "a connection to the admin socket ended early"
+        );
     }
 }

@@ -42,7 +42,11 @@ pub(super) struct Liveness {
 
 impl Liveness {
     pub(super) fn new(admin: Admin) -> Self {
-        Self { admin, last: LastCheck::default(), locks: LockProbe::default() }
+        Self {
+            admin,
+            last: LastCheck::default(),
+            locks: LockProbe::default(),
+        }
     }
 
     /// Returns the parts of the daemon that do not respond, a line each. A check goes on if its client leaves.
@@ -70,12 +74,22 @@ impl Liveness {
         };
         let (pods, files, plugins, writer, paths) = tokio::join!(
             in_time("the pods and their claims", pods),
-            in_time("the task for driver files", admin.registry.answers(DriverKind::Wasm)),
-            in_time("the task for plugins", admin.registry.answers(DriverKind::Grpc)),
+            in_time(
+                "the task for driver files",
+                admin.registry.answers(DriverKind::Wasm)
+            ),
+            in_time(
+                "the task for plugins",
+                admin.registry.answers(DriverKind::Grpc)
+            ),
             in_time("the checkpoint's writer", admin.checkpoint.answers()),
             paths,
         );
-        [pods, files, plugins, writer].into_iter().flatten().chain(paths).collect()
+        [pods, files, plugins, writer]
+            .into_iter()
+            .flatten()
+            .chain(paths)
+            .collect()
     }
 }
 
@@ -141,13 +155,26 @@ impl AtStart {
     pub fn look(drivers: &Path, images: &[DriverImage], sockets: &Path) -> Self {
         let list_sockets: List = |path| {
             let found = sockets::present(path)?;
-            Ok(found.into_iter().map(|socket| socket.display().to_string()).collect())
+            Ok(found
+                .into_iter()
+                .map(|socket| socket.display().to_string())
+                .collect())
         };
-        let listed =
-            |path: &Path, list: List| Directory { path: path.to_owned(), list, names: list(path).ok() };
-        let directories = [listed(drivers, file_watch::present), listed(sockets, list_sockets)];
+        let listed = |path: &Path, list: List| Directory {
+            path: path.to_owned(),
+            list,
+            names: list(path).ok(),
+        };
+        let directories = [
+            listed(drivers, file_watch::present),
+            listed(sockets, list_sockets),
+        ];
         let images = images.iter().map(DriverImage::source).collect();
-        Self { images, directories: Mutex::new(directories), ready: AtomicBool::new(false) }
+        Self {
+            images,
+            directories: Mutex::new(directories),
+            ready: AtomicBool::new(false),
+        }
     }
 
     /// Becomes true when all of it is loaded, failed or removed, and stays true.
@@ -177,38 +204,63 @@ impl AtStart {
         let (at_start, views) = (self.clone(), registry.list());
         // A directory may be on a file system that hangs.
         let look = tokio::task::spawn_blocking(move || at_start.unloaded(&views));
-        look.await
-            .unwrap_or_else(|error| vec![format!("the directories were not checked: {}", chain(&error))])
+        look.await.unwrap_or_else(|error| {
+            vec![format!(
+                "the directories were not checked: {}",
+                chain(&error)
+            )]
+        })
     }
 
     fn unloaded(&self, views: &[DriverView]) -> Vec<String> {
         // The config has an image for as long as the daemon runs.
-        let images = self.images.iter().filter_map(|source| unloaded(source, views, || false));
+        let images = self
+            .images
+            .iter()
+            .filter_map(|source| unloaded(source, views, || false));
         let mut directories = self.directories.lock();
-        images.chain(directories.iter_mut().flat_map(|directory| directory.unloaded(views))).collect()
+        images
+            .chain(
+                directories
+                    .iter_mut()
+                    .flat_map(|directory| directory.unloaded(views)),
+            )
+            .collect()
     }
 }
 
 impl Directory {
     fn unloaded(&mut self, views: &[DriverView]) -> Vec<String> {
-        let names = match self.names.take().map_or_else(|| (self.list)(&self.path), Ok) {
+        let names = match self
+            .names
+            .take()
+            .map_or_else(|| (self.list)(&self.path), Ok)
+        {
             Ok(names) => self.names.insert(names),
             Err(error) => {
                 let path = self.path.display();
-                return vec![format!("the directory {path} cannot be listed: {}", chain(&error))];
+                return vec![format!(
+                    "the directory {path} cannot be listed: {}",
+                    chain(&error)
+                )];
             }
         };
-        let is_gone = |source: &String| matches!(file::symlink_metadata(&self.path.join(source)), Ok(None));
-        names.iter().filter_map(|source| unloaded(source, views, || is_gone(source))).collect()
+        let is_gone =
+            |source: &String| matches!(file::symlink_metadata(&self.path.join(source)), Ok(None));
+        names
+            .iter()
+            .filter_map(|source| unloaded(source, views, || is_gone(source)))
+            .collect()
     }
 }
 
 /// Returns why a source is awaited, if it is. `is_gone`: it was removed before the registry knew it.
 fn unloaded(source: &str, views: &[DriverView], is_gone: impl FnOnce() -> bool) -> Option<String> {
     match views.iter().find(|view| view.source == source) {
-        Some(view) if is_under_way(view) => {
-            Some(format!("{source} is {}: it is being loaded", view.state.as_str()))
-        }
+        Some(view) if is_under_way(view) => Some(format!(
+            "{source} is {}: it is being loaded",
+            view.state.as_str()
+        )),
         Some(_) => None,
         None if is_gone() => None,
         None => Some(format!("{source} was not looked at yet")),
@@ -246,38 +298,65 @@ mod tests {
     #[test]
     fn what_was_there_at_the_start_is_awaited_until_it_is_loaded_or_failed_or_gone() {
         let directory = tempfile::tempdir().unwrap();
-        let (drivers, sockets) = (directory.path().join("drivers"), directory.path().join("sockets"));
+        let (drivers, sockets) = (
+            directory.path().join("drivers"),
+            directory.path().join("sockets"),
+        );
         std::fs::create_dir(&drivers).unwrap();
         for name in ["a.wasm", "b.wasm", "c.wasm"] {
             std::fs::write(drivers.join(name), "x").unwrap();
         }
-        let registry =
-            Registry::new(Changes::default(), nodedock_base::conditions::Conditions::default(), None);
+        let registry = Registry::new(
+            Changes::default(),
+            nodedock_base::conditions::Conditions::default(),
+            None,
+        );
         let (name, directory) = ("image".to_owned(), directory.path().to_owned());
-        let image = DriverImage { name, side_files: directory.clone(), directory };
+        let image = DriverImage {
+            name,
+            side_files: directory.clone(),
+            directory,
+        };
         let at_start = AtStart::look(&drivers, &[image], &sockets);
         // What comes later is not awaited.
         std::fs::write(drivers.join("later.wasm"), "x").unwrap();
         let awaited = || at_start.unloaded(&registry.list());
         let unseen = |name: &str| format!("{name} was not looked at yet");
-        assert_eq!(awaited(), ["image.wasm", "a.wasm", "b.wasm", "c.wasm"].map(unseen));
-        registry.update(DriverKind::Wasm, "image.wasm", |view| view.state = DriverState::Failed);
-        registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Compiled);
-        registry.update(DriverKind::Wasm, "b.wasm", |view| view.state = DriverState::Failed);
+        assert_eq!(
+            awaited(),
+            ["image.wasm", "a.wasm", "b.wasm", "c.wasm"].map(unseen)
+        );
+        registry.update(DriverKind::Wasm, "image.wasm", |view| {
+            view.state = DriverState::Failed
+        });
+        registry.update(DriverKind::Wasm, "a.wasm", |view| {
+            view.state = DriverState::Compiled
+        });
+        registry.update(DriverKind::Wasm, "b.wasm", |view| {
+            view.state = DriverState::Failed
+        });
         std::fs::remove_file(drivers.join("c.wasm")).unwrap();
         assert_eq!(awaited(), ["a.wasm is compiled: it is being loaded"]);
-        registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Serving);
+        registry.update(DriverKind::Wasm, "a.wasm", |view| {
+            view.state = DriverState::Serving
+        });
         assert_eq!(awaited(), Vec::<String>::new());
     }
 
     #[test]
     fn a_directory_that_cannot_be_listed_is_awaited() {
         let directory = tempfile::tempdir().unwrap();
-        let (drivers, sockets) = (directory.path().join("drivers"), directory.path().join("sockets"));
+        let (drivers, sockets) = (
+            directory.path().join("drivers"),
+            directory.path().join("sockets"),
+        );
         std::fs::write(&drivers, "a file").unwrap();
         let at_start = AtStart::look(&drivers, &[], &sockets);
         let wrong = at_start.unloaded(&[]);
-        assert!(wrong.len() == 1 && wrong[0].contains("drivers cannot be listed"), "{wrong:?}");
+        assert!(
+            wrong.len() == 1 && wrong[0].contains("drivers cannot be listed"),
+            "{wrong:?}"
+        );
         std::fs::remove_file(&drivers).unwrap();
         assert_eq!(at_start.unloaded(&[]), Vec::<String>::new());
     }
@@ -318,7 +397,11 @@ mod tests {
             assert_eq!(reported.unwrap(), "the pods did not answer within 5s");
         }
         drop(lock);
-        assert_eq!((look().await, begun.load(Relaxed)), (None, 2), "one that waited, and the last");
+        assert_eq!(
+            (look().await, begun.load(Relaxed)),
+            (None, 2),
+            "one that waited, and the last"
+        );
         let panics = locks.answers(|| panic!("on purpose"));
         assert_eq!(in_time("the pods", panics).await.unwrap(), "the pods ended");
     }
@@ -326,7 +409,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_does_not_answer_is_named() {
         assert_eq!(in_time("the writer", async { true }).await, None);
-        assert_eq!(in_time("the writer", async { false }).await.unwrap(), "the writer ended");
+        assert_eq!(
+            in_time("the writer", async { false }).await.unwrap(),
+            "the writer ended"
+        );
         let late = in_time("the writer", std::future::pending()).await.unwrap();
         assert_eq!(late, "the writer did not answer within 5s");
     }

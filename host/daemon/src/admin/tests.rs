@@ -21,12 +21,17 @@ impl Server {
     fn start() -> Self {
         let (directory, tasks) = (tempfile::tempdir().unwrap(), Tasks::new());
         let listener = UnixListener::bind(directory.path().join("a.sock")).unwrap();
-        tasks.spawn_until_stopped("server", serve_front(Front::new("it starts"), listener, tasks.clone()));
+        tasks.spawn_until_stopped(
+            "server",
+            serve_front(Front::new("it starts"), listener, tasks.clone()),
+        );
         Self { directory, tasks }
     }
 
     async fn connect(&self) -> UnixStream {
-        UnixStream::connect(self.directory.path().join("a.sock")).await.unwrap()
+        UnixStream::connect(self.directory.path().join("a.sock"))
+            .await
+            .unwrap()
     }
 
     /// What is answered to these bytes, up to the end of the connection.
@@ -54,10 +59,18 @@ fn status(answer: &str) -> &str {
 #[tokio::test]
 async fn a_request_is_answered_and_the_connection_ends() {
     let server = Server::start();
-    let answer =
-        server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok\n"), "{answer}");
-    assert_eq!(answer.matches("200 OK").count(), 1, "one request for each connection");
+    let answer = server
+        .ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await;
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok\n"),
+        "{answer}"
+    );
+    assert_eq!(
+        answer.matches("200 OK").count(),
+        1,
+        "one request for each connection"
+    );
 }
 
 #[tokio::test]
@@ -72,34 +85,62 @@ async fn an_instance_that_waits_lives_and_is_not_ready() {
         ("HEAD /livez", "405", ""),
         ("POST /metrics", "405", "only GET is answered\n"),
     ] {
-        let answer = server.ask(format!("{request} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await;
+        let answer = server
+            .ask(format!("{request} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())
+            .await;
         let (head, found) = answer.split_once("\r\n\r\n").unwrap();
-        assert_eq!((status(&answer), found), (expected, body), "{request}: {answer}");
+        assert_eq!(
+            (status(&answer), found),
+            (expected, body),
+            "{request}: {answer}"
+        );
         let head = head.to_ascii_lowercase();
-        assert!(head.contains("\r\ncontent-type: text/plain; charset=utf-8"), "{answer}");
-        assert_eq!(head.contains("\r\nallow: get\r\n"), expected == "405", "{answer}");
+        assert!(
+            head.contains("\r\ncontent-type: text/plain; charset=utf-8"),
+            "{answer}"
+        );
+        assert_eq!(
+            head.contains("\r\nallow: get\r\n"),
+            expected == "405",
+            "{answer}"
+        );
     }
 }
 
 #[tokio::test]
 async fn what_is_no_request_is_refused_and_does_no_harm() {
     let server = Server::start();
-    let huge = format!("GET /livez HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "y".repeat(1 << 20));
-    let many = format!("GET /livez HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(ADMIN_HEADERS_MAX + 1));
+    let huge = format!(
+        "GET /livez HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n",
+        "y".repeat(1 << 20)
+    );
+    let many = format!(
+        "GET /livez HTTP/1.1\r\n{}\r\n",
+        "X: y\r\n".repeat(ADMIN_HEADERS_MAX + 1)
+    );
     let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "y".repeat(1 << 20));
     for (request, statuses) in [
-        (b"\x16\x03\x01\x00\xff\x00garbage\r\n\r\n".as_slice(), ["400", ""]),
+        (
+            b"\x16\x03\x01\x00\xff\x00garbage\r\n\r\n".as_slice(),
+            ["400", ""],
+        ),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ["400", ""]),
         (huge.as_bytes(), ["431", ""]),
         (many.as_bytes(), ["431", ""]),
         (long.as_bytes(), ["431", "414"]),
-        (b"GET /livez HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", ["400", ""]),
+        (
+            b"GET /livez HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+            ["400", ""],
+        ),
     ] {
         let answer = server.ask(request).await;
         let shown = String::from_utf8_lossy(&request[..request.len().min(60)]);
         assert!(statuses.contains(&status(&answer)), "{shown:?}: {answer:?}");
     }
-    assert_eq!(status(&server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await), "200");
+    assert_eq!(
+        status(&server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await),
+        "200"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,7 +149,10 @@ async fn who_never_ends_a_request_is_cut_off_and_the_place_is_free_again() {
     let mut slow = Vec::new();
     for _ in 0..ADMIN_CONNECTIONS_MAX {
         let mut stream = server.connect().await;
-        stream.write_all(b"GET /livez HTTP/1.1\r\nX: ").await.unwrap();
+        stream
+            .write_all(b"GET /livez HTTP/1.1\r\nX: ")
+            .await
+            .unwrap();
         slow.push(stream);
     }
     let started = tokio::time::Instant::now();
@@ -116,7 +160,10 @@ async fn who_never_ends_a_request_is_cut_off_and_the_place_is_free_again() {
     let answer = server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert_eq!(status(&answer), "200");
     let waited = started.elapsed();
-    assert!(waited >= ADMIN_HEADERS_WALL && waited < ADMIN_HEADERS_WALL * 2, "{waited:?}");
+    assert!(
+        waited >= ADMIN_HEADERS_WALL && waited < ADMIN_HEADERS_WALL * 2,
+        "{waited:?}"
+    );
     assert!(server.tasks.drain(Duration::from_secs(1)).await);
 }
 
@@ -125,19 +172,32 @@ async fn who_sends_a_byte_from_time_to_time_is_cut_off_as_well() {
     let server = Server::start();
     let mut stream = server.connect().await;
     let started = tokio::time::Instant::now();
-    stream.write_all(b"GET /livez HTTP/1.1\r\nX: ").await.unwrap();
+    stream
+        .write_all(b"GET /livez HTTP/1.1\r\nX: ")
+        .await
+        .unwrap();
     while stream.write_all(b"y").await.is_ok() {
-        assert!(started.elapsed() < ADMIN_CONNECTION_WALL * 2, "it is never cut off");
+        assert!(
+            started.elapsed() < ADMIN_CONNECTION_WALL * 2,
+            "it is never cut off"
+        );
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    assert!(started.elapsed() >= ADMIN_HEADERS_WALL, "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() >= ADMIN_HEADERS_WALL,
+        "{:?}",
+        started.elapsed()
+    );
 }
 
 #[tokio::test]
 async fn the_server_stops_with_its_tasks_whatever_its_clients_do() {
     let server = Server::start();
     let mut silent = server.connect().await;
-    assert_eq!(status(&server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await), "200");
+    assert_eq!(
+        status(&server.ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await),
+        "200"
+    );
     assert!(server.tasks.drain(Duration::from_secs(5)).await);
     assert_eq!(rest(&mut silent).await, "");
 }
@@ -146,14 +206,32 @@ async fn the_server_stops_with_its_tasks_whatever_its_clients_do() {
 #[test]
 fn the_page_of_metrics_has_every_family_as_it_is() {
     let row = |family: &families::Family| {
-        let suffix = if matches!(family.kind, MetricType::Counter) { "_total" } else { "" };
-        let labels: Vec<_> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+        let suffix = if matches!(family.kind, MetricType::Counter) {
+            "_total"
+        } else {
+            ""
+        };
+        let labels: Vec<_> = family
+            .labels
+            .iter()
+            .map(|label| format!("`{label}`"))
+            .collect();
         let (kind, labels) = (family.kind.as_str(), labels.join(", "));
-        format!("| `{}{suffix}` | {kind} | {labels} | {} |", family.name, family.help)
+        format!(
+            "| `{}{suffix}` | {kind} | {labels} | {} |",
+            family.name, family.help
+        )
     };
     let page = include_str!("../../../../docs/metrics.md");
-    let on_page: Vec<_> =
-        page.lines().filter(|line| line.starts_with("| `") && !line.starts_with("| `/")).collect();
+    let on_page: Vec<_> = page
+        .lines()
+        .filter(|line| line.starts_with("| `") && !line.starts_with("| `/"))
+        .collect();
     let rows: Vec<_> = families::ALL.iter().map(row).collect();
-    assert_eq!(on_page, rows, "docs/metrics.md has to have these rows:\n{}", rows.join("\n"));
+    assert_eq!(
+        on_page,
+        rows,
+        "docs/metrics.md has to have these rows:\n{}",
+        rows.join("\n")
+    );
 }

@@ -39,12 +39,18 @@ pub(super) fn load(
     let entries = adapters::entries_of(&config.file.device_plugin_adapters, found, &conditions);
     let (taken, claims) = {
         let claims = claims.lock();
-        (taken_of_plugins(&claims), claims.claims().cloned().collect::<Vec<_>>())
+        (
+            taken_of_plugins(&claims),
+            claims.claims().cloned().collect::<Vec<_>>(),
+        )
     };
     let mut claimed: BTreeMap<DriverName, Option<DriverKind>> = BTreeMap::new();
     for (driver, part) in claims.iter().flat_map(|claim| &claim.drivers) {
         // A claim that was rebuilt from its CDI file has the kind of a driver file, and no digest.
-        let by = part.by.as_ref().filter(|by| by.kind != DriverKind::Wasm || !by.digest.is_empty());
+        let by = part
+            .by
+            .as_ref()
+            .filter(|by| by.kind != DriverKind::Wasm || !by.digest.is_empty());
         let known = claimed.entry(driver.clone()).or_default();
         if *known != Some(DriverKind::Adapter) {
             *known = by.map(|by| by.kind).or(*known);
@@ -54,18 +60,32 @@ pub(super) fn load(
         file: paths.adapters.clone(),
         registry: wasm.registry.clone(),
         conditions: conditions.clone(),
-        sysfs: hardware.open_sys().with_context(|| format!("open {}", hardware.sys().display()))?,
-        numa_node_form: config.kubernetes.as_ref().map(|node| node.numa_node_form).unwrap_or_default(),
+        sysfs: hardware
+            .open_sys()
+            .with_context(|| format!("open {}", hardware.sys().display()))?,
+        numa_node_form: config
+            .kubernetes
+            .as_ref()
+            .map(|node| node.numa_node_form)
+            .unwrap_or_default(),
         hardware: hardware.clone(),
         grace: limit::RESOURCE_GRACE,
         has_kubelet: config.kubernetes.is_some(),
     };
     let adapters = Adapters::load(parts, entries, taken, &claimed);
-    Ok((adapters, AdapterFiles { directories, started, conditions }))
+    Ok((
+        adapters,
+        AdapterFiles {
+            directories,
+            started,
+            conditions,
+        },
+    ))
 }
 
 fn valid(files: &[FileAdapter]) -> BTreeMap<String, Adapter> {
-    let adapter = |file: &FileAdapter| Some((file.source.clone(), file.read.as_ref().ok()?.clone()));
+    let adapter =
+        |file: &FileAdapter| Some((file.source.clone(), file.read.as_ref().ok()?.clone()));
     files.iter().filter_map(adapter).collect()
 }
 
@@ -95,19 +115,32 @@ impl AdapterFiles {
 
     /// Sets and clears the conditions of all files. Returns those that need a restart. `due`: which did before.
     fn compare(&self, found: &[FileAdapter], due: &BTreeSet<String>) -> BTreeSet<String> {
-        let refused: BTreeMap<_, _> =
-            found.iter().filter_map(|file| Some((file.source.as_str(), file.refused()?))).collect();
+        let refused: BTreeMap<_, _> = found
+            .iter()
+            .filter_map(|file| Some((file.source.as_str(), file.refused()?)))
+            .collect();
         for (source, problem) in &refused {
             self.conditions.set(source, problem.clone());
         }
-        self.conditions.retain(ProblemCode::AdapterInvalid, |subject| refused.contains_key(subject));
+        self.conditions
+            .retain(ProblemCode::AdapterInvalid, |subject| {
+                refused.contains_key(subject)
+            });
         let now = valid(found);
         // Of a file that is not valid the last adapter counts, and what is in a directory that cannot be read is not known.
         let is_known = |source: &&String| {
-            let directory = Path::new(source).parent().and_then(Path::to_str).unwrap_or_default();
+            let directory = Path::new(source)
+                .parent()
+                .and_then(Path::to_str)
+                .unwrap_or_default();
             !refused.contains_key(source.as_str()) && !refused.contains_key(directory)
         };
-        let sources: BTreeSet<_> = self.started.keys().chain(now.keys()).filter(is_known).collect();
+        let sources: BTreeSet<_> = self
+            .started
+            .keys()
+            .chain(now.keys())
+            .filter(is_known)
+            .collect();
         let mut changed = BTreeSet::new();
         for source in sources {
             let what = match (self.started.get(source), now.get(source)) {
@@ -116,12 +149,17 @@ impl AdapterFiles {
                 (before, after) if before != after => "changed",
                 _ => continue,
             };
-            let message = format!("{source} {what}, which takes effect when the daemon starts again");
-            self.conditions.set(source, Problem::unavailable(ProblemCode::ConfigNeedsRestart, message));
+            let message =
+                format!("{source} {what}, which takes effect when the daemon starts again");
+            self.conditions.set(
+                source,
+                Problem::unavailable(ProblemCode::ConfigNeedsRestart, message),
+            );
             changed.insert(source.clone());
         }
         for source in due.difference(&changed) {
-            self.conditions.clear(ProblemCode::ConfigNeedsRestart, source);
+            self.conditions
+                .clear(ProblemCode::ConfigNeedsRestart, source);
         }
         changed
     }
@@ -136,33 +174,69 @@ mod tests {
 
     /// Changes of a file were unseen until the next start, and one that was repaired stayed a condition.
     #[tokio::test]
-    async fn a_changed_file_is_a_condition_until_it_is_as_it_was_and_one_that_is_not_valid_until_it_is() {
-        let (directory, tasks, changes) = (tempfile::tempdir().unwrap(), Tasks::new(), Changes::default());
-        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+    async fn a_changed_file_is_a_condition_until_it_is_as_it_was_and_one_that_is_not_valid_until_it_is()
+     {
+        let (directory, tasks, changes) = (
+            tempfile::tempdir().unwrap(),
+            Tasks::new(),
+            Changes::default(),
+        );
+        let write =
+            |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
         write("a.adapter.yaml", VALID);
-        let directories = [directory.path().to_owned(), directory.path().join("missing")];
+        let directories = [
+            directory.path().to_owned(),
+            directory.path().join("missing"),
+        ];
         let (mut states, conditions) = (changes.listen(), Conditions::new(changes));
         let started = valid(&adapters::files(&directories));
-        AdapterFiles { directories, started, conditions: conditions.clone() }.watch(&tasks);
+        AdapterFiles {
+            directories,
+            started,
+            conditions: conditions.clone(),
+        }
+        .watch(&tasks);
         let mut next = async || {
             let state = tokio::time::timeout(limit::DRAIN, states.recv()).await;
             let state = state.expect("a state in time").unwrap().state;
-            let messages = conditions.list().into_iter().map(|condition| condition.problem.message);
+            let messages = conditions
+                .list()
+                .into_iter()
+                .map(|condition| condition.problem.message);
             (state, messages.collect::<Vec<_>>().join(" "))
         };
-        write("a.adapter.yaml", &VALID.replace("a.example.com", "b.example.com"));
+        write(
+            "a.adapter.yaml",
+            &VALID.replace("a.example.com", "b.example.com"),
+        );
         let (state, message) = next().await;
         assert_eq!(state, "config-needs-restart");
-        assert!(message.contains("a.adapter.yaml changed, which"), "{message}");
-        write("a.adapter.yaml", &format!("{VALID}# A comment is no change.\n"));
+        assert!(
+            message.contains("a.adapter.yaml changed, which"),
+            "{message}"
+        );
+        write(
+            "a.adapter.yaml",
+            &format!("{VALID}# A comment is no change.\n"),
+        );
         assert_eq!(next().await, ("over".to_owned(), String::new()));
-        write("b.adapter.yaml", &VALID.replace("DevicePluginAdapter", "DriverGrant"));
+        write(
+            "b.adapter.yaml",
+            &VALID.replace("DevicePluginAdapter", "DriverGrant"),
+        );
         let (state, message) = next().await;
         assert_eq!(state, "adapter-invalid");
-        assert!(message.contains("b.adapter.yaml") && message.contains("line 2"), "{message}");
+        assert!(
+            message.contains("b.adapter.yaml") && message.contains("line 2"),
+            "{message}"
+        );
         std::fs::remove_file(directory.path().join("b.adapter.yaml")).unwrap();
         assert_eq!(next().await, ("over".to_owned(), String::new()));
-        std::fs::rename(directory.path().join("a.adapter.yaml"), directory.path().join("c")).unwrap();
+        std::fs::rename(
+            directory.path().join("a.adapter.yaml"),
+            directory.path().join("c"),
+        )
+        .unwrap();
         assert!(next().await.1.contains("a.adapter.yaml is gone"));
         assert!(tasks.drain(limit::DRAIN).await);
     }

@@ -105,8 +105,14 @@ impl KubeletSockets {
 
 /// Reads how to reach the API server, which need not be reachable yet.
 pub(crate) async fn client(config: &KubernetesConfig) -> Result<KubeClient> {
-    let rate = RequestRate { per_second: config.requests_per_second, burst: config.request_burst };
-    let client = KubeClient::connect(ClientConfig { rate, kubeconfig: config.kubeconfig.clone() });
+    let rate = RequestRate {
+        per_second: config.requests_per_second,
+        burst: config.request_burst,
+    };
+    let client = KubeClient::connect(ClientConfig {
+        rate,
+        kubeconfig: config.kubeconfig.clone(),
+    });
     client.await.context("connect to the API server")
 }
 
@@ -119,7 +125,12 @@ impl Connected {
         tasks: Tasks,
     ) -> Self {
         let claims = ApiClaims::new(client.clone(), pools.clone(), conditions, tasks);
-        Self { config, client, claims, pools }
+        Self {
+            config,
+            client,
+            claims,
+            pools,
+        }
     }
 
     /// Where the claim manager reads claims.
@@ -132,10 +143,25 @@ impl Connected {
         let tasks = Tasks::new();
         let (node, conditions) = (self.config.node_name.clone(), parts.conditions.clone());
         let facts = Facts::start(&parts.tasks, &self.client, node.clone(), conditions.clone());
-        let events =
-            Events::start(&parts.tasks, self.client.clone(), node.clone(), facts.watch(), conditions.clone());
-        events::publish_conditions(&parts.tasks, events.clone(), conditions.clone(), &parts.changes);
-        let statuses = Statuses::start(&parts.tasks, &self.client, conditions.clone(), limit::STATUSES_MAX);
+        let events = Events::start(
+            &parts.tasks,
+            self.client.clone(),
+            node.clone(),
+            facts.watch(),
+            conditions.clone(),
+        );
+        events::publish_conditions(
+            &parts.tasks,
+            events.clone(),
+            conditions.clone(),
+            &parts.changes,
+        );
+        let statuses = Statuses::start(
+            &parts.tasks,
+            &self.client,
+            conditions.clone(),
+            limit::STATUSES_MAX,
+        );
         let paths = &parts.config.paths;
         let offered_before = || Bridge::offered_before(&paths.offered_devices);
         let switch = extended_resources::load(
@@ -144,9 +170,17 @@ impl Connected {
             parts.conditions.clone(),
         );
         let bridge = self.bridge(parts, events.clone(), switch.handle(), &tasks)?;
-        let prepared = Arc::new(PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() });
-        let reconcile =
-            Reconcile::start(&parts.tasks, &self.client, node, &self.config.kubelet_root, prepared);
+        let prepared = Arc::new(PreparedClaims {
+            claims: parts.manager.clone(),
+            bridge: bridge.clone(),
+        });
+        let reconcile = Reconcile::start(
+            &parts.tasks,
+            &self.client,
+            node,
+            &self.config.kubelet_root,
+            prepared,
+        );
         let report = report_prepared(
             parts.manager.clone(),
             self.claims.clone(),
@@ -155,8 +189,15 @@ impl Connected {
             parts.tasks.clone(),
         );
         parts.tasks.spawn("held-claims", report);
-        let settled = parts.at_start.settled(parts.registry.clone(), &parts.changes, &parts.tasks);
-        let drivers = slices::watch_drivers(parts.registry.clone(), &parts.changes, settled, &parts.tasks);
+        let settled = parts
+            .at_start
+            .settled(parts.registry.clone(), &parts.changes, &parts.tasks);
+        let drivers = slices::watch_drivers(
+            parts.registry.clone(),
+            &parts.changes,
+            settled,
+            &parts.tasks,
+        );
         let binding = self.binding(parts, &bridge, events.clone(), drivers.clone());
         let reports = report_statuses(
             parts.manager.clone(),
@@ -203,11 +244,20 @@ impl Connected {
             taints,
             extended_resources,
         };
-        Ok(KubeletSockets { tasks, cluster: Some(cluster) })
+        Ok(KubeletSockets {
+            tasks,
+            cluster: Some(cluster),
+        })
     }
 
     /// Writes slices until the tasks stop. They are not deleted then.
-    fn slices(&self, parts: &Parts<'_>, node: Facts, events: Events, inputs: SliceInputs) -> SliceReport {
+    fn slices(
+        &self,
+        parts: &Parts<'_>,
+        node: Facts,
+        events: Events,
+        inputs: SliceInputs,
+    ) -> SliceReport {
         let report = SliceReport::default();
         let watched = slices::watch_slices(&self.client, &self.config.node_name);
         let slice_parts = SliceParts {
@@ -236,7 +286,10 @@ impl Connected {
         events: Events,
         drivers: watch::Receiver<DriverSnapshot>,
     ) -> Binding {
-        let early = PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() };
+        let early = PreparedClaims {
+            claims: parts.manager.clone(),
+            bridge: bridge.clone(),
+        };
         let binding = BindingParts {
             client: self.client.clone(),
             node: self.config.node_name.clone(),
@@ -299,7 +352,10 @@ impl HeldClaims for PreparedClaims {
     }
 
     async fn unprepare_abandoned(&self, claim: &KubeletClaim, why: &str) -> Result<(), Problem> {
-        self.bridge.claims()?.unprepare_all_for_kubelet(claim, why).await
+        self.bridge
+            .claims()?
+            .unprepare_all_for_kubelet(claim, why)
+            .await
     }
 }
 
@@ -307,18 +363,24 @@ impl HeldClaims for PreparedClaims {
 impl EarlyClaims for PreparedClaims {
     fn early(&self) -> Vec<ObjectRef> {
         let held = self.claims.held_for_kubelet().into_iter();
-        held.filter(|held| held.early).map(|held| held.claim).collect()
+        held.filter(|held| held.early)
+            .map(|held| held.claim)
+            .collect()
     }
 
     fn held(&self, namespace: &ObjectName, name: &ObjectName) -> Option<Arc<ClaimRecord>> {
         let mut records = self.claims.claims().into_iter();
         records.find(|record| {
-            record.is_held_by_kubelet() && (&record.id.namespace, &record.id.name) == (namespace, name)
+            record.is_held_by_kubelet()
+                && (&record.id.namespace, &record.id.name) == (namespace, name)
         })
     }
 
     async fn prepare(&self, driver: &DriverName, claim: Claim) -> Result<(), Problem> {
-        self.bridge.claims()?.prepare_early(driver, claim, request::new_id()).await
+        self.bridge
+            .claims()?
+            .prepare_early(driver, claim, request::new_id())
+            .await
     }
 
     async fn release(&self, claim: &Uid, why: &str) -> Result<(), Problem> {

@@ -30,7 +30,10 @@ pub(super) fn prepare(paths: &Paths) -> Result<()> {
     let of_socket = paths.socket.parent().into_iter();
     for directory in own.iter().copied().chain(of_socket) {
         make(directory, PRIVATE).with_context(|| {
-            format!("make the directory {}: choose a --root that can be written", directory.display())
+            format!(
+                "make the directory {}: choose a --root that can be written",
+                directory.display()
+            )
         })?;
     }
     let faults = faults(paths)?;
@@ -48,10 +51,13 @@ pub(crate) fn faults(paths: &Paths) -> Result<Vec<String>> {
     let mut faults = BTreeSet::new();
     for directory in paths.own_directories() {
         // no error: the look at the directories above finds it
-        let existing = directory.ancestors().find(|ancestor| ancestor.symlink_metadata().is_ok());
+        let existing = directory
+            .ancestors()
+            .find(|ancestor| ancestor.symlink_metadata().is_ok());
         let existing = existing.unwrap_or(Path::new("/"));
         let found = permissions::on_the_way(existing);
-        let found = found.with_context(|| format!("look at the directories of {}", existing.display()))?;
+        let found =
+            found.with_context(|| format!("look at the directories of {}", existing.display()))?;
         let own = paths.own_directories();
         faults.extend(found.iter().map(|fault| match fault.belongs_to_another() && !own.contains(&&*fault.path) {
             // It may be a user's home: no command of ours gives it away.
@@ -67,7 +73,11 @@ pub(crate) fn faults(paths: &Paths) -> Result<Vec<String>> {
 
 fn close(directory: &Path) -> Result<()> {
     let shown = directory.display();
-    let mode = metadata(directory).with_context(|| format!("look at {shown}"))?.permissions().mode() & 0o7777;
+    let mode = metadata(directory)
+        .with_context(|| format!("look at {shown}"))?
+        .permissions()
+        .mode()
+        & 0o7777;
     if mode == PRIVATE {
         return Ok(());
     }
@@ -76,7 +86,9 @@ fn close(directory: &Path) -> Result<()> {
             tracing::info!(directory = %shown, "other users could enter the directory; its mode is 0700 now")
         }
         // A directory of root's, or one that is mounted read-only: no other user can write it.
-        Err(error) => tracing::warn!(directory = %shown, %error, "other users can enter the directory"),
+        Err(error) => {
+            tracing::warn!(directory = %shown, %error, "other users can enter the directory")
+        }
     }
     Ok(())
 }
@@ -114,13 +126,25 @@ mod tests {
         let root = root.path().canonicalize().unwrap();
         let paths = Paths::below(&root);
         prepare(&paths).unwrap();
-        let parents = [root.join("var"), root.join("var/lib"), root.join("run"), root.clone()];
-        for directory in paths.own_directories().into_iter().chain(parents.iter().map(AsRef::as_ref)) {
+        let parents = [
+            root.join("var"),
+            root.join("var/lib"),
+            root.join("run"),
+            root.clone(),
+        ];
+        for directory in paths
+            .own_directories()
+            .into_iter()
+            .chain(parents.iter().map(AsRef::as_ref))
+        {
             let before = mode(directory);
             for open in [0o777, 0o770, 0o702] {
                 chmod(directory, open);
                 let refused = prepare(&paths).unwrap_err().to_string();
-                assert!(refused.contains(&format!("chmod go-w {}", directory.display())), "{refused}");
+                assert!(
+                    refused.contains(&format!("chmod go-w {}", directory.display())),
+                    "{refused}"
+                );
                 assert_eq!(faults(&paths).unwrap().len(), 1);
             }
             chmod(directory, before);
@@ -138,13 +162,17 @@ mod tests {
         for directory in ["dock/var/lib", "open", "state"] {
             make(&root.join(directory), 0o755).unwrap();
         }
-        std::os::unix::fs::symlink("../../../open/link", root.join("dock/var/lib/nodedock")).unwrap();
+        std::os::unix::fs::symlink("../../../open/link", root.join("dock/var/lib/nodedock"))
+            .unwrap();
         std::os::unix::fs::symlink("../state", root.join("open/link")).unwrap();
         prepare(&paths).unwrap();
         assert_eq!(mode(&root.join("state")), PRIVATE);
         chmod(&root.join("open"), 0o777);
         let refused = prepare(&paths).unwrap_err().to_string();
-        assert!(refused.ends_with(&format!("chmod go-w {}", root.join("open").display())), "{refused}");
+        assert!(
+            refused.ends_with(&format!("chmod go-w {}", root.join("open").display())),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -58,16 +58,33 @@ struct Instance {
 }
 
 /// Waits and serves in turn until a signal requests the end.
-pub(super) async fn run(config: Config, start: Start, instance: Uid, signals: Signals) -> Result<()> {
+pub(super) async fn run(
+    config: Config,
+    start: Start,
+    instance: Uid,
+    signals: Signals,
+) -> Result<()> {
     super::directories::prepare(&config.paths)?;
     let (front, tasks) = (Front::new("it starts"), Tasks::new());
     let probes = config.paths.probes_of(&instance);
     let listener = socket::bind(&probes).await.with_context(|| {
         format!("answer probes of {instance}: each instance has an --instance-uid of its own")
     })?;
-    tasks.spawn_until_stopped("instance-probes", admin::serve_front(front.clone(), listener, tasks.clone()));
-    let root = SharedRoot { paths: config.paths.clone(), instance };
-    let mut instance = Instance { config, start, root, front, signals };
+    tasks.spawn_until_stopped(
+        "instance-probes",
+        admin::serve_front(front.clone(), listener, tasks.clone()),
+    );
+    let root = SharedRoot {
+        paths: config.paths.clone(),
+        instance,
+    };
+    let mut instance = Instance {
+        config,
+        start,
+        root,
+        front,
+        signals,
+    };
     let serving = async {
         while instance.serve_once().await?.is_continue() {}
         Ok(())
@@ -110,7 +127,10 @@ impl Instance {
         // Later requests find the successor, or no listener yet.
         drop((requests, previous));
         tracing::info!(to = %successor.instance, "handing over to a newer instance");
-        self.front.stand_by(&format!("it hands over to the newer instance {}", successor.instance));
+        self.front.stand_by(&format!(
+            "it hands over to the newer instance {}",
+            successor.instance
+        ));
         let kubelet_sockets = daemon.hand_over().await;
         drop(lease);
         Ok(self.stand_by(kubelet_sockets, successor).await)
@@ -122,15 +142,27 @@ impl Instance {
     }
 
     /// Passes the sockets to the successor, forwards calls until it serves, and waits for its end.
-    async fn stand_by(&mut self, kubelet_sockets: KubeletSockets, mut successor: Peer) -> ControlFlow<()> {
-        let released = Message::Released { instance: self.root.instance.clone() };
+    async fn stand_by(
+        &mut self,
+        kubelet_sockets: KubeletSockets,
+        mut successor: Peer,
+    ) -> ControlFlow<()> {
+        let released = Message::Released {
+            instance: self.root.instance.clone(),
+        };
         let reported = async {
             let connection = &mut successor.connection;
             if let Err(error) = connection.give(&self.start.listeners, &released).await {
-                tracing::warn!(error = chain(&error), "the newer instance does not take the sockets");
+                tracing::warn!(
+                    error = chain(&error),
+                    "the newer instance does not take the sockets"
+                );
                 return false;
             }
-            matches!(connection.receive(HANDOVER_SERVING).await, Ok(Some(Message::Serving)))
+            matches!(
+                connection.receive(HANDOVER_SERVING).await,
+                Ok(Some(Message::Serving))
+            )
         };
         let serves = tokio::select! {
             // Connections end in either case.
@@ -148,10 +180,16 @@ impl Instance {
         let instance = &successor.instance;
         match serves {
             None => return ControlFlow::Break(()),
-            Some(true) => tracing::info!(serves = %instance, "the newer instance serves; standing by"),
-            Some(false) => tracing::warn!(%instance, "the newer instance did not say that it serves"),
+            Some(true) => {
+                tracing::info!(serves = %instance, "the newer instance serves; standing by")
+            }
+            Some(false) => {
+                tracing::warn!(%instance, "the newer instance did not say that it serves")
+            }
         }
-        self.front.stand_by(&format!("it stands by: the newer instance {instance} serves"));
+        self.front.stand_by(&format!(
+            "it stands by: the newer instance {instance} serves"
+        ));
         let ended = async {
             successor.connection.closed().await;
             // It may be started again at once, and takes precedence.
@@ -173,9 +211,14 @@ async fn ended(previous: &mut Connection) {
     };
     match ended.await {
         Ok(Some(Message::Ended) | None) => {}
-        Ok(Some(message)) => tracing::debug!(?message, "the instance before sent what makes no sense"),
+        Ok(Some(message)) => {
+            tracing::debug!(?message, "the instance before sent what makes no sense")
+        }
         Err(error) => {
-            tracing::warn!(error = chain(&error), "the instance before did not say that it has ended")
+            tracing::warn!(
+                error = chain(&error),
+                "the instance before did not say that it has ended"
+            )
         }
     }
 }

@@ -25,8 +25,13 @@ pub(crate) fn simulated(snapshot: &Path, directory: &Path, boot_id: &str) -> Res
     if file::is_file(&marks)? && fs::read(&marks)? == mark.as_bytes() {
         return Ok(Hardware::simulated(directory));
     }
-    make(&recorded, directory, &marks)
-        .with_context(|| format!("make the machine of {} in {}", snapshot.display(), directory.display()))?;
+    make(&recorded, directory, &marks).with_context(|| {
+        format!(
+            "make the machine of {} in {}",
+            snapshot.display(),
+            directory.display()
+        )
+    })?;
     fs::write(&marks, mark).with_context(|| format!("write {}", marks.display()))?;
     tracing::info!(snapshot = %snapshot.display(), entries = recorded.len(), "runs on a recorded machine");
     Ok(Hardware::simulated(directory))
@@ -54,7 +59,11 @@ fn make(recorded: &Snapshot, directory: &Path, mark: &Path) -> Result<()> {
             RecordedKind::Character => NodeKind::Character,
             RecordedKind::Block => NodeKind::Block,
         };
-        let node = NodeNumbers { kind, major: node.major, minor: node.minor };
+        let node = NodeNumbers {
+            kind,
+            major: node.major,
+            minor: node.minor,
+        };
         let path = directory.join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().context("a node has a directory")?)?;
         fs::write(path, format!("{node}\n"))?;
@@ -87,16 +96,25 @@ mod tests {
     #[test]
     fn a_machine_is_made_once_for_a_boot_and_has_the_nodes_that_it_names() {
         let dir = tempfile::tempdir().unwrap();
-        let card = dir.path().join("snapshot/sys/devices/pci0000:00/0000:00:02.0/drm/card0");
+        let card = dir
+            .path()
+            .join("snapshot/sys/devices/pci0000:00/0000:00:02.0/drm/card0");
         fs::create_dir_all(&card).unwrap();
-        fs::write(card.join("uevent"), "MAJOR=226\nMINOR=0\nDEVNAME=dri/card0\n").unwrap();
+        fs::write(
+            card.join("uevent"),
+            "MAJOR=226\nMINOR=0\nDEVNAME=dri/card0\n",
+        )
+        .unwrap();
         fs::write(card.join("value"), "1\n").unwrap();
         let (snapshot, directory) = (dir.path().join("snapshot"), dir.path().join("hardware"));
         let value = "sys/devices/pci0000:00/0000:00:02.0/drm/card0/value";
 
         let hardware = simulated(&snapshot, &directory, "boot-1").unwrap();
         let node = hardware.node("/dev/dri/card0").unwrap().unwrap();
-        assert_eq!((node.kind, node.major, node.minor), (NodeKind::Character, 226, 0));
+        assert_eq!(
+            (node.kind, node.major, node.minor),
+            (NodeKind::Character, 226, 0)
+        );
         fs::write(directory.join(value), "2\n").unwrap();
         simulated(&snapshot, &directory, "boot-1").unwrap();
         assert_eq!(
@@ -105,8 +123,16 @@ mod tests {
             "as after a crash of the daemon"
         );
         simulated(&snapshot, &directory, "boot-2").unwrap();
-        assert_eq!(fs::read_to_string(directory.join(value)).unwrap(), "1\n", "as after a reboot");
-        assert_eq!(fs::read_to_string(snapshot.join(value)).unwrap(), "1\n", "the snapshot is read only");
+        assert_eq!(
+            fs::read_to_string(directory.join(value)).unwrap(),
+            "1\n",
+            "as after a reboot"
+        );
+        assert_eq!(
+            fs::read_to_string(snapshot.join(value)).unwrap(),
+            "1\n",
+            "the snapshot is read only"
+        );
     }
 
     #[test]
@@ -124,9 +150,16 @@ mod tests {
         let directory = dir.path().join("hardware");
         simulated(&good, &directory, "boot-1").unwrap();
         assert!(simulated(&bad, &directory, "boot-1").is_err());
-        assert!(directory.join("sys/devices/a/uevent").exists(), "it failed half-way");
+        assert!(
+            directory.join("sys/devices/a/uevent").exists(),
+            "it failed half-way"
+        );
 
-        let node = simulated(&good, &directory, "boot-1").unwrap().node("/dev/a").unwrap().unwrap();
+        let node = simulated(&good, &directory, "boot-1")
+            .unwrap()
+            .node("/dev/a")
+            .unwrap()
+            .unwrap();
         assert_eq!((node.major, node.minor), (1, 2));
     }
 

@@ -38,7 +38,9 @@ use nodedock_core::registry::Registry;
 use nodedock_kube::client::KubeClient;
 use nodedock_kube::extended_resources::{ExtendedResources, Mechanism};
 use nodedock_kube::facts::Facts;
-use nodedock_kube::local::{DeviceHolds, LocalClaims, LocalParts, NodeUse, PreparedClaims, ensure_node};
+use nodedock_kube::local::{
+    DeviceHolds, LocalClaims, LocalParts, NodeUse, PreparedClaims, ensure_node,
+};
 use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
 use nodedock_kube::status::Statuses;
@@ -101,7 +103,8 @@ impl KeptIdentity {
             Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
         };
         let read = serde_json::from_str(&text);
-        read.map(Some).with_context(|| format!("{} is no identity of the local API", path.display()))
+        read.map(Some)
+            .with_context(|| format!("{} is no identity of the local API", path.display()))
     }
 
     pub(crate) fn identity(&self) -> Identity {
@@ -117,14 +120,27 @@ impl KeptIdentity {
         let kept = match Self::read(path)? {
             Some(kept) => kept,
             None => {
-                let Identity { certificate_pem, key_pem, token } =
-                    Identity::generate().context("make an identity of the local API")?;
-                Self { certificate: certificate_pem, key: key_pem, token, address: None }
+                let Identity {
+                    certificate_pem,
+                    key_pem,
+                    token,
+                } = Identity::generate().context("make an identity of the local API")?;
+                Self {
+                    certificate: certificate_pem,
+                    key: key_pem,
+                    token,
+                    address: None,
+                }
             }
         };
         let identity = kept.identity();
-        let text = serde_json::to_vec_pretty(&Self { address: Some(address), ..kept });
-        let written = text.map_err(std::io::Error::from).and_then(|text| file::replace(path, &text));
+        let text = serde_json::to_vec_pretty(&Self {
+            address: Some(address),
+            ..kept
+        });
+        let written = text
+            .map_err(std::io::Error::from)
+            .and_then(|text| file::replace(path, &text));
         written.with_context(|| format!("write {}", path.display()))?;
         Ok(identity)
     }
@@ -148,7 +164,11 @@ impl ObjectStorage {
         let Some(object) = &change.object else {
             let revision = Arc::new(json!({ "resourceVersion": change.revision }));
             let key = Uid::new(DELETED_REVISION_KEY).map_err(|error| error.to_string())?;
-            let deleted = ApiObject { uid: key, resource: String::new(), object: revision };
+            let deleted = ApiObject {
+                uid: key,
+                resource: String::new(),
+                object: revision,
+            };
             changes.push(Change::PutObject(Arc::new(deleted)));
             changes.extend(before.map(Change::DeleteObject));
             uids.insert(change.key.clone(), None);
@@ -156,15 +176,27 @@ impl ObjectStorage {
         };
         let uid = uid_of(object)?;
         uids.insert(change.key.clone(), Some(uid.clone()));
-        changes.extend(before.filter(|before| *before != uid).map(Change::DeleteObject));
+        changes.extend(
+            before
+                .filter(|before| *before != uid)
+                .map(Change::DeleteObject),
+        );
         let resource = change.key.resource.to_owned();
-        changes.push(Change::PutObject(Arc::new(ApiObject { uid, resource, object: object.clone() })));
+        changes.push(Change::PutObject(Arc::new(ApiObject {
+            uid,
+            resource,
+            object: object.clone(),
+        })));
         Ok(changes)
     }
 
     fn note(&self, change: &ObjectChange) {
         let mut uids = self.uids.lock();
-        match change.object.as_ref().and_then(|object| uid_of(object).ok()) {
+        match change
+            .object
+            .as_ref()
+            .and_then(|object| uid_of(object).ok())
+        {
             Some(uid) => drop(uids.insert(change.key.clone(), uid)),
             None => drop(uids.remove(&change.key)),
         }
@@ -172,7 +204,8 @@ impl ObjectStorage {
 }
 
 fn uid_of(object: &serde_json::Value) -> Result<Uid, String> {
-    Uid::new(object["metadata"]["uid"].as_str().unwrap_or_default()).map_err(|error| error.to_string())
+    Uid::new(object["metadata"]["uid"].as_str().unwrap_or_default())
+        .map_err(|error| error.to_string())
 }
 
 impl Storage for ObjectStorage {
@@ -189,7 +222,10 @@ impl Storage for ObjectStorage {
                 let stored = Self::stored(change, &mut uids, before);
                 records.extend(stored.map_err(|why| failed(why.into()))?);
             }
-            self.checkpoint.commit(records).await.map_err(|error| failed(error.into()))?;
+            self.checkpoint
+                .commit(records)
+                .await
+                .map_err(|error| failed(error.into()))?;
             changes.iter().for_each(|change| self.note(change));
             Ok(())
         })
@@ -205,7 +241,12 @@ impl LocalApi {
         registry: Registry,
     ) -> Result<Self> {
         let (mut loaded, mut uids) = (Loaded::default(), BTreeMap::new());
-        for ApiObject { uid, resource, object } in objects {
+        for ApiObject {
+            uid,
+            resource,
+            object,
+        } in objects
+        {
             if uid.as_str() == DELETED_REVISION_KEY {
                 loaded.revision = object["resourceVersion"].as_u64().unwrap_or_default();
                 continue;
@@ -214,13 +255,27 @@ impl LocalApi {
                 tracing::warn!(resource, %uid, "an object of a kind that this release does not serve stays in the checkpoint");
                 continue;
             };
-            let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-            let key = ObjectKey { resource: served.plural, namespace: text("namespace"), name: text("name") };
+            let text = |field: &str| {
+                object["metadata"][field]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned()
+            };
+            let key = ObjectKey {
+                resource: served.plural,
+                namespace: text("namespace"),
+                name: text("name"),
+            };
             uids.insert(key, uid);
             loaded.objects.push(Arc::unwrap_or_clone(object));
         }
-        let storage = Arc::new(ObjectStorage { checkpoint, uids: Mutex::new(uids) });
-        let server = Server::open(Options::default(), storage, loaded).await.context("open the local API")?;
+        let storage = Arc::new(ObjectStorage {
+            checkpoint,
+            uids: Mutex::new(uids),
+        });
+        let server = Server::open(Options::default(), storage, loaded)
+            .await
+            .context("open the local API")?;
         let in_process = server.clone();
         let client = KubeClient::in_process(tower::service_fn(move |request| {
             let server = in_process.clone();
@@ -228,9 +283,20 @@ impl LocalApi {
         }));
         let made = ensure_node(&client, &config.node).await;
         made.with_context(|| format!("make the node {} of the local API", config.node))?;
-        let pools = NodePools { names: PoolNames { node: config.node.clone() }, registry };
+        let pools = NodePools {
+            names: PoolNames {
+                node: config.node.clone(),
+            },
+            registry,
+        };
         let claims = LocalClaims::new(client.clone(), pools.clone());
-        Ok(Self { config, server, client, pools, claims })
+        Ok(Self {
+            config,
+            server,
+            client,
+            pools,
+            claims,
+        })
     }
 
     /// Serves the API and does for its claims what a cluster would, until the tasks stop.
@@ -239,7 +305,12 @@ impl LocalApi {
         self.serve(parts.paths, &tasks, parts.conditions.clone(), listeners)?;
         let node = self.config.node.clone();
         let facts = Facts::start(&tasks, &self.client, node.clone(), parts.conditions.clone());
-        let statuses = Statuses::start(&tasks, &self.client, parts.conditions.clone(), limit::STATUSES_MAX);
+        let statuses = Statuses::start(
+            &tasks,
+            &self.client,
+            parts.conditions.clone(),
+            limit::STATUSES_MAX,
+        );
         let reports = report_statuses(
             parts.manager.clone(),
             self.pools.clone(),
@@ -248,7 +319,9 @@ impl LocalApi {
             tasks.clone(),
         );
         tasks.spawn("status-feed", reports);
-        let settled = parts.at_start.settled(parts.registry.clone(), &parts.changes, &tasks);
+        let settled = parts
+            .at_start
+            .settled(parts.registry.clone(), &parts.changes, &tasks);
         let report = SliceReport::default();
         let slice_parts = SliceParts {
             kube: self.client.clone(),
@@ -265,16 +338,30 @@ impl LocalApi {
             report: report.clone(),
             tasks: tasks.clone(),
         };
-        slices::start(slice_parts, slices::watch_slices(&self.client, &self.config.node));
+        slices::start(
+            slice_parts,
+            slices::watch_slices(&self.client, &self.config.node),
+        );
         let (changes, conditions) = (parts.changes.clone(), parts.conditions.clone());
-        let taints =
-            DeviceTaints::start(&tasks, &self.client, changes, conditions, report, self.pools.clone());
+        let taints = DeviceTaints::start(
+            &tasks,
+            &self.client,
+            changes,
+            conditions,
+            report,
+            self.pools.clone(),
+        );
         let prepared = Arc::new(Prepared {
             manager: parts.manager,
             pools: self.pools.clone(),
             device_holds: Mutex::default(),
         });
-        let local = LocalParts { client: self.client, node, changes: parts.changes, tasks };
+        let local = LocalParts {
+            client: self.client,
+            node,
+            changes: parts.changes,
+            tasks,
+        };
         self.claims.start(local, prepared);
         Ok(taints)
     }
@@ -286,7 +373,9 @@ impl LocalApi {
         conditions: Conditions,
         listeners: Listeners,
     ) -> Result<()> {
-        let server = self.server.with_check(of_others(self.pools.registry.clone()));
+        let server = self
+            .server
+            .with_check(of_others(self.pools.registry.clone()));
         let stop = CancellationToken::new();
         let (stopped, end) = (tasks.stopped(), stop.clone());
         tasks.spawn("local-api-end", async move {
@@ -323,11 +412,18 @@ fn of_others(registry: Registry) -> Check {
         if route.resource.plural != "resourceslices" {
             return Vec::new();
         }
-        let name = write.object()["spec"]["driver"].as_str().unwrap_or_default();
-        let driver = DriverName::new(name).ok().filter(|driver| registry.kind(driver).is_some());
+        let name = write.object()["spec"]["driver"]
+            .as_str()
+            .unwrap_or_default();
+        let driver = DriverName::new(name)
+            .ok()
+            .filter(|driver| registry.kind(driver).is_some());
         let published = driver.filter(|driver| !registry.publishes_itself(driver));
         let why = "the slices of this driver are published by the daemon that runs it";
-        published.map(|_| Cause::forbidden("spec.driver", why)).into_iter().collect()
+        published
+            .map(|_| Cause::forbidden("spec.driver", why))
+            .into_iter()
+            .collect()
     })
 }
 
@@ -350,9 +446,20 @@ impl PreparedClaims for Prepared {
         let mut known = self.device_holds.lock();
         if !Arc::ptr_eq(&known.0, &found) {
             let mut holds = DeviceHolds::default();
-            for HardwareHolds { driver, pool, device, holds: of_device } in &*found {
+            for HardwareHolds {
+                driver,
+                pool,
+                device,
+                holds: of_device,
+            } in &*found
+            {
                 let pool = self.pools.published(driver, pool);
-                holds.set(driver.as_str(), pool.as_str(), device.as_str(), of_device.clone());
+                holds.set(
+                    driver.as_str(),
+                    pool.as_str(),
+                    device.as_str(),
+                    of_device.clone(),
+                );
             }
             *known = (found, Arc::new(holds));
         }
@@ -360,12 +467,20 @@ impl PreparedClaims for Prepared {
     }
 
     async fn unprepare_users(&self, claim: &str) -> Result<(), Problem> {
-        let record = self.manager.claims().into_iter().find(|record| record.id.uid.as_str() == claim);
+        let record = self
+            .manager
+            .claims()
+            .into_iter()
+            .find(|record| record.id.uid.as_str() == claim);
         for pod in record.iter().flat_map(|record| record.pods.keys()) {
-            let outcomes =
-                self.manager.unprepare_pod(PodSelector::Uid(pod.clone()), request::new_id()).await?;
-            let failed =
-                outcomes.into_iter().flat_map(|outcome| outcome.claims).find_map(|claim| claim.end.err());
+            let outcomes = self
+                .manager
+                .unprepare_pod(PodSelector::Uid(pod.clone()), request::new_id())
+                .await?;
+            let failed = outcomes
+                .into_iter()
+                .flat_map(|outcome| outcome.claims)
+                .find_map(|claim| claim.end.err());
             failed.map_or(Ok(()), Err)?;
         }
         Ok(())
@@ -382,12 +497,22 @@ mod tests {
     use nodedock_model::DriverKind;
 
     fn object(name: &str, uid: &str) -> Arc<Value> {
-        Arc::new(json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": name, "uid": uid } }))
+        Arc::new(
+            json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": name, "uid": uid } }),
+        )
     }
 
     fn change(name: &str, object: Option<Arc<Value>>, revision: u64) -> ObjectChange {
-        let key = ObjectKey { resource: "pods", namespace: "default".to_owned(), name: name.to_owned() };
-        ObjectChange { key, object, revision }
+        let key = ObjectKey {
+            resource: "pods",
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+        };
+        ObjectChange {
+            key,
+            object,
+            revision,
+        }
     }
 
     #[test]
@@ -414,14 +539,20 @@ mod tests {
             };
             let writes = [
                 ObjectWrite::Created(&slice),
-                ObjectWrite::Updated { new: &slice, old: &slice },
+                ObjectWrite::Updated {
+                    new: &slice,
+                    old: &slice,
+                },
                 ObjectWrite::Deleted(&slice),
             ];
             writes.map(|write| !check(&route, write).is_empty())
         };
         assert_eq!(refused("resourceslices", "gpu.example.com"), [true; 3]);
         assert_eq!(refused("resourceslices", "nic.example.com"), [false; 3]);
-        assert_eq!(refused("resourceslices", "elsewhere.example.com"), [false; 3]);
+        assert_eq!(
+            refused("resourceslices", "elsewhere.example.com"),
+            [false; 3]
+        );
         assert_eq!(refused("resourceclaims", "gpu.example.com"), [false; 3]);
     }
 
@@ -430,20 +561,47 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
         let opened = checkpoint::open(&path).unwrap();
-        let storage = ObjectStorage { checkpoint: opened.checkpoint, uids: Mutex::default() };
+        let storage = ObjectStorage {
+            checkpoint: opened.checkpoint,
+            uids: Mutex::default(),
+        };
         let (one, other) = (object("a", "u1"), object("a", "u2"));
         storage
-            .commit(vec![change("a", Some(one), 1), change("b", Some(object("b", "u3")), 2)])
+            .commit(vec![
+                change("a", Some(one), 1),
+                change("b", Some(object("b", "u3")), 2),
+            ])
             .await
             .unwrap();
         // Deleted and made again, and made and deleted.
-        storage.commit(vec![change("a", None, 3), change("a", Some(other.clone()), 4)]).await.unwrap();
-        storage.commit(vec![change("c", Some(object("c", "u4")), 5), change("c", None, 6)]).await.unwrap();
+        storage
+            .commit(vec![
+                change("a", None, 3),
+                change("a", Some(other.clone()), 4),
+            ])
+            .await
+            .unwrap();
+        storage
+            .commit(vec![
+                change("c", Some(object("c", "u4")), 5),
+                change("c", None, 6),
+            ])
+            .await
+            .unwrap();
         storage.commit(vec![change("b", None, 7)]).await.unwrap();
         storage.checkpoint.close().await;
         let objects = checkpoint::open(&path).unwrap().dump.objects;
-        let found: Vec<_> = objects.iter().map(|stored| (stored.uid.as_str(), &*stored.object)).collect();
-        assert_eq!(found, [(DELETED_REVISION_KEY, &json!({ "resourceVersion": 7 })), ("u2", &*other)]);
+        let found: Vec<_> = objects
+            .iter()
+            .map(|stored| (stored.uid.as_str(), &*stored.object))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (DELETED_REVISION_KEY, &json!({ "resourceVersion": 7 })),
+                ("u2", &*other)
+            ]
+        );
     }
 
     #[tokio::test]
@@ -451,8 +609,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
         let opened = checkpoint::open(&path).unwrap();
-        let storage = ObjectStorage { checkpoint: opened.checkpoint, uids: Mutex::default() };
-        let changes = vec![change("a", Some(object("a", "u1")), 1), change("b", Some(object("b", "")), 2)];
+        let storage = ObjectStorage {
+            checkpoint: opened.checkpoint,
+            uids: Mutex::default(),
+        };
+        let changes = vec![
+            change("a", Some(object("a", "u1")), 1),
+            change("b", Some(object("b", "")), 2),
+        ];
         assert!(storage.commit(changes).await.is_err());
         storage.checkpoint.close().await;
         assert!(checkpoint::open(&path).unwrap().dump.objects.is_empty());

@@ -16,7 +16,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_core::checkpoint::{Change, Dump};
 use nodedock_model::{
-    ApiObject, DELETED_REVISION_KEY, NodeRecord, ObjectName, PoolName, PoolNames, Problem, ProblemCode, Uid,
+    ApiObject, DELETED_REVISION_KEY, NodeRecord, ObjectName, PoolName, PoolNames, Problem,
+    ProblemCode, Uid,
 };
 
 /// Claims that an error names.
@@ -46,7 +47,11 @@ struct RenameRefused {
 impl fmt::Display for RenameRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to, claims } = self;
-        let named: Vec<_> = claims.iter().take(CLAIMS_NAMED_MAX).map(String::as_str).collect();
+        let named: Vec<_> = claims
+            .iter()
+            .take(CLAIMS_NAMED_MAX)
+            .map(String::as_str)
+            .collect();
         let more = match claims.len() - named.len() {
             0 => String::new(),
             more => format!(" and {more} more"),
@@ -62,9 +67,15 @@ impl fmt::Display for RenameRefused {
 }
 
 /// Decides on the name, which the dump has then with nothing of a former one, and returns what changes in the checkpoint.
-pub(super) fn settle(wanted: &NodeName, dump: &mut Dump, conditions: &Conditions) -> Result<Vec<Change>> {
+pub(super) fn settle(
+    wanted: &NodeName,
+    dump: &mut Dump,
+    conditions: &Conditions,
+) -> Result<Vec<Change>> {
     let recorded = dump.node.as_ref().map(|record| record.name.clone());
-    let known = recorded.clone().map_or_else(|| names_of_own_nodes(&dump.objects), |name| vec![name]);
+    let known = recorded
+        .clone()
+        .map_or_else(|| names_of_own_nodes(&dump.objects), |name| vec![name]);
     let name = match decide(wanted, known.first(), claims_with_devices(dump)) {
         Decision::Take => wanted.name.clone(),
         Decision::Keep(name) => {
@@ -77,12 +88,19 @@ pub(super) fn settle(wanted: &NodeName, dump: &mut Dump, conditions: &Conditions
         return Ok(Vec::new());
     }
     let former: Vec<_> = known.into_iter().filter(|known| *known != name).collect();
-    former.iter().for_each(|former| tracing::info!(%former, %name, "the node has another name"));
+    former
+        .iter()
+        .for_each(|former| tracing::info!(%former, %name, "the node has another name"));
     let (removed, revision) = removed(&dump.objects, &former);
     let record = NodeRecord::new(name, now_ms());
     let mut changes = vec![Change::PutNode(Arc::new(record.clone()))];
     changes.extend(removed.iter().cloned().map(Change::DeleteObject));
-    changes.extend(revision.iter().cloned().map(|revision| Change::PutObject(Arc::new(revision))));
+    changes.extend(
+        revision
+            .iter()
+            .cloned()
+            .map(|revision| Change::PutObject(Arc::new(revision))),
+    );
     dump.objects.retain(|object| !removed.contains(&object.uid));
     if let Some(revision) = revision {
         dump.objects.retain(|object| object.uid != revision.uid);
@@ -99,19 +117,34 @@ fn decide(wanted: &NodeName, known: Option<&ObjectName>, claims: BTreeSet<String
         Some(known) if *known == wanted.name => Decision::Take,
         Some(known) if !wanted.is_configured => Decision::Keep(known.clone()),
         Some(_) if claims.is_empty() => Decision::Take,
-        Some(known) => {
-            Decision::Refuse(RenameRefused { from: known.clone(), to: wanted.name.clone(), claims })
-        }
+        Some(known) => Decision::Refuse(RenameRefused {
+            from: known.clone(),
+            to: wanted.name.clone(),
+            claims,
+        }),
     }
 }
 
 /// The claims with devices here, by namespace and name: of the checkpoint, and those that the local API allocated.
 fn claims_with_devices(dump: &Dump) -> BTreeSet<String> {
-    let prepared = dump.claims.iter().map(|claim| format!("{}/{}", claim.id.namespace, claim.id.name));
-    let unreadable = dump.unreadable_claims().into_iter().map(|uid| format!("the unreadable claim {uid}"));
-    let allocated = dump.objects.iter().filter(|object| !pools_of_claim(object).is_empty());
+    let prepared = dump
+        .claims
+        .iter()
+        .map(|claim| format!("{}/{}", claim.id.namespace, claim.id.name));
+    let unreadable = dump
+        .unreadable_claims()
+        .into_iter()
+        .map(|uid| format!("the unreadable claim {uid}"));
+    let allocated = dump
+        .objects
+        .iter()
+        .filter(|object| !pools_of_claim(object).is_empty());
     let allocated = allocated.map(|claim| {
-        format!("{}/{}", text(&claim.object, "/metadata/namespace"), text(&claim.object, "/metadata/name"))
+        format!(
+            "{}/{}",
+            text(&claim.object, "/metadata/namespace"),
+            text(&claim.object, "/metadata/name")
+        )
     });
     prepared.chain(unreadable).chain(allocated).collect()
 }
@@ -121,24 +154,42 @@ fn claims_with_devices(dump: &Dump) -> BTreeSet<String> {
 fn names_of_own_nodes(objects: &[ApiObject]) -> Vec<ObjectName> {
     let ready = |node: &ApiObject| -> Option<(usize, String, ObjectName)> {
         let conditions = node.object.pointer("/status/conditions")?.as_array()?;
-        let own = conditions.iter().find(|condition| condition["reason"] == OWN_NODE)?;
+        let own = conditions
+            .iter()
+            .find(|condition| condition["reason"] == OWN_NODE)?;
         let name = ObjectName::new(text(&node.object, "/metadata/name")).ok()?;
         let pools = PoolNames { node: name.clone() };
         let is_here = |pool: &&str| PoolName::new(pool).is_ok_and(|pool| pools.is_of_node(&pool));
-        let claims = objects.iter().filter(|object| pools_of_claim(object).iter().any(&is_here));
-        Some((claims.count(), text(own, "/lastHeartbeatTime").to_owned(), name))
+        let claims = objects
+            .iter()
+            .filter(|object| pools_of_claim(object).iter().any(&is_here));
+        Some((
+            claims.count(),
+            text(own, "/lastHeartbeatTime").to_owned(),
+            name,
+        ))
     };
-    let mut found: Vec<_> =
-        objects.iter().filter(|object| object.resource == "nodes").filter_map(ready).collect();
+    let mut found: Vec<_> = objects
+        .iter()
+        .filter(|object| object.resource == "nodes")
+        .filter_map(ready)
+        .collect();
     found.sort();
     found.into_iter().rev().map(|(.., name)| name).collect()
 }
 
 /// The pools of an allocated claim's devices; none of any other object.
 fn pools_of_claim(object: &ApiObject) -> Vec<&str> {
-    let results = object.object.pointer("/status/allocation/devices/results").and_then(Value::as_array);
+    let results = object
+        .object
+        .pointer("/status/allocation/devices/results")
+        .and_then(Value::as_array);
     let results = results.filter(|_| object.resource == "resourceclaims");
-    results.into_iter().flatten().map(|result| text(result, "/pool")).collect()
+    results
+        .into_iter()
+        .flatten()
+        .map(|result| text(result, "/pool"))
+        .collect()
 }
 
 /// Returns the Node objects and the slices of former names, by UID. With them the record of the last revision, so that none is given twice.
@@ -149,12 +200,22 @@ fn removed(objects: &[ApiObject], former: &[ObjectName]) -> (BTreeSet<Uid>, Opti
         "resourceslices" => is_former(text(&object.object, "/spec/nodeName")),
         _ => false,
     };
-    let removed: BTreeSet<_> = objects.iter().filter(is_removed).map(|object| object.uid.clone()).collect();
+    let removed: BTreeSet<_> = objects
+        .iter()
+        .filter(is_removed)
+        .map(|object| object.uid.clone())
+        .collect();
     let revision = |object: &ApiObject| match object.resource.as_str() {
         "" => object.object["resourceVersion"].as_u64(),
-        _ => text(&object.object, "/metadata/resourceVersion").parse().ok(),
+        _ => text(&object.object, "/metadata/resourceVersion")
+            .parse()
+            .ok(),
     };
-    let last = objects.iter().filter_map(revision).max().unwrap_or_default();
+    let last = objects
+        .iter()
+        .filter_map(revision)
+        .max()
+        .unwrap_or_default();
     let record = (!removed.is_empty()).then(|| ApiObject {
         uid: Uid::new(DELETED_REVISION_KEY).expect("it has letters and a dash only"),
         resource: String::new(),
@@ -164,7 +225,10 @@ fn removed(objects: &[ApiObject], former: &[ObjectName]) -> (BTreeSet<Uid>, Opti
 }
 
 fn text<'a>(value: &'a Value, at: &str) -> &'a str {
-    value.pointer(at).and_then(Value::as_str).unwrap_or_default()
+    value
+        .pointer(at)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 /// The condition of a node that keeps its name.
@@ -185,7 +249,11 @@ mod tests {
     }
 
     fn object(resource: &str, uid: &str, object: Value) -> ApiObject {
-        ApiObject { uid: Uid::new(uid).unwrap(), resource: resource.to_owned(), object: Arc::new(object) }
+        ApiObject {
+            uid: Uid::new(uid).unwrap(),
+            resource: resource.to_owned(),
+            object: Arc::new(object),
+        }
     }
 
     fn node(of: &str, reason: &str, at: &str) -> ApiObject {
@@ -196,7 +264,11 @@ mod tests {
     }
 
     fn slice(of: &str) -> ApiObject {
-        object("resourceslices", &format!("slice{of}"), json!({ "spec": { "nodeName": of } }))
+        object(
+            "resourceslices",
+            &format!("slice{of}"),
+            json!({ "spec": { "nodeName": of } }),
+        )
     }
 
     fn claim(of: &str, pool: Option<&str>) -> ApiObject {
@@ -206,11 +278,18 @@ mod tests {
             false => json!({ "allocation": { "devices": { "results": results } } }),
         };
         let metadata = json!({ "name": of, "namespace": "default", "resourceVersion": "9" });
-        object("resourceclaims", &format!("claim-{of}"), json!({ "metadata": metadata, "status": status }))
+        object(
+            "resourceclaims",
+            &format!("claim-{of}"),
+            json!({ "metadata": metadata, "status": status }),
+        )
     }
 
     fn wanted(text: &str, is_configured: bool) -> NodeName {
-        NodeName { name: name(text), is_configured }
+        NodeName {
+            name: name(text),
+            is_configured,
+        }
     }
 
     #[test]
@@ -222,16 +301,38 @@ mod tests {
             (wanted("new", true), None, one(), Decision::Take),
             (wanted("old", false), Some(&old), one(), Decision::Take),
             (wanted("old", true), Some(&old), one(), Decision::Take),
-            (wanted("new", false), Some(&old), none(), Decision::Keep(old.clone())),
-            (wanted("new", false), Some(&old), one(), Decision::Keep(old.clone())),
+            (
+                wanted("new", false),
+                Some(&old),
+                none(),
+                Decision::Keep(old.clone()),
+            ),
+            (
+                wanted("new", false),
+                Some(&old),
+                one(),
+                Decision::Keep(old.clone()),
+            ),
             (wanted("new", true), Some(&old), none(), Decision::Take),
         ] {
-            assert_eq!(decide(&wanted, known, claims), decision, "{wanted:?} {known:?}");
+            assert_eq!(
+                decide(&wanted, known, claims),
+                decision,
+                "{wanted:?} {known:?}"
+            );
         }
         let many: BTreeSet<_> = (0..10).map(|n| format!("default/c{n}")).collect();
-        let Decision::Refuse(refused) = decide(&wanted("new", true), Some(&old), many) else { panic!() };
+        let Decision::Refuse(refused) = decide(&wanted("new", true), Some(&old), many) else {
+            panic!()
+        };
         let text = refused.to_string();
-        for part in ["\"old\"", "\"new\"", "default/c7 and 2 more", "--node-name old", "nodedock unprepare"] {
+        for part in [
+            "\"old\"",
+            "\"new\"",
+            "default/c7 and 2 more",
+            "--node-name old",
+            "nodedock unprepare",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("c8"), "{text}");
@@ -246,9 +347,15 @@ mod tests {
             node("second", OWN_NODE, "2026-02-01T00:00:00Z"),
             claim("waits", None),
         ];
-        assert_eq!(names_of_own_nodes(&nodes), ["last", "second", "first"].map(name));
+        assert_eq!(
+            names_of_own_nodes(&nodes),
+            ["last", "second", "first"].map(name)
+        );
         let with_claim = [nodes, vec![claim("a", Some("first/gpus"))]].concat();
-        assert_eq!(names_of_own_nodes(&with_claim), ["first", "last", "second"].map(name));
+        assert_eq!(
+            names_of_own_nodes(&with_claim),
+            ["first", "last", "second"].map(name)
+        );
         assert!(names_of_own_nodes(&[claim("a", Some("first/gpus"))]).is_empty());
     }
 
@@ -258,7 +365,10 @@ mod tests {
         more: Vec<ApiObject>,
     ) -> (Result<String>, Dump, Conditions) {
         let before = checkpoint::open(path).unwrap().checkpoint;
-        let puts = more.into_iter().map(|object| Change::PutObject(Arc::new(object))).collect();
+        let puts = more
+            .into_iter()
+            .map(|object| Change::PutObject(Arc::new(object)))
+            .collect();
         before.commit(puts).await.unwrap();
         before.close().await;
         let conditions = Conditions::default();
@@ -267,7 +377,12 @@ mod tests {
             || Ok(Vec::new()),
             |dump: &mut Dump| settle(wanted, dump, &conditions),
         );
-        let named = opened.map(|opened| (opened.dump.node.as_ref().unwrap().name.to_string(), opened.dump));
+        let named = opened.map(|opened| {
+            (
+                opened.dump.node.as_ref().unwrap().name.to_string(),
+                opened.dump,
+            )
+        });
         let (named, dump) = match named {
             Ok((name, dump)) => (Ok(name), dump),
             Err(error) => (Err(error), Dump::default()),
@@ -289,30 +404,59 @@ mod tests {
         let (first, ..) = settled(&path, &wanted("old", true), objects).await;
         assert_eq!(first.unwrap(), "old");
         let (renamed, dump, conditions) = settled(&path, &wanted("new", true), Vec::new()).await;
-        assert_eq!((renamed.unwrap(), conditions.list().len()), ("new".to_owned(), 0));
-        let mut left: Vec<_> = dump.objects.iter().map(|object| object.uid.to_string()).collect();
+        assert_eq!(
+            (renamed.unwrap(), conditions.list().len()),
+            ("new".to_owned(), 0)
+        );
+        let mut left: Vec<_> = dump
+            .objects
+            .iter()
+            .map(|object| object.uid.to_string())
+            .collect();
         left.sort();
-        assert_eq!(left, ["claim-waits", DELETED_REVISION_KEY, "slice", "slicenew"]);
+        assert_eq!(
+            left,
+            ["claim-waits", DELETED_REVISION_KEY, "slice", "slicenew"]
+        );
         let mut stored = checkpoint::open(&path).unwrap().dump;
         stored.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
-        let revision = stored.objects.iter().find(|object| object.uid.as_str() == DELETED_REVISION_KEY);
+        let revision = stored
+            .objects
+            .iter()
+            .find(|object| object.uid.as_str() == DELETED_REVISION_KEY);
         assert_eq!(*revision.unwrap().object, json!({ "resourceVersion": 9 }));
         assert_eq!(stored.objects.len(), 4);
         assert_eq!(stored.node.unwrap().name, name("new"));
         // And back, and a host with another name.
-        assert_eq!(settled(&path, &wanted("old", true), Vec::new()).await.0.unwrap(), "old");
+        assert_eq!(
+            settled(&path, &wanted("old", true), Vec::new())
+                .await
+                .0
+                .unwrap(),
+            "old"
+        );
         let (kept, _, conditions) = settled(&path, &wanted("new", false), Vec::new()).await;
         assert_eq!(kept.unwrap(), "old");
-        let [condition] = &conditions.list()[..] else { panic!("one condition") };
-        assert!(condition.problem.message.contains("\"new\" now"), "{}", condition.problem.message);
+        let [condition] = &conditions.list()[..] else {
+            panic!("one condition")
+        };
+        assert!(
+            condition.problem.message.contains("\"new\" now"),
+            "{}",
+            condition.problem.message
+        );
     }
 
     #[tokio::test]
-    async fn a_start_under_another_name_is_refused_while_a_claim_is_allocated_and_changes_nothing() {
+    async fn a_start_under_another_name_is_refused_while_a_claim_is_allocated_and_changes_nothing()
+    {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
-        let objects =
-            vec![node("old", OWN_NODE, "2026-01-01T00:00:00Z"), slice("old"), claim("a", Some("old/gpus"))];
+        let objects = vec![
+            node("old", OWN_NODE, "2026-01-01T00:00:00Z"),
+            slice("old"),
+            claim("a", Some("old/gpus")),
+        ];
         // The checkpoint of an older release.
         let (refused, ..) = settled(&path, &wanted("new", true), objects).await;
         assert!(refused.unwrap_err().to_string().contains("default/a"));

@@ -40,17 +40,27 @@ impl Reload {
             Ok(file) => file,
             Err(error) => {
                 let message = format!("{}; what was before goes on to count", chain(&error));
-                self.conditions.set(&subject, Problem::invalid(ProblemCode::ConfigRefused, message));
+                self.conditions.set(
+                    &subject,
+                    Problem::invalid(ProblemCode::ConfigRefused, message),
+                );
                 return;
             }
         };
         self.conditions.clear(ProblemCode::ConfigRefused, &subject);
         match file.needs_restart(&self.started).as_slice() {
-            [] => self.conditions.clear(ProblemCode::ConfigNeedsRestart, &subject),
+            [] => self
+                .conditions
+                .clear(ProblemCode::ConfigNeedsRestart, &subject),
             keys => {
-                let message =
-                    format!("{} changed, which takes effect when the daemon starts again", keys.join(", "));
-                self.conditions.set(&subject, Problem::unavailable(ProblemCode::ConfigNeedsRestart, message));
+                let message = format!(
+                    "{} changed, which takes effect when the daemon starts again",
+                    keys.join(", ")
+                );
+                self.conditions.set(
+                    &subject,
+                    Problem::unavailable(ProblemCode::ConfigNeedsRestart, message),
+                );
             }
         }
         let mode = file.policy.mode().as_str();
@@ -66,7 +76,9 @@ async fn settled(file: &Path) {
         // Also bounds how often the file is read while others in its directory are written.
         tokio::time::sleep(limit::FILE_SETTLE).await;
         let modified = std::fs::metadata(file).and_then(|found| found.modified());
-        let age = modified.ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+        let age = modified
+            .ok()
+            .and_then(|at| SystemTime::now().duration_since(at).ok());
         if age.is_none_or(|age| age >= limit::FILE_SETTLE) {
             return;
         }
@@ -85,13 +97,22 @@ mod tests {
     /// A log that was written beside the config postponed the report for ever.
     #[tokio::test]
     async fn a_replaced_a_written_and_a_removed_file_are_read_however_often_another_is_written() {
-        let (directory, tasks, changes) = (tempfile::tempdir().unwrap(), Tasks::new(), Changes::default());
+        let (directory, tasks, changes) = (
+            tempfile::tempdir().unwrap(),
+            Tasks::new(),
+            Changes::default(),
+        );
         let (path, mut states) = (directory.path().join("nodedock.yaml"), changes.listen());
         let conditions = Conditions::new(changes);
         std::fs::write(&path, "nodeName: a\n").unwrap();
         let started = ConfigFile::read(&path).unwrap();
         let trust = Trust::new(started.policy.clone());
-        let reload = Reload { path: path.clone(), started, trust, conditions };
+        let reload = Reload {
+            path: path.clone(),
+            started,
+            trust,
+            conditions,
+        };
         let (sender, reports) = mpsc::channel(1);
         tasks.spawn_until_stopped("config", reload.run(reports));
         let watch = watched::changes(directory.path().to_owned(), tasks.clone(), sender);

@@ -33,11 +33,18 @@ pub(super) fn open(
     let mut recovered = Recovered::default();
     let recover = || {
         let (claims, unusable) = recover(cdi)?;
-        recovered = Recovered { claims: claims.len(), unusable };
+        recovered = Recovered {
+            claims: claims.len(),
+            unusable,
+        };
         anyhow::Ok(claims)
     };
     let opened = checkpoint::open_or_recover(path, recover, settle)?;
-    tracing::info!(claims = opened.dump.claims.len(), pods = opened.dump.pods.len(), "checkpoint open");
+    tracing::info!(
+        claims = opened.dump.claims.len(),
+        pods = opened.dump.pods.len(),
+        "checkpoint open"
+    );
     report(path, &opened, &recovered, conditions);
     Ok(opened)
 }
@@ -45,15 +52,23 @@ pub(super) fn open(
 /// Reads claims from the CDI specs, so that running pods keep their devices and can be unprepared. Returns also the number of our files
 /// from which no claim could be read.
 fn recover(cdi: &CdiDir) -> Result<(Vec<ClaimRecord>, usize)> {
-    let Rebuilt { claims, unusable } =
-        cdi::rebuild(cdi.list_ours().context("read the CDI files for lost claims")?);
+    let Rebuilt { claims, unusable } = cdi::rebuild(
+        cdi.list_ours()
+            .context("read the CDI files for lost claims")?,
+    );
     for (file, error) in &unusable {
-        tracing::error!(file, error = chain(error), "a cdi file gives no claim back; it stays");
+        tracing::error!(
+            file,
+            error = chain(error),
+            "a cdi file gives no claim back; it stays"
+        );
     }
     let mut claims: Vec<_> = claims.into_values().collect();
     for record in &mut claims {
         // Where a file has no holds, there is nothing beside the devices: each is held exclusively unless it is a share.
-        let devices = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
+        let devices = machine::holds(&record.allocation, |_, _, _| {
+            machine::DeviceFacts::default()
+        });
         let is_new = |hold: &Hold| record.holds.iter().all(|known| known.key != hold.key);
         let devices: Vec<_> = devices.into_iter().filter(is_new).collect();
         record.holds.extend(devices);
@@ -64,14 +79,20 @@ fn recover(cdi: &CdiDir) -> Result<(Vec<ClaimRecord>, usize)> {
 fn report(path: &Path, opened: &Opened, recovered: &Recovered, conditions: &Conditions) {
     let (subject, what) = (path.display().to_string(), describe(recovered));
     if let Some(aside) = &opened.set_aside {
-        let message = format!("the checkpoint could not be read ({}) and is set aside; {what}", aside.reason);
+        let message = format!(
+            "the checkpoint could not be read ({}) and is set aside; {what}",
+            aside.reason
+        );
         conditions.set(
             &aside.path.display().to_string(),
             Problem::internal(ProblemCode::CheckpointSetAside, message),
         );
     } else if *recovered != Recovered::default() {
         let message = format!("the checkpoint was missing, or had no record; {what}");
-        conditions.set(&subject, Problem::internal(ProblemCode::CheckpointMissing, message));
+        conditions.set(
+            &subject,
+            Problem::internal(ProblemCode::CheckpointMissing, message),
+        );
     }
     if !opened.dump.skipped.is_empty() {
         conditions.set(&subject, unreadable(&opened.dump.skipped));
@@ -88,17 +109,25 @@ fn describe(recovered: &Recovered) -> String {
 
 fn unreadable(skipped: &[Skipped]) -> Problem {
     for record in skipped {
-        let Skipped { table, key, reason, .. } = record;
+        let Skipped {
+            table, key, reason, ..
+        } = record;
         tracing::error!(%table, key, reason, "a record of the checkpoint is unreadable and stays in the file");
     }
-    let keys = skipped.iter().take(KEYS_NAMED_MAX).map(|record| format!("{}/{}", record.table, record.key));
+    let keys = skipped
+        .iter()
+        .take(KEYS_NAMED_MAX)
+        .map(|record| format!("{}/{}", record.table, record.key));
     let mut keys = keys.collect::<Vec<_>>().join(", ");
     if let Some(more) = skipped.len().checked_sub(KEYS_NAMED_MAX + 1) {
         keys.push_str(&format!(" and {} more", more + 1));
     }
-    let message =
-        format!("{} records of the checkpoint are unreadable and stay in the file: {keys}", skipped.len());
-    Problem::internal(ProblemCode::CheckpointRecordsUnreadable, message).with("count", skipped.len())
+    let message = format!(
+        "{} records of the checkpoint are unreadable and stay in the file: {keys}",
+        skipped.len()
+    );
+    Problem::internal(ProblemCode::CheckpointRecordsUnreadable, message)
+        .with("count", skipped.len())
 }
 
 #[cfg(test)]
@@ -108,8 +137,8 @@ mod tests {
     use super::*;
     use nodedock_core::checkpoint::{Change, Table};
     use nodedock_model::{
-        AllocatedDevice, ClaimState, DeviceAccess, DeviceName, DriverName, DriverPart, Edits, ObjectRef,
-        PoolName, PreparedClaim, PreparedDevice,
+        AllocatedDevice, ClaimState, DeviceAccess, DeviceName, DriverName, DriverPart, Edits,
+        ObjectRef, PoolName, PreparedClaim, PreparedDevice,
     };
 
     #[test]
@@ -122,9 +151,15 @@ mod tests {
         };
         let records: Vec<_> = (1..=10).map(record).collect();
         let few = unreadable(&records[..8]).message;
-        assert!(few.starts_with("8 records") && few.ends_with("pods/uid-7, pods/uid-8"), "{few}");
+        assert!(
+            few.starts_with("8 records") && few.ends_with("pods/uid-7, pods/uid-8"),
+            "{few}"
+        );
         let many = unreadable(&records).message;
-        assert!(many.starts_with("10 records") && many.ends_with("pods/uid-8 and 2 more"), "{many}");
+        assert!(
+            many.starts_with("10 records") && many.ends_with("pods/uid-8 and 2 more"),
+            "{many}"
+        );
     }
 
     #[tokio::test]
@@ -136,11 +171,31 @@ mod tests {
         assert_eq!(conditions.list(), [], "a first start is no loss");
 
         let aside = directory.path().join("aside");
-        opened.set_aside = Some(checkpoint::SetAside { path: aside.clone(), reason: "bad magic".to_owned() });
+        opened.set_aside = Some(checkpoint::SetAside {
+            path: aside.clone(),
+            reason: "bad magic".to_owned(),
+        });
         let (table, key, reason) = (Table::Claims, "uid-1".to_owned(), "EOF".to_owned());
-        opened.dump.skipped.push(Skipped { table, key, reason, bytes: 0 });
-        report(&path, &opened, &Recovered { claims: 2, unusable: 1 }, &conditions);
-        let found: Vec<_> = conditions.list().into_iter().map(|c| (c.subject, c.problem.code)).collect();
+        opened.dump.skipped.push(Skipped {
+            table,
+            key,
+            reason,
+            bytes: 0,
+        });
+        report(
+            &path,
+            &opened,
+            &Recovered {
+                claims: 2,
+                unusable: 1,
+            },
+            &conditions,
+        );
+        let found: Vec<_> = conditions
+            .list()
+            .into_iter()
+            .map(|c| (c.subject, c.problem.code))
+            .collect();
         let subject = |path: &Path| path.display().to_string();
         let expected = [
             (subject(&path), "checkpoint-records-unreadable".to_owned()),
@@ -148,7 +203,10 @@ mod tests {
         ];
         assert_eq!(found, expected);
         let message = &conditions.list()[1].problem.message;
-        assert!(message.contains("bad magic") && message.contains("2 claims"), "{message}");
+        assert!(
+            message.contains("bad magic") && message.contains("2 claims"),
+            "{message}"
+        );
     }
 
     #[tokio::test]
@@ -160,12 +218,23 @@ mod tests {
         for claims in [1, 0] {
             let opened = open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap();
             assert_eq!(opened.dump.claims.len(), claims);
-            let changes = opened.dump.claims.iter().map(|claim| Change::DeleteClaim(claim.id.uid.clone()));
+            let changes = opened
+                .dump
+                .claims
+                .iter()
+                .map(|claim| Change::DeleteClaim(claim.id.uid.clone()));
             opened.checkpoint.commit(changes.collect()).await.unwrap();
             opened.checkpoint.close().await;
         }
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap().dump.claims.len(), 1);
+        assert_eq!(
+            open(&path, &cdi, &conditions, |_| Ok(Vec::new()))
+                .unwrap()
+                .dump
+                .claims
+                .len(),
+            1
+        );
     }
 
     #[tokio::test]
@@ -177,12 +246,25 @@ mod tests {
         cdi.write(cdi::render(&record).unwrap()).await.unwrap();
         // As an older release left it.
         let older = checkpoint::open(&path).unwrap().checkpoint;
-        older.commit(vec![Change::PutClaim(record.into())]).await.unwrap();
+        older
+            .commit(vec![Change::PutClaim(record.into())])
+            .await
+            .unwrap();
         older.close().await;
         let opened = open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap();
-        opened.checkpoint.commit(vec![Change::DeleteClaim(uid)]).await.unwrap();
+        opened
+            .checkpoint
+            .commit(vec![Change::DeleteClaim(uid)])
+            .await
+            .unwrap();
         opened.checkpoint.close().await;
-        assert!(open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap().dump.claims.is_empty());
+        assert!(
+            open(&path, &cdi, &conditions, |_| Ok(Vec::new()))
+                .unwrap()
+                .dump
+                .claims
+                .is_empty()
+        );
         assert_eq!(conditions.list(), []);
     }
 
@@ -199,7 +281,11 @@ mod tests {
                 amount: "1Gi".to_owned(),
                 whole: "8Gi".to_owned(),
             };
-            machine::DeviceFacts { identity, counters: vec![counter], ..machine::DeviceFacts::default() }
+            machine::DeviceFacts {
+                identity,
+                counters: vec![counter],
+                ..machine::DeviceFacts::default()
+            }
         };
         let allocated: AllocatedDevice = serde_json::from_value(serde_json::json!({
             "request": "gpu", "driver": driver, "pool": "pool", "device": "gpu-0",
@@ -208,7 +294,8 @@ mod tests {
         let mut record = prepared();
         record.allocation.devices = vec![allocated];
         for (facts, keys) in [(Some(facts), 2), (None, 1)] {
-            let facts = |a: &DriverName, b: &str, c: &str| facts.map(|of| of(a, b, c)).unwrap_or_default();
+            let facts =
+                |a: &DriverName, b: &str, c: &str| facts.map(|of| of(a, b, c)).unwrap_or_default();
             record.holds = machine::holds(&record.allocation, facts);
             assert_eq!(record.holds.len(), keys);
             cdi.write(cdi::render(&record).unwrap()).await.unwrap();
@@ -220,7 +307,10 @@ mod tests {
 
     fn prepared() -> ClaimRecord {
         let id = ObjectRef::new("default", "one", "uid-one").unwrap();
-        let (driver, edits) = (DriverName::new("gpu.example.com").unwrap(), Edits::default());
+        let (driver, edits) = (
+            DriverName::new("gpu.example.com").unwrap(),
+            Edits::default(),
+        );
         let device = PreparedDevice {
             requests: vec!["gpu".to_owned()],
             pool: PoolName::new("pool").unwrap(),
@@ -230,9 +320,15 @@ mod tests {
             status: None,
             attributes: None,
         };
-        let result = PreparedClaim { devices: vec![device], ..PreparedClaim::default() };
+        let result = PreparedClaim {
+            devices: vec![device],
+            ..PreparedClaim::default()
+        };
         let mut record = ClaimRecord::new(id, ClaimState::Prepared, "boot");
-        let part = DriverPart { prepared: Some(Arc::new(result)), ..DriverPart::default() };
+        let part = DriverPart {
+            prepared: Some(Arc::new(result)),
+            ..DriverPart::default()
+        };
         record.drivers.insert(driver, Box::new(part));
         record
     }
@@ -240,10 +336,19 @@ mod tests {
     #[test]
     fn unusable_files_are_counted_if_there_are_any() {
         assert_eq!(
-            describe(&Recovered { claims: 2, unusable: 0 }),
+            describe(&Recovered {
+                claims: 2,
+                unusable: 0
+            }),
             "2 claims were taken back from CDI files"
         );
         let nothing = "0 claims were taken back from CDI files, and 1 of our files there gave none";
-        assert_eq!(describe(&Recovered { claims: 0, unusable: 1 }), nothing);
+        assert_eq!(
+            describe(&Recovered {
+                claims: 0,
+                unusable: 1
+            }),
+            nothing
+        );
     }
 }

@@ -29,9 +29,15 @@ pub(super) async fn run(location: &Location, command: AdapterCommand) -> Result<
         AdapterCommand::Disable { name } => (name, false),
     };
     let request = v1::SwitchAdapterRequest { driver, enabled };
-    let answer = connect(location).await?.switch_adapter(request).await?.into_inner();
+    let answer = connect(location)
+        .await?
+        .switch_adapter(request)
+        .await?
+        .into_inner();
     let adapter = answer.adapter.unwrap_or_default();
-    let v1::Adapter { driver, resource, .. } = &adapter;
+    let v1::Adapter {
+        driver, resource, ..
+    } = &adapter;
     let word = if enabled { "enabled" } else { "disabled" };
     print_text(&format!("adapter {driver} of {resource} is {word}"))?;
     waits(&adapter).map_or(Ok(()), |line| print_text(&line))
@@ -39,7 +45,9 @@ pub(super) async fn run(location: &Location, command: AdapterCommand) -> Result<
 
 /// What keeps an adapter's devices from being offered, or from being offered by the mechanism that is decided.
 pub(super) fn waits(adapter: &v1::Adapter) -> Option<String> {
-    let v1::Adapter { mechanism, reason, .. } = adapter;
+    let v1::Adapter {
+        mechanism, reason, ..
+    } = adapter;
     match (mechanism.as_str(), reason.as_str()) {
         (_, "") => None,
         ("" | "none", reason) => Some(format!("its devices are not offered yet: {reason}")),
@@ -59,8 +67,15 @@ mod tests {
             ..v1::Adapter::default()
         };
         assert_eq!(waits(&adapter("dra", "")), None);
-        let waiting = waits(&adapter("device-plugin", "the pool waits for a DeviceClass")).unwrap();
-        assert_eq!(waiting, "its pool is offered by device-plugin now: the pool waits for a DeviceClass");
+        let waiting = waits(&adapter(
+            "device-plugin",
+            "the pool waits for a DeviceClass",
+        ))
+        .unwrap();
+        assert_eq!(
+            waiting,
+            "its pool is offered by device-plugin now: the pool waits for a DeviceClass"
+        );
         for neither in ["", "none"] {
             let missing = waits(&adapter(neither, "no device plugin has registered")).unwrap();
             assert!(missing.contains("not offered yet"), "{missing}");

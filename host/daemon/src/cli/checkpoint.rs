@@ -32,7 +32,9 @@ pub(super) struct FileArgs {
 
 impl FileArgs {
     fn path(&self, location: &Location) -> PathBuf {
-        self.file.clone().unwrap_or_else(|| Paths::below(&location.root).checkpoint)
+        self.file
+            .clone()
+            .unwrap_or_else(|| Paths::below(&location.root).checkpoint)
     }
 }
 
@@ -54,8 +56,11 @@ pub(super) fn run(location: &Location, command: CheckpointCommand) -> Result<()>
 fn dump_text(dump: &Dump, format: Format) -> String {
     let mut parts = vec![table(format, &dump.claims, "no claims")];
     parts.extend(dump.released.iter().map(|record| join([released(record)])));
-    let allocations: Vec<_> =
-        dump.claims.iter().filter_map(|claim| Some((claim.clone(), claim.resource.clone()?))).collect();
+    let allocations: Vec<_> = dump
+        .claims
+        .iter()
+        .filter_map(|claim| Some((claim.clone(), claim.resource.clone()?)))
+        .collect();
     if !allocations.is_empty() {
         parts.extend([String::new(), table(format, &allocations, "")]);
     }
@@ -98,8 +103,12 @@ impl Row for ChangedValue {
         ("CLAIM", |(claim, ..)| claim.to_string()),
         ("DRIVER", |(_, _, driver, _)| driver.to_string()),
         ("PATH", |(.., value)| format!("/sys/{}", value.path)),
-        ("BEFORE", |(.., value)| value.before.clone().unwrap_or_else(|| "?".to_owned())),
-        ("LEFT", |(.., value)| value.left().unwrap_or_default().to_owned()),
+        ("BEFORE", |(.., value)| {
+            value.before.clone().unwrap_or_else(|| "?".to_owned())
+        }),
+        ("LEFT", |(.., value)| {
+            value.left().unwrap_or_default().to_owned()
+        }),
         ("BOOT", |(_, boot_id, ..)| boot_id.clone()),
     ];
     const NARROW: usize = 5;
@@ -107,9 +116,16 @@ impl Row for ChangedValue {
 
 fn changed_values(dump: &Dump) -> Vec<ChangedValue> {
     let mut rows = Vec::new();
-    for ClaimValues { id, boot_id, drivers, .. } in &dump.values {
+    for ClaimValues {
+        id,
+        boot_id,
+        drivers,
+        ..
+    } in &dump.values
+    {
         for (driver, values) in drivers {
-            let row = |value: &KeptValue| (id.clone(), boot_id.clone(), driver.clone(), value.clone());
+            let row =
+                |value: &KeptValue| (id.clone(), boot_id.clone(), driver.clone(), value.clone());
             rows.extend(values.iter().map(row));
         }
     }
@@ -121,19 +137,38 @@ fn released(record: &ReleaseRecord) -> String {
         true => String::new(),
         false => format!(", not unprepared by {}", joined(record.untold.keys())),
     };
-    let (claim, uid, at, by) = (&record.id, &record.id.uid, rfc3339(record.at_ms), &record.by);
+    let (claim, uid, at, by) = (
+        &record.id,
+        &record.id.uid,
+        rfc3339(record.at_ms),
+        &record.by,
+    );
     format!("released: {claim} (UID {uid}) on {at} by {by}{rest}")
 }
 
 fn report_lines(path: &Path, report: &Report) -> Vec<String> {
-    let Report { claims, pods, released, extended_resources, values, skipped, meta, .. } = report;
+    let Report {
+        claims,
+        pods,
+        released,
+        extended_resources,
+        values,
+        skipped,
+        meta,
+        ..
+    } = report;
     let integrity = match &report.integrity {
         Integrity::Clean => "closed properly, every checksum agrees",
         Integrity::NotClosed => "open in a daemon or left by a crash, every checksum agrees",
         Integrity::Damaged(_) => "damaged: less could be read than was written",
     };
     let mut lines = vec![
-        format!("{}: format {}, {} bytes", path.display(), meta.format, report.bytes),
+        format!(
+            "{}: format {}, {} bytes",
+            path.display(),
+            meta.format,
+            report.bytes
+        ),
         format!("  written by {}, created {}", meta.written_by, meta.created),
         format!("  {integrity}"),
         format!(
@@ -142,7 +177,12 @@ fn report_lines(path: &Path, report: &Report) -> Vec<String> {
         ),
     ];
     lines.extend(skipped.iter().map(|skipped| {
-        format!("  {} {:?} is unreadable: {}", skipped.table.as_str(), skipped.key, skipped.reason)
+        format!(
+            "  {} {:?} is unreadable: {}",
+            skipped.table.as_str(),
+            skipped.key,
+            skipped.reason
+        )
     }));
     lines.extend(report.findings.iter().map(|finding| format!("  {finding}")));
     lines.push(if report.is_good() { "good" } else { "not good" }.to_owned());

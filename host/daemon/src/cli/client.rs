@@ -15,7 +15,8 @@ pub(super) async fn connect(location: &Location) -> Result<Client, CliError> {
         socket: socket.clone(),
         source: error.into(),
     };
-    let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).map_err(unreachable)?;
+    let endpoint =
+        Endpoint::from_shared(format!("unix:{}", socket.display())).map_err(unreachable)?;
     let channel = endpoint.connect().await.map_err(unreachable)?;
     Ok(NodeClient::new(channel)
         .max_decoding_message_size(NODE_API_MESSAGE_BYTES_MAX)
@@ -32,7 +33,11 @@ pub(super) fn is_connection_error(status: &Status) -> bool {
 /// Turns the status of a call into the error that the command fails with: the daemon's own message, if it answered.
 pub(super) fn call_error(status: Status, location: &Location) -> anyhow::Error {
     if is_connection_error(&status) {
-        return CliError::Unreachable { socket: location.socket(), source: status.into() }.into();
+        return CliError::Unreachable {
+            socket: location.socket(),
+            source: status.into(),
+        }
+        .into();
     }
     anyhow::anyhow!("{}", status.message())
 }

@@ -95,7 +95,9 @@ fn placeholders() -> String {
 }
 
 fn device(text: &str) -> Result<(String, String), String> {
-    let parts = text.rsplit_once('/').filter(|(pool, device)| !pool.is_empty() && !device.is_empty());
+    let parts = text
+        .rsplit_once('/')
+        .filter(|(pool, device)| !pool.is_empty() && !device.is_empty());
     parts
         .map(|(pool, device)| (pool.to_owned(), device.to_owned()))
         .ok_or_else(|| "it is no POOL/DEVICE".to_owned())
@@ -103,18 +105,28 @@ fn device(text: &str) -> Result<(String, String), String> {
 
 fn parameters(text: &str) -> Result<Value, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    if value.is_object() { Ok(value) } else { Err("parameters are an object".to_owned()) }
+    if value.is_object() {
+        Ok(value)
+    } else {
+        Err("parameters are an object".to_owned())
+    }
 }
 
 /// Fails if a case did.
 pub(super) async fn run(args: ConformArgs) -> Result<()> {
     if args.subject.list {
         return print_text(
-            serde_saphyr::to_string(&nodedock_conformance::cases()?).context("write YAML")?.trim_end(),
+            serde_saphyr::to_string(&nodedock_conformance::cases()?)
+                .context("write YAML")?
+                .trim_end(),
         );
     }
     let cases = nodedock_conformance::cases()?;
-    if let Some(unknown) = args.only.iter().find(|name| !cases.iter().any(|case| case.is_named(name))) {
+    if let Some(unknown) = args
+        .only
+        .iter()
+        .find(|name| !cases.iter().any(|case| case.is_named(name)))
+    {
         let message = format!("{unknown} is neither a case nor a level");
         return Err(CliError::usage(message, "see `nodedock conform --list`").into());
     }
@@ -122,8 +134,14 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
     options.driver.clone_from(&args.driver);
     options.devices.clone_from(&args.devices);
     options.parameters.clone_from(&args.parameters);
-    let start_timeout = if args.subject.file.is_some() { WASM_START_TIMEOUT } else { options.start_timeout };
-    options.start_timeout = args.start_timeout.map_or(start_timeout, Duration::from_secs);
+    let start_timeout = if args.subject.file.is_some() {
+        WASM_START_TIMEOUT
+    } else {
+        options.start_timeout
+    };
+    options.start_timeout = args
+        .start_timeout
+        .map_or(start_timeout, Duration::from_secs);
     options.call_timeout = Duration::from_secs(args.call_timeout);
     options.slices_timeout = Duration::from_secs(args.slices_timeout);
     options.admin_access = args.admin_access;
@@ -137,13 +155,16 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
     let report = nodedock_conformance::run(&options, progress).await?;
     unread?;
     if let Some(path) = &args.junit {
-        std::fs::write(path, report.junit()?).with_context(|| format!("write {}", path.display()))?;
+        std::fs::write(path, report.junit()?)
+            .with_context(|| format!("write {}", path.display()))?;
     }
     let [passed, failed, not_declared] = report.counts();
     if args.json {
         print_text(&serde_json::to_string_pretty(&report).context("write JSON")?)?;
     } else {
-        print_text(&format!("\n{passed} passed, {failed} failed, {not_declared} not declared"))?;
+        print_text(&format!(
+            "\n{passed} passed, {failed} failed, {not_declared} not declared"
+        ))?;
     }
     CliError::unless_done(failed == 0 && passed > 0)
 }
@@ -153,52 +174,100 @@ fn target(args: &ConformArgs) -> Result<Target> {
         let program = Program::parse(line);
         return match program {
             Ok(program) => Ok(Target::Program(program)),
-            Err(error) => {
-                Err(CliError::usage(format!("--exec: {error:#}"), "see `nodedock conform --help`").into())
-            }
+            Err(error) => Err(CliError::usage(
+                format!("--exec: {error:#}"),
+                "see `nodedock conform --help`",
+            )
+            .into()),
         };
     }
     if let Some(directory) = &args.subject.socket_dir {
         if let Some(name) = args.driver.as_deref().filter(|name| name.contains('/')) {
-            let message = format!("{name} is an extended resource, and --socket-dir is for DRA drivers");
+            let message =
+                format!("{name} is an extended resource, and --socket-dir is for DRA drivers");
             return Err(CliError::usage(message, "start a device plugin by --exec").into());
         }
-        let kubelet = directory.canonicalize().with_context(|| format!("find {}", directory.display()))?;
-        return Ok(Target::Running(Running { kubelet, kubeconfig: args.write_kubeconfig.clone() }));
+        let kubelet = directory
+            .canonicalize()
+            .with_context(|| format!("find {}", directory.display()))?;
+        return Ok(Target::Running(Running {
+            kubelet,
+            kubeconfig: args.write_kubeconfig.clone(),
+        }));
     }
-    let file = args.subject.file.as_deref().context("clap wants a driver")?;
+    let file = args
+        .subject
+        .file
+        .as_deref()
+        .context("clap wants a driver")?;
     Ok(Target::Program(daemon_with(file, args)?))
 }
 
 /// This program as the daemon of a WebAssembly driver.
 fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
-    let stem =
-        file.file_stem().and_then(|stem| stem.to_str()).context("the driver's file has no name in UTF-8")?;
+    let stem = file
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .context("the driver's file has no name in UTF-8")?;
     let beside = |kind: &str| driver::beside(file, &format!("{kind}.yaml"));
-    let mut files = vec![(format!("{stem}.wasm"), file.to_owned(), limit::DRIVER_FILE_BYTES_MAX)];
-    let grant = args.grant.clone().map_or_else(|| beside("grant"), |path| Ok(Some(path)))?;
-    let config = args.config.clone().map_or_else(|| beside("config"), |path| Ok(Some(path)))?;
+    let mut files = vec![(
+        format!("{stem}.wasm"),
+        file.to_owned(),
+        limit::DRIVER_FILE_BYTES_MAX,
+    )];
+    let grant = args
+        .grant
+        .clone()
+        .map_or_else(|| beside("grant"), |path| Ok(Some(path)))?;
+    let config = args
+        .config
+        .clone()
+        .map_or_else(|| beside("config"), |path| Ok(Some(path)))?;
     for (path, kind) in [(grant, "grant"), (config, "config")] {
-        files.extend(path.map(|path| (format!("{stem}.{kind}.yaml"), path, limit::SIDE_FILE_BYTES_MAX)));
+        files.extend(path.map(|path| {
+            (
+                format!("{stem}.{kind}.yaml"),
+                path,
+                limit::SIDE_FILE_BYTES_MAX,
+            )
+        }));
     }
     let read = |(name, path, bytes_max): (String, PathBuf, u64)| {
-        Ok((Path::new("var/lib/nodedock/drivers").join(name), driver::read(&path, bytes_max)?))
+        Ok((
+            Path::new("var/lib/nodedock/drivers").join(name),
+            driver::read(&path, bytes_max)?,
+        ))
     };
     let files = files.into_iter().map(read).collect::<Result<_>>()?;
     let program = std::env::current_exe().context("find this program")?;
-    let mut command = vec![program.to_str().context("this program's path is not UTF-8")?.to_owned()];
+    let mut command = vec![
+        program
+            .to_str()
+            .context("this program's path is not UTF-8")?
+            .to_owned(),
+    ];
     let arguments = "run --root {root} --kubernetes=true --kubelet-root {kubelet} --kubeconfig {kubeconfig} --node-name {node} --boot-id {boot}";
     command.extend(arguments.split(' ').map(str::to_owned));
     if let Some(snapshot) = &args.hardware {
-        let snapshot =
-            std::path::absolute(snapshot).with_context(|| format!("find {}", snapshot.display()))?;
+        let snapshot = std::path::absolute(snapshot)
+            .with_context(|| format!("find {}", snapshot.display()))?;
         command.extend([
             "--hardware".to_owned(),
-            snapshot.to_str().context("the snapshot's path is not UTF-8")?.to_owned(),
+            snapshot
+                .to_str()
+                .context("the snapshot's path is not UTF-8")?
+                .to_owned(),
         ]);
     }
-    let kept = ["var/cache/nodedock", "var/lib/nodedock/cache.key"].map(PathBuf::from).to_vec();
-    Ok(Program { command, files, kept, health_may_be_silent: true })
+    let kept = ["var/cache/nodedock", "var/lib/nodedock/cache.key"]
+        .map(PathBuf::from)
+        .to_vec();
+    Ok(Program {
+        command,
+        files,
+        kept,
+        health_may_be_silent: true,
+    })
 }
 
 /// A line for a case, and what was exchanged if it failed.
@@ -213,7 +282,12 @@ fn shown(verdict: &Verdict) -> String {
             lines.push(format!("    {}", verdict.case.sentence));
             lines.push(format!("    {}", printable(why)));
             lines.push(format!("    source: {}", verdict.case.source));
-            lines.extend(verdict.messages.iter().map(|line| format!("    | {}", printable(line))));
+            lines.extend(
+                verdict
+                    .messages
+                    .iter()
+                    .map(|line| format!("    | {}", printable(line))),
+            );
             lines.join("\n")
         }
     }
@@ -225,8 +299,15 @@ mod tests {
 
     #[test]
     fn a_device_is_a_pool_and_a_name() {
-        assert_eq!(device("node-1/gpus/gpu-0"), Ok(("node-1/gpus".to_owned(), "gpu-0".to_owned())));
+        assert_eq!(
+            device("node-1/gpus/gpu-0"),
+            Ok(("node-1/gpus".to_owned(), "gpu-0".to_owned()))
+        );
         assert!(device("gpu-0").is_err() && device("/gpu-0").is_err() && device("gpus/").is_err());
-        assert!(parameters(r#"{"a": 1}"#).is_ok() && parameters("[]").is_err() && parameters("{").is_err());
+        assert!(
+            parameters(r#"{"a": 1}"#).is_ok()
+                && parameters("[]").is_err()
+                && parameters("{").is_err()
+        );
     }
 }

@@ -26,9 +26,22 @@ pub(super) fn names(objects: &[v1::ObjectRef]) -> String {
 }
 
 pub(super) fn problem(problem: &Option<v1::Problem>, indent: &str) -> Vec<String> {
-    let Some(v1::Problem { kind, code, message, details, .. }) = problem else { return Vec::new() };
+    let Some(v1::Problem {
+        kind,
+        code,
+        message,
+        details,
+        ..
+    }) = problem
+    else {
+        return Vec::new();
+    };
     let mut lines = vec![format!("{indent}problem ({kind}, {code}): {message}")];
-    lines.extend(details.iter().map(|(key, value)| format!("{indent}  {key}: {value}")));
+    lines.extend(
+        details
+            .iter()
+            .map(|(key, value)| format!("{indent}  {key}: {value}")),
+    );
     lines
 }
 
@@ -38,7 +51,13 @@ pub(super) fn trust(trust: &v1::DriverTrust) -> String {
         "" => String::new(),
         text => format!("{before}{text}"),
     };
-    let v1::DriverTrust { mode, verdict, key, pin, reason } = trust;
+    let v1::DriverTrust {
+        mode,
+        verdict,
+        key,
+        pin,
+        reason,
+    } = trust;
     let (key, pin) = (part(", signed by ", key), part(", pinned for ", pin));
     format!("{verdict} (mode {mode}){key}{pin}{}", part(": ", reason))
 }
@@ -46,9 +65,14 @@ pub(super) fn trust(trust: &v1::DriverTrust) -> String {
 /// What a driver changed below `/sys`, and what the release of its claim does or did about it.
 pub(super) fn sysfs_value(value: &v1::SysfsValue) -> String {
     let shown = |text: &Option<String>| {
-        text.as_deref().map_or_else(|| "unknown".to_owned(), |text| format!("{text:?}"))
+        text.as_deref()
+            .map_or_else(|| "unknown".to_owned(), |text| format!("{text:?}"))
     };
-    let (before, found, left) = (shown(&value.before), shown(&value.found), shown(&value.left));
+    let (before, found, left) = (
+        shown(&value.before),
+        shown(&value.found),
+        shown(&value.left),
+    );
     let (path, driver) = (format!("/sys/{}", value.path), &value.driver);
     let why = match &value.problem {
         Some(problem) => format!(" ({}): {}", problem.code, problem.message),
@@ -57,10 +81,14 @@ pub(super) fn sysfs_value(value: &v1::SysfsValue) -> String {
     match value.end.as_str() {
         "" => format!("{path} was {before}, changed by driver {driver} to {left}"),
         "possible" => {
-            format!("{path} is {found}, changed by driver {driver}, and would be restored to {before}")
+            format!(
+                "{path} is {found}, changed by driver {driver}, and would be restored to {before}"
+            )
         }
         "put-back" => {
-            format!("{path} was {found}, changed by driver {driver}, and is restored to {before}{why}")
+            format!(
+                "{path} was {found}, changed by driver {driver}, and is restored to {before}{why}"
+            )
         }
         "as-before" => format!("{path} is {before}, as it was before driver {driver} changed it"),
         _ => format!("{path}, changed by driver {driver}, was not restored{why}"),
@@ -69,9 +97,19 @@ pub(super) fn sysfs_value(value: &v1::SysfsValue) -> String {
 
 /// A taint as `kubectl taint` writes it, and where it comes from.
 pub(super) fn taint(taint: &v1::Taint) -> String {
-    let v1::Taint { key, value, effect, source, rule } = taint;
+    let v1::Taint {
+        key,
+        value,
+        effect,
+        source,
+        rule,
+    } = taint;
     let equals = if value.is_empty() { "" } else { "=" };
-    let from = if rule.is_empty() { source.clone() } else { format!("{source} {rule}") };
+    let from = if rule.is_empty() {
+        source.clone()
+    } else {
+        format!("{source} {rule}")
+    };
     format!("{key}{equals}{value}:{effect} ({from})")
 }
 
@@ -83,18 +121,34 @@ pub(super) fn kubelet_consumers(hold: &v1::KubeletHold) -> String {
         (_, resource) => format!("{resource}/{}", of.name),
     };
     let names: Vec<_> = hold.consumers.iter().map(name).collect();
-    if names.is_empty() { "(kubelet)".to_owned() } else { format!("{} (kubelet)", names.join(",")) }
+    if names.is_empty() {
+        "(kubelet)".to_owned()
+    } else {
+        format!("{} (kubelet)", names.join(","))
+    }
 }
 
 /// Since when, of which drivers and for which consumers a kubelet had a claim prepared.
 pub(super) fn kubelet_hold(hold: &v1::KubeletHold) -> String {
     let consumer = |of: &v1::Consumer| {
-        let group = if of.api_group.is_empty() { String::new() } else { format!(".{}", of.api_group) };
+        let group = if of.api_group.is_empty() {
+            String::new()
+        } else {
+            format!(".{}", of.api_group)
+        };
         format!("{}{group} {} (UID {})", of.resource, of.name, of.uid)
     };
-    let mut consumers: Vec<_> = hold.consumers.iter().take(CONSUMERS_NAMED_MAX).map(consumer).collect();
+    let mut consumers: Vec<_> = hold
+        .consumers
+        .iter()
+        .take(CONSUMERS_NAMED_MAX)
+        .map(consumer)
+        .collect();
     if hold.consumers.len() > CONSUMERS_NAMED_MAX {
-        consumers.push(format!("and {} more", hold.consumers.len() - CONSUMERS_NAMED_MAX));
+        consumers.push(format!(
+            "and {} more",
+            hold.consumers.len() - CONSUMERS_NAMED_MAX
+        ));
     }
     let (since, drivers) = (rfc3339(hold.since_ms), hold.drivers.join(", "));
     let reserved = match consumers.is_empty() {
@@ -106,7 +160,10 @@ pub(super) fn kubelet_hold(hold: &v1::KubeletHold) -> String {
 
 /// The process that sent a request, as far as its socket says.
 pub(super) fn caller(caller: &v1::Caller) -> String {
-    let pid = caller.pid.map(|pid| format!(", pid {pid}")).unwrap_or_default();
+    let pid = caller
+        .pid
+        .map(|pid| format!(", pid {pid}"))
+        .unwrap_or_default();
     match (caller.uid, caller.user.as_str()) {
         (None, _) => format!("an unknown user{pid}"),
         (Some(uid), "") => format!("uid {uid}{pid}"),
@@ -121,11 +178,16 @@ pub(super) fn transition(entry: &v1::Transition) -> String {
         text.push_str(&format!(" ({})", entry.cause));
     }
     if entry.duration_us > 0 {
-        text.push_str(&format!(", took {:.1?}", Duration::from_micros(entry.duration_us)));
+        text.push_str(&format!(
+            ", took {:.1?}",
+            Duration::from_micros(entry.duration_us)
+        ));
     }
     if let Some(v1::Again { count, last_at_ms }) = entry.again {
         let (last, passed) = (rfc3339(last_at_ms), elapsed(entry.at_ms, last_at_ms));
-        text.push_str(&format!("; {count} times in all, the last on {last} (+{passed})"));
+        text.push_str(&format!(
+            "; {count} times in all, the last on {last} (+{passed})"
+        ));
     }
     text
 }
@@ -134,7 +196,10 @@ pub(super) fn transition(entry: &v1::Transition) -> String {
 pub(super) fn elapsed(from_ms: u64, to_ms: u64) -> String {
     let ms = to_ms.saturating_sub(from_ms);
     let ms = if ms < 1000 { ms } else { ms - ms % 1000 };
-    format!("{:#}", jiff::SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX)))
+    format!(
+        "{:#}",
+        jiff::SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX))
+    )
 }
 
 #[cfg(test)]
@@ -143,7 +208,12 @@ mod tests {
 
     #[test]
     fn times_between_are_short_and_a_clock_that_was_set_back_does_no_harm() {
-        for (ms, text) in [(5, "5ms"), (59_999, "59s"), (61_000, "1m 1s"), (7_980_000, "2h 13m")] {
+        for (ms, text) in [
+            (5, "5ms"),
+            (59_999, "59s"),
+            (61_000, "1m 1s"),
+            (7_980_000, "2h 13m"),
+        ] {
             assert_eq!(elapsed(1000, 1000 + ms), text);
         }
         assert_eq!(elapsed(5, 3), "0s");
@@ -152,18 +222,37 @@ mod tests {
 
     #[test]
     fn a_repeated_entry_has_its_count_and_the_time_of_the_last() {
-        let again = Some(v1::Again { count: 7, last_at_ms: 62_000 });
+        let again = Some(v1::Again {
+            count: 7,
+            last_at_ms: 62_000,
+        });
         let (what, cause) = ("unprepare failed".to_owned(), "gpu.example.com".to_owned());
-        let entry = v1::Transition { at_ms: 2_000, what, cause, duration_us: 1_500, problem: None, again };
+        let entry = v1::Transition {
+            at_ms: 2_000,
+            what,
+            cause,
+            duration_us: 1_500,
+            problem: None,
+            again,
+        };
         let expected = "unprepare failed (gpu.example.com), took 1.5ms; 7 times in all, the last on 1970-01-01T00:01:02.000Z (+1m)";
         assert_eq!(transition(&entry), expected);
-        let plain = v1::Transition { what: "prepared".to_owned(), ..v1::Transition::default() };
+        let plain = v1::Transition {
+            what: "prepared".to_owned(),
+            ..v1::Transition::default()
+        };
         assert_eq!(transition(&plain), "prepared");
     }
 
     #[test]
     fn a_caller_is_named_as_far_as_it_is_known() {
-        let by = |uid, user: &str, pid| caller(&v1::Caller { uid, user: user.to_owned(), pid });
+        let by = |uid, user: &str, pid| {
+            caller(&v1::Caller {
+                uid,
+                user: user.to_owned(),
+                pid,
+            })
+        };
         assert_eq!(by(Some(0), "root", Some(7)), "root (uid 0), pid 7");
         assert_eq!(by(Some(1000), "", None), "uid 1000");
         assert_eq!(by(None, "", None), "an unknown user");
@@ -186,15 +275,20 @@ mod tests {
             (kubelet_consumers(&hold(0)), kubelet_consumers(&hold(2))),
             ("(kubelet)".into(), "p0,p1 (kubelet)".into())
         );
-        let text = "in use by the kubelet since 1970-01-01T00:00:00.000Z, prepared by gpu.example.com";
+        let text =
+            "in use by the kubelet since 1970-01-01T00:00:00.000Z, prepared by gpu.example.com";
         assert_eq!(kubelet_hold(&hold(0)), text);
-        assert_eq!(kubelet_hold(&hold(1)), format!("{text}; reserved for pods p0 (UID u0)"));
+        assert_eq!(
+            kubelet_hold(&hold(1)),
+            format!("{text}; reserved for pods p0 (UID u0)")
+        );
         let mut of_group = hold(2);
         of_group.consumers[1].resource = "podgroups".to_owned();
         of_group.consumers[1].api_group = "scheduling.k8s.io".to_owned();
         assert_eq!(kubelet_consumers(&of_group), "p0,podgroups/p1 (kubelet)");
         assert!(
-            kubelet_hold(&of_group).ends_with("pods p0 (UID u0), podgroups.scheduling.k8s.io p1 (UID u1)")
+            kubelet_hold(&of_group)
+                .ends_with("pods p0 (UID u0), podgroups.scheduling.k8s.io p1 (UID u1)")
         );
         assert!(kubelet_hold(&hold(10)).ends_with("pods p7 (UID u7), and 2 more"));
     }
@@ -204,17 +298,32 @@ mod tests {
         let of = |value: &str, source: &str, rule: &str| {
             let text = str::to_owned;
             let (key, effect) = (text("example.com/worn"), text("NoExecute"));
-            taint(&v1::Taint { key, value: text(value), effect, source: text(source), rule: text(rule) })
+            taint(&v1::Taint {
+                key,
+                value: text(value),
+                effect,
+                source: text(source),
+                rule: text(rule),
+            })
         };
-        assert_eq!(of("x", "driver", ""), "example.com/worn=x:NoExecute (driver)");
-        assert_eq!(of("", "rule", "maintenance"), "example.com/worn:NoExecute (rule maintenance)");
+        assert_eq!(
+            of("x", "driver", ""),
+            "example.com/worn=x:NoExecute (driver)"
+        );
+        assert_eq!(
+            of("", "rule", "maintenance"),
+            "example.com/worn:NoExecute (rule maintenance)"
+        );
     }
 
     #[test]
     fn each_end_of_a_value_has_a_text() {
         let is = |end: &str, before: Option<&str>, message: &str, expected: &str| {
-            let problem =
-                v1::Problem { code: "value-changed".into(), message: message.into(), ..Default::default() };
+            let problem = v1::Problem {
+                code: "value-changed".into(),
+                message: message.into(),
+                ..Default::default()
+            };
             let value = v1::SysfsValue {
                 driver: "led.dev".to_owned(),
                 path: "class/led".to_owned(),
@@ -226,11 +335,41 @@ mod tests {
             };
             assert_eq!(sysfs_value(&value), format!("/sys/class/led{expected}"));
         };
-        is("", Some("0"), "", " was \"0\", changed by driver led.dev to \"2\"");
-        is("", None, "", " was unknown, changed by driver led.dev to \"2\"");
-        is("possible", Some("0"), "", " is \"1\", changed by driver led.dev, and would be restored to \"0\"");
-        is("put-back", Some("0"), "", " was \"1\", changed by driver led.dev, and is restored to \"0\"");
-        is("as-before", Some("0"), "", " is \"0\", as it was before driver led.dev changed it");
-        is("left", Some("0"), "no", ", changed by driver led.dev, was not restored (value-changed): no");
+        is(
+            "",
+            Some("0"),
+            "",
+            " was \"0\", changed by driver led.dev to \"2\"",
+        );
+        is(
+            "",
+            None,
+            "",
+            " was unknown, changed by driver led.dev to \"2\"",
+        );
+        is(
+            "possible",
+            Some("0"),
+            "",
+            " is \"1\", changed by driver led.dev, and would be restored to \"0\"",
+        );
+        is(
+            "put-back",
+            Some("0"),
+            "",
+            " was \"1\", changed by driver led.dev, and is restored to \"0\"",
+        );
+        is(
+            "as-before",
+            Some("0"),
+            "",
+            " is \"0\", as it was before driver led.dev changed it",
+        );
+        is(
+            "left",
+            Some("0"),
+            "no",
+            ", changed by driver led.dev, was not restored (value-changed): no",
+        );
     }
 }

@@ -94,13 +94,28 @@ pub(super) fn execute(location: &Location, command: DriverCommand) -> Result<()>
 /// Loads a driver file as the daemon does, with a node that has no facts.
 async fn load(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> {
     let host = host("inspect")?;
-    let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
-    Ok(host.inspect(DriverFile { name, bytes: bytes.into() }, grant).await)
+    let name = file
+        .file_name()
+        .unwrap_or(file.as_os_str())
+        .to_string_lossy()
+        .into_owned();
+    Ok(host
+        .inspect(
+            DriverFile {
+                name,
+                bytes: bytes.into(),
+            },
+            grant,
+        )
+        .await)
 }
 
 /// A sandbox without a daemon, on a node without facts.
 pub(super) fn host(node: &str) -> Result<Arc<WasmHost>> {
-    let node = NodeFacts { name: node.to_owned(), boot_id: String::new() };
+    let node = NodeFacts {
+        name: node.to_owned(),
+        boot_id: String::new(),
+    };
     let settings = WasmSettings {
         cache: None,
         compiler: Compiler::this_program(),
@@ -109,14 +124,20 @@ pub(super) fn host(node: &str) -> Result<Arc<WasmHost>> {
         numa_node_form: NumaNodeForm::default(),
         recordings: Recordings::default(),
     };
-    WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
-        .context("set up the sandbox")
+    WasmHost::new(
+        settings,
+        Arc::new(SharedClaimTable::default()),
+        Arc::new(NoJournal),
+    )
+    .context("set up the sandbox")
 }
 
 /// Reads a file that a person named: links are followed, and a pipe is refused.
 pub(super) fn read(file: &Path, max: u64) -> Result<Vec<u8>> {
     let opened = open::open(file, max).map_err(|error| match error {
-        OpenError::TooLarge(max) => anyhow::anyhow!("{} is larger than {max} bytes", file.display()),
+        OpenError::TooLarge(max) => {
+            anyhow::anyhow!("{} is larger than {max} bytes", file.display())
+        }
         error => anyhow::Error::new(error).context(format!("read {}", file.display())),
     })?;
     Ok(opened.bytes)
@@ -131,11 +152,15 @@ pub(super) fn beside(driver: &Path, extension: &str) -> Result<Option<PathBuf>> 
 
 /// Reads the grant to compare with, and returns its path too.
 fn grant_beside(file: &Path, given: Option<&Path>) -> Result<(Grant, Option<PathBuf>)> {
-    let path = given.map_or_else(|| beside(file, "grant.yaml"), |path| Ok(Some(path.to_owned())))?;
+    let path = given.map_or_else(
+        || beside(file, "grant.yaml"),
+        |path| Ok(Some(path.to_owned())),
+    )?;
     let Some(path) = path else {
         return Ok((Grant::empty(), None));
     };
-    let grant = Grant::parse(&read_text(&path)?).with_context(|| format!("grant {}", path.display()))?;
+    let grant =
+        Grant::parse(&read_text(&path)?).with_context(|| format!("grant {}", path.display()))?;
     Ok((grant, Some(path)))
 }
 
@@ -160,31 +185,68 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 async fn print_grant(file: &Path) -> Result<()> {
-    let found = load(file, read(file, limit::DRIVER_FILE_BYTES_MAX)?, &Grant::empty()).await?;
-    let driver = found.driver.with_context(|| format!("{} cannot be loaded", file.display()))?;
+    let found = load(
+        file,
+        read(file, limit::DRIVER_FILE_BYTES_MAX)?,
+        &Grant::empty(),
+    )
+    .await?;
+    let driver = found
+        .driver
+        .with_context(|| format!("{} cannot be loaded", file.display()))?;
     let info = driver.info();
-    let grant = grant::to_yaml(info.name.as_str(), &info.summary, &info.capabilities, &info.limits);
+    let grant = grant::to_yaml(
+        info.name.as_str(),
+        &info.summary,
+        &info.capabilities,
+        &info.limits,
+    );
     print_text(grant.trim_end())
 }
 
 async fn reload(location: &Location, name: String) -> Result<()> {
-    let answer = connect(location).await?.reload_driver(v1::ReloadDriverRequest { name }).await?;
+    let answer = connect(location)
+        .await?
+        .reload_driver(v1::ReloadDriverRequest { name })
+        .await?;
     let driver = answer.into_inner().driver.unwrap_or_default();
-    let name = if driver.name.is_empty() { "driver of unknown name" } else { &driver.name };
-    print_text(&format!("{name} ({}) is {}, {} devices", driver.source, driver.state, driver.devices))?;
+    let name = if driver.name.is_empty() {
+        "driver of unknown name"
+    } else {
+        &driver.name
+    };
+    print_text(&format!(
+        "{name} ({}) is {}, {} devices",
+        driver.source, driver.state, driver.devices
+    ))?;
     anyhow::ensure!(driver.reason.is_empty(), "{}", printable(&driver.reason));
     Ok(())
 }
 
 async fn assign(location: &Location, name: String, source: String) -> Result<()> {
-    let request = v1::AssignDriverRequest { name: name.clone(), source };
+    let request = v1::AssignDriverRequest {
+        name: name.clone(),
+        source,
+    };
     let answer = connect(location).await?.assign_driver(request).await?;
     let v1::Driver { source, state, .. } = answer.into_inner().driver.unwrap_or_default();
-    print_text(&format!("the driver name {name} belongs to {source}, which is {state}"))
+    print_text(&format!(
+        "the driver name {name} belongs to {source}, which is {state}"
+    ))
 }
 
 async fn resume(location: &Location, name: String) -> Result<()> {
-    let answer = connect(location).await?.resume_driver(v1::ResumeDriverRequest { name }).await?;
-    let v1::Driver { name, source, state, .. } = answer.into_inner().driver.unwrap_or_default();
-    print_text(&format!("the quarantine of {name} ({source}) is over: it is {state}"))
+    let answer = connect(location)
+        .await?
+        .resume_driver(v1::ResumeDriverRequest { name })
+        .await?;
+    let v1::Driver {
+        name,
+        source,
+        state,
+        ..
+    } = answer.into_inner().driver.unwrap_or_default();
+    print_text(&format!(
+        "the quarantine of {name} ({source}) is over: it is {state}"
+    ))
 }

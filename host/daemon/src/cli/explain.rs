@@ -39,40 +39,81 @@ pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<
 }
 
 async fn claim(mut client: Client, name: &str, format: Format) -> Result<()> {
-    let answer = client.list_claims(names::claims(name, true)).await?.into_inner();
-    let v1::ListClaimsResponse { claims, refused, released, waiting } = &answer;
+    let answer = client
+        .list_claims(names::claims(name, true))
+        .await?
+        .into_inner();
+    let v1::ListClaimsResponse {
+        claims,
+        refused,
+        released,
+        waiting,
+    } = &answer;
     if claims.is_empty() && refused.is_empty() && released.is_empty() && waiting.is_empty() {
         return Err(names::unknown("claim", name));
     }
-    let explained = Explained { claims: claims.iter().map(Claim::new).collect(), refused, released, waiting };
+    let explained = Explained {
+        claims: claims.iter().map(Claim::new).collect(),
+        refused,
+        released,
+        waiting,
+    };
     print(format, &explained, || join(explained.lines(now_ms())))
 }
 
 async fn driver(mut client: Client, name: &str) -> Result<()> {
-    let request = v1::ListDriversRequest { name: name.to_owned() };
+    let request = v1::ListDriversRequest {
+        name: name.to_owned(),
+    };
     let drivers = client.list_drivers(request).await?.into_inner().drivers;
     if !drivers.is_empty() {
         return print_text(&join(drivers.iter().flat_map(driver_lines)));
     }
-    let claims = client.list_claims(v1::ListClaimsRequest::default()).await?.into_inner().claims;
+    let claims = client
+        .list_claims(v1::ListClaimsRequest::default())
+        .await?
+        .into_inner()
+        .claims;
     let lines = absent_driver_lines(name, &claims);
-    if lines.is_empty() { Err(names::unknown("driver", name)) } else { print_text(&join(lines)) }
+    if lines.is_empty() {
+        Err(names::unknown("driver", name))
+    } else {
+        print_text(&join(lines))
+    }
 }
 
 async fn resource(mut client: Client, name: &str) -> Result<()> {
-    let resources = client.get_capacity(v1::GetCapacityRequest {}).await?.into_inner().resources;
-    let adapters = client.list_adapters(v1::ListAdaptersRequest {}).await?.into_inner().adapters;
+    let resources = client
+        .get_capacity(v1::GetCapacityRequest {})
+        .await?
+        .into_inner()
+        .resources;
+    let adapters = client
+        .list_adapters(v1::ListAdaptersRequest {})
+        .await?
+        .into_inner()
+        .adapters;
     let adapters = adapters.iter().filter(|adapter| adapter.resource == name);
     let adapter: Vec<_> = adapters.flat_map(adapter_lines).collect();
     let Some(resource) = resources.iter().find(|resource| resource.name == name) else {
         if adapter.is_empty() {
             return Err(names::unknown("resource", name));
         }
-        return print_text(&join([vec![format!("{name} is not offered")], adapter].concat()));
+        return print_text(&join(
+            [vec![format!("{name} is not offered")], adapter].concat(),
+        ));
     };
-    let devices = client.list_devices(v1::ListDevicesRequest::default()).await?.into_inner().devices;
-    let of_resource = devices.iter().filter(|device| device.extended_resource == resource.name);
-    let pools = of_resource.map(|device| format!("{}/{}", device.driver, device.pool)).collect();
+    let devices = client
+        .list_devices(v1::ListDevicesRequest::default())
+        .await?
+        .into_inner()
+        .devices;
+    let of_resource = devices
+        .iter()
+        .filter(|device| device.extended_resource == resource.name);
+    let pools = of_resource
+        .map(|device| format!("{}/{}", device.driver, device.pool))
+        .collect();
     let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
     let lines = resource_lines(resource, &pools, &node.conditions);
     print_text(&join([lines, adapter].concat()))
@@ -80,7 +121,15 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
 
 /// What an adapter does with a resource, and the devices that it cannot offer yet.
 fn adapter_lines(adapter: &v1::Adapter) -> Vec<String> {
-    let v1::Adapter { driver, source, enabled, removed, held, mechanism, .. } = adapter;
+    let v1::Adapter {
+        driver,
+        source,
+        enabled,
+        removed,
+        held,
+        mechanism,
+        ..
+    } = adapter;
     let is_of_cluster = !mechanism.is_empty();
     let state = match (removed, enabled) {
         (true, _) => "is in no file any more, and acts as a disabled one",
@@ -92,7 +141,10 @@ fn adapter_lines(adapter: &v1::Adapter) -> Vec<String> {
     let mut lines = vec![format!("  adapter: driver {driver} of {source} {state}")];
     lines.extend(waits(adapter).map(|line| format!("  {line}")));
     if !held.is_empty() {
-        lines.push(format!("  pods have from the time before the adapter: {}", held.join(", ")));
+        lines.push(format!(
+            "  pods have from the time before the adapter: {}",
+            held.join(", ")
+        ));
     }
     lines
 }
@@ -103,14 +155,26 @@ fn resource_lines(
     pools: &BTreeSet<String>,
     conditions: &[v1::Condition],
 ) -> Vec<String> {
-    let v1::Resource { name, capacity, allocatable, allocated, driver, mechanism, mechanism_reason, .. } =
-        resource;
+    let v1::Resource {
+        name,
+        capacity,
+        allocatable,
+        allocated,
+        driver,
+        mechanism,
+        mechanism_reason,
+        ..
+    } = resource;
     let offered = match mechanism.as_str() {
         "" => "is allocated by this daemon".to_owned(),
         "none" => "is offered by neither mechanism now".to_owned(),
         mechanism => format!("is offered by {mechanism}"),
     };
-    let from = if driver.is_empty() { "no plugin or driver" } else { driver };
+    let from = if driver.is_empty() {
+        "no plugin or driver"
+    } else {
+        driver
+    };
     let mut lines = vec![
         format!("{name} of {from} {offered}"),
         format!("  {capacity} devices, {allocatable} healthy, {allocated} allocated"),
@@ -124,10 +188,14 @@ fn resource_lines(
             "  DeviceClass: {class}, of which pods also request deviceclass.resource.kubernetes.io/{class}"
         ));
     }
-    let is_about =
-        |condition: &&v1::Condition| condition.subject == *name || pools.contains(&condition.subject);
+    let is_about = |condition: &&v1::Condition| {
+        condition.subject == *name || pools.contains(&condition.subject)
+    };
     lines.extend(
-        conditions.iter().filter(is_about).flat_map(|condition| describe::problem(&condition.problem, "  ")),
+        conditions
+            .iter()
+            .filter(is_about)
+            .flat_map(|condition| describe::problem(&condition.problem, "  ")),
     );
     lines
 }
@@ -138,7 +206,11 @@ fn absent_driver_lines(name: &str, claims: &[v1::ClaimStatus]) -> Vec<String> {
         let of_driver = claim.drivers.iter().filter(|part| part.driver == name);
         of_driver.map(|part| {
             let id = claim.id.as_ref().map(describe::name).unwrap_or_default();
-            format!("  claim {id} is {}: {}", part.state, part.devices.join(", "))
+            format!(
+                "  claim {id} is {}: {}",
+                part.state,
+                part.devices.join(", ")
+            )
         })
     });
     let parts: Vec<_> = parts.collect();
@@ -147,12 +219,23 @@ fn absent_driver_lines(name: &str, claims: &[v1::ClaimStatus]) -> Vec<String> {
     }
     let first = format!("{name} is not here, and has claims");
     let next = "  next: the claims are unprepared by the driver when it is back, or released by `nodedock release claim`";
-    [first].into_iter().chain(parts).chain([next.to_owned()]).collect()
+    [first]
+        .into_iter()
+        .chain(parts)
+        .chain([next.to_owned()])
+        .collect()
 }
 
 fn driver_lines(driver: &v1::Driver) -> Vec<String> {
-    let name = if driver.name.is_empty() { "driver of unknown name" } else { &driver.name };
-    let mut lines = vec![format!("{name} ({}, {}) is {}", driver.kind, driver.source, driver.state)];
+    let name = if driver.name.is_empty() {
+        "driver of unknown name"
+    } else {
+        &driver.name
+    };
+    let mut lines = vec![format!(
+        "{name} ({}, {}) is {}",
+        driver.kind, driver.source, driver.state
+    )];
     let facts = [
         ("summary", &driver.summary),
         ("version", &driver.version),
@@ -161,13 +244,23 @@ fn driver_lines(driver: &v1::Driver) -> Vec<String> {
     ];
     let facts = facts.into_iter().filter(|(_, text)| !text.is_empty());
     lines.extend(facts.map(|(label, text)| format!("  {label}: {text}")));
-    lines.extend(driver.missing_grants.iter().map(|missing| format!("  not granted: {missing}")));
-    let is_judged =
-        |trust: &&v1::DriverTrust| trust.mode != "off" || !trust.key.is_empty() || !trust.pin.is_empty();
+    lines.extend(
+        driver
+            .missing_grants
+            .iter()
+            .map(|missing| format!("  not granted: {missing}")),
+    );
+    let is_judged = |trust: &&v1::DriverTrust| {
+        trust.mode != "off" || !trust.key.is_empty() || !trust.pin.is_empty()
+    };
     let trust = driver.trust.as_ref().filter(is_judged);
     lines.extend(trust.map(|trust| format!("  trust: {}", describe::trust(trust))));
     if driver.discovered_ms > 0 {
-        lines.push(format!("  {} devices, last polled on {}", driver.devices, rfc3339(driver.discovered_ms)));
+        lines.push(format!(
+            "  {} devices, last polled on {}",
+            driver.devices,
+            rfc3339(driver.discovered_ms)
+        ));
     }
     lines.extend(driver.native.iter().flat_map(native_lines));
     lines.extend(describe::problem(&driver.problem, "  "));
@@ -181,8 +274,15 @@ fn native_lines(plugin: &v1::NativePlugin) -> Vec<String> {
         format!("  services: {}", plugin.services.join(", ")),
     ];
     lines.extend(plugin.health.iter().map(|device| {
-        let why = if device.message.is_empty() { String::new() } else { format!(": {}", device.message) };
-        format!("  device {}/{} is {}{why}", device.pool, device.device, device.health)
+        let why = if device.message.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", device.message)
+        };
+        format!(
+            "  device {}/{} is {}{why}",
+            device.pool, device.device, device.health
+        )
     }));
     lines
 }
@@ -192,10 +292,14 @@ fn history(timeline: &[v1::Transition]) -> Vec<String> {
     let mut lines = Vec::new();
     let mut before = None;
     for entry in timeline {
-        let passed =
-            before.replace(entry.at_ms).map(|before| format!("+{}", describe::elapsed(before, entry.at_ms)));
+        let passed = before
+            .replace(entry.at_ms)
+            .map(|before| format!("+{}", describe::elapsed(before, entry.at_ms)));
         let (at, passed) = (rfc3339(entry.at_ms), passed.unwrap_or_default());
-        lines.push(format!("    {at}  {passed:>12}  {}", describe::transition(entry)));
+        lines.push(format!(
+            "    {at}  {passed:>12}  {}",
+            describe::transition(entry)
+        ));
         lines.extend(describe::problem(&entry.problem, "      "));
     }
     if !lines.is_empty() {
@@ -238,46 +342,108 @@ struct Claim<'a> {
 impl Explained<'_> {
     fn lines(&self, now_ms: u64) -> Vec<String> {
         let claims = self.claims.iter().flat_map(|claim| claim.lines(now_ms));
-        let refused = self.refused.iter().flat_map(|refused| refused_lines(refused, now_ms));
-        let released = self.released.iter().flat_map(|released| released_lines(released, now_ms));
+        let refused = self
+            .refused
+            .iter()
+            .flat_map(|refused| refused_lines(refused, now_ms));
+        let released = self
+            .released
+            .iter()
+            .flat_map(|released| released_lines(released, now_ms));
         let waiting = self.waiting.iter().flat_map(waiting_lines);
-        waiting.chain(claims).chain(refused).chain(released).collect()
+        waiting
+            .chain(claims)
+            .chain(refused)
+            .chain(released)
+            .collect()
     }
 }
 
 /// Why a claim is not allocated, with each device that it cannot have.
 pub(super) fn waiting_lines(waiting: &v1::WaitingClaim) -> Vec<String> {
-    let id = waiting.id.as_ref().map(describe::object).unwrap_or_default();
+    let id = waiting
+        .id
+        .as_ref()
+        .map(describe::object)
+        .unwrap_or_default();
     let device = |excluded: &v1::ExcludedDevice| {
-        let v1::ExcludedDevice { request, driver, pool, device, reason } = excluded;
+        let v1::ExcludedDevice {
+            request,
+            driver,
+            pool,
+            device,
+            reason,
+        } = excluded;
         format!("  request {request}: {driver}/{pool}/{device}: {reason}")
     };
     let first = format!("claim {id} is not allocated: {}", waiting.reason);
     let more = waiting.more.then(|| "  and more devices".to_owned());
-    [first].into_iter().chain(waiting.excluded.iter().map(device)).chain(more).collect()
+    [first]
+        .into_iter()
+        .chain(waiting.excluded.iter().map(device))
+        .chain(more)
+        .collect()
 }
 
 impl<'a> Claim<'a> {
     fn new(claim: &'a v1::ClaimStatus) -> Self {
-        let v1::ClaimStatus { id, state, pods, drivers, timeline, stale_boot, values, kubelet, .. } = claim;
+        let v1::ClaimStatus {
+            id,
+            state,
+            pods,
+            drivers,
+            timeline,
+            stale_boot,
+            values,
+            kubelet,
+            ..
+        } = claim;
         let since = since(state, timeline).map(rfc3339);
-        let next = drivers.iter().filter_map(|driver| next_step(id.as_ref()?, driver)).collect();
+        let next = drivers
+            .iter()
+            .filter_map(|driver| next_step(id.as_ref()?, driver))
+            .collect();
         let (stale_boot, kubelet) = (*stale_boot, kubelet.as_ref());
-        Self { id, state, since, stale_boot, pods, kubelet, drivers, values, next, timeline }
+        Self {
+            id,
+            state,
+            since,
+            stale_boot,
+            pods,
+            kubelet,
+            drivers,
+            values,
+            next,
+            timeline,
+        }
     }
 
     fn lines(&self, now_ms: u64) -> Vec<String> {
         let since = since(self.state, self.timeline);
-        let since = since.map(|at| format!(" since {} ({})", rfc3339(at), describe::elapsed(at, now_ms)));
+        let since =
+            since.map(|at| format!(" since {} ({})", rfc3339(at), describe::elapsed(at, now_ms)));
         let id = self.id.as_ref().map(describe::object).unwrap_or_default();
-        let mut lines = vec![format!("claim {id} is {}{}", self.state, since.unwrap_or_default())];
+        let mut lines = vec![format!(
+            "claim {id} is {}{}",
+            self.state,
+            since.unwrap_or_default()
+        )];
         if self.stale_boot {
-            lines.push("  prepared in an earlier boot; preparing its pod prepares it again".to_owned());
+            lines.push(
+                "  prepared in an earlier boot; preparing its pod prepares it again".to_owned(),
+            );
         }
         lines.extend(pod_lines(self.pods));
-        lines.extend(self.kubelet.map(|hold| format!("  {}", describe::kubelet_hold(hold))));
+        lines.extend(
+            self.kubelet
+                .map(|hold| format!("  {}", describe::kubelet_hold(hold))),
+        );
         lines.extend(self.drivers.iter().flat_map(claim_driver_lines));
-        lines.extend(self.values.iter().map(|value| format!("  {}", describe::sysfs_value(value))));
+        lines.extend(
+            self.values
+                .iter()
+                .map(|value| format!("  {}", describe::sysfs_value(value))),
+        );
         lines.extend(self.next.iter().map(|next| format!("  next: {next}")));
         lines.extend(history(self.timeline));
         lines
@@ -291,50 +457,93 @@ fn claim_driver_lines(driver: &v1::ClaimDriver) -> Vec<String> {
     };
     let (name, state, devices) = (&driver.driver, &driver.state, driver.devices.join(", "));
     let mut lines = vec![format!("  driver {name}: {state}{version}: {devices}")];
-    lines.extend(driver.cdi_devices.iter().map(|name| format!("    CDI device {name}")));
+    lines.extend(
+        driver
+            .cdi_devices
+            .iter()
+            .map(|name| format!("    CDI device {name}")),
+    );
     lines.extend(describe::problem(&driver.problem, "    "));
     match driver.attempts {
         0 => {}
         1 => lines.push("    1 failed attempt since the daemon started".to_owned()),
-        attempts => lines.push(format!("    {attempts} failed attempts since the daemon started")),
+        attempts => lines.push(format!(
+            "    {attempts} failed attempts since the daemon started"
+        )),
     }
     lines
 }
 
 fn refused_lines(refused: &v1::RefusedClaim, now_ms: u64) -> Vec<String> {
-    let claim = refused.id.as_ref().map(describe::object).unwrap_or_default();
-    let (at, passed) = (rfc3339(refused.at_ms), describe::elapsed(refused.at_ms, now_ms));
-    let v1::RefusedClaim { driver, attempts, .. } = refused;
+    let claim = refused
+        .id
+        .as_ref()
+        .map(describe::object)
+        .unwrap_or_default();
+    let (at, passed) = (
+        rfc3339(refused.at_ms),
+        describe::elapsed(refused.at_ms, now_ms),
+    );
+    let v1::RefusedClaim {
+        driver, attempts, ..
+    } = refused;
     let mut lines = vec![format!(
         "claim {claim} was refused by driver {driver} on {at} ({passed} ago), after {attempts} attempts"
     )];
     lines.extend(describe::problem(&refused.problem, "  "));
     lines.push("  it was rolled back".to_owned());
-    lines.extend(refused.retry.as_ref().map(|retry| format!("  next: {}", next_prepare(driver, retry))));
+    lines.extend(
+        refused
+            .retry
+            .as_ref()
+            .map(|retry| format!("  next: {}", next_prepare(driver, retry))),
+    );
     lines
 }
 
 fn released_lines(released: &v1::ReleasedClaim, now_ms: u64) -> Vec<String> {
-    let claim = released.id.as_ref().map(describe::object).unwrap_or_default();
-    let (at, passed) = (rfc3339(released.at_ms), describe::elapsed(released.at_ms, now_ms));
+    let claim = released
+        .id
+        .as_ref()
+        .map(describe::object)
+        .unwrap_or_default();
+    let (at, passed) = (
+        rfc3339(released.at_ms),
+        describe::elapsed(released.at_ms, now_ms),
+    );
     let by = describe::caller(released.by.as_ref().unwrap_or(&v1::Caller::default()));
-    let mut lines = vec![format!("claim {claim} was released on {at} ({passed} ago) by {by}")];
+    let mut lines = vec![format!(
+        "claim {claim} was released on {at} ({passed} ago) by {by}"
+    )];
     lines.extend(pod_lines(&released.pods));
     if released.untold.is_empty() {
         lines.push("  every driver unprepared it".to_owned());
     }
-    for v1::UntoldDriver { driver, devices, problem } in &released.untold {
+    for v1::UntoldDriver {
+        driver,
+        devices,
+        problem,
+    } in &released.untold
+    {
         let devices = devices.join(", ");
-        lines.push(format!("  driver {driver} did not unprepare it, and may still use {devices}"));
+        lines.push(format!(
+            "  driver {driver} did not unprepare it, and may still use {devices}"
+        ));
         lines.extend(describe::problem(problem, "    "));
     }
-    lines.extend(released.values.iter().map(|value| format!("  {}", describe::sysfs_value(value))));
+    lines.extend(
+        released
+            .values
+            .iter()
+            .map(|value| format!("  {}", describe::sysfs_value(value))),
+    );
     lines.extend(history(&released.timeline));
     lines
 }
 
 fn pod_lines(pods: &[v1::ObjectRef]) -> impl Iterator<Item = String> {
-    pods.iter().map(|pod| format!("  in use by pod {}", describe::object(pod)))
+    pods.iter()
+        .map(|pod| format!("  in use by pod {}", describe::object(pod)))
 }
 
 /// When a claim came into its state: the newest entry that begins it and all that follow do not leave it.
@@ -347,7 +556,8 @@ fn since(state: &str, timeline: &[v1::Transition]) -> Option<u64> {
     let begin = match state {
         // Each repeated request is an entry of its own: the first after another state counts.
         "preparing" => {
-            let ended = |entry: &v1::Transition| matches!(entry.what.as_str(), "prepared" | "unpreparing");
+            let ended =
+                |entry: &v1::Transition| matches!(entry.what.as_str(), "prepared" | "unpreparing");
             let from = timeline.iter().rposition(ended).map_or(0, |at| at + 1);
             timeline[from..].iter().find(begins)
         }
@@ -361,7 +571,11 @@ fn next_step(claim: &v1::ObjectRef, driver: &v1::ClaimDriver) -> Option<String> 
     if driver.state != "unpreparing" {
         return Some(next_prepare(name, retry));
     }
-    let v1::ObjectRef { namespace, name: claim, .. } = claim;
+    let v1::ObjectRef {
+        namespace,
+        name: claim,
+        ..
+    } = claim;
     Some(match retry.when.as_str() {
         "at" => format!(
             "the daemon retries unprepare by driver {name} on {}, or as soon as it serves again",
@@ -378,7 +592,10 @@ fn next_step(claim: &v1::ObjectRef, driver: &v1::ClaimDriver) -> Option<String> 
 /// When a prepare of the claim's pod can succeed.
 fn next_prepare(driver: &str, retry: &v1::Retry) -> String {
     match retry.when.as_str() {
-        "at" => format!("driver {driver} may be called again on {}", rfc3339(retry.at_ms)),
+        "at" => format!(
+            "driver {driver} may be called again on {}",
+            rfc3339(retry.at_ms)
+        ),
         "when-serving" => format!("retry its pod when driver {driver} serves"),
         "when-changed" => format!(
             "driver {driver} is not called again until the request changes, or the driver does (version, grant, config, devices)"
@@ -395,14 +612,23 @@ mod tests {
     fn an_adapter_without_kubernetes_is_not_explained_by_a_kubelet() {
         let lines = |mechanism: &str| {
             let (mechanism, reason) = (mechanism.to_owned(), "the plugin is gone".to_owned());
-            adapter_lines(&v1::Adapter { mechanism, reason, ..v1::Adapter::default() }).join(" ")
+            adapter_lines(&v1::Adapter {
+                mechanism,
+                reason,
+                ..v1::Adapter::default()
+            })
+            .join(" ")
         };
         assert!(!lines("").contains("kubelet") && lines("").contains("the plugin is gone"));
         assert!(lines("none").contains("kubelet's device manager is to have the devices"));
     }
 
     fn entry(at_ms: u64, what: &str) -> v1::Transition {
-        v1::Transition { at_ms, what: what.to_owned(), ..Default::default() }
+        v1::Transition {
+            at_ms,
+            what: what.to_owned(),
+            ..Default::default()
+        }
     }
 
     #[test]
@@ -419,7 +645,10 @@ mod tests {
         };
         let condition = |subject: &str, message: &str| v1::Condition {
             subject: subject.to_owned(),
-            problem: Some(v1::Problem { message: message.to_owned(), ..Default::default() }),
+            problem: Some(v1::Problem {
+                message: message.to_owned(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let conditions = [
@@ -440,9 +669,16 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("another"), "{text}");
-        let plain = v1::Resource { mechanism: String::new(), mechanism_reason: String::new(), ..resource };
+        let plain = v1::Resource {
+            mechanism: String::new(),
+            mechanism_reason: String::new(),
+            ..resource
+        };
         let text = join(resource_lines(&plain, &pools, &[]));
-        assert!(text.contains("is allocated by this daemon") && !text.contains("because"), "{text}");
+        assert!(
+            text.contains("is allocated by this daemon") && !text.contains("because"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -453,7 +689,11 @@ mod tests {
             devices: vec!["gpus/gpu-0".to_owned()],
             ..Default::default()
         };
-        let id = v1::ObjectRef { namespace: "ml".into(), name: "train".into(), ..Default::default() };
+        let id = v1::ObjectRef {
+            namespace: "ml".into(),
+            name: "train".into(),
+            ..Default::default()
+        };
         let claim = v1::ClaimStatus {
             id: Some(id),
             drivers: vec![part("gpu.example.com"), part("nic.example.com")],
@@ -462,7 +702,10 @@ mod tests {
         let lines = absent_driver_lines("gpu.example.com", std::slice::from_ref(&claim));
         assert_eq!(lines[0], "gpu.example.com is not here, and has claims");
         assert_eq!(lines[1], "  claim ml/train is prepared: gpus/gpu-0");
-        assert!(lines.len() == 3 && lines[2].contains("nodedock release claim"), "{lines:?}");
+        assert!(
+            lines.len() == 3 && lines[2].contains("nodedock release claim"),
+            "{lines:?}"
+        );
         assert!(absent_driver_lines("fan.example.com", &[claim]).is_empty());
     }
 
@@ -486,7 +729,11 @@ mod tests {
         for (state, length, expected) in cases {
             assert_eq!(since(state, &history[..length]), expected, "{state}");
         }
-        let again = [entry(4, "prepared"), entry(9, "preparing after a new boot"), entry(10, "preparing")];
+        let again = [
+            entry(4, "prepared"),
+            entry(9, "preparing after a new boot"),
+            entry(10, "preparing"),
+        ];
         assert_eq!(since("preparing", &again), Some(9));
     }
 }

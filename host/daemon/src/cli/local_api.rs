@@ -19,9 +19,13 @@ const KUBECONFIG_BYTES_MAX: u64 = 64 << 10;
 /// Connects to the socket of the local API, beside the daemon's own.
 pub(super) async fn connect(location: &Location) -> Result<LocalClient> {
     let socket = location.socket().with_file_name("api.sock");
-    LocalClient::connect(&socket)
-        .await
-        .map_err(|source| CliError::NoLocalApi { socket, source: source.into() }.into())
+    LocalClient::connect(&socket).await.map_err(|source| {
+        CliError::NoLocalApi {
+            socket,
+            source: source.into(),
+        }
+        .into()
+    })
 }
 
 #[derive(Args)]
@@ -35,7 +39,8 @@ pub(super) struct KubeconfigArgs {
 pub(super) fn kubeconfig(location: &Location, args: KubeconfigArgs) -> Result<()> {
     let path = Paths::below(&location.root).api_identity;
     let kept = KeptIdentity::read(&path)?;
-    let Some((kept, address)) = kept.and_then(|kept| kept.address.map(|address| (kept, address))) else {
+    let Some((kept, address)) = kept.and_then(|kept| kept.address.map(|address| (kept, address)))
+    else {
         let hint = "start the daemon with --local-api --local-api-listen 127.0.0.1:7443: kubectl and Go clients have no kubeconfig for a Unix socket";
         return Err(CliError::usage("the local API has no address", hint).into());
     };
@@ -55,7 +60,9 @@ fn write_kubeconfig(path: &Path, text: &str) -> Result<()> {
         Ok(found) => found.is_file() && found.len() <= KUBECONFIG_BYTES_MAX && is_kubeconfig(path)?,
     };
     if !is_ours {
-        bail!("{shown} exists, and was not written by this command: remove it, or choose another --output");
+        bail!(
+            "{shown} exists, and was not written by this command: remove it, or choose another --output"
+        );
     }
     file::replace(path, text.as_bytes()).with_context(|| format!("write {shown}"))
 }
@@ -64,7 +71,9 @@ fn write_kubeconfig(path: &Path, text: &str) -> Result<()> {
 fn is_kubeconfig(path: &Path) -> Result<bool> {
     let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
     // Another text is another program's.
-    let Ok(found) = serde_json::from_slice::<Value>(&text) else { return Ok(false) };
+    let Ok(found) = serde_json::from_slice::<Value>(&text) else {
+        return Ok(false);
+    };
     let has_one = |list: &str| found[list].as_array().is_some_and(|list| list.len() == 1);
     let is_named = found["current-context"] == nodedock_apiserver::KUBECONFIG_NAME;
     Ok(is_named && ["clusters", "users", "contexts"].into_iter().all(has_one))
@@ -72,13 +81,22 @@ fn is_kubeconfig(path: &Path) -> Result<bool> {
 
 /// A text of an object; empty if it is not there.
 pub(super) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 /// The devices of an allocated claim, as `DRIVER/POOL/DEVICE`.
 pub(super) fn devices(claim: &Value) -> Vec<String> {
-    let results = claim.pointer("/status/allocation/devices/results").and_then(Value::as_array);
-    let name = |of: &Value| ["/driver", "/pool", "/device"].map(|field| text(of, field).to_owned()).join("/");
+    let results = claim
+        .pointer("/status/allocation/devices/results")
+        .and_then(Value::as_array);
+    let name = |of: &Value| {
+        ["/driver", "/pool", "/device"]
+            .map(|field| text(of, field).to_owned())
+            .join("/")
+    };
     results.into_iter().flatten().map(name).collect()
 }
 
@@ -92,7 +110,11 @@ mod tests {
 
     fn text(token: &str) -> String {
         let of = |text: &str| text.to_owned();
-        let identity = Identity { certificate_pem: of("C"), key_pem: of("K"), token: of(token) };
+        let identity = Identity {
+            certificate_pem: of("C"),
+            key_pem: of("K"),
+            token: of(token),
+        };
         kubeconfig("https://127.0.0.1:7443", &identity)
     }
 
@@ -104,30 +126,55 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         write_kubeconfig(&path, &text("two")).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text("two"));
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let missing = write_kubeconfig(&directory.path().join("none/kubeconfig"), "").unwrap_err();
-        assert!(format!("{missing:#}").contains("none/kubeconfig"), "{missing:#}");
+        assert!(
+            format!("{missing:#}").contains("none/kubeconfig"),
+            "{missing:#}"
+        );
     }
 
     #[test]
     fn a_file_of_another_program_is_not_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        let extended = text("one").replace("\"clusters\": [", "\"clusters\": [{ \"name\": \"mine\" },");
+        let extended =
+            text("one").replace("\"clusters\": [", "\"clusters\": [{ \"name\": \"mine\" },");
         let other = text("one").replace("nodedock", "mine");
         let long = " ".repeat(KUBECONFIG_BYTES_MAX as usize + 1);
-        for (name, content) in
-            [("text", "precious"), ("empty", ""), ("extended", &extended), ("other", &other), ("long", &long)]
-        {
+        for (name, content) in [
+            ("text", "precious"),
+            ("empty", ""),
+            ("extended", &extended),
+            ("other", &other),
+            ("long", &long),
+        ] {
             std::fs::write(at(name), content).unwrap();
         }
         std::fs::write(at("target"), text("one")).unwrap();
         symlink(at("target"), at("link")).unwrap();
         symlink(at("nothing"), at("dangling")).unwrap();
         std::fs::create_dir(at("directory")).unwrap();
-        for name in ["text", "empty", "extended", "other", "long", "link", "dangling", "directory"] {
-            let refused = write_kubeconfig(&at(name), &text("two")).unwrap_err().to_string();
-            assert!(refused.contains("was not written by this command"), "{name}: {refused}");
+        for name in [
+            "text",
+            "empty",
+            "extended",
+            "other",
+            "long",
+            "link",
+            "dangling",
+            "directory",
+        ] {
+            let refused = write_kubeconfig(&at(name), &text("two"))
+                .unwrap_err()
+                .to_string();
+            assert!(
+                refused.contains("was not written by this command"),
+                "{name}: {refused}"
+            );
         }
         assert_eq!(std::fs::read_to_string(at("text")).unwrap(), "precious");
         assert_eq!(std::fs::read_to_string(at("target")).unwrap(), text("one"));

@@ -11,19 +11,33 @@ pub(super) fn split(name: &str) -> (String, String) {
 /// Returns the object of `[NAMESPACE/]NAME`, by default in the namespace `default`.
 pub(super) fn object(name: &str) -> v1::ObjectRef {
     let (namespace, name) = split(name);
-    let namespace = if namespace.is_empty() { "default".to_owned() } else { namespace };
-    v1::ObjectRef { namespace, name, uid: String::new() }
+    let namespace = if namespace.is_empty() {
+        "default".to_owned()
+    } else {
+        namespace
+    };
+    v1::ObjectRef {
+        namespace,
+        name,
+        uid: String::new(),
+    }
 }
 
 /// Returns the request for claims of a name or UID; an empty name is every claim.
 pub(super) fn claims(name: &str, with_timeline: bool) -> v1::ListClaimsRequest {
     let (namespace, name) = split(name);
-    v1::ListClaimsRequest { namespace, name, with_timeline }
+    v1::ListClaimsRequest {
+        namespace,
+        name,
+        with_timeline,
+    }
 }
 
 pub(super) fn unknown(kind: &str, name: &str) -> anyhow::Error {
     if kind == "node" {
-        return anyhow::anyhow!("this is not the node {name:?}; `nodedock get node` shows its name");
+        return anyhow::anyhow!(
+            "this is not the node {name:?}; `nodedock get node` shows its name"
+        );
     }
     anyhow::anyhow!("there is no {kind} {name:?}; `nodedock get {kind}s` lists them")
 }

@@ -88,22 +88,34 @@ impl Form {
 }
 
 fn exists(file: &Path) -> String {
-    format!("{} exists already: choose another name, or replace it with --force", file.display())
+    format!(
+        "{} exists already: choose another name, or replace it with --force",
+        file.display()
+    )
 }
 
 /// Writes the archive beside its place, and reads it back before it is moved there: an interrupted run leaves what was there, and no
 /// file is left that a daemon would refuse.
 fn write(snapshot: &Snapshot, form: Form, args: &SnapshotArgs) -> Result<()> {
     let parent = nodedock_base::file::directory_of(&args.file);
-    let mode = if args.include_identifiers { PRIVATE_MODE } else { PUBLIC_MODE };
+    let mode = if args.include_identifiers {
+        PRIVATE_MODE
+    } else {
+        PUBLIC_MODE
+    };
     let permissions = Permissions::from_mode(mode);
-    let beside =
-        tempfile::Builder::new().prefix(".nodedock-snapshot-").permissions(permissions).tempfile_in(parent);
+    let beside = tempfile::Builder::new()
+        .prefix(".nodedock-snapshot-")
+        .permissions(permissions)
+        .tempfile_in(parent);
     let beside = beside.with_context(|| format!("make a file in {}", parent.display()))?;
     archive(snapshot, form, beside.as_file())?;
     beside.as_file().sync_all()?;
     let read = Snapshot::open(beside.path()).context("read the archive back")?;
-    ensure!(read == *snapshot, "the archive differs from the recording: record the machine again");
+    ensure!(
+        read == *snapshot,
+        "the archive differs from the recording: record the machine again"
+    );
     persist(beside, args)
 }
 
@@ -121,8 +133,11 @@ fn archive(snapshot: &Snapshot, form: Form, file: &File) -> io::Result<()> {
 }
 
 fn persist(written: NamedTempFile, args: &SnapshotArgs) -> Result<()> {
-    let persisted =
-        if args.force { written.persist(&args.file) } else { written.persist_noclobber(&args.file) };
+    let persisted = if args.force {
+        written.persist(&args.file)
+    } else {
+        written.persist_noclobber(&args.file)
+    };
     match persisted {
         Ok(_) => Ok(()),
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
@@ -138,19 +153,31 @@ fn progress() -> impl FnMut(usize, &str) {
     move |entries, path| {
         if is_shown {
             let path: String = printable(path).chars().take(PROGRESS_PATH_CHARS).collect();
-            let _ = write!(io::stderr().lock(), "\r\x1b[K{entries} entries, at {path}\r");
+            let _ = write!(
+                io::stderr().lock(),
+                "\r\x1b[K{entries} entries, at {path}\r"
+            );
         }
     }
 }
 
 fn lines(file: &Path, entries: usize, summary: &Summary) -> Vec<String> {
-    let Summary { files, bytes, links, nodes, .. } = summary;
+    let Summary {
+        files,
+        bytes,
+        links,
+        nodes,
+        ..
+    } = summary;
     let mut lines = vec![format!(
         "{}: {entries} entries, of them {files} files with {bytes} bytes, {links} links, {nodes} device nodes",
         file.display()
     )];
     for (reason, (count, first)) in &summary.skipped {
-        lines.push(format!("left out, {reason}: {count}, the first is {}", printable(first)));
+        lines.push(format!(
+            "left out, {reason}: {count}, the first is {}",
+            printable(first)
+        ));
     }
     match summary.redacted {
         Some(redacted) => lines.push(format!(
@@ -159,8 +186,13 @@ fn lines(file: &Path, entries: usize, summary: &Summary) -> Vec<String> {
         )),
         None => lines.push("the snapshot identifies this machine: do not publish it".to_owned()),
     }
-    if summary.redacted.is_some_and(|redacted| redacted.dropped > 0) {
-        lines.push("some entries are missing: two had the same name after the replacement".to_owned());
+    if summary
+        .redacted
+        .is_some_and(|redacted| redacted.dropped > 0)
+    {
+        lines.push(
+            "some entries are missing: two had the same name after the replacement".to_owned(),
+        );
     }
     if summary.skipped.contains_key(&Skipped::Denied) {
         lines.push("hint: root can read more files".to_owned());
@@ -196,17 +228,27 @@ mod tests {
     #[test]
     fn the_name_of_the_file_decides_how_it_is_written() {
         let directory = machine();
-        for (name, start) in [("m.tar", *b"ma"), ("m.tar.gz", [0x1f, 0x8b]), ("m.tgz", [0x1f, 0x8b])] {
+        for (name, start) in [
+            ("m.tar", *b"ma"),
+            ("m.tar.gz", [0x1f, 0x8b]),
+            ("m.tgz", [0x1f, 0x8b]),
+        ] {
             let args = args(&directory, name);
             snapshot(&args).unwrap();
-            assert!(std::fs::read(&args.file).unwrap().starts_with(&start), "{name}");
+            assert!(
+                std::fs::read(&args.file).unwrap().starts_with(&start),
+                "{name}"
+            );
             let read = Snapshot::open(&args.file).unwrap();
             let expected = nodedock_hardware::Entry::File(b"00000001\n".to_vec());
             assert_eq!(read.get("/sys/devices/a/serial"), Some(&expected), "{name}");
         }
         for name in ["m", "m.zip", "m.tar.bz2"] {
             let error = snapshot(&args(&directory, name)).unwrap_err();
-            assert!(matches!(error.downcast_ref(), Some(CliError::Usage { .. })), "{error}");
+            assert!(
+                matches!(error.downcast_ref(), Some(CliError::Usage { .. })),
+                "{error}"
+            );
         }
     }
 
@@ -218,13 +260,20 @@ mod tests {
         let refused = |result: Result<()>| chain(result.unwrap_err().as_ref());
         assert!(refused(snapshot(&args)).contains("m.tar exists already"));
         // The file appeared during the recording.
-        let snapshot_of = Recorder::new(&args.machine_root).record(&mut |_, _| ()).unwrap().snapshot;
+        let snapshot_of = Recorder::new(&args.machine_root)
+            .record(&mut |_, _| ())
+            .unwrap()
+            .snapshot;
         assert!(refused(write(&snapshot_of, Form::Plain, &args)).contains("m.tar exists already"));
         assert_eq!(std::fs::read(&args.file).unwrap(), b"theirs");
         args.force = true;
         snapshot(&args).unwrap();
         assert!(Snapshot::open(&args.file).is_ok());
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "nothing temporary is left");
+        assert_eq!(
+            std::fs::read_dir(directory.path()).unwrap().count(),
+            2,
+            "nothing temporary is left"
+        );
     }
 
     /// `sudo nodedock node snapshot` left a file that the user could not read in the next step.
@@ -237,7 +286,10 @@ mod tests {
         let replaced = args(&directory, "m.tar");
         snapshot(&replaced).unwrap();
         assert_eq!(mode(&replaced.file), mode(&any));
-        let kept = SnapshotArgs { include_identifiers: true, ..args(&directory, "n.tar") };
+        let kept = SnapshotArgs {
+            include_identifiers: true,
+            ..args(&directory, "n.tar")
+        };
         snapshot(&kept).unwrap();
         assert_eq!(mode(&kept.file), PRIVATE_MODE);
     }
@@ -251,19 +303,33 @@ mod tests {
         let mut empty = args(&directory, "m.tar");
         empty.machine_root = directory.path().join("none");
         let error = chain(snapshot(&empty).unwrap_err().as_ref());
-        assert!(error.contains("none is no snapshot: it has no directory sys"), "{error}");
+        assert!(
+            error.contains("none is no snapshot: it has no directory sys"),
+            "{error}"
+        );
         assert!(!empty.file.exists());
     }
 
     #[test]
     fn the_summary_says_what_is_missing_and_what_was_replaced() {
         let mut summary = Summary::default();
-        summary.skipped.insert(Skipped::Denied, (2, "/sys/a\u{1b}".to_owned()));
+        summary
+            .skipped
+            .insert(Skipped::Denied, (2, "/sys/a\u{1b}".to_owned()));
         summary.redacted = Some(nodedock_hardware::Redacted::default());
         let lines = lines(Path::new("m.tar"), 3, &summary);
-        assert_eq!(lines[0], "m.tar: 3 entries, of them 0 files with 0 bytes, 0 links, 0 device nodes");
-        assert_eq!(lines[1], "left out, not readable by this user: 2, the first is /sys/a\u{fffd}");
-        assert!(lines[2].starts_with("replaced: 0 identifiers in 0 files"), "{lines:?}");
+        assert_eq!(
+            lines[0],
+            "m.tar: 3 entries, of them 0 files with 0 bytes, 0 links, 0 device nodes"
+        );
+        assert_eq!(
+            lines[1],
+            "left out, not readable by this user: 2, the first is /sys/a\u{fffd}"
+        );
+        assert!(
+            lines[2].starts_with("replaced: 0 identifiers in 0 files"),
+            "{lines:?}"
+        );
         assert_eq!(lines[3], "hint: root can read more files");
         summary.redacted = None;
         assert!(super::lines(Path::new("m.tar"), 3, &summary)[2].contains("do not publish it"));

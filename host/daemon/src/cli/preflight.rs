@@ -28,6 +28,8 @@ impl Row for Check {
 /// Fails if a check did.
 pub(super) async fn run(location: &Location, args: PreflightArgs) -> Result<()> {
     let checks = preflight::run(&super::config(location, args.flags)?).await;
-    output::print(args.output, &checks, || output::table(args.output, &checks, ""))?;
+    output::print(args.output, &checks, || {
+        output::table(args.output, &checks, "")
+    })?;
     CliError::unless_done(checks.iter().all(|check| check.verdict != Verdict::Failed))
 }

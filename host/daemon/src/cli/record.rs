@@ -30,9 +30,21 @@ pub(super) struct RecordArgs {
 }
 
 pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
-    let RecordArgs { driver, out, seconds, redact: is_redacted } = args;
-    let request = v1::RecordDriverRequest { name: driver.clone(), seconds: seconds.unwrap_or_default() };
-    let mut stream = connect(location).await?.record_driver(request).await?.into_inner();
+    let RecordArgs {
+        driver,
+        out,
+        seconds,
+        redact: is_redacted,
+    } = args;
+    let request = v1::RecordDriverRequest {
+        name: driver.clone(),
+        seconds: seconds.unwrap_or_default(),
+    };
+    let mut stream = connect(location)
+        .await?
+        .record_driver(request)
+        .await?
+        .into_inner();
     let mut text = Vec::new();
     while let Some(mut part) = stream.message().await? {
         text.append(&mut part.lines);
@@ -47,9 +59,15 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
         nodedock: env!("CARGO_PKG_VERSION").to_owned(),
         is_redacted,
     };
-    let lines = || text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let has =
-        |kind: &str| lines().filter(|line| line.starts_with(format!("{{\"{kind}\":").as_bytes())).count();
+    let lines = || {
+        text.split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty())
+    };
+    let has = |kind: &str| {
+        lines()
+            .filter(|line| line.starts_with(format!("{{\"{kind}\":").as_bytes()))
+            .count()
+    };
     let (calls, files) = (has("call"), has("file"));
     ensure!(
         calls > 0,
@@ -66,10 +84,17 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
     }
     .context("write the recording")?;
     if out == Path::new("-") {
-        return std::io::stdout().lock().write_all(&content).context("write to standard output");
+        return std::io::stdout()
+            .lock()
+            .write_all(&content)
+            .context("write to standard output");
     }
     // With mode 0600.
-    nodedock_base::file::replace(&out, &content).with_context(|| format!("write {}", out.display()))?;
+    nodedock_base::file::replace(&out, &content)
+        .with_context(|| format!("write {}", out.display()))?;
     let redacted = if is_redacted { ", redacted" } else { "" };
-    print_text(&format!("{}: {calls} calls, {files} driver files{redacted}", out.display()))
+    print_text(&format!(
+        "{}: {calls} calls, {files} driver files{redacted}",
+        out.display()
+    ))
 }

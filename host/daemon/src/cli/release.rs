@@ -54,11 +54,33 @@ struct Driver {
 pub(super) async fn run(location: &Location, command: ReleaseCommand) -> Result<()> {
     let ReleaseCommand::Claim(args) = command;
     let claim = claim_of(&args)?;
-    let request = v1::ReleaseClaimRequest { claim: Some(claim), dry_run: !args.yes };
-    let answer = connect(location).await?.release_claim(request).await?.into_inner();
-    let v1::ReleaseClaimResponse { claim, pods, drivers, values, .. } = answer;
-    let drivers = drivers.into_iter().map(|driver| Driver::new(driver, args.yes)).collect();
-    let answer = Answer { claim, released: args.yes, pods, drivers, values };
+    let request = v1::ReleaseClaimRequest {
+        claim: Some(claim),
+        dry_run: !args.yes,
+    };
+    let answer = connect(location)
+        .await?
+        .release_claim(request)
+        .await?
+        .into_inner();
+    let v1::ReleaseClaimResponse {
+        claim,
+        pods,
+        drivers,
+        values,
+        ..
+    } = answer;
+    let drivers = drivers
+        .into_iter()
+        .map(|driver| Driver::new(driver, args.yes))
+        .collect();
+    let answer = Answer {
+        claim,
+        released: args.yes,
+        pods,
+        drivers,
+        values,
+    };
     print(args.output, &answer, || answer.text(args.output))?;
     answer.explain();
     CliError::unless_done(args.yes)
@@ -68,7 +90,11 @@ fn claim_of(args: &ReleaseClaimArgs) -> Result<v1::ObjectRef, CliError> {
     let (of_name, _) = names::split(&args.name);
     let mut claim = names::object(&args.name);
     claim.uid = args.uid.clone().unwrap_or_default();
-    if let Some(of_flag) = args.namespace.clone().filter(|namespace| !namespace.is_empty()) {
+    if let Some(of_flag) = args
+        .namespace
+        .clone()
+        .filter(|namespace| !namespace.is_empty())
+    {
         if !of_name.is_empty() && of_name != of_flag {
             let message = format!("{:?} is not in the namespace {of_flag:?}", args.name);
             return Err(CliError::usage(message, "name the namespace once"));
@@ -86,7 +112,12 @@ impl Driver {
             (Some(_), true) => "not told",
         };
         let problem = driver.problem.map(|problem| problem.message);
-        Self { driver: driver.driver, devices: driver.devices, told, problem }
+        Self {
+            driver: driver.driver,
+            devices: driver.devices,
+            told,
+            problem,
+        }
     }
 }
 
@@ -101,8 +132,15 @@ impl Row for Driver {
 
 impl Answer {
     fn text(&self, format: Format) -> String {
-        let none = if self.released { "every driver unprepared it" } else { "no driver prepared any of it" };
-        let values = self.values.iter().map(|value| join([describe::sysfs_value(value)]));
+        let none = if self.released {
+            "every driver unprepared it"
+        } else {
+            "no driver prepared any of it"
+        };
+        let values = self
+            .values
+            .iter()
+            .map(|value| join([describe::sysfs_value(value)]));
         let parts = std::iter::once(table(format, &self.drivers, none)).chain(values);
         parts.collect::<Vec<_>>().join("\n")
     }
@@ -112,10 +150,14 @@ impl Answer {
         let claim = self.claim.clone().unwrap_or_default();
         let shown = printable(&describe::object(&claim));
         if self.released {
-            print_error(&format!("claim {shown} is released; see `nodedock explain claim {}`", claim.name));
+            print_error(&format!(
+                "claim {shown} is released; see `nodedock explain claim {}`",
+                claim.name
+            ));
             return;
         }
-        let loss = "its CDI files and its record are removed and its devices are free for other claims";
+        let loss =
+            "its CDI files and its record are removed and its devices are free for other claims";
         let rest = "except for values below /sys, nothing that an unreachable driver did to them is undone";
         print_error(&format!("claim {shown} would be released: {loss}; {rest}"));
         print_error("hint: nothing was done; to release it, add --yes");
@@ -145,6 +187,9 @@ mod tests {
         assert_eq!(parsed("a", Some("ml")).unwrap(), is("ml"));
         assert_eq!(parsed("ml/a", None).unwrap(), is("ml"));
         assert_eq!(parsed("ml/a", Some("ml")).unwrap(), is("ml"));
-        assert!(matches!(parsed("ml/a", Some("web")), Err(CliError::Usage { .. })));
+        assert!(matches!(
+            parsed("ml/a", Some("web")),
+            Err(CliError::Usage { .. })
+        ));
     }
 }

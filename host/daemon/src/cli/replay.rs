@@ -32,7 +32,10 @@ pub(super) async fn run(args: ReplayArgs) -> Result<()> {
     if args.print {
         return print(open(&args.file).with_context(context)?).with_context(context);
     }
-    let other = args.driver.as_deref().map(|file| driver::read(file, limit::DRIVER_FILE_BYTES_MAX));
+    let other = args
+        .driver
+        .as_deref()
+        .map(|file| driver::read(file, limit::DRIVER_FILE_BYTES_MAX));
     let host = driver::host("replay")?;
     let recording = read(&args.file).with_context(context)?;
     let replayed = replay(&host, &recording, other.transpose()?.map(Into::into)).await;
@@ -44,8 +47,14 @@ pub(super) async fn run(args: ReplayArgs) -> Result<()> {
 /// Returns the compressed bytes: a replay passes through them several times.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path)?.take(RECORDING_BYTES_MAX + 1).read_to_end(&mut bytes).context("read it")?;
-    ensure!(bytes.len() as u64 <= RECORDING_BYTES_MAX, "it is larger than {RECORDING_BYTES_MAX} bytes");
+    open(path)?
+        .take(RECORDING_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .context("read it")?;
+    ensure!(
+        bytes.len() as u64 <= RECORDING_BYTES_MAX,
+        "it is larger than {RECORDING_BYTES_MAX} bytes"
+    );
     Ok(bytes)
 }
 
@@ -55,8 +64,17 @@ fn open(path: &Path) -> Result<File> {
 
 /// Fails if no call was compared, which shows nothing of a driver.
 fn summary(replayed: &Replayed) -> Result<String> {
-    let Replayed { calls, skipped, lost, difference } = replayed;
-    let mut lines = match (difference, calls, skipped + usize::try_from(*lost).unwrap_or(usize::MAX)) {
+    let Replayed {
+        calls,
+        skipped,
+        lost,
+        difference,
+    } = replayed;
+    let mut lines = match (
+        difference,
+        calls,
+        skipped + usize::try_from(*lost).unwrap_or(usize::MAX),
+    ) {
         (Some(difference), ..) => vec![difference.to_string()],
         (None, 0, 0) => bail!("no call is replayed: it has none"),
         (None, 0, _) => bail!(
@@ -90,13 +108,21 @@ fn print(recording: impl Read) -> Result<()> {
             Line::File(file) => vec![format!("driver file {}", file.digest)],
             Line::End(_) => continue,
         };
-        lines.iter().try_for_each(|line| print_text(&printable(line)))?;
+        lines
+            .iter()
+            .try_for_each(|line| print_text(&printable(line)))?;
     }
     Ok(())
 }
 
 fn revision_text(revision: &Revision) -> String {
-    let Revision { driver, version, digest, contract, .. } = revision;
+    let Revision {
+        driver,
+        version,
+        digest,
+        contract,
+        ..
+    } = revision;
     match digest.as_str() {
         "" => format!("native plugin {driver}"),
         digest => format!("driver {driver} {version}, {digest}, for {contract}"),
@@ -104,12 +130,26 @@ fn revision_text(revision: &Revision) -> String {
 }
 
 fn call_lines(number: usize, call: &RecordedCall<Raw>) -> Vec<String> {
-    let RecordedCall { operation, request, at_ms, arguments, host, answer } = call;
-    let mut lines = vec![format!("{number} {} {operation}, request {request}: {arguments}", rfc3339(*at_ms))];
-    lines
-        .extend(host.iter().map(|call| {
-            format!("    {} {} -> {}", call.function, call.arguments, answer_text(&call.answer))
-        }));
+    let RecordedCall {
+        operation,
+        request,
+        at_ms,
+        arguments,
+        host,
+        answer,
+    } = call;
+    let mut lines = vec![format!(
+        "{number} {} {operation}, request {request}: {arguments}",
+        rfc3339(*at_ms)
+    )];
+    lines.extend(host.iter().map(|call| {
+        format!(
+            "    {} {} -> {}",
+            call.function,
+            call.arguments,
+            answer_text(&call.answer)
+        )
+    }));
     lines.push(format!("  -> {}", answer_text(answer)));
     lines
 }
@@ -129,7 +169,12 @@ mod tests {
     use super::*;
 
     fn replayed(calls: usize, skipped: usize, lost: u64) -> Result<String> {
-        summary(&Replayed { calls, skipped, lost, difference: None })
+        summary(&Replayed {
+            calls,
+            skipped,
+            lost,
+            difference: None,
+        })
     }
 
     #[test]
@@ -138,19 +183,33 @@ mod tests {
         let partly = replayed(2, 3, 4).unwrap();
         assert_eq!(partly.lines().count(), 3, "{partly}");
         let skipped = replayed(0, 3, 4).unwrap_err().to_string();
-        assert!(skipped.contains("ended 3 calls") && skipped.contains("4 calls are missing"), "{skipped}");
+        assert!(
+            skipped.contains("ended 3 calls") && skipped.contains("4 calls are missing"),
+            "{skipped}"
+        );
     }
 
     #[tokio::test]
     async fn a_recording_without_calls_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = String::new;
-        let header =
-            Header { format: FORMAT.to_owned(), driver: text(), nodedock: text(), is_redacted: false };
+        let header = Header {
+            format: FORMAT.to_owned(),
+            driver: text(),
+            nodedock: text(),
+            is_redacted: false,
+        };
         file::write(&header, [], file.as_file()).unwrap();
-        let args = |print| ReplayArgs { file: file.path().to_owned(), driver: None, print };
+        let args = |print| ReplayArgs {
+            file: file.path().to_owned(),
+            driver: None,
+            print,
+        };
         let error = chain(run(args(false)).await.unwrap_err().as_ref());
-        assert!(error.contains("the recording /") && error.contains("no call is replayed"), "{error}");
+        assert!(
+            error.contains("the recording /") && error.contains("no call is replayed"),
+            "{error}"
+        );
         run(args(true)).await.unwrap();
     }
 }

@@ -98,7 +98,9 @@ pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
     let client = connect(location).await?;
     let process = Process::this().context("identify this process")?;
     let mut signals = StopSignals::new()?;
-    let claim = Owned::make(&client, &args, &process).await.context("make a claim")?;
+    let claim = Owned::make(&client, &args, &process)
+        .await
+        .context("make a claim")?;
     let prepared = tokio::select! {
         prepared = prepare(location, &client, &args, &claim) => prepared,
         signal = signals.received() => {
@@ -117,7 +119,10 @@ pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
 }
 
 fn claim_for(name: &str, args: &RunWithArgs, process: &Process) -> Value {
-    let selectors = args.select.iter().map(|expression| json!({ "cel": { "expression": expression } }));
+    let selectors = args
+        .select
+        .iter()
+        .map(|expression| json!({ "cel": { "expression": expression } }));
     let exactly = json!({
         "deviceClassName": args.class, "allocationMode": "ExactCount", "count": args.count,
         "selectors": selectors.collect::<Vec<_>>(),
@@ -149,7 +154,9 @@ impl Owned {
                     let made = client.claim(&args.namespace, &name).await?;
                     return Self::new(&made.context("it is gone already")?);
                 }
-                Err(ObjectError::Api(error)) if error.is_unreachable() && began.elapsed() < DAEMON_WAIT => {
+                Err(ObjectError::Api(error))
+                    if error.is_unreachable() && began.elapsed() < DAEMON_WAIT =>
+                {
                     sleep(DAEMON_RETRY).await;
                 }
                 Err(error) => return Err(error.into()),
@@ -160,7 +167,9 @@ impl Owned {
     fn new(made: &Value) -> Result<Self> {
         let of = |field: &str| text(made, &format!("/metadata/{field}"));
         let id = ObjectRef::new(of("namespace"), of("name"), of("uid"));
-        Ok(Self { id: id.context("the local API named the claim wrongly")? })
+        Ok(Self {
+            id: id.context("the local API named the claim wrongly")?,
+        })
     }
 
     /// The pod for which it is prepared. It needs no object: the claim's own UID tells it from others.
@@ -174,12 +183,21 @@ impl Owned {
 
     /// Ends it. What fails here is done by the daemon, since the processes have ended.
     async fn end(&self, location: &Location, client: &LocalClient) {
-        let (namespace, name, uid) =
-            (self.id.namespace.as_str(), self.id.name.as_str(), self.id.uid.as_str());
+        let (namespace, name, uid) = (
+            self.id.namespace.as_str(),
+            self.id.name.as_str(),
+            self.id.uid.as_str(),
+        );
         let work = async {
-            let pod = Some(v1::ObjectRef { uid: uid.to_owned(), ..Default::default() });
+            let pod = Some(v1::ObjectRef {
+                uid: uid.to_owned(),
+                ..Default::default()
+            });
             let mut daemon = connect_to_daemon(location).await?;
-            let answer = daemon.unprepare_pod(v1::UnpreparePodRequest { pod }).await?.into_inner();
+            let answer = daemon
+                .unprepare_pod(v1::UnpreparePodRequest { pod })
+                .await?
+                .into_inner();
             client.delete_claim(namespace, name, Some(uid)).await?;
             if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
                 anyhow::bail!(problem.message);
@@ -192,7 +210,10 @@ impl Owned {
             Ok(Err(error)) => error.to_string(),
             Err(_) => "the daemon did not answer in time".to_owned(),
         };
-        print_error(&format!("warning: claim {} is left to the daemon: {failed}", self.name()));
+        print_error(&format!(
+            "warning: claim {} is left to the daemon: {failed}",
+            self.name()
+        ));
     }
 }
 
@@ -219,7 +240,9 @@ async fn prepare(
                 None => allocated.await,
                 Some(rest) => match timeout(rest, allocated).await {
                     Ok(found) => found,
-                    Err(_) => anyhow::bail!("there are no devices: {}", reason(location, claim).await),
+                    Err(_) => {
+                        anyhow::bail!("there are no devices: {}", reason(location, claim).await)
+                    }
                 },
             }
         }
@@ -232,19 +255,32 @@ async fn prepare(
     let answer = loop {
         // A request may be repeated at any time.
         let answer = match connect_to_daemon(location).await {
-            Ok(mut daemon) => daemon.prepare_pod(request.clone()).await.map_err(anyhow::Error::from),
+            Ok(mut daemon) => daemon
+                .prepare_pod(request.clone())
+                .await
+                .map_err(anyhow::Error::from),
             Err(error) => Err(error.into()),
         };
         match answer {
             Ok(answer) => break answer.into_inner(),
-            Err(error) if is_away(&error) && began.elapsed() < DAEMON_WAIT => sleep(DAEMON_RETRY).await,
+            Err(error) if is_away(&error) && began.elapsed() < DAEMON_WAIT => {
+                sleep(DAEMON_RETRY).await
+            }
             Err(error) => return Err(error),
         }
     };
     if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
-        anyhow::bail!("claim {} is not prepared: {}", claim.name(), problem.message);
+        anyhow::bail!(
+            "claim {} is not prepared: {}",
+            claim.name(),
+            problem.message
+        );
     }
-    Ok(answer.containers.into_iter().flat_map(|container| container.cdi_devices).collect())
+    Ok(answer
+        .containers
+        .into_iter()
+        .flat_map(|container| container.cdi_devices)
+        .collect())
 }
 
 fn is_away(error: &anyhow::Error) -> bool {
@@ -254,7 +290,10 @@ fn is_away(error: &anyhow::Error) -> bool {
 
 async fn reason(location: &Location, claim: &Owned) -> String {
     let waiting = claim::waiting(location, &claim.name()).await;
-    waiting.ok().flatten().map_or_else(|| "it is not decided yet".to_owned(), |waiting| waiting.reason)
+    waiting.ok().flatten().map_or_else(
+        || "it is not decided yet".to_owned(),
+        |waiting| waiting.reason,
+    )
 }
 
 /// Runs the program, and waits for it and for what it left behind. Returns its exit code.
@@ -265,21 +304,32 @@ async fn run_program(
     devices: &[String],
     mut signals: StopSignals,
 ) -> Result<u8> {
-    set_child_subreaper(Some(getpid())).context("become the parent of what the program leaves behind")?;
+    set_child_subreaper(Some(getpid()))
+        .context("become the parent of what the program leaves behind")?;
     let mut program = Command::new(std::env::current_exe().context("find this program")?);
     program.arg("--root").arg(&location.root);
     if let Some(socket) = &location.socket {
         program.arg("--socket").arg(socket);
     }
     program.arg("internal-hold");
-    program.args([claim.id.namespace.as_str(), claim.id.name.as_str(), claim.id.uid.as_str(), "--"]);
-    program.args(with_devices(&args.program, devices)?).env(VARIABLE, devices.join(","));
+    program.args([
+        claim.id.namespace.as_str(),
+        claim.id.name.as_str(),
+        claim.id.uid.as_str(),
+        "--",
+    ]);
+    program
+        .args(with_devices(&args.program, devices)?)
+        .env(VARIABLE, devices.join(","));
     if let Some(signal) = signals.received().now_or_never() {
         // One that came while the devices were prepared.
         return Ok(exit_code(OF_SIGNALS + signal.as_raw()));
     }
     let child = program.spawn().context("start the program")?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("the program has no number")?;
+    let pid = i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("the program has no number")?;
     let mut all = tokio::task::spawn_blocking(move || wait_for_all(pid));
     loop {
         tokio::select! {
@@ -306,9 +356,14 @@ struct StopSignals(Vec<(Signal, tokio::signal::unix::Signal)>);
 
 impl StopSignals {
     fn new() -> Result<Self> {
-        let ignored = std::fs::read_to_string("/proc/self/status").context("read the ignored signals")?;
-        let ignored = ignored.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-        let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+        let ignored =
+            std::fs::read_to_string("/proc/self/status").context("read the ignored signals")?;
+        let ignored = ignored
+            .lines()
+            .find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = ignored
+            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .unwrap_or_default();
         let heeded = [Signal::TERM, Signal::INT, Signal::HUP].into_iter();
         let heeded = heeded.filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
         let listen = |heeded: Signal| {
@@ -337,7 +392,11 @@ fn is_foreground() -> bool {
     // Behind the name: state, parent, process group, session, terminal, and the terminal's foreground process group; -1 without a terminal.
     // no error: then each process gets the signal from here, some of them twice
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace().skip(2);
+    let mut fields = stat
+        .rsplit_once(')')
+        .map_or("", |(_, fields)| fields)
+        .split_ascii_whitespace()
+        .skip(2);
     let (group, foreground) = (fields.next(), fields.nth(2));
     group.is_some() && group == foreground
 }
@@ -351,7 +410,9 @@ fn children() -> std::io::Result<Vec<Pid>> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             list => list?,
         };
-        let numbers = list.split_ascii_whitespace().filter_map(|number| number.parse().ok());
+        let numbers = list
+            .split_ascii_whitespace()
+            .filter_map(|number| number.parse().ok());
         children.extend(numbers.filter_map(Pid::from_raw));
     }
     Ok(children)
@@ -367,8 +428,9 @@ fn wait_for_all(program: Pid) -> u8 {
     loop {
         match wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == program => {
-                let ended =
-                    status.exit_status().or(status.terminating_signal().map(|signal| OF_SIGNALS + signal));
+                let ended = status.exit_status().or(status
+                    .terminating_signal()
+                    .map(|signal| OF_SIGNALS + signal));
                 code = ended.map_or(NOT_STARTED, exit_code);
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -385,10 +447,17 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
         let added = match connect(location).await {
             Ok(client) => {
                 let annotation = [annotation_of(&process)];
-                match client.annotate(&args.namespace, &args.claim, &args.uid, &annotation).await {
+                match client
+                    .annotate(&args.namespace, &args.claim, &args.uid, &annotation)
+                    .await
+                {
                     // Another claim of its name, or none: it ended before the program began.
-                    Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Conflict) => {
-                        return Err(anyhow::Error::from(error).context("hold the claim for the program"));
+                    Err(error)
+                        if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Conflict) =>
+                    {
+                        return Err(
+                            anyhow::Error::from(error).context("hold the claim for the program")
+                        );
                     }
                     added => added.map_err(anyhow::Error::from),
                 }
@@ -396,44 +465,75 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
             Err(error) => Err(error),
         };
         match added {
-            Ok(claim) if claim.pointer("/metadata/deletionTimestamp").is_some_and(Value::is_string) => {
-                anyhow::bail!("claim {}/{} ended before the program began", args.namespace, args.claim);
+            Ok(claim)
+                if claim
+                    .pointer("/metadata/deletionTimestamp")
+                    .is_some_and(Value::is_string) =>
+            {
+                anyhow::bail!(
+                    "claim {}/{} ended before the program began",
+                    args.namespace,
+                    args.claim
+                );
             }
             Ok(_) => break,
             Err(_) if began.elapsed() < DAEMON_WAIT => sleep(DAEMON_RETRY).await,
             Err(error) => return Err(error.context("hold the claim for the program")),
         }
     }
-    let Some((name, arguments)) = args.program.split_first() else { return Ok(()) };
+    let Some((name, arguments)) = args.program.split_first() else {
+        return Ok(());
+    };
     let error = Command::new(name).args(arguments).exec();
-    print_error(&format!("error: start {}: {error}", Path::new(name).display()));
+    print_error(&format!(
+        "error: start {}: {error}",
+        Path::new(name).display()
+    ));
     Err(CliError::Ended { code: NOT_STARTED }.into())
 }
 
 /// The program with the devices among its arguments.
 fn with_devices(program: &[OsString], devices: &[String]) -> Result<Vec<OsString>, CliError> {
-    let has_place = |argument: &OsString| argument.to_str().is_some_and(|text| text.contains(PLACEHOLDER));
+    let has_place = |argument: &OsString| {
+        argument
+            .to_str()
+            .is_some_and(|text| text.contains(PLACEHOLDER))
+    };
     if program.iter().any(has_place) {
         let placed = program.iter().flat_map(|argument| match argument.to_str() {
             Some(PLACEHOLDER) => vec![OsString::from(devices.join(","))],
-            Some(text) if text.contains(PLACEHOLDER) => {
-                devices.iter().map(|device| OsString::from(text.replace(PLACEHOLDER, device))).collect()
-            }
+            Some(text) if text.contains(PLACEHOLDER) => devices
+                .iter()
+                .map(|device| OsString::from(text.replace(PLACEHOLDER, device)))
+                .collect(),
             _ => vec![argument.clone()],
         });
         return Ok(placed.collect());
     }
-    let Some((name, arguments)) = program.split_first() else { return Ok(Vec::new()) };
+    let Some((name, arguments)) = program.split_first() else {
+        return Ok(Vec::new());
+    };
     let tool = Path::new(name).file_name().and_then(|name| name.to_str());
-    let Some(tool) = tool.filter(|tool| TOOLS.contains(tool)) else { return Ok(program.to_vec()) };
-    let is_command =
-        |argument: &OsString| argument.to_str().is_some_and(|text| TOOL_COMMANDS.contains(&text));
+    let Some(tool) = tool.filter(|tool| TOOLS.contains(tool)) else {
+        return Ok(program.to_vec());
+    };
+    let is_command = |argument: &OsString| {
+        argument
+            .to_str()
+            .is_some_and(|text| TOOL_COMMANDS.contains(&text))
+    };
     let Some(at) = arguments.iter().position(is_command) else {
-        let hint = format!("write {PLACEHOLDER} where the devices belong, such as --device={PLACEHOLDER}");
-        return Err(CliError::usage(format!("there is no `{tool} run` among the arguments"), hint));
+        let hint =
+            format!("write {PLACEHOLDER} where the devices belong, such as --device={PLACEHOLDER}");
+        return Err(CliError::usage(
+            format!("there is no `{tool} run` among the arguments"),
+            hint,
+        ));
     };
     let (before, after) = arguments.split_at(at + 1);
-    let named = devices.iter().flat_map(|device| [OsString::from("--device"), OsString::from(device)]);
+    let named = devices
+        .iter()
+        .flat_map(|device| [OsString::from("--device"), OsString::from(device)]);
     let before = [name].into_iter().chain(before).cloned();
     Ok(before.chain(named).chain(after.iter().cloned()).collect())
 }
@@ -446,13 +546,24 @@ mod tests {
         let program: Vec<OsString> = program.iter().map(OsString::from).collect();
         let devices = ["v/c=a".to_owned(), "v/c=b".to_owned()];
         let placed = with_devices(&program, &devices).unwrap();
-        placed.into_iter().map(|argument| argument.into_string().unwrap()).collect()
+        placed
+            .into_iter()
+            .map(|argument| argument.into_string().unwrap())
+            .collect()
     }
 
     #[test]
     fn tools_take_the_devices_behind_their_command_and_others_where_they_are_to_be() {
         assert_eq!(
-            placed(&["/usr/bin/podman", "--runtime", "runc", "run", "--rm", "image", "run"]),
+            placed(&[
+                "/usr/bin/podman",
+                "--runtime",
+                "runc",
+                "run",
+                "--rm",
+                "image",
+                "run"
+            ]),
             [
                 "/usr/bin/podman",
                 "--runtime",
@@ -467,9 +578,18 @@ mod tests {
                 "run"
             ]
         );
-        assert_eq!(placed(&["x", "--device={cdi}", "y"]), ["x", "--device=v/c=a", "--device=v/c=b", "y"]);
-        assert_eq!(placed(&["x", "--devices", "{cdi}"]), ["x", "--devices", "v/c=a,v/c=b"]);
-        assert_eq!(placed(&["podman", "--x={cdi}", "run"]), ["podman", "--x=v/c=a", "--x=v/c=b", "run"]);
+        assert_eq!(
+            placed(&["x", "--device={cdi}", "y"]),
+            ["x", "--device=v/c=a", "--device=v/c=b", "y"]
+        );
+        assert_eq!(
+            placed(&["x", "--devices", "{cdi}"]),
+            ["x", "--devices", "v/c=a,v/c=b"]
+        );
+        assert_eq!(
+            placed(&["podman", "--x={cdi}", "run"]),
+            ["podman", "--x=v/c=a", "--x=v/c=b", "run"]
+        );
         assert_eq!(placed(&["sh", "-c", "run"]), ["sh", "-c", "run"]);
     }
 

@@ -54,7 +54,11 @@ pub(super) struct SimulateArgs {
 pub(super) fn run(args: SimulateArgs) -> Result<()> {
     telemetry::init_with(args.log_format, "warn");
     if args.name_prefix.is_empty() {
-        return Err(CliError::usage("--name-prefix is empty", "the nodes are PREFIX-0, PREFIX-1, ...").into());
+        return Err(CliError::usage(
+            "--name-prefix is empty",
+            "the nodes are PREFIX-0, PREFIX-1, ...",
+        )
+        .into());
     }
     let options = Options {
         prefix: args.name_prefix,
@@ -65,13 +69,18 @@ pub(super) fn run(args: SimulateArgs) -> Result<()> {
         faults: args.faults,
         rate: RequestRate {
             per_second: args.requests_per_second,
-            burst: args.requests_per_second.saturating_mul(2).min(limit::API_BURST_MAX),
+            burst: args
+                .requests_per_second
+                .saturating_mul(2)
+                .min(limit::API_BURST_MAX),
         },
         creates_nodes: !args.existing_nodes,
         ends_when_published: args.until_published,
     };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("start a runtime")?;
     runtime.block_on(async {
         let mut signals = Signals::new()?;
         tokio::select! {

@@ -15,22 +15,31 @@ use nodedock_wasm::trust::open;
 const SUFFIX: &str = ".adapter.yaml";
 
 /// Reads the entries: a bounded number with different resources and drivers.
-pub(super) fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Adapter>, D::Error> {
+pub(super) fn entries<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Adapter>, D::Error> {
     let entries = Option::<Vec<Adapter>>::deserialize(deserializer)?.unwrap_or_default();
     let max = limit::PLUGIN_RESOURCES_MAX;
     if entries.len() > max {
-        let message =
-            format!("devicePluginAdapters has {} entries, at most {max} are allowed", entries.len());
+        let message = format!(
+            "devicePluginAdapters has {} entries, at most {max} are allowed",
+            entries.len()
+        );
         return Err(D::Error::custom(message));
     }
     let (mut resources, mut drivers) = (BTreeSet::new(), BTreeSet::new());
-    for Adapter { resource, driver, .. } in &entries {
+    for Adapter {
+        resource, driver, ..
+    } in &entries
+    {
         let twice = match (resources.insert(resource), drivers.insert(driver)) {
             (false, _) => resource.as_str(),
             (true, false) => driver.as_str(),
             (true, true) => continue,
         };
-        return Err(D::Error::custom(format!("devicePluginAdapters has two entries of {twice}")));
+        return Err(D::Error::custom(format!(
+            "devicePluginAdapters has two entries of {twice}"
+        )));
     }
     Ok(entries)
 }
@@ -43,7 +52,10 @@ pub(crate) struct FileAdapter {
 
 impl FileAdapter {
     fn new(path: &Path, read: Result<Adapter, String>) -> Self {
-        Self { source: path.display().to_string(), read }
+        Self {
+            source: path.display().to_string(),
+            read,
+        }
     }
 
     /// Why it does not count.
@@ -60,7 +72,10 @@ impl FileAdapter {
 /// Reads the adapter files in some directories, by name.
 pub(crate) fn files(directories: &[PathBuf]) -> Vec<FileAdapter> {
     let in_directory = |directory: &PathBuf| match paths(directory) {
-        Ok(paths) => paths.iter().map(|path| FileAdapter::new(path, file(path))).collect(),
+        Ok(paths) => paths
+            .iter()
+            .map(|path| FileAdapter::new(path, file(path)))
+            .collect(),
         Err(error) => vec![FileAdapter::new(directory, Err(error.to_string()))],
     };
     directories.iter().flat_map(in_directory).collect()
@@ -73,15 +88,25 @@ pub(crate) fn entries_of(
     files: Vec<FileAdapter>,
     conditions: &Conditions,
 ) -> AdapterEntries {
-    let entry =
-        |adapter: &Adapter| AdapterEntry { adapter: adapter.clone(), source: "the config".to_owned() };
-    let mut found = AdapterEntries { entries: config.iter().map(entry).collect(), is_incomplete: false };
+    let entry = |adapter: &Adapter| AdapterEntry {
+        adapter: adapter.clone(),
+        source: "the config".to_owned(),
+    };
+    let mut found = AdapterEntries {
+        entries: config.iter().map(entry).collect(),
+        is_incomplete: false,
+    };
     for file in files {
         if let Some(problem) = file.refused() {
             conditions.set(&file.source, problem);
             found.is_incomplete = true;
         }
-        found.entries.extend(file.read.ok().map(|adapter| AdapterEntry { adapter, source: file.source }));
+        found
+            .entries
+            .extend(file.read.ok().map(|adapter| AdapterEntry {
+                adapter,
+                source: file.source,
+            }));
     }
     found
 }
@@ -95,7 +120,11 @@ fn paths(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        if path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.ends_with(SUFFIX)) {
+        if path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.ends_with(SUFFIX))
+        {
             paths.push(path);
         }
     }
@@ -130,48 +159,96 @@ mod tests {
     #[test]
     fn entries_are_of_different_resources_and_drivers() {
         let one = "{ resource: example.com/a, driver: a.example.com }";
-        assert_eq!(parse(&format!("[{one}]")).unwrap().device_plugin_adapters.len(), 1);
+        assert_eq!(
+            parse(&format!("[{one}]"))
+                .unwrap()
+                .device_plugin_adapters
+                .len(),
+            1
+        );
         for (other, twice) in [
-            ("{ resource: example.com/a, driver: b.example.com }", "example.com/a"),
-            ("{ resource: example.com/b, driver: a.example.com }", "a.example.com"),
+            (
+                "{ resource: example.com/a, driver: b.example.com }",
+                "example.com/a",
+            ),
+            (
+                "{ resource: example.com/b, driver: a.example.com }",
+                "a.example.com",
+            ),
         ] {
             let error = parse(&format!("[{one}, {other}]")).unwrap_err();
-            assert!(error.contains(&format!("two entries of {twice}")), "{error}");
+            assert!(
+                error.contains(&format!("two entries of {twice}")),
+                "{error}"
+            );
         }
         let error = parse("[{ resource: example.com/a }]").unwrap_err();
         assert!(error.contains("driver"), "{error}");
-        let error =
-            parse("[{ resource: example.com/a, driver: a.b, devices: [{ match: '(' , identity: a }] }]");
+        let error = parse(
+            "[{ resource: example.com/a, driver: a.b, devices: [{ match: '(' , identity: a }] }]",
+        );
         assert!(error.unwrap_err().contains("is not a regular expression"));
     }
 
     #[test]
     fn files_beside_sockets_are_read_by_name_and_bad_ones_are_conditions() {
         let directory = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
         let valid = "apiVersion: nodedock.dev/v1\nkind: DevicePluginAdapter\nresource: example.com/b\ndriver: b.example.com\n";
         write("b.adapter.yaml", valid);
-        write("a.adapter.yaml", &valid.replace("DevicePluginAdapter", "DriverGrant"));
+        write(
+            "a.adapter.yaml",
+            &valid.replace("DevicePluginAdapter", "DriverGrant"),
+        );
         write("c.yaml", valid);
         std::fs::create_dir(directory.path().join("d.adapter.yaml")).unwrap();
         let conditions = Conditions::new(Changes::default());
         let config = parse("[{ resource: example.com/a, driver: a.example.com }]").unwrap();
         let missing = directory.path().join("missing");
         let read = |config: &[Adapter], directories: &[&Path]| {
-            let directories: Vec<_> = directories.iter().map(|directory| directory.to_path_buf()).collect();
+            let directories: Vec<_> = directories
+                .iter()
+                .map(|directory| directory.to_path_buf())
+                .collect();
             entries_of(config, files(&directories), &conditions)
         };
-        let found = read(&config.device_plugin_adapters, &[directory.path(), &missing]);
+        let found = read(
+            &config.device_plugin_adapters,
+            &[directory.path(), &missing],
+        );
         assert!(found.is_incomplete);
-        let found: Vec<_> =
-            found.entries.iter().map(|entry| (entry.adapter.driver.as_str(), entry.source.clone())).collect();
-        let file = directory.path().join("b.adapter.yaml").display().to_string();
-        assert_eq!(found, [("a.example.com", "the config".to_owned()), ("b.example.com", file)]);
-        let problems: Vec<_> =
-            conditions.list().into_iter().map(|condition| condition.problem.message).collect();
+        let found: Vec<_> = found
+            .entries
+            .iter()
+            .map(|entry| (entry.adapter.driver.as_str(), entry.source.clone()))
+            .collect();
+        let file = directory
+            .path()
+            .join("b.adapter.yaml")
+            .display()
+            .to_string();
+        assert_eq!(
+            found,
+            [
+                ("a.example.com", "the config".to_owned()),
+                ("b.example.com", file)
+            ]
+        );
+        let problems: Vec<_> = conditions
+            .list()
+            .into_iter()
+            .map(|condition| condition.problem.message)
+            .collect();
         assert_eq!(problems.len(), 2, "{problems:?}");
-        assert!(problems[0].contains("line 2, column 7: kind is \"DriverGrant\""), "{problems:?}");
-        assert!(problems[1].contains("it is not a regular file"), "{problems:?}");
+        assert!(
+            problems[0].contains("line 2, column 7: kind is \"DriverGrant\""),
+            "{problems:?}"
+        );
+        assert!(
+            problems[1].contains("it is not a regular file"),
+            "{problems:?}"
+        );
         let file = directory.path().join("c.yaml");
         assert!(read(&[], &[&file]).is_incomplete, "it is no directory");
         assert_eq!(read(&[], &[&missing]), AdapterEntries::default());

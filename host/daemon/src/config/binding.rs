@@ -20,27 +20,50 @@ struct Rule {
 }
 
 /// Reads the rules. Their conditions are such as an API server accepts.
-pub(super) fn rules<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<BindingRule>, D::Error> {
+pub(super) fn rules<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<BindingRule>, D::Error> {
     let rules = Option::<Vec<Rule>>::deserialize(deserializer)?.unwrap_or_default();
     if rules.len() > RULES_MAX {
-        return Err(D::Error::custom(format!("{} rules, at most {RULES_MAX} are allowed", rules.len())));
+        return Err(D::Error::custom(format!(
+            "{} rules, at most {RULES_MAX} are allowed",
+            rules.len()
+        )));
     }
-    rules.into_iter().map(binding).collect::<Result<_, _>>().map_err(D::Error::custom)
+    rules
+        .into_iter()
+        .map(binding)
+        .collect::<Result<_, _>>()
+        .map_err(D::Error::custom)
 }
 
 fn binding(rule: Rule) -> Result<BindingRule, String> {
     let own = |kind: &str| vec![kind.to_owned()];
     let conditions = BindingConditions {
-        conditions: rule.conditions.unwrap_or_else(|| own(BindingConditions::PREPARED)),
-        failures: rule.failure_conditions.unwrap_or_else(|| own(BindingConditions::PREPARE_FAILED)),
+        conditions: rule
+            .conditions
+            .unwrap_or_else(|| own(BindingConditions::PREPARED)),
+        failures: rule
+            .failure_conditions
+            .unwrap_or_else(|| own(BindingConditions::PREPARE_FAILED)),
     };
-    let place =
-        rule.pool.as_ref().map_or_else(|| rule.driver.to_string(), |pool| format!("{}/{pool}", rule.driver));
-    conditions.check().map_err(|error| format!("bindingConditions of {place}: {error}"))?;
+    let place = rule.pool.as_ref().map_or_else(
+        || rule.driver.to_string(),
+        |pool| format!("{}/{pool}", rule.driver),
+    );
+    conditions
+        .check()
+        .map_err(|error| format!("bindingConditions of {place}: {error}"))?;
     if conditions.is_empty() {
-        return Err(format!("bindingConditions of {place}: the lists are empty; leave the rule out"));
+        return Err(format!(
+            "bindingConditions of {place}: the lists are empty; leave the rule out"
+        ));
     }
-    Ok(BindingRule { driver: rule.driver, pool: rule.pool, conditions })
+    Ok(BindingRule {
+        driver: rule.driver,
+        pool: rule.pool,
+        conditions,
+    })
 }
 
 #[cfg(test)]
@@ -61,23 +84,49 @@ mod tests {
             "[{driver: gpu.example.com}, {driver: gpu.example.com, pool: gpus, conditions: [nodedock.dev/prepared, example.com/attached], \
              failureConditions: [example.com/failed]}]",
         );
-        let [every, gpus] = &read.unwrap().kubernetes.binding_conditions[..] else { panic!("two rules") };
-        assert_eq!((every.driver.as_str(), &every.pool), ("gpu.example.com", &None));
+        let [every, gpus] = &read.unwrap().kubernetes.binding_conditions[..] else {
+            panic!("two rules")
+        };
+        assert_eq!(
+            (every.driver.as_str(), &every.pool),
+            ("gpu.example.com", &None)
+        );
         assert_eq!(every.conditions.conditions, ["nodedock.dev/prepared"]);
         assert_eq!(every.conditions.failures, ["nodedock.dev/prepare-failed"]);
         assert_eq!(gpus.pool.as_ref().map(|pool| pool.as_str()), Some("gpus"));
-        assert_eq!(gpus.conditions.conditions, ["nodedock.dev/prepared", "example.com/attached"]);
+        assert_eq!(
+            gpus.conditions.conditions,
+            ["nodedock.dev/prepared", "example.com/attached"]
+        );
     }
 
     #[test]
     fn a_rule_that_cannot_be_published_is_refused_with_its_reason() {
         for (rule, part) in [
-            ("[{driver: gpu.example.com, conditions: [A, B, C, D, E]}]", "5 binding conditions, at most 4"),
-            ("[{driver: g.example.com, pool: p, conditions: [a b]}]", "g.example.com/p: \"a b\" is no type"),
-            ("[{driver: gpu.example.com, conditions: [nodedock.dev/prepare-failed]}]", "occurs twice"),
-            ("[{driver: gpu.example.com, conditions: []}]", "need binding conditions"),
-            ("[{driver: gpu.example.com, failureConditions: []}]", "need failure conditions"),
-            ("[{driver: gpu.example.com, conditions: [], failureConditions: []}]", "the lists are empty"),
+            (
+                "[{driver: gpu.example.com, conditions: [A, B, C, D, E]}]",
+                "5 binding conditions, at most 4",
+            ),
+            (
+                "[{driver: g.example.com, pool: p, conditions: [a b]}]",
+                "g.example.com/p: \"a b\" is no type",
+            ),
+            (
+                "[{driver: gpu.example.com, conditions: [nodedock.dev/prepare-failed]}]",
+                "occurs twice",
+            ),
+            (
+                "[{driver: gpu.example.com, conditions: []}]",
+                "need binding conditions",
+            ),
+            (
+                "[{driver: gpu.example.com, failureConditions: []}]",
+                "need failure conditions",
+            ),
+            (
+                "[{driver: gpu.example.com, conditions: [], failureConditions: []}]",
+                "the lists are empty",
+            ),
             ("[{driver: Gpu_}]", "Gpu_"),
             ("[{pool: gpus}]", "driver"),
             ("[{driver: gpu.example.com, condition: [A]}]", "condition"),
@@ -86,6 +135,10 @@ mod tests {
             assert!(refused.contains(part), "{rule}: {refused}");
         }
         let many = vec!["{driver: gpu.example.com}"; 257].join(", ");
-        assert!(read(&format!("[{many}]")).unwrap_err().contains("257 rules"));
+        assert!(
+            read(&format!("[{many}]"))
+                .unwrap_err()
+                .contains("257 rules")
+        );
     }
 }

@@ -24,10 +24,13 @@ pub struct CdiFilesSection {
 }
 
 fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+    let Some(text) = Option::<String>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
     let digits = text.strip_prefix('0').unwrap_or(&text);
     let mode = u32::from_str_radix(digits, 8).ok();
-    let is_mode = digits.len() == 3 && mode.is_some_and(|mode| FileAccess::new(mode, None).is_some());
+    let is_mode =
+        digits.len() == 3 && mode.is_some_and(|mode| FileAccess::new(mode, None).is_some());
     match is_mode {
         true => Ok(mode),
         false => Err(D::Error::custom(format!(
@@ -39,9 +42,9 @@ fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Er
 fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let group = Option::<String>::deserialize(deserializer)?;
     match group.as_deref() {
-        Some("") => {
-            Err(D::Error::custom("cdiFiles.group: it is empty, and has to be the name or number of a group"))
-        }
+        Some("") => Err(D::Error::custom(
+            "cdiFiles.group: it is empty, and has to be the name or number of a group",
+        )),
         _ => Ok(group),
     }
 }
@@ -53,17 +56,28 @@ impl CdiFilesSection {
     }
 
     fn resolve_in(&self, groups: &Path) -> Result<FileAccess, SettingsError> {
-        let unknown = |name: &str, why: String| SettingsError::CdiGroup { name: name.to_owned(), why };
+        let unknown = |name: &str, why: String| SettingsError::CdiGroup {
+            name: name.to_owned(),
+            why,
+        };
         let number = |name: &str| match name.parse() {
             Ok(number) => Ok(number),
             Err(_) => match users::group_in(groups, name) {
                 Ok(Some(number)) => Ok(number),
-                Ok(None) => Err(unknown(name, format!("{} has none of this name", groups.display()))),
-                Err(error) => Err(unknown(name, format!("{} cannot be read: {error}", groups.display()))),
+                Ok(None) => Err(unknown(
+                    name,
+                    format!("{} has none of this name", groups.display()),
+                )),
+                Err(error) => Err(unknown(
+                    name,
+                    format!("{} cannot be read: {error}", groups.display()),
+                )),
             },
         };
         let group = self.group.as_deref().map(number).transpose()?;
-        let mode = self.mode.unwrap_or(if group.is_some() { 0o640 } else { 0o644 });
+        let mode = self
+            .mode
+            .unwrap_or(if group.is_some() { 0o640 } else { 0o644 });
         Ok(FileAccess::new(mode, group).expect("the mode was checked when it was read"))
     }
 }
@@ -78,14 +92,21 @@ mod tests {
         let groups = directory.path().join("group");
         std::fs::write(&groups, "root:x:0:\npodman:x:991:op\n").unwrap();
         let resolve = |mode, group: Option<&str>| {
-            CdiFilesSection { mode, group: group.map(str::to_owned) }.resolve_in(&groups)
+            CdiFilesSection {
+                mode,
+                group: group.map(str::to_owned),
+            }
+            .resolve_in(&groups)
         };
         assert_eq!(resolve(None, None), Ok(FileAccess::default()));
         let of_group = FileAccess::new(0o640, Some(991)).unwrap();
         assert_eq!(resolve(None, Some("podman")), Ok(of_group));
         assert_eq!(resolve(Some(0o640), Some("991")), Ok(of_group));
         let refused = resolve(None, Some("nowhere")).unwrap_err().to_string();
-        assert!(refused.starts_with("cdiFiles.group ") && refused.contains("\"nowhere\""), "{refused}");
+        assert!(
+            refused.starts_with("cdiFiles.group ") && refused.contains("\"nowhere\""),
+            "{refused}"
+        );
         std::fs::remove_file(&groups).unwrap();
         let refused = resolve(None, Some("podman")).unwrap_err().to_string();
         assert!(refused.contains("cannot be read"), "{refused}");

@@ -24,7 +24,11 @@ impl DriverImageEntry {
             Some(parent) if parent != Path::new("") => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        DriverImage { name: self.name.clone(), directory: self.directory.clone(), side_files }
+        DriverImage {
+            name: self.name.clone(),
+            directory: self.directory.clone(),
+            side_files,
+        }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -36,7 +40,9 @@ impl DriverImageEntry {
             ));
         }
         if !directory.is_absolute() {
-            return Err(format!("driverImages: directory {directory:?} of {name} is not an absolute path"));
+            return Err(format!(
+                "driverImages: directory {directory:?} of {name} is not an absolute path"
+            ));
         }
         Ok(())
     }
@@ -46,22 +52,32 @@ fn is_name(text: &str) -> bool {
     let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     text.starts_with(is_alphanumeric)
         && text.ends_with(is_alphanumeric)
-        && text.chars().all(|c| is_alphanumeric(c) || c == '-' || c == '.')
+        && text
+            .chars()
+            .all(|c| is_alphanumeric(c) || c == '-' || c == '.')
 }
 
 /// Reads the entries: a bounded number with different names.
-pub(super) fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DriverImageEntry>, D::Error> {
+pub(super) fn entries<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<DriverImageEntry>, D::Error> {
     let entries = Option::<Vec<DriverImageEntry>>::deserialize(deserializer)?.unwrap_or_default();
     let max = limit::DRIVER_IMAGES_MAX;
     if entries.len() > max {
-        let message = format!("driverImages has {} entries, at most {max} are allowed", entries.len());
+        let message = format!(
+            "driverImages has {} entries, at most {max} are allowed",
+            entries.len()
+        );
         return Err(D::Error::custom(message));
     }
     let mut names = BTreeSet::new();
     for entry in &entries {
         entry.check().map_err(D::Error::custom)?;
         if !names.insert(entry.name.as_str()) {
-            return Err(D::Error::custom(format!("driverImages has two entries named {}", entry.name)));
+            return Err(D::Error::custom(format!(
+                "driverImages has two entries named {}",
+                entry.name
+            )));
         }
     }
     Ok(entries)
@@ -81,10 +97,16 @@ mod tests {
 
     #[test]
     fn an_image_has_its_grant_and_its_config_beside_the_daemons_config() {
-        let file = read("[{name: gpu, directory: /drivers/gpu}, {name: nic.v2, directory: /x}]").unwrap();
+        let file =
+            read("[{name: gpu, directory: /drivers/gpu}, {name: nic.v2, directory: /x}]").unwrap();
         let images = |config: &str| {
-            let flags = Flags { config: Some(config.into()), ..Flags::default() };
-            Config::new(Path::new("/"), None, flags, file.clone()).unwrap().driver_images
+            let flags = Flags {
+                config: Some(config.into()),
+                ..Flags::default()
+            };
+            Config::new(Path::new("/"), None, flags, file.clone())
+                .unwrap()
+                .driver_images
         };
         let gpu = DriverImage {
             name: "gpu".to_owned(),
@@ -99,22 +121,39 @@ mod tests {
 
     #[test]
     fn an_entry_that_is_not_allowed_is_named_with_its_field() {
-        let many: String = (0..65).map(|n| format!("{{name: a{n}, directory: /a}}, ")).collect();
+        let many: String = (0..65)
+            .map(|n| format!("{{name: a{n}, directory: /a}}, "))
+            .collect();
         for (entries, parts) in [
             ("[{name: gpu}]", &["directory", "line 1"][..]),
             ("[{directory: /a}]", &["name", "line 1"]),
-            ("[{name: gpu, directory: drivers/gpu}]", &["directory \"drivers/gpu\" of gpu", "absolute"]),
+            (
+                "[{name: gpu, directory: drivers/gpu}]",
+                &["directory \"drivers/gpu\" of gpu", "absolute"],
+            ),
             ("[{name: gpu, directory: /a, grant: /b}]", &["grant"]),
-            ("[{name: gpu, directory: /a}, {name: gpu, directory: /b}]", &["two entries named gpu"]),
-            ("[{name: ../gpu, directory: /a}]", &["name \"../gpu\"", "lowercase"]),
+            (
+                "[{name: gpu, directory: /a}, {name: gpu, directory: /b}]",
+                &["two entries named gpu"],
+            ),
+            (
+                "[{name: ../gpu, directory: /a}]",
+                &["name \"../gpu\"", "lowercase"],
+            ),
             ("[{name: .gpu, directory: /a}]", &["name \".gpu\""]),
             ("[{name: \"\", directory: /a}]", &["name \"\""]),
             ("{gpu: /a}", &["line 1"]),
             (&format!("[{many}]"), &["65 entries", "64"]),
-            (&format!("[{{name: {}, directory: /a}}]", "g".repeat(57)), &["1 to 56"]),
+            (
+                &format!("[{{name: {}, directory: /a}}]", "g".repeat(57)),
+                &["1 to 56"],
+            ),
         ] {
             let error = read(entries).unwrap_err();
-            assert!(parts.iter().all(|part| error.contains(part)), "{entries}: {error}");
+            assert!(
+                parts.iter().all(|part| error.contains(part)),
+                "{entries}: {error}"
+            );
         }
     }
 }

@@ -143,8 +143,10 @@ pub(super) fn resolve(
         return refuse_stray(&flags).map(|()| None);
     }
     let name = node_name.ok_or(SettingsError::NoNodeName)?;
-    let node_name = ObjectName::new(name)
-        .map_err(|error| SettingsError::NodeName { name: name.to_owned(), rule: error.to_string() })?;
+    let node_name = ObjectName::new(name).map_err(|error| SettingsError::NodeName {
+        name: name.to_owned(),
+        rule: error.to_string(),
+    })?;
     let kubelet_root = flags.kubelet_root.or_else(|| section.kubelet_root.clone());
     let kubelet_root = kubelet_root.unwrap_or_else(|| root.join("var/lib/kubelet"));
     if !kubelet_root.is_absolute() {
@@ -152,16 +154,25 @@ pub(super) fn resolve(
     }
     check_lengths(&kubelet_root)?;
     // Rules are for many nodes, and name their pools without one; a pool of another node is none here.
-    let names = PoolNames { node: node_name.clone() };
+    let names = PoolNames {
+        node: node_name.clone(),
+    };
     let local = |pool: &mut Option<PoolName>| {
-        if let Some(own) = pool.as_ref().and_then(|pool| PoolName::new(names.local(pool.as_str())).ok()) {
+        if let Some(own) = pool
+            .as_ref()
+            .and_then(|pool| PoolName::new(names.local(pool.as_str())).ok())
+        {
             *pool = Some(own);
         }
     };
-    let (mut overhead, mut binding) = (section.overhead.clone(), section.binding_conditions.clone());
+    let (mut overhead, mut binding) =
+        (section.overhead.clone(), section.binding_conditions.clone());
     overhead.iter_mut().for_each(|rule| local(&mut rule.pool));
     binding.iter_mut().for_each(|rule| local(&mut rule.pool));
-    let own_pod = flags.pod.map(|pod| own_pod(&pod).ok_or(SettingsError::Pod(pod))).transpose()?;
+    let own_pod = flags
+        .pod
+        .map(|pod| own_pod(&pod).ok_or(SettingsError::Pod(pod)))
+        .transpose()?;
     Ok(Some(KubernetesConfig {
         node_name,
         own_pod,
@@ -170,7 +181,9 @@ pub(super) fn resolve(
         requests_per_second: section.requests_per_second.unwrap_or(limit::API_PER_SECOND),
         request_burst: section.request_burst.unwrap_or(limit::API_BURST),
         slices: SliceSettings {
-            evict_after: section.evict_unhealthy_after_seconds.map(Duration::from_secs),
+            evict_after: section
+                .evict_unhealthy_after_seconds
+                .map(Duration::from_secs),
             overhead,
             binding,
         },
@@ -184,7 +197,9 @@ pub(super) fn resolve(
 
 fn own_pod(text: &str) -> Option<(ObjectName, ObjectName)> {
     let (namespace, name) = text.split_once('/')?;
-    ObjectName::new(namespace).ok().zip(ObjectName::new(name).ok())
+    ObjectName::new(namespace)
+        .ok()
+        .zip(ObjectName::new(name).ok())
 }
 
 fn refuse_stray(flags: &KubernetesFlags) -> Result<(), SettingsError> {
@@ -203,7 +218,10 @@ fn check_lengths(kubelet_root: &Path) -> Result<(), SettingsError> {
         let path = kubelet_root.join(below);
         let length = path.as_os_str().len();
         if length > limit::SOCKET_PATH_BYTES_MAX {
-            return Err(SettingsError::TooLong { path: path.display().to_string(), length });
+            return Err(SettingsError::TooLong {
+                path: path.display().to_string(),
+                length,
+            });
         }
     }
     Ok(())
@@ -214,7 +232,10 @@ mod tests {
     use super::*;
 
     fn on() -> KubernetesFlags {
-        KubernetesFlags { enabled: Some(true), ..KubernetesFlags::default() }
+        KubernetesFlags {
+            enabled: Some(true),
+            ..KubernetesFlags::default()
+        }
     }
 
     fn of(
@@ -239,21 +260,39 @@ mod tests {
             extended_resources: Some(MechanismSetting::Dra),
         };
         let config = of(KubernetesFlags::default(), &section).unwrap().unwrap();
-        assert_eq!((config.kubelet_root, config.kubeconfig), ("/k".into(), Some("/c".into())));
+        assert_eq!(
+            (config.kubelet_root, config.kubeconfig),
+            ("/k".into(), Some("/c".into()))
+        );
         assert_eq!((config.requests_per_second, config.request_burst), (3, 4));
         assert_eq!(config.numa_node_form, NumaNodeForm::List);
         assert_eq!(config.extended_resources, MechanismSetting::Dra);
         assert_eq!(config.slices.evict_after, Some(Duration::from_secs(60)));
-        let flags =
-            KubernetesFlags { kubelet_root: Some("/f".into()), kubeconfig: Some("/g".into()), ..on() };
+        let flags = KubernetesFlags {
+            kubelet_root: Some("/f".into()),
+            kubeconfig: Some("/g".into()),
+            ..on()
+        };
         let config = of(flags, &section).unwrap().unwrap();
-        assert_eq!((config.kubelet_root, config.kubeconfig), ("/f".into(), Some("/g".into())));
+        assert_eq!(
+            (config.kubelet_root, config.kubeconfig),
+            ("/f".into(), Some("/g".into()))
+        );
         let plain = of(on(), &KubernetesSection::default()).unwrap().unwrap();
         assert_eq!(plain.extended_resources, MechanismSetting::Auto);
-        assert_eq!((plain.kubelet_root, plain.kubeconfig), ("/r/var/lib/kubelet".into(), None));
-        let off = KubernetesFlags { enabled: Some(false), ..KubernetesFlags::default() };
+        assert_eq!(
+            (plain.kubelet_root, plain.kubeconfig),
+            ("/r/var/lib/kubelet".into(), None)
+        );
+        let off = KubernetesFlags {
+            enabled: Some(false),
+            ..KubernetesFlags::default()
+        };
         assert_eq!(of(off, &section), Ok(None));
-        assert_eq!(of(KubernetesFlags::default(), &KubernetesSection::default()), Ok(None));
+        assert_eq!(
+            of(KubernetesFlags::default(), &KubernetesSection::default()),
+            Ok(None)
+        );
     }
 
     #[test]
@@ -263,11 +302,21 @@ mod tests {
                 "enabled: true\noverhead: [{{driver: g.dev, pool: {pool}, resources: {{cpu: {{perPod: \"1\"}}}}}}]\nbindingConditions: [{{driver: g.dev, pool: {pool}}}]\n"
             );
             let section: KubernetesSection = serde_saphyr::from_str(&text).unwrap();
-            let slices = of(KubernetesFlags::default(), &section).unwrap().unwrap().slices;
-            [slices.overhead[0].pool.clone(), slices.binding[0].pool.clone()]
-                .map(|pool| pool.unwrap().to_string())
+            let slices = of(KubernetesFlags::default(), &section)
+                .unwrap()
+                .unwrap()
+                .slices;
+            [
+                slices.overhead[0].pool.clone(),
+                slices.binding[0].pool.clone(),
+            ]
+            .map(|pool| pool.unwrap().to_string())
         };
-        for (named, own) in [("gpus", "gpus"), ("node-1/gpus", "gpus"), ("node-2/gpus", "node-2/gpus")] {
+        for (named, own) in [
+            ("gpus", "gpus"),
+            ("node-1/gpus", "gpus"),
+            ("node-2/gpus", "node-2/gpus"),
+        ] {
             assert_eq!(rules(named), [own, own]);
         }
     }
@@ -285,7 +334,10 @@ mod tests {
             assert_eq!(read(value).unwrap().extended_resources, Some(expected));
         }
         let error = read("both").unwrap_err().to_string();
-        assert!(error.contains("both") && error.contains("device-plugin"), "{error}");
+        assert!(
+            error.contains("both") && error.contains("device-plugin"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -294,14 +346,35 @@ mod tests {
         let resolved = |flags, name| resolve(flags, &plain, Path::new("/r"), name).unwrap_err();
         assert_eq!(resolved(on(), None), SettingsError::NoNodeName);
         let bad = resolved(on(), Some("Node_1"));
-        assert!(bad.to_string().contains("\"Node_1\"") && bad.hint().contains("--node-name"), "{bad}");
-        let relative = KubernetesFlags { kubelet_root: Some("kubelet".into()), ..on() };
-        assert_eq!(resolved(relative, Some("n")), SettingsError::KubeletRoot("kubelet".into()));
-        let stray = KubernetesFlags { kubeconfig: Some("/c".into()), ..KubernetesFlags::default() };
-        assert_eq!(resolved(stray, Some("n")), SettingsError::Stray("--kubeconfig"));
+        assert!(
+            bad.to_string().contains("\"Node_1\"") && bad.hint().contains("--node-name"),
+            "{bad}"
+        );
+        let relative = KubernetesFlags {
+            kubelet_root: Some("kubelet".into()),
+            ..on()
+        };
+        assert_eq!(
+            resolved(relative, Some("n")),
+            SettingsError::KubeletRoot("kubelet".into())
+        );
+        let stray = KubernetesFlags {
+            kubeconfig: Some("/c".into()),
+            ..KubernetesFlags::default()
+        };
+        assert_eq!(
+            resolved(stray, Some("n")),
+            SettingsError::Stray("--kubeconfig")
+        );
         for pod in ["pod", "/pod", "ns/", "ns/pod/x", "Ns/pod"] {
-            let flags = KubernetesFlags { pod: Some(pod.to_owned()), ..on() };
-            assert_eq!(resolved(flags, Some("n")), SettingsError::Pod(pod.to_owned()));
+            let flags = KubernetesFlags {
+                pod: Some(pod.to_owned()),
+                ..on()
+            };
+            assert_eq!(
+                resolved(flags, Some("n")),
+                SettingsError::Pod(pod.to_owned())
+            );
         }
     }
 
@@ -309,8 +382,15 @@ mod tests {
     fn a_directory_whose_socket_paths_would_be_too_long_is_refused() {
         for (length, fits) in [(1, true), (54, true), (55, false), (107, false)] {
             let root = format!("/{}", "x".repeat(length - 1));
-            let flags = KubernetesFlags { kubelet_root: Some(root.into()), ..on() };
-            assert_eq!(of(flags, &KubernetesSection::default()).is_ok(), fits, "{length}");
+            let flags = KubernetesFlags {
+                kubelet_root: Some(root.into()),
+                ..on()
+            };
+            assert_eq!(
+                of(flags, &KubernetesSection::default()).is_ok(),
+                fits,
+                "{length}"
+            );
         }
     }
 }

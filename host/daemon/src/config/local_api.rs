@@ -58,7 +58,10 @@ pub(super) fn resolve(
     if let Some(address) = listen.filter(|address| !address.ip().is_loopback()) {
         return Err(SettingsError::NotLoopback(address));
     }
-    Ok(Some(LocalApiConfig { node: node.clone(), listen }))
+    Ok(Some(LocalApiConfig {
+        node: node.clone(),
+        listen,
+    }))
 }
 
 #[cfg(test)]
@@ -71,29 +74,57 @@ mod tests {
 
     fn on(listen: Option<&str>) -> LocalApiFlags {
         let local_api_listen = listen.map(|address| address.parse().unwrap());
-        LocalApiFlags { enabled: Some(true), local_api_listen }
+        LocalApiFlags {
+            enabled: Some(true),
+            local_api_listen,
+        }
     }
 
     #[test]
     fn it_is_off_unless_asked_for_and_flags_win() {
-        let section = LocalApiSection { enabled: Some(true), listen: "127.0.0.1:1".parse().ok() };
-        let off = LocalApiFlags { enabled: Some(false), ..LocalApiFlags::default() };
-        assert_eq!(resolve(&LocalApiFlags::default(), &LocalApiSection::default(), &node(), false), Ok(None));
+        let section = LocalApiSection {
+            enabled: Some(true),
+            listen: "127.0.0.1:1".parse().ok(),
+        };
+        let off = LocalApiFlags {
+            enabled: Some(false),
+            ..LocalApiFlags::default()
+        };
+        assert_eq!(
+            resolve(
+                &LocalApiFlags::default(),
+                &LocalApiSection::default(),
+                &node(),
+                false
+            ),
+            Ok(None)
+        );
         assert_eq!(resolve(&off, &section, &node(), false), Ok(None));
-        let found = resolve(&on(Some("[::1]:2")), &section, &node(), false).unwrap().unwrap();
+        let found = resolve(&on(Some("[::1]:2")), &section, &node(), false)
+            .unwrap()
+            .unwrap();
         assert_eq!((found.node, found.listen), (node(), "[::1]:2".parse().ok()));
-        let found = resolve(&LocalApiFlags::default(), &section, &node(), false).unwrap().unwrap();
+        let found = resolve(&LocalApiFlags::default(), &section, &node(), false)
+            .unwrap()
+            .unwrap();
         assert_eq!(found.listen, section.listen);
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
         let section = LocalApiSection::default();
-        let refused = |flags, in_cluster| resolve(&flags, &section, &node(), in_cluster).unwrap_err();
+        let refused =
+            |flags, in_cluster| resolve(&flags, &section, &node(), in_cluster).unwrap_err();
         assert_eq!(refused(on(None), true), SettingsError::LocalApiInCluster);
         let open = "0.0.0.0:80";
-        assert_eq!(refused(on(Some(open)), false), SettingsError::NotLoopback(open.parse().unwrap()));
-        let stray = LocalApiFlags { enabled: None, ..on(Some(open)) };
+        assert_eq!(
+            refused(on(Some(open)), false),
+            SettingsError::NotLoopback(open.parse().unwrap())
+        );
+        let stray = LocalApiFlags {
+            enabled: None,
+            ..on(Some(open))
+        };
         assert_eq!(refused(stray, false), SettingsError::ListensToNothing);
     }
 }

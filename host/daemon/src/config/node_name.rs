@@ -18,18 +18,38 @@ pub struct NodeName {
 impl NodeName {
     /// Puts flags, file and host together. Names of hosts may have upper-case letters, those of nodes may not.
     pub(super) fn resolve(configured: Option<&str>, host: &str) -> Result<Self, SettingsError> {
-        let Some(text) = configured else { return Ok(Self { name: of_host(host), is_configured: false }) };
-        let name = ObjectName::new(text.to_lowercase())
-            .map_err(|error| SettingsError::NodeName { name: text.to_owned(), rule: error.to_string() })?;
-        Ok(Self { name, is_configured: true })
+        let Some(text) = configured else {
+            return Ok(Self {
+                name: of_host(host),
+                is_configured: false,
+            });
+        };
+        let name =
+            ObjectName::new(text.to_lowercase()).map_err(|error| SettingsError::NodeName {
+                name: text.to_owned(),
+                rule: error.to_string(),
+            })?;
+        Ok(Self {
+            name,
+            is_configured: true,
+        })
     }
 }
 
 /// Returns the name of a host as a node may have it: in lower case, with `-` for what a name may not have, such as `_`.
 fn of_host(host: &str) -> ObjectName {
-    let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+    let allowed = |c: char| {
+        if c.is_ascii_alphanumeric() || c == '.' {
+            c
+        } else {
+            '-'
+        }
+    };
     let text: String = host.to_lowercase().chars().map(allowed).collect();
-    let labels = text.split('.').map(|label| label.trim_matches('-')).filter(|label| !label.is_empty());
+    let labels = text
+        .split('.')
+        .map(|label| label.trim_matches('-'))
+        .filter(|label| !label.is_empty());
     ObjectName::new(labels.collect::<Vec<_>>().join("."))
         .unwrap_or_else(|_| ObjectName::new(UNNAMED).expect("it is a DNS label"))
 }
@@ -44,7 +64,10 @@ mod tests {
         for (host, node) in [
             ("node-1", "node-1"),
             ("Lab_PC-1", "lab-pc-1"),
-            ("ip-10-0-131-7.eu-central-1.compute.internal", "ip-10-0-131-7.eu-central-1.compute.internal"),
+            (
+                "ip-10-0-131-7.eu-central-1.compute.internal",
+                "ip-10-0-131-7.eu-central-1.compute.internal",
+            ),
             ("(none)", "none"),
             ("-a..b-.", "a.b"),
             ("größe", "gr--e"),
@@ -54,7 +77,11 @@ mod tests {
             (&long, UNNAMED),
         ] {
             let found = NodeName::resolve(None, host).unwrap();
-            assert_eq!((found.name.as_str(), found.is_configured), (node, false), "{host}");
+            assert_eq!(
+                (found.name.as_str(), found.is_configured),
+                (node, false),
+                "{host}"
+            );
         }
     }
 
@@ -64,7 +91,10 @@ mod tests {
         assert_eq!((found.name.as_str(), found.is_configured), ("host", true));
         for bad in ["", "lab_pc", "my host", "a/b", "-a", &"x".repeat(254)] {
             let error = NodeName::resolve(Some(bad), "other").unwrap_err();
-            assert!(matches!(&error, SettingsError::NodeName { name, .. } if name == bad), "{error}");
+            assert!(
+                matches!(&error, SettingsError::NodeName { name, .. } if name == bad),
+                "{error}"
+            );
         }
     }
 }

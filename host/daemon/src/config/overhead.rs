@@ -31,32 +31,68 @@ struct Amounts {
 pub(super) fn rules<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Overhead>, D::Error> {
     let rules = Option::<Vec<Rule>>::deserialize(deserializer)?.unwrap_or_default();
     if rules.len() > RULES_MAX {
-        return Err(D::Error::custom(format!("{} rules, at most {RULES_MAX} are allowed", rules.len())));
+        return Err(D::Error::custom(format!(
+            "{} rules, at most {RULES_MAX} are allowed",
+            rules.len()
+        )));
     }
-    rules.into_iter().map(overhead).collect::<Result<_, _>>().map_err(D::Error::custom)
+    rules
+        .into_iter()
+        .map(overhead)
+        .collect::<Result<_, _>>()
+        .map_err(D::Error::custom)
 }
 
 fn overhead(rule: Rule) -> Result<Overhead, String> {
     if rule.resources.is_empty() || rule.resources.len() > limit::NODE_ALLOCATABLE_MAX {
         let most = limit::NODE_ALLOCATABLE_MAX;
-        return Err(format!("{} resources, and 1 to {most} are allowed", rule.resources.len()));
+        return Err(format!(
+            "{} resources, and 1 to {most} are allowed",
+            rule.resources.len()
+        ));
     }
     let resource = |(name, amounts): (String, Amounts)| {
         if !is_node_resource(&name) {
-            return Err(format!("{name:?} is not cpu, memory, ephemeral-storage or hugepages-SIZE"));
+            return Err(format!(
+                "{name:?} is not cpu, memory, ephemeral-storage or hugepages-SIZE"
+            ));
         }
-        let Amounts { per_pod, per_container } = amounts;
+        let Amounts {
+            per_pod,
+            per_container,
+        } = amounts;
         if per_pod.is_none() && per_container.is_none() {
             return Err(format!("{name} has neither perPod nor perContainer"));
         }
         let is_amount = |text: &String| quantity::nanos(text).is_some_and(|nanos| nanos > 0);
-        match per_pod.iter().chain(&per_container).find(|text| !is_amount(text)) {
-            Some(wrong) => Err(format!("{name}: {wrong:?} is not a quantity above 0, such as 500m or 1Gi")),
-            None => Ok((name, NodeAllocatable { mapping: None, per_pod, per_container })),
+        match per_pod
+            .iter()
+            .chain(&per_container)
+            .find(|text| !is_amount(text))
+        {
+            Some(wrong) => Err(format!(
+                "{name}: {wrong:?} is not a quantity above 0, such as 500m or 1Gi"
+            )),
+            None => Ok((
+                name,
+                NodeAllocatable {
+                    mapping: None,
+                    per_pod,
+                    per_container,
+                },
+            )),
         }
     };
-    let resources = rule.resources.into_iter().map(resource).collect::<Result<_, _>>()?;
-    Ok(Overhead { driver: rule.driver, pool: rule.pool, resources })
+    let resources = rule
+        .resources
+        .into_iter()
+        .map(resource)
+        .collect::<Result<_, _>>()?;
+    Ok(Overhead {
+        driver: rule.driver,
+        pool: rule.pool,
+        resources,
+    })
 }
 
 #[cfg(test)]
@@ -77,21 +113,45 @@ mod tests {
             "[{driver: gpu.example.com, pool: gpus, resources: {cpu: {perPod: \"2\"}, memory: {perContainer: 1Gi}}}]",
         );
         let rule = &read.unwrap().kubernetes.overhead[0];
-        assert_eq!((rule.driver.as_str(), rule.resources.len()), ("gpu.example.com", 2));
+        assert_eq!(
+            (rule.driver.as_str(), rule.resources.len()),
+            ("gpu.example.com", 2)
+        );
         assert_eq!(rule.resources["cpu"].per_pod.as_deref(), Some("2"));
-        assert_eq!(rule.resources["memory"].per_container.as_deref(), Some("1Gi"));
+        assert_eq!(
+            rule.resources["memory"].per_container.as_deref(),
+            Some("1Gi")
+        );
     }
 
     #[test]
     fn a_rule_that_cannot_be_published_is_refused_with_its_reason() {
         for (rule, part) in [
             ("[{driver: gpu.example.com, resources: {}}]", "0 resources"),
-            ("[{driver: gpu.example.com, resources: {nvidia.com/gpu: {perPod: \"1\"}}}]", "nvidia.com/gpu"),
-            ("[{driver: gpu.example.com, resources: {cpu: {}}}]", "neither perPod nor perContainer"),
-            ("[{driver: gpu.example.com, resources: {cpu: {perPod: much}}}]", "\"much\" is not a quantity"),
-            ("[{driver: gpu.example.com, resources: {cpu: {perPod: \"-1\"}}}]", "above 0"),
-            ("[{driver: Gpu_, resources: {cpu: {perPod: \"1\"}}}]", "Gpu_"),
-            ("[{driver: gpu.example.com, each: 1, resources: {cpu: {perPod: \"1\"}}}]", "each"),
+            (
+                "[{driver: gpu.example.com, resources: {nvidia.com/gpu: {perPod: \"1\"}}}]",
+                "nvidia.com/gpu",
+            ),
+            (
+                "[{driver: gpu.example.com, resources: {cpu: {}}}]",
+                "neither perPod nor perContainer",
+            ),
+            (
+                "[{driver: gpu.example.com, resources: {cpu: {perPod: much}}}]",
+                "\"much\" is not a quantity",
+            ),
+            (
+                "[{driver: gpu.example.com, resources: {cpu: {perPod: \"-1\"}}}]",
+                "above 0",
+            ),
+            (
+                "[{driver: Gpu_, resources: {cpu: {perPod: \"1\"}}}]",
+                "Gpu_",
+            ),
+            (
+                "[{driver: gpu.example.com, each: 1, resources: {cpu: {perPod: \"1\"}}}]",
+                "each",
+            ),
         ] {
             let refused = read(rule).unwrap_err();
             assert!(refused.contains(part), "{rule}: {refused}");

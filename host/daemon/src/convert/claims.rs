@@ -3,16 +3,22 @@
 use nodedock_proto::node::v1;
 
 use super::{consumer_message, missing, name, object_message, optional, problem};
-use nodedock_core::manager::claims::{ClaimView, RefusedClaim, ReleasePreview, ReleaseRequest, Retry};
+use nodedock_core::manager::claims::{
+    ClaimView, RefusedClaim, ReleasePreview, ReleaseRequest, Retry,
+};
 use nodedock_core::pools::NodePools;
 use nodedock_kube::local::{Excluded, NotAllocated};
 use nodedock_model::{
-    Caller, ClaimRecord, DriverName, DriverPart, KeptValue, ObjectRef, Problem, PutBack, ReleaseRecord,
-    Transition, Untold,
+    Caller, ClaimRecord, DriverName, DriverPart, KeptValue, ObjectRef, Problem, PutBack,
+    ReleaseRecord, Transition, Untold,
 };
 
 pub(super) fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
-    claim.drivers.values().find_map(|part| part.problem.as_ref()).map(problem)
+    claim
+        .drivers
+        .values()
+        .find_map(|part| part.problem.as_ref())
+        .map(problem)
 }
 
 /// `pools` names the pools as the API does, here and below.
@@ -27,11 +33,23 @@ pub fn claim_status(
         id: Some(object_message(&claim.id)),
         state: claim.state.as_str().to_owned(),
         pods: claim.pods.values().map(object_message).collect(),
-        drivers: claim.drivers.iter().map(|(name, part)| claim_driver(view, pools, name, part)).collect(),
-        timeline: if with_timeline { claim.timeline.iter().map(transition).collect() } else { Vec::new() },
+        drivers: claim
+            .drivers
+            .iter()
+            .map(|(name, part)| claim_driver(view, pools, name, part))
+            .collect(),
+        timeline: if with_timeline {
+            claim.timeline.iter().map(transition).collect()
+        } else {
+            Vec::new()
+        },
         stale_boot: claim.boot_id != boot_id,
         problem: worst_problem(claim),
-        values: if with_timeline { changed_values(view) } else { Vec::new() },
+        values: if with_timeline {
+            changed_values(view)
+        } else {
+            Vec::new()
+        },
         kubelet: kubelet_hold(claim),
     }
 }
@@ -65,7 +83,10 @@ fn claim_driver(
         driver: name.to_string(),
         state: state.to_owned(),
         devices: pools.devices_of(claim, name),
-        cdi_devices: part.current().map(|_| cdi_names(claim, name)).unwrap_or_default(),
+        cdi_devices: part
+            .current()
+            .map(|_| cdi_names(claim, name))
+            .unwrap_or_default(),
         version: by.map(|by| by.version.clone()).unwrap_or_default(),
         digest: by.map(|by| by.digest.clone()).unwrap_or_default(),
         problem: part.problem.as_ref().map(problem),
@@ -75,7 +96,10 @@ fn claim_driver(
 }
 
 fn retry(retry: Retry) -> v1::Retry {
-    v1::Retry { when: retry.as_str().to_owned(), at_ms: retry.at_ms() }
+    v1::Retry {
+        when: retry.as_str().to_owned(),
+        at_ms: retry.at_ms(),
+    }
 }
 
 pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
@@ -110,7 +134,11 @@ pub fn released_claim(released: &ReleaseRecord, pools: &NodePools) -> v1::Releas
     v1::ReleasedClaim {
         id: Some(object_message(&released.id)),
         at_ms: released.at_ms,
-        by: Some(v1::Caller { uid, user: user.unwrap_or_default(), pid }),
+        by: Some(v1::Caller {
+            uid,
+            user: user.unwrap_or_default(),
+            pid,
+        }),
         pods: released.pods.values().map(object_message).collect(),
         untold: not_unprepared(released, pools),
         timeline: released.timeline.iter().map(transition).collect(),
@@ -121,14 +149,21 @@ pub fn released_claim(released: &ReleaseRecord, pools: &NodePools) -> v1::Releas
 fn not_unprepared(released: &ReleaseRecord, pools: &NodePools) -> Vec<v1::UntoldDriver> {
     let one = |(driver, untold): (&DriverName, &Untold)| v1::UntoldDriver {
         driver: driver.to_string(),
-        devices: untold.devices.iter().map(|device| pools.published_device(driver, device)).collect(),
+        devices: untold
+            .devices
+            .iter()
+            .map(|device| pools.published_device(driver, device))
+            .collect(),
         problem: Some(problem(&untold.problem)),
     };
     released.untold.iter().map(one).collect()
 }
 
 /// Selects the claim to release by namespace and name, and by UID if there is one.
-pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<ReleaseRequest, Problem> {
+pub fn release_request(
+    claim: Option<&v1::ObjectRef>,
+    by: Caller,
+) -> Result<ReleaseRequest, Problem> {
     let claim = claim.ok_or_else(|| missing("claim"))?;
     Ok(ReleaseRequest {
         namespace: name("claim.namespace", &claim.namespace)?,
@@ -139,7 +174,11 @@ pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<Rele
 }
 
 pub fn release_preview(preview: &ReleasePreview, pools: &NodePools) -> v1::ReleaseClaimResponse {
-    let ReleasePreview { record, drivers, values } = preview;
+    let ReleasePreview {
+        record,
+        drivers,
+        values,
+    } = preview;
     let driver = |(name, serves): (&DriverName, &Result<(), Problem>)| v1::UntoldDriver {
         driver: name.to_string(),
         devices: pools.devices_of(record, name),
@@ -165,7 +204,10 @@ pub fn release_response(released: &ReleaseRecord, pools: &NodePools) -> v1::Rele
 }
 
 fn cdi_names(claim: &ClaimRecord, driver: &DriverName) -> Vec<String> {
-    nodedock_core::cdi::cdi_devices(claim, driver).into_iter().flat_map(|(_, names)| names).collect()
+    nodedock_core::cdi::cdi_devices(claim, driver)
+        .into_iter()
+        .flat_map(|(_, names)| names)
+        .collect()
 }
 
 pub(super) fn transition(transition: &Transition) -> v1::Transition {
@@ -175,7 +217,10 @@ pub(super) fn transition(transition: &Transition) -> v1::Transition {
         cause: transition.cause.clone(),
         duration_us: transition.duration_us,
         problem: transition.problem.as_ref().map(problem),
-        again: transition.again.map(|again| v1::Again { count: again.count, last_at_ms: again.last_at_ms }),
+        again: transition.again.map(|again| v1::Again {
+            count: again.count,
+            last_at_ms: again.last_at_ms,
+        }),
     }
 }
 

@@ -24,10 +24,14 @@ pub(super) fn limits(
     bounded(&field, limits.len(), limit::CONTAINER_RESOURCES_MAX)?;
     // Of more than a plugin can list there are too few in any case.
     let max = limit::RESOURCE_DEVICES_MAX as u32;
-    let checked = limits.iter().map(|(resource, count)| match name(&field, resource)? {
-        resource if (1..=max).contains(count) => Ok((resource, *count)),
-        resource => Err(invalid(format!("{field}: {count} of {resource}: 1 to {max} are possible"))),
-    });
+    let checked = limits
+        .iter()
+        .map(|(resource, count)| match name(&field, resource)? {
+            resource if (1..=max).contains(count) => Ok((resource, *count)),
+            resource => Err(invalid(format!(
+                "{field}: {count} of {resource}: 1 to {max} are possible"
+            ))),
+        });
     checked.collect()
 }
 
@@ -36,7 +40,9 @@ pub(super) fn numa_nodes(container: &str, nodes: &[u32]) -> Result<Vec<u32>, Pro
     let max = limit::NUMA_NODES_OF_LINUX;
     let wrong = |what: String| {
         let field = format!("containers[{}].numa_affinity", shown(container));
-        Err(invalid(format!("{field}: {what}; Linux numbers at most {max} NUMA nodes")))
+        Err(invalid(format!(
+            "{field}: {what}; Linux numbers at most {max} NUMA nodes"
+        )))
     };
     if nodes.len() > max as usize {
         return wrong(format!("{} entries", nodes.len()));
@@ -44,7 +50,12 @@ pub(super) fn numa_nodes(container: &str, nodes: &[u32]) -> Result<Vec<u32>, Pro
     if let Some(node) = nodes.iter().find(|node| **node >= max) {
         return wrong(format!("there is no node {node}"));
     }
-    Ok(nodes.iter().copied().collect::<BTreeSet<_>>().into_iter().collect())
+    Ok(nodes
+        .iter()
+        .copied()
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect())
 }
 
 /// Converts the outcome of a resource; `done` is the word for success.
@@ -85,9 +96,14 @@ pub fn capacity(
         allocated.entry(&held.resource).or_default().extend(ids);
     }
     for view in &capacity.resources {
-        let ResourceSource::Pools(driver) = &view.source else { continue };
+        let ResourceSource::Pools(driver) = &view.source else {
+            continue;
+        };
         let ids = view.devices.iter().map(|view| view.device.id.as_str());
-        allocated.entry(&view.name).or_default().extend(ids.filter(|id| is_claimed(driver, id)));
+        allocated
+            .entry(&view.name)
+            .or_default()
+            .extend(ids.filter(|id| is_claimed(driver, id)));
     }
     let resource = |view: &ResourceView| v1::Resource {
         name: view.name.to_string(),
@@ -111,9 +127,14 @@ pub fn set_mechanisms(
     mechanisms: &Mechanisms,
     disabled: &BTreeSet<DriverName>,
 ) {
-    for resource in answer.resources.iter_mut().filter(|resource| !resource.driver.is_empty()) {
-        let of_driver =
-            DriverName::new(&resource.driver).ok().zip(ExtendedResource::new(&resource.name).ok());
+    for resource in answer
+        .resources
+        .iter_mut()
+        .filter(|resource| !resource.driver.is_empty())
+    {
+        let of_driver = DriverName::new(&resource.driver)
+            .ok()
+            .zip(ExtendedResource::new(&resource.name).ok());
         let Some((driver, name)) = of_driver else {
             resource.mechanism = Mechanism::DevicePlugin.to_string();
             resource.mechanism_reason = "it is of a native device plugin".to_owned();
@@ -121,24 +142,42 @@ pub fn set_mechanisms(
         };
         let pools: Vec<_> = mechanisms.of_resource(&driver, &name).collect();
         let offered: BTreeSet<_> = pools.iter().map(|pool| pool.offered).collect();
-        let shown = offered.iter().map(|offered| offered.map_or("none", Mechanism::as_str));
-        resource.mechanism =
-            if pools.is_empty() { "none".to_owned() } else { shown.collect::<Vec<_>>().join(",") };
-        let waits = pools.iter().map(|pool| &pool.waits_for).find(|waits_for| !waits_for.is_empty());
-        let decided = mechanisms.decision.as_ref().map(|decision| decision.reason.clone());
+        let shown = offered
+            .iter()
+            .map(|offered| offered.map_or("none", Mechanism::as_str));
+        resource.mechanism = if pools.is_empty() {
+            "none".to_owned()
+        } else {
+            shown.collect::<Vec<_>>().join(",")
+        };
+        let waits = pools
+            .iter()
+            .map(|pool| &pool.waits_for)
+            .find(|waits_for| !waits_for.is_empty());
+        let decided = mechanisms
+            .decision
+            .as_ref()
+            .map(|decision| decision.reason.clone());
         resource.mechanism_reason = match waits {
             Some(waits_for) => format!("it waits for {waits_for}"),
             None if disabled.contains(&driver) => "an operator disabled its adapter".to_owned(),
-            None => {
-                decided.unwrap_or_else(|| "it waits for the versions of API server and kubelet".to_owned())
-            }
+            None => decided.unwrap_or_else(|| {
+                "it waits for the versions of API server and kubelet".to_owned()
+            }),
         };
     }
 }
 
 /// `mechanisms`: of a Kubernetes node.
-pub fn adapter(view: &AdapterView, pools: &NodePools, mechanisms: Option<&Mechanisms>) -> v1::Adapter {
-    let pool = LocalPool { driver: view.driver.clone(), pool: view.pool.clone() };
+pub fn adapter(
+    view: &AdapterView,
+    pools: &NodePools,
+    mechanisms: Option<&Mechanisms>,
+) -> v1::Adapter {
+    let pool = LocalPool {
+        driver: view.driver.clone(),
+        pool: view.pool.clone(),
+    };
     let status = mechanisms.and_then(|mechanisms| mechanisms.pools.get(&pool));
     let waits_for = match (view.waits_for.as_str(), status) {
         ("", Some(status)) if !status.waits_for.is_empty() => {
@@ -146,7 +185,9 @@ pub fn adapter(view: &AdapterView, pools: &NodePools, mechanisms: Option<&Mechan
         }
         (waits_for, _) => waits_for.to_owned(),
     };
-    let mechanism = status.and_then(|status| status.offered).map(|of| of.to_string());
+    let mechanism = status
+        .and_then(|status| status.offered)
+        .map(|of| of.to_string());
     v1::Adapter {
         driver: view.driver.to_string(),
         resource: view.resource.to_string(),
@@ -157,7 +198,9 @@ pub fn adapter(view: &AdapterView, pools: &NodePools, mechanisms: Option<&Mechan
         connected: view.is_connected,
         devices: count(view.devices),
         held: view.held.iter().cloned().collect(),
-        mechanism: mechanisms.map(|_| mechanism.unwrap_or_else(|| "none".to_owned())).unwrap_or_default(),
+        mechanism: mechanisms
+            .map(|_| mechanism.unwrap_or_else(|| "none".to_owned()))
+            .unwrap_or_default(),
         reason: waits_for,
     }
 }
@@ -171,7 +214,10 @@ fn source(source: &ResourceSource) -> String {
 }
 
 fn nodes_of(devices: &[DeviceView]) -> Vec<u32> {
-    let nodes: BTreeSet<_> = devices.iter().flat_map(|view| view.device.numa_nodes.clone()).collect();
+    let nodes: BTreeSet<_> = devices
+        .iter()
+        .flat_map(|view| view.device.numa_nodes.clone())
+        .collect();
     nodes.into_iter().collect()
 }
 
@@ -180,7 +226,12 @@ pub fn plugin_device(resource: &ResourceView, view: &DeviceView) -> v1::Device {
         driver: source(&resource.source),
         name: view.device.id.clone(),
         attributes_json: "{}".to_owned(),
-        health: if view.device.healthy { "healthy" } else { "unhealthy" }.to_owned(),
+        health: if view.device.healthy {
+            "healthy"
+        } else {
+            "unhealthy"
+        }
+        .to_owned(),
         extended_resource: resource.name.to_string(),
         numa_nodes: view.device.numa_nodes.clone(),
         pods: view.pods.iter().map(super::object_message).collect(),
@@ -192,7 +243,10 @@ pub fn hint_scope(scope: &str) -> Result<HintScope, Problem> {
     match scope {
         "" | "container" => Ok(HintScope::Container),
         "pod" => Ok(HintScope::Pod),
-        other => Err(invalid(format!("scope: {:?} is neither container nor pod", shown(other)))),
+        other => Err(invalid(format!(
+            "scope: {:?} is neither container nor pod",
+            shown(other)
+        ))),
     }
 }
 
@@ -207,16 +261,22 @@ pub fn hints(hints: &[ResourceHints]) -> v1::GetTopologyHintsResponse {
         has_topology: of.hints.is_some(),
         hints: of.hints.iter().flatten().map(hint).collect(),
     };
-    v1::GetTopologyHintsResponse { resources: hints.iter().map(resource).collect() }
+    v1::GetTopologyHintsResponse {
+        resources: hints.iter().map(resource).collect(),
+    }
 }
 
 /// Returns the pod and the extended resources of a node's allocatable; no other resource is allocated here.
 pub fn cover_request(
     request: &v1::CoverAllocatedRequest,
 ) -> Result<(Uid, BTreeMap<ExtendedResource, u64>), Problem> {
-    let extended =
-        |(name, count): (&String, &u64)| ExtendedResource::new(name).ok().map(|name| (name, *count));
-    Ok((name("pod_uid", &request.pod_uid)?, request.allocatable.iter().filter_map(extended).collect()))
+    let extended = |(name, count): (&String, &u64)| {
+        ExtendedResource::new(name).ok().map(|name| (name, *count))
+    };
+    Ok((
+        name("pod_uid", &request.pod_uid)?,
+        request.allocatable.iter().filter_map(extended).collect(),
+    ))
 }
 
 /// Returns the node's allocatable with the raised values.
@@ -225,13 +285,20 @@ pub fn covered(
     raised: BTreeMap<ExtendedResource, u64>,
 ) -> v1::CoverAllocatedResponse {
     let mut allocatable = request.allocatable;
-    allocatable.extend(raised.into_iter().map(|(name, count)| (name.to_string(), count)));
+    allocatable.extend(
+        raised
+            .into_iter()
+            .map(|(name, count)| (name.to_string(), count)),
+    );
     v1::CoverAllocatedResponse { allocatable }
 }
 
 pub fn start_request(request: v1::StartContainerRequest) -> Result<(Uid, String), Problem> {
     let pod = request.pod.ok_or_else(|| missing("pod"))?;
-    Ok((name("pod.uid", &pod.uid)?, label("container", &request.container)?))
+    Ok((
+        name("pod.uid", &pod.uid)?,
+        label("container", &request.container)?,
+    ))
 }
 
 #[cfg(test)]

@@ -10,18 +10,25 @@ use nodedock_model::{ClaimRecord, ClaimState, ContainerKind, DriverName, Prepare
 
 /// A pod with its containers and sidecars; ordinary init containers have ended, or will before the others start.
 pub(super) fn pod(view: &PodView, pools: &NodePools) -> v1::PodResources {
-    let containers = view.kinds().into_iter().filter(|(_, kind)| *kind != ContainerKind::Init);
+    let containers = view
+        .kinds()
+        .into_iter()
+        .filter(|(_, kind)| *kind != ContainerKind::Init);
     v1::PodResources {
         name: view.pod.name.to_string(),
         namespace: view.pod.namespace.to_string(),
-        containers: containers.map(|(name, _)| container(view, name, pools)).collect(),
+        containers: containers
+            .map(|(name, _)| container(view, name, pools))
+            .collect(),
         ..v1::PodResources::default()
     }
 }
 
 fn container(view: &PodView, name: &str, pools: &NodePools) -> v1::ContainerResources {
     let devices = held_by(view, name).flat_map(|held| {
-        held.devices.iter().flat_map(|(id, nodes)| device(held.resource.as_str(), id, nodes))
+        held.devices
+            .iter()
+            .flat_map(|(id, nodes)| device(held.resource.as_str(), id, nodes))
     });
     v1::ContainerResources {
         name: name.to_owned(),
@@ -50,7 +57,13 @@ fn device(resource: &str, id: &str, nodes: &[u32]) -> Vec<v1::ContainerDevices> 
         device_ids: vec![id.to_owned()],
         topology,
     };
-    let on = |node: &u32| one(Some(v1::TopologyInfo { nodes: vec![v1::NumaNode { id: i64::from(*node) }] }));
+    let on = |node: &u32| {
+        one(Some(v1::TopologyInfo {
+            nodes: vec![v1::NumaNode {
+                id: i64::from(*node),
+            }],
+        }))
+    };
     match nodes {
         [] => vec![one(None)],
         nodes => nodes.iter().map(on).collect(),
@@ -80,7 +93,10 @@ fn claim_resource(
     pools: &NodePools,
 ) -> v1::ClaimResource {
     v1::ClaimResource {
-        cdi_devices: names.into_iter().map(|name| v1::CdiDevice { name }).collect(),
+        cdi_devices: names
+            .into_iter()
+            .map(|name| v1::CdiDevice { name })
+            .collect(),
         driver_name: driver.to_string(),
         pool_name: pools.published_in(claim, driver, &device.pool).to_string(),
         device_name: device.device.to_string(),
@@ -114,14 +130,18 @@ pub(super) fn allocatable(capacity: &Capacity) -> v1::AllocatableResourcesRespon
         healthy.map(|view| (resource.name.as_str(), &view.device))
     });
     v1::AllocatableResourcesResponse {
-        devices: views.flat_map(|(name, found)| device(name, &found.id, &found.numa_nodes)).collect(),
+        devices: views
+            .flat_map(|(name, found)| device(name, &found.id, &found.numa_nodes))
+            .collect(),
         ..v1::AllocatableResourcesResponse::default()
     }
 }
 
 /// Of pods with one name, where one replaces another, the one that is not being unprepared.
 pub(super) fn staying(pods: &[PodView]) -> Option<&PodView> {
-    pods.iter().find(|view| view.state() != ClaimState::Unpreparing).or_else(|| pods.first())
+    pods.iter()
+        .find(|view| view.state() != ClaimState::Unpreparing)
+        .or_else(|| pods.first())
 }
 
 #[cfg(test)]

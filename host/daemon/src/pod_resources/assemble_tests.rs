@@ -10,8 +10,8 @@ use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices::{DeviceView, ResourceSource, ResourceView};
 use nodedock_core::registry::Registry;
 use nodedock_model::{
-    ContainerClaim, Edits, ExtendedResource, ObjectName, ObjectRef, PluginDevice, PodContainer, PodRecord,
-    PoolNames, PooledClaim, ResourceDevices, plugin_driver, pod_claim_name,
+    ContainerClaim, Edits, ExtendedResource, ObjectName, ObjectRef, PluginDevice, PodContainer,
+    PodRecord, PoolNames, PooledClaim, ResourceDevices, plugin_driver, pod_claim_name,
 };
 
 const DRIVER: &str = "gpu.example.com";
@@ -33,12 +33,23 @@ fn claim_record(name: &str, state: &str) -> Arc<ClaimRecord> {
     };
     let prepared = nodedock_model::PreparedClaim {
         devices: vec![
-            device("gpu-0", nodedock_model::DeviceAccess::Edits(Edits::default()), None),
-            device("gpu-1", nodedock_model::DeviceAccess::CdiDevices(vec!["v/c=1".to_owned()]), Some("s-1")),
+            device(
+                "gpu-0",
+                nodedock_model::DeviceAccess::Edits(Edits::default()),
+                None,
+            ),
+            device(
+                "gpu-1",
+                nodedock_model::DeviceAccess::CdiDevices(vec!["v/c=1".to_owned()]),
+                Some("s-1"),
+            ),
         ],
         ..nodedock_model::PreparedClaim::default()
     };
-    let part = nodedock_model::DriverPart { prepared: Some(Arc::new(prepared)), ..Default::default() };
+    let part = nodedock_model::DriverPart {
+        prepared: Some(Arc::new(prepared)),
+        ..Default::default()
+    };
     let id = object(name);
     let record = serde_json::json!({
         "id": id, "state": state, "allocation": {"devices": []}, "drivers": {DRIVER: part},
@@ -68,11 +79,25 @@ fn of_claims(
 ) -> ClaimTable {
     let held = |(_, record): &(&str, Arc<ClaimRecord>)| {
         let pods = BTreeMap::from([(pod.uid.clone(), pod.clone())]);
-        ClaimRecord { pods, ..ClaimRecord::clone(record) }
+        ClaimRecord {
+            pods,
+            ..ClaimRecord::clone(record)
+        }
     };
     let records = named.iter().map(held).collect();
-    let claims = named.iter().map(|(name, record)| ((*name).to_owned(), record.id.clone())).collect();
-    ClaimTable::new(records, vec![PodRecord { pod, claims, containers, unknown: BTreeMap::new() }])
+    let claims = named
+        .iter()
+        .map(|(name, record)| ((*name).to_owned(), record.id.clone()))
+        .collect();
+    ClaimTable::new(
+        records,
+        vec![PodRecord {
+            pod,
+            claims,
+            containers,
+            unknown: BTreeMap::new(),
+        }],
+    )
 }
 
 /// What a container has of a resource: its name and kind, the resource, and the devices with their NUMA nodes.
@@ -81,16 +106,25 @@ type Entry<'a> = (&'a str, ContainerKind, &'a str, &'a [(&'a str, &'a [u32])]);
 /// A pod whose containers have devices of plugins, in a state.
 fn of_resources(pod: &str, entries: &[Entry<'_>], state: ClaimState) -> (ClaimTable, PodRecord) {
     let pod = object(pod);
-    let mut record =
-        PodRecord { pod: pod.clone(), claims: BTreeMap::new(), containers: vec![], unknown: BTreeMap::new() };
+    let mut record = PodRecord {
+        pod: pod.clone(),
+        claims: BTreeMap::new(),
+        containers: vec![],
+        unknown: BTreeMap::new(),
+    };
     let mut claims = Vec::new();
     for (name, kind, resource, devices) in entries {
         let resource = ExtendedResource::new(resource).unwrap();
         let claim = PooledClaim::named(&pod, name, &resource, &plugin_driver(&resource)).id;
         let of = pod_claim_name(&resource, &claim.name);
         record.claims.insert(of.clone(), claim.clone());
-        record.containers.push(container(name, *kind, &[(&of, None)]));
-        let devices = devices.iter().map(|(id, nodes)| ((*id).to_owned(), nodes.to_vec())).collect();
+        record
+            .containers
+            .push(container(name, *kind, &[(&of, None)]));
+        let devices = devices
+            .iter()
+            .map(|(id, nodes)| ((*id).to_owned(), nodes.to_vec()))
+            .collect();
         claims.push(ClaimRecord {
             pods: [(pod.uid.clone(), pod.clone())].into(),
             resource: Some(ResourceDevices { resource, devices }),
@@ -108,7 +142,9 @@ fn view(claims: &ClaimTable) -> PodView {
 /// Pools of the node `node-1`.
 fn pools() -> NodePools {
     NodePools {
-        names: PoolNames { node: ObjectName::new("node-1").unwrap() },
+        names: PoolNames {
+            node: ObjectName::new("node-1").unwrap(),
+        },
         registry: Registry::new(Changes::default(), Conditions::default(), None),
     }
 }
@@ -119,13 +155,25 @@ fn pod(view: &PodView) -> v1::PodResources {
 
 /// Resource, device and NUMA nodes of each.
 fn listed(devices: &[v1::ContainerDevices]) -> Vec<(&str, &str, Vec<i64>)> {
-    let one =
-        |device: &v1::ContainerDevices| device.topology.iter().flat_map(|t| &t.nodes).map(|n| n.id).collect();
-    devices.iter().map(|d| (d.resource_name.as_str(), d.device_ids[0].as_str(), one(d))).collect()
+    let one = |device: &v1::ContainerDevices| {
+        device
+            .topology
+            .iter()
+            .flat_map(|t| &t.nodes)
+            .map(|n| n.id)
+            .collect()
+    };
+    devices
+        .iter()
+        .map(|d| (d.resource_name.as_str(), d.device_ids[0].as_str(), one(d)))
+        .collect()
 }
 
 fn names(pod: &v1::PodResources) -> Vec<&str> {
-    pod.containers.iter().map(|container| container.name.as_str()).collect()
+    pod.containers
+        .iter()
+        .map(|container| container.name.as_str())
+        .collect()
 }
 
 #[test]
@@ -133,54 +181,117 @@ fn a_device_is_listed_once_for_each_numa_node_and_once_where_it_has_none() {
     let devices: [(&str, &[u32]); 3] = [("a", &[0]), ("b", &[0, 1]), ("c", &[])];
     let entries = [("main", ContainerKind::App, "example.com/nic", &devices[..])];
     let pod = pod(&view(&of_resources("a", &entries, ClaimState::Prepared).0));
-    assert_eq!((pod.name.as_str(), pod.namespace.as_str()), ("a", "default"));
+    assert_eq!(
+        (pod.name.as_str(), pod.namespace.as_str()),
+        ("a", "default")
+    );
     let nic = "example.com/nic";
     assert_eq!(
         listed(&pod.containers[0].devices),
-        [(nic, "a", vec![0]), (nic, "b", vec![0]), (nic, "b", vec![1]), (nic, "c", vec![])]
+        [
+            (nic, "a", vec![0]),
+            (nic, "b", vec![0]),
+            (nic, "b", vec![1]),
+            (nic, "c", vec![])
+        ]
     );
     assert!(
-        pod.containers[0].devices[3].topology.is_none() && pod.containers[0].dynamic_resources.is_empty()
+        pod.containers[0].devices[3].topology.is_none()
+            && pod.containers[0].dynamic_resources.is_empty()
     );
 }
 
 #[test]
 fn a_claim_is_listed_whole_whatever_request_a_container_names() {
     let containers = vec![
-        container("one", ContainerKind::App, &[("own", Some("gpu-0")), ("own", Some("gpu-1"))]),
+        container(
+            "one",
+            ContainerKind::App,
+            &[("own", Some("gpu-0")), ("own", Some("gpu-1"))],
+        ),
         container("none", ContainerKind::App, &[]),
     ];
-    let view = view(&of_claims(object("a"), containers, &[("own", claim_record("c", "prepared"))]));
+    let view = view(&of_claims(
+        object("a"),
+        containers,
+        &[("own", claim_record("c", "prepared"))],
+    ));
     let pod = pod(&view);
-    assert_eq!(names(&pod), ["one", "none"], "a container without devices is there");
-    let [claim] = pod.containers[0].dynamic_resources.as_slice() else { panic!("{pod:#?}") };
-    assert_eq!((claim.claim_name.as_str(), claim.claim_namespace.as_str()), ("c", "default"));
+    assert_eq!(
+        names(&pod),
+        ["one", "none"],
+        "a container without devices is there"
+    );
+    let [claim] = pod.containers[0].dynamic_resources.as_slice() else {
+        panic!("{pod:#?}")
+    };
+    assert_eq!(
+        (claim.claim_name.as_str(), claim.claim_namespace.as_str()),
+        ("c", "default")
+    );
     let entry = |r: &v1::ClaimResource| {
-        let cdi: Vec<_> = r.cdi_devices.iter().map(|device| device.name.clone()).collect();
-        (r.driver_name.clone(), r.pool_name.clone(), r.device_name.clone(), r.share_id.clone(), cdi)
+        let cdi: Vec<_> = r
+            .cdi_devices
+            .iter()
+            .map(|device| device.name.clone())
+            .collect();
+        (
+            r.driver_name.clone(),
+            r.pool_name.clone(),
+            r.device_name.clone(),
+            r.share_id.clone(),
+            cdi,
+        )
     };
     let (driver, pool) = (DRIVER.to_owned(), "node-1/pool".to_owned());
     let expected = [
-        (driver.clone(), pool.clone(), "gpu-0".to_owned(), None, vec![format!("{DRIVER}/claim=uid-c-gpu-0")]),
-        (driver, pool, "gpu-1".to_owned(), Some("s-1".to_owned()), vec!["v/c=1".to_owned()]),
+        (
+            driver.clone(),
+            pool.clone(),
+            "gpu-0".to_owned(),
+            None,
+            vec![format!("{DRIVER}/claim=uid-c-gpu-0")],
+        ),
+        (
+            driver,
+            pool,
+            "gpu-1".to_owned(),
+            Some("s-1".to_owned()),
+            vec!["v/c=1".to_owned()],
+        ),
     ];
-    assert_eq!(claim.claim_resources.iter().map(entry).collect::<Vec<_>>(), expected);
+    assert_eq!(
+        claim.claim_resources.iter().map(entry).collect::<Vec<_>>(),
+        expected
+    );
     assert!(pod.containers[1].dynamic_resources.is_empty() && pod.containers[1].devices.is_empty());
 }
 
 #[test]
 fn ordinary_init_containers_are_left_out_and_sidecars_are_not() {
     let devices: [(&str, &[u32]); 1] = [("a", &[0])];
-    let kinds =
-        [("init", ContainerKind::Init), ("side", ContainerKind::Sidecar), ("main", ContainerKind::App)];
+    let kinds = [
+        ("init", ContainerKind::Init),
+        ("side", ContainerKind::Sidecar),
+        ("main", ContainerKind::App),
+    ];
     let entries = kinds.map(|(name, kind)| (name, kind, "example.com/nic", &devices[..]));
     let (claims, record) = of_resources("a", &entries, ClaimState::Prepared);
     let mut both = record;
     both.claims.insert("own".to_owned(), object("c"));
     both.containers.iter_mut().for_each(|container| {
-        container.claims.insert(0, ContainerClaim { pod_claim_name: "own".to_owned(), request: None });
+        container.claims.insert(
+            0,
+            ContainerClaim {
+                pod_claim_name: "own".to_owned(),
+                request: None,
+            },
+        );
     });
-    let mut records: Vec<_> = claims.claims().map(|claim| ClaimRecord::clone(claim)).collect();
+    let mut records: Vec<_> = claims
+        .claims()
+        .map(|claim| ClaimRecord::clone(claim))
+        .collect();
     records.push(ClaimRecord {
         pods: [(both.pod.uid.clone(), both.pod.clone())].into(),
         ..ClaimRecord::clone(&claim_record("c", "prepared"))
@@ -189,10 +300,22 @@ fn ordinary_init_containers_are_left_out_and_sidecars_are_not() {
         let view = view(&claims);
         assert_eq!(names(&pod(&view)), ["side", "main"]);
         let old = pod_v1alpha1(&view);
-        let [main] = old.containers.as_slice() else { panic!("regular containers alone: {old:#?}") };
-        assert_eq!((old.name.as_str(), old.namespace.as_str(), main.name.as_str()), ("a", "default", "main"));
+        let [main] = old.containers.as_slice() else {
+            panic!("regular containers alone: {old:#?}")
+        };
         assert_eq!(
-            (main.devices[0].resource_name.as_str(), main.devices[0].device_ids.as_slice()),
+            (
+                old.name.as_str(),
+                old.namespace.as_str(),
+                main.name.as_str()
+            ),
+            ("a", "default", "main")
+        );
+        assert_eq!(
+            (
+                main.devices[0].resource_name.as_str(),
+                main.devices[0].device_ids.as_slice()
+            ),
             ("example.com/nic", ["a".to_owned()].as_slice())
         );
     }
@@ -204,27 +327,47 @@ fn devices_of_a_pool_are_devices_and_their_claim_is_no_dynamic_resource() {
     let resource = ExtendedResource::new("example.com/gpu").unwrap();
     let devices = [("pool/gpu-0".to_owned(), vec![1])].into();
     let of = Some(ResourceDevices { resource, devices });
-    let record = Arc::new(ClaimRecord { resource: of, ..ClaimRecord::clone(&record) });
-    let containers = vec![container("main", ContainerKind::App, &[("example.com/gpu/p", None)])];
+    let record = Arc::new(ClaimRecord {
+        resource: of,
+        ..ClaimRecord::clone(&record)
+    });
+    let containers = vec![container(
+        "main",
+        ContainerKind::App,
+        &[("example.com/gpu/p", None)],
+    )];
     let claims = of_claims(object("a"), containers, &[("example.com/gpu/p", record)]);
     let pod = pod(&view(&claims));
-    assert_eq!(listed(&pod.containers[0].devices), [("example.com/gpu", "pool/gpu-0", vec![1])]);
+    assert_eq!(
+        listed(&pod.containers[0].devices),
+        [("example.com/gpu", "pool/gpu-0", vec![1])]
+    );
     assert!(pod.containers[0].dynamic_resources.is_empty(), "{pod:#?}");
 }
 
 #[test]
 fn devices_that_are_still_being_allocated_are_not_listed() {
-    let open = [("main", ContainerKind::App, "example.com/nic", &[("a", &[][..])][..])];
+    let open = [(
+        "main",
+        ContainerKind::App,
+        "example.com/nic",
+        &[("a", &[][..])][..],
+    )];
     let view = view(&of_resources("a", &open, ClaimState::Preparing).0);
     assert!(
-        pod(&view).containers[0].devices.is_empty() && pod_v1alpha1(&view).containers[0].devices.is_empty()
+        pod(&view).containers[0].devices.is_empty()
+            && pod_v1alpha1(&view).containers[0].devices.is_empty()
     );
 }
 
 #[test]
 fn healthy_devices_can_be_allocated_whether_or_not_they_are() {
     let device = |id: &str, healthy, nodes: &[u32], pods: Vec<ObjectRef>| DeviceView {
-        device: PluginDevice { id: id.to_owned(), healthy, numa_nodes: nodes.to_vec() },
+        device: PluginDevice {
+            id: id.to_owned(),
+            healthy,
+            numa_nodes: nodes.to_vec(),
+        },
         pods,
     };
     let resource = |name: &str, devices| ResourceView {
@@ -239,23 +382,39 @@ fn healthy_devices_can_be_allocated_whether_or_not_they_are() {
         resources: vec![
             resource(
                 gpu,
-                vec![device("a", true, &[0, 1], vec![object("a")]), device("b", false, &[0], vec![])],
+                vec![
+                    device("a", true, &[0, 1], vec![object("a")]),
+                    device("b", false, &[0], vec![]),
+                ],
             ),
             resource(nic, vec![device("a", true, &[], vec![])]),
         ],
         removed: vec![ExtendedResource::new("example.com/gone").unwrap()],
     };
     let answer = allocatable(&capacity);
-    assert_eq!(listed(&answer.devices), [(gpu, "a", vec![0]), (gpu, "a", vec![1]), (nic, "a", vec![])]);
+    assert_eq!(
+        listed(&answer.devices),
+        [(gpu, "a", vec![0]), (gpu, "a", vec![1]), (nic, "a", vec![])]
+    );
     assert!(answer.cpu_ids.is_empty() && answer.memory.is_empty());
-    assert_eq!(allocatable(&Capacity::default()), v1::AllocatableResourcesResponse::default());
+    assert_eq!(
+        allocatable(&Capacity::default()),
+        v1::AllocatableResourcesResponse::default()
+    );
 }
 
 #[test]
 fn of_two_pods_with_one_name_the_one_that_stays_is_meant() {
     let pod = |state: &str, uid: &str| {
-        let pod = ObjectRef { uid: uid.parse().unwrap(), ..object("a") };
-        view(&of_claims(pod, vec![], &[("own", claim_record("c", state))]))
+        let pod = ObjectRef {
+            uid: uid.parse().unwrap(),
+            ..object("a")
+        };
+        view(&of_claims(
+            pod,
+            vec![],
+            &[("own", claim_record("c", state))],
+        ))
     };
     let pods = [pod("unpreparing", "uid-1"), pod("prepared", "uid-2")];
     assert_eq!(staying(&pods).unwrap().pod.uid.as_str(), "uid-2");

@@ -21,9 +21,15 @@ pub(super) fn checks(root: &Path) -> Vec<Check> {
     let is_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let propagation = match std::fs::read_to_string(MOUNTS) {
         Ok(mounts) => is_pod.then(|| propagation(&mounts)).flatten(),
-        Err(error) => is_pod.then(|| Check::new(PROPAGATION, Verdict::Unknown, format!("{MOUNTS}: {error}"))),
+        Err(error) => {
+            is_pod.then(|| Check::new(PROPAGATION, Verdict::Unknown, format!("{MOUNTS}: {error}")))
+        }
     };
-    let checks = [Some(directories(root)), gates(&root.join("config.yaml")), propagation];
+    let checks = [
+        Some(directories(root)),
+        gates(&root.join("config.yaml")),
+        propagation,
+    ];
     checks.into_iter().flatten().collect()
 }
 
@@ -35,17 +41,34 @@ fn directories(root: &Path) -> Check {
         match file::metadata(path) {
             Ok(Some(found)) if found.is_dir() => {}
             Ok(_) => missing.push(path.display().to_string()),
-            Err(error) => return Check::new(NAME, Verdict::Unknown, format!("{}: {error}", path.display())),
+            Err(error) => {
+                return Check::new(
+                    NAME,
+                    Verdict::Unknown,
+                    format!("{}: {error}", path.display()),
+                );
+            }
         }
     }
     if !missing.is_empty() {
         let missing = missing.join(", ");
         let advice = "is a kubelet running, and is --kubelet-root its --root-dir?";
-        return Check::new(NAME, Verdict::Failed, format!("missing: {missing}; {advice}"));
+        return Check::new(
+            NAME,
+            Verdict::Failed,
+            format!("missing: {missing}; {advice}"),
+        );
     }
     let found = paths.iter().map(|path| writable(NAME, path));
-    let all = Check::new(NAME, Verdict::Ok, format!("{} can be written", root.display()));
-    found.into_iter().find(|check| check.verdict != Verdict::Ok).unwrap_or(all)
+    let all = Check::new(
+        NAME,
+        Verdict::Ok,
+        format!("{} can be written", root.display()),
+    );
+    found
+        .into_iter()
+        .find(|check| check.verdict != Verdict::Ok)
+        .unwrap_or(all)
 }
 
 #[derive(Deserialize)]
@@ -62,21 +85,41 @@ fn gates(path: &Path) -> Option<Check> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-        Err(error) => return Some(Check::new(NAME, Verdict::Unknown, format!("{shown}: {error}"))),
+        Err(error) => {
+            return Some(Check::new(
+                NAME,
+                Verdict::Unknown,
+                format!("{shown}: {error}"),
+            ));
+        }
     };
     let config: KubeletConfig = match serde_saphyr::from_str(&text) {
         Ok(config) => config,
         Err(error) => {
-            return Some(Check::new(NAME, Verdict::Unknown, format!("{shown}: {}", chain(&error))));
+            return Some(Check::new(
+                NAME,
+                Verdict::Unknown,
+                format!("{shown}: {}", chain(&error)),
+            ));
         }
     };
-    let set: Vec<_> = config.feature_gates.iter().map(|(gate, on)| format!("{gate}={on}")).collect();
+    let set: Vec<_> = config
+        .feature_gates
+        .iter()
+        .map(|(gate, on)| format!("{gate}={on}"))
+        .collect();
     Some(match config.feature_gates.get(DRA) {
-        Some(false) => {
-            Check::new(NAME, Verdict::Failed, format!("{shown} has {DRA}=false: no claim is prepared"))
-        }
+        Some(false) => Check::new(
+            NAME,
+            Verdict::Failed,
+            format!("{shown} has {DRA}=false: no claim is prepared"),
+        ),
         _ if set.is_empty() => Check::new(NAME, Verdict::Ok, format!("{shown} sets none")),
-        _ => Check::new(NAME, Verdict::Ok, format!("{shown} sets {}", set.join(", "))),
+        _ => Check::new(
+            NAME,
+            Verdict::Ok,
+            format!("{shown} sets {}", set.join(", ")),
+        ),
     })
 }
 
@@ -107,7 +150,8 @@ impl Mount {
         let mut fields = line.split(' ');
         let point = PathBuf::from(fields.nth(4)?);
         let mut optional = fields.skip(1).take_while(|field| *field != "-");
-        let propagates = optional.any(|field| field.starts_with("shared:") || field.starts_with("master:"));
+        let propagates =
+            optional.any(|field| field.starts_with("shared:") || field.starts_with("master:"));
         Some(Self { point, propagates })
     }
 }
@@ -143,23 +187,38 @@ mod tests {
                 Verdict::Ok,
                 "A=false, KubeletPodsAPI=true",
             ),
-            ("featureGates: {DynamicResourceAllocation: false}\n", Verdict::Failed, "no claim is prepared"),
+            (
+                "featureGates: {DynamicResourceAllocation: false}\n",
+                Verdict::Failed,
+                "no claim is prepared",
+            ),
             ("featureGates: [", Verdict::Unknown, "config.yaml: "),
-            ("featureGates: {A: some}\n", Verdict::Unknown, "config.yaml: "),
+            (
+                "featureGates: {A: some}\n",
+                Verdict::Unknown,
+                "config.yaml: ",
+            ),
         ] {
             std::fs::write(&path, text).unwrap();
             let check = gates(&path).unwrap();
-            assert!(check.verdict == verdict && check.finding.contains(words), "{text}: {check:?}");
+            assert!(
+                check.verdict == verdict && check.finding.contains(words),
+                "{text}: {check:?}"
+            );
         }
     }
 
     #[test]
     fn the_dev_of_a_pod_has_to_receive_mounts_of_the_node() {
         let root = "30 25 0:26 / / rw,relatime master:300 - overlay overlay rw\n".to_owned();
-        let dev = |optional: &str| format!("31 30 0:5 / /dev rw,nosuid {optional}- devtmpfs udev rw\n");
+        let dev =
+            |optional: &str| format!("31 30 0:5 / /dev rw,nosuid {optional}- devtmpfs udev rw\n");
         let verdict = |text: String| propagation(&text).map(|check| check.verdict);
         assert_eq!(verdict(root.clone() + &dev("master:2 ")), Some(Verdict::Ok));
-        assert_eq!(verdict(root.clone() + &dev("master:2 ") + &dev("")), Some(Verdict::Warning));
+        assert_eq!(
+            verdict(root.clone() + &dev("master:2 ") + &dev("")),
+            Some(Verdict::Warning)
+        );
         assert_eq!(verdict(root), None);
         assert_eq!(verdict("x y\n\n".to_owned()), None);
     }

@@ -25,10 +25,22 @@ pub(super) fn checks(root: &Path, cdi: &Path) -> Vec<Check> {
     let of_crio_directory = below(&root.join("etc/crio/crio.conf.d"));
     let check = |name, main: PathBuf, others: io::Result<Vec<PathBuf>>, read| match others {
         Ok(others) => check(name, std::iter::once(main).chain(others), root, cdi, read),
-        Err(error) => Some(Check::new(name, Verdict::Unknown, format!("{}: {error}", main.display()))),
+        Err(error) => Some(Check::new(
+            name,
+            Verdict::Unknown,
+            format!("{}: {error}", main.display()),
+        )),
     };
-    let containerd = check("containerd", containerd, imported, of_containerd as fn(&Value) -> Said);
-    [containerd, check("CRI-O", crio, of_crio_directory, of_crio)].into_iter().flatten().collect()
+    let containerd = check(
+        "containerd",
+        containerd,
+        imported,
+        of_containerd as fn(&Value) -> Said,
+    );
+    [containerd, check("CRI-O", crio, of_crio_directory, of_crio)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Files of a directory, in the order in which the later ones win.
@@ -37,7 +49,9 @@ fn below(directory: &Path) -> io::Result<Vec<PathBuf>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let mut files: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    let mut files: Vec<_> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<io::Result<_>>()?;
     files.sort();
     Ok(files)
 }
@@ -49,7 +63,11 @@ fn imports(config: &Path, root: &Path) -> io::Result<Vec<PathBuf>> {
         text => text?,
     };
     let table = text.parse::<toml::Table>().unwrap_or_default();
-    let listed = table.get("imports").and_then(Value::as_array).into_iter().flatten();
+    let listed = table
+        .get("imports")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten();
     let mut files = Vec::new();
     for pattern in listed.filter_map(Value::as_str) {
         let path = Path::new(pattern);
@@ -57,11 +75,18 @@ fn imports(config: &Path, root: &Path) -> io::Result<Vec<PathBuf>> {
             Ok(of_node) => root.join(of_node),
             Err(_) => config.with_file_name("").join(path),
         };
-        let glob = path.file_name().and_then(|name| Some(Glob::new(name.to_str()?).ok()?.compile_matcher()));
+        let glob = path
+            .file_name()
+            .and_then(|name| Some(Glob::new(name.to_str()?).ok()?.compile_matcher()));
         let is_imported = move |file: &PathBuf| {
-            glob.as_ref().is_some_and(|glob| file.file_name().is_some_and(|name| glob.is_match(name)))
+            glob.as_ref()
+                .is_some_and(|glob| file.file_name().is_some_and(|name| glob.is_match(name)))
         };
-        files.extend(below(path.parent().unwrap_or(root))?.into_iter().filter(is_imported));
+        files.extend(
+            below(path.parent().unwrap_or(root))?
+                .into_iter()
+                .filter(is_imported),
+        );
     }
     files.truncate(IMPORTS_MAX);
     Ok(files)
@@ -89,7 +114,11 @@ fn check(
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => {
-                return Some(Check::new(name, Verdict::Unknown, format!("{}: {error}", file.display())));
+                return Some(Check::new(
+                    name,
+                    Verdict::Unknown,
+                    format!("{}: {error}", file.display()),
+                ));
             }
         };
         let config = match text.parse::<toml::Table>() {
@@ -112,37 +141,61 @@ fn check(
 
 fn judged(name: &'static str, files: &str, said: &Said, root: &Path, cdi: &Path) -> Check {
     if said.enabled == Some(false) {
-        return Check::new(name, Verdict::Failed, format!("CDI is off in {files}: set enable_cdi = true"));
+        return Check::new(
+            name,
+            Verdict::Failed,
+            format!("CDI is off in {files}: set enable_cdi = true"),
+        );
     }
     // The paths are the node's, which is below the root.
     let usual = || USUAL.iter().map(PathBuf::from).collect();
     let directories: Vec<PathBuf> = said.directories.clone().unwrap_or_else(usual);
     let of_node = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
-    let shown = directories.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    let shown = directories
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect::<Vec<_>>()
+        .join(", ");
     match directories.iter().any(|path| is_same(&of_node(path), cdi)) {
         true if said.depends && said.enabled.is_none() => Check::new(
             name,
             Verdict::Warning,
             format!("CDI is off in releases before 2.0 unless enable_cdi = true is in {files}"),
         ),
-        true => Check::new(name, Verdict::Ok, format!("reads CDI files in {shown} ({files})")),
+        true => Check::new(
+            name,
+            Verdict::Ok,
+            format!("reads CDI files in {shown} ({files})"),
+        ),
         false => Check::new(
             name,
             Verdict::Failed,
-            format!("reads CDI files in {shown} ({files}), and not in {}", cdi.display()),
+            format!(
+                "reads CDI files in {shown} ({files}), and not in {}",
+                cdi.display()
+            ),
         ),
     }
 }
 
 fn of_containerd(config: &Value) -> Said {
-    let sections = CONTAINERD.iter().filter_map(|plugin| config.get("plugins")?.get(plugin));
+    let sections = CONTAINERD
+        .iter()
+        .filter_map(|plugin| config.get("plugins")?.get(plugin));
     let mut said = Said::default();
     for section in sections {
-        said.enabled = said.enabled.or(section.get("enable_cdi").and_then(Value::as_bool));
-        said.directories = said.directories.or_else(|| paths(section.get("cdi_spec_dirs")?));
+        said.enabled = said
+            .enabled
+            .or(section.get("enable_cdi").and_then(Value::as_bool));
+        said.directories = said
+            .directories
+            .or_else(|| paths(section.get("cdi_spec_dirs")?));
     }
     // Releases from 2.0 on read configs of older versions as well.
-    let version = config.get("version").and_then(Value::as_integer).unwrap_or(1);
+    let version = config
+        .get("version")
+        .and_then(Value::as_integer)
+        .unwrap_or(1);
     said.depends = version < 3;
     said
 }
@@ -157,7 +210,13 @@ fn of_crio(config: &Value) -> Said {
 }
 
 fn paths(list: &Value) -> Option<Vec<PathBuf>> {
-    Some(list.as_array()?.iter().filter_map(Value::as_str).map(PathBuf::from).collect())
+    Some(
+        list.as_array()?
+            .iter()
+            .filter_map(Value::as_str)
+            .map(PathBuf::from)
+            .collect(),
+    )
 }
 
 /// Judges the runtime that a Node object names: `containerd://2.1.0`.
@@ -165,13 +224,18 @@ pub(super) fn of_node(runtime: &str) -> Check {
     const NAME: &str = "container runtime";
     let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
     let Ok(found) = Version::parse(version.trim_start_matches('v')) else {
-        return Check::new(NAME, Verdict::Unknown, format!("the Node object names {runtime:?}"));
+        return Check::new(
+            NAME,
+            Verdict::Unknown,
+            format!("the Node object names {runtime:?}"),
+        );
     };
     let (verdict, words) = match name {
         "containerd" if found < Version::new(1, 7, 0) => (Verdict::Failed, "CDI needs 1.7"),
-        "containerd" if found < Version::new(2, 0, 0) => {
-            (Verdict::Warning, "CDI is off unless enable_cdi = true is in its config")
-        }
+        "containerd" if found < Version::new(2, 0, 0) => (
+            Verdict::Warning,
+            "CDI is off unless enable_cdi = true is in its config",
+        ),
         "cri-o" if found < Version::new(1, 23, 0) => (Verdict::Failed, "CDI needs 1.23"),
         "containerd" | "cri-o" => (Verdict::Ok, "reads CDI files"),
         _ => (Verdict::Unknown, "see its documentation for CDI"),
@@ -203,8 +267,16 @@ mod tests {
             (FILE, format!("{old}enable_cdi = false\n"), Verdict::Failed),
             (FILE, format!("{old}enable_cdi = true\n"), Verdict::Ok),
             (FILE, format!("{new}enable_cdi = false\n"), Verdict::Failed),
-            (FILE, format!("{new}cdi_spec_dirs = ['/etc/cdi']\n"), Verdict::Failed),
-            (FILE, format!("{new}cdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n"), Verdict::Ok),
+            (
+                FILE,
+                format!("{new}cdi_spec_dirs = ['/etc/cdi']\n"),
+                Verdict::Failed,
+            ),
+            (
+                FILE,
+                format!("{new}cdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n"),
+                Verdict::Ok,
+            ),
             (FILE, "version = ".to_owned(), Verdict::Unknown),
         ] {
             let check = found("containerd", file, &text).unwrap();
@@ -212,10 +284,17 @@ mod tests {
         }
         let crio = "[crio.runtime]\ncdi_spec_dirs = ['/opt/cdi']\n";
         assert_eq!(
-            found("CRI-O", "etc/crio/crio.conf.d/10-cdi.conf", crio).unwrap().verdict,
+            found("CRI-O", "etc/crio/crio.conf.d/10-cdi.conf", crio)
+                .unwrap()
+                .verdict,
             Verdict::Failed
         );
-        assert_eq!(found("CRI-O", "etc/crio/crio.conf", "[crio]\n").unwrap().verdict, Verdict::Ok);
+        assert_eq!(
+            found("CRI-O", "etc/crio/crio.conf", "[crio]\n")
+                .unwrap()
+                .verdict,
+            Verdict::Ok
+        );
         assert_eq!(found("CRI-O", FILE, new), None, "no config, no finding");
     }
 
@@ -236,7 +315,10 @@ mod tests {
             ("['conf.d/99-*.toml']", Verdict::Ok),
             ("['/etc/other/*.toml', '[', 7]", Verdict::Warning),
         ] {
-            write("config.toml", &format!("version = 2\nimports = {imports}\n"));
+            write(
+                "config.toml",
+                &format!("version = 2\nimports = {imports}\n"),
+            );
             assert_eq!(verdict(), expected, "{imports}");
         }
     }

@@ -39,7 +39,10 @@ pub(super) struct ClaimCounts {
 
 impl ClaimCounts {
     pub(super) fn now(&self) -> (u64, u64) {
-        (self.prepared.load(Ordering::Relaxed), self.refused.load(Ordering::Relaxed))
+        (
+            self.prepared.load(Ordering::Relaxed),
+            self.refused.load(Ordering::Relaxed),
+        )
     }
 }
 
@@ -65,7 +68,12 @@ struct Outcome {
 }
 
 /// Prepares and unprepares without end.
-pub(super) async fn run(client: KubeClient, nodes: Nodes, statuses: Statuses, counts: Arc<ClaimCounts>) {
+pub(super) async fn run(
+    client: KubeClient,
+    nodes: Nodes,
+    statuses: Statuses,
+    counts: Arc<ClaimCounts>,
+) {
     let mut events = pin!(watch_all(&client).ready_chunks(EVENTS));
     let mut held: BTreeMap<Uid, Held> = BTreeMap::new();
     let mut retries: BTreeMap<Uid, (Instant, Option<Claim>)> = BTreeMap::new();
@@ -84,10 +92,16 @@ pub(super) async fn run(client: KubeClient, nodes: Nodes, statuses: Statuses, co
         }
         let work = changed.into_iter().map(|(uid, claim)| {
             retries.remove(&uid);
-            Work { held: held.remove(&uid), uid, claim }
+            Work {
+                held: held.remove(&uid),
+                uid,
+                claim,
+            }
         });
         let work: Vec<_> = work.collect();
-        let outcomes = stream::iter(work).map(|work| carry_out(&nodes, work)).buffer_unordered(CLAIMS);
+        let outcomes = stream::iter(work)
+            .map(|work| carry_out(&nodes, work))
+            .buffer_unordered(CLAIMS);
         for Outcome { work, is_done } in outcomes.collect::<Vec<_>>().await {
             if !is_done {
                 counts.refused.fetch_add(1, Ordering::Relaxed);
@@ -97,7 +111,11 @@ pub(super) async fn run(client: KubeClient, nodes: Nodes, statuses: Statuses, co
         }
         let prepared = held.values().filter(|held| held.is_prepared).count();
         counts.prepared.store(prepared as u64, Ordering::Relaxed);
-        statuses.set(held.iter().map(|(uid, held)| (uid.clone(), held.statuses())).collect::<Reported>());
+        statuses.set(
+            held.iter()
+                .map(|(uid, held)| (uid.clone(), held.statuses()))
+                .collect::<Reported>(),
+        );
     }
 }
 
@@ -124,15 +142,24 @@ async fn carry_out(nodes: &Nodes, mut work: Work) -> Outcome {
             Arc::ptr_eq(&wanted.node, &held.node) && wanted.allocation == held.allocation
         });
         if is_same && held.is_prepared {
-            return Outcome { work, is_done: true };
+            return Outcome {
+                work,
+                is_done: true,
+            };
         }
         if !is_same && !held.unprepare().await {
-            return Outcome { work, is_done: false };
+            return Outcome {
+                work,
+                is_done: false,
+            };
         }
     }
     work.held = None;
     let (Some(mut wanted), Some(claim)) = (wanted, &work.claim) else {
-        return Outcome { work, is_done: true };
+        return Outcome {
+            work,
+            is_done: true,
+        };
     };
     wanted.is_prepared = wanted.prepare(claim).await;
     let is_done = wanted.is_prepared;
@@ -142,10 +169,15 @@ async fn carry_out(nodes: &Nodes, mut work: Work) -> Outcome {
 
 /// The claim as it is to be prepared, if it is reserved and has devices of a virtual node.
 fn wanted(nodes: &Nodes, claim: &Claim) -> Option<Held> {
-    let allocation = claim.allocation.as_ref().filter(|_| !claim.reserved_for.is_empty())?;
+    let allocation = claim
+        .allocation
+        .as_ref()
+        .filter(|_| !claim.reserved_for.is_empty())?;
     let node = allocation.devices.iter().find_map(|device| {
         let name = device.pool.as_str().split('/').next()?;
-        nodes.get(name).filter(|node| node.machine.driver(&device.driver).is_some())
+        nodes
+            .get(name)
+            .filter(|node| node.machine.driver(&device.driver).is_some())
     })?;
     Some(Held {
         node: Arc::clone(node),
@@ -158,12 +190,19 @@ fn wanted(nodes: &Nodes, claim: &Claim) -> Option<Held> {
 impl Held {
     /// The drivers of the claim that the node has.
     fn drivers(&self) -> impl Iterator<Item = &Arc<WasmDriver>> {
-        self.allocation.drivers().into_iter().filter_map(|driver| self.node.machine.driver(driver))
+        self.allocation
+            .drivers()
+            .into_iter()
+            .filter_map(|driver| self.node.machine.driver(driver))
     }
 
     /// The claim's record, without a driver's part: its pools have the drivers' names.
     fn record(&self, claim: &Claim) -> ClaimRecord {
-        let mut record = ClaimRecord::new(self.id.clone(), ClaimState::Preparing, &self.node.machine.boot_id);
+        let mut record = ClaimRecord::new(
+            self.id.clone(),
+            ClaimState::Preparing,
+            &self.node.machine.boot_id,
+        );
         let names = self.node.pool_names();
         record.allocation = self.allocation.clone();
         for device in &mut record.allocation.devices {
@@ -172,7 +211,10 @@ impl Held {
             }
         }
         record.annotations = claim.annotations.clone();
-        let pods = claim.reserved_for.iter().filter(|consumer| consumer.resource == "pods");
+        let pods = claim
+            .reserved_for
+            .iter()
+            .filter(|consumer| consumer.resource == "pods");
         let pods = pods.map(|pod| ObjectRef {
             namespace: claim.id.namespace.clone(),
             name: pod.name.clone(),
@@ -181,11 +223,19 @@ impl Held {
         record.pods = pods.map(|pod| (pod.uid.clone(), pod)).collect();
         for driver in self.drivers() {
             let (info, digest) = (driver.info(), driver.digest().to_owned());
-            let by =
-                PreparedBy { kind: DriverKind::Wasm, version: info.version.clone(), digest, lists: false };
-            record
-                .drivers
-                .insert(info.name.clone(), Box::new(DriverPart { by: Some(by), ..DriverPart::default() }));
+            let by = PreparedBy {
+                kind: DriverKind::Wasm,
+                version: info.version.clone(),
+                digest,
+                lists: false,
+            };
+            record.drivers.insert(
+                info.name.clone(),
+                Box::new(DriverPart {
+                    by: Some(by),
+                    ..DriverPart::default()
+                }),
+            );
         }
         record
     }
@@ -197,8 +247,15 @@ impl Held {
         let drivers: Vec<_> = self.drivers().cloned().collect();
         for driver in &drivers {
             let name = &driver.info().name;
-            let asked = DriverClaim { reserved_for: record.consumers(), ..record.driver_claim(name) };
-            let outcome = self.node.driver(driver).prepare(&call(), std::slice::from_ref(&asked)).await;
+            let asked = DriverClaim {
+                reserved_for: record.consumers(),
+                ..record.driver_claim(name)
+            };
+            let outcome = self
+                .node
+                .driver(driver)
+                .prepare(&call(), std::slice::from_ref(&asked))
+                .await;
             match outcome.into_values().next() {
                 Some(Ok(prepared)) => {
                     let part = record.drivers.entry(name.clone()).or_default();
@@ -218,11 +275,19 @@ impl Held {
 
     /// Returns whether all drivers unprepared the claim.
     async fn unprepare(&self) -> bool {
-        let Some(record) = self.node.claims.lock().claim(self.id.uid.as_str()).cloned() else { return true };
+        let Some(record) = self.node.claims.lock().claim(self.id.uid.as_str()).cloned() else {
+            return true;
+        };
         for driver in self.drivers() {
             let name = &driver.info().name;
-            let Some(part) = record.driver_record(name) else { continue };
-            let outcome = self.node.driver(driver).unprepare(&call(), std::slice::from_ref(&part)).await;
+            let Some(part) = record.driver_record(name) else {
+                continue;
+            };
+            let outcome = self
+                .node
+                .driver(driver)
+                .unprepare(&call(), std::slice::from_ref(&part))
+                .await;
             if let Some(Err(problem)) = outcome.into_values().next() {
                 self.refused("unprepared", name, Some(&problem));
                 return false;
@@ -264,10 +329,17 @@ impl Held {
                 })
             })
         });
-        ClaimStatuses { claim: self.id.clone(), allocated_ms: 0, devices: devices.collect() }
+        ClaimStatuses {
+            claim: self.id.clone(),
+            allocated_ms: 0,
+            devices: devices.collect(),
+        }
     }
 }
 
 fn call() -> Call {
-    Call { request_id: nodedock_base::request::new_id(), deadline: DEADLINE }
+    Call {
+        request_id: nodedock_base::request::new_id(),
+        deadline: DEADLINE,
+    }
 }

@@ -71,31 +71,56 @@ pub(super) struct Fault {
 impl Script {
     pub(super) fn read(path: &Path) -> Result<Self> {
         let shown = path.display();
-        let size = std::fs::metadata(path).with_context(|| format!("read {shown}"))?.len();
-        ensure!(size <= SCRIPT_BYTES_MAX, "{shown} is larger than {SCRIPT_BYTES_MAX} bytes");
+        let size = std::fs::metadata(path)
+            .with_context(|| format!("read {shown}"))?
+            .len();
+        ensure!(
+            size <= SCRIPT_BYTES_MAX,
+            "{shown} is larger than {SCRIPT_BYTES_MAX} bytes"
+        );
         let text = std::fs::read_to_string(path).with_context(|| format!("read {shown}"))?;
         Self::parse(&text).with_context(|| format!("script {shown}"))
     }
 
     fn parse(text: &str) -> Result<Self> {
         let file: ScriptFile = serde_saphyr::from_str(text)?;
-        ensure!(file.faults.len() <= FAULTS_MAX, "more than {FAULTS_MAX} faults");
+        ensure!(
+            file.faults.len() <= FAULTS_MAX,
+            "more than {FAULTS_MAX} faults"
+        );
         let fault = |(index, fault): (usize, &FaultEntry)| {
-            Ok(Arc::new(fault.compiled().with_context(|| format!("faults[{index}]"))?))
+            Ok(Arc::new(
+                fault
+                    .compiled()
+                    .with_context(|| format!("faults[{index}]"))?,
+            ))
         };
-        Ok(Self { faults: file.faults.iter().enumerate().map(fault).collect::<Result<_>>()? })
+        Ok(Self {
+            faults: file
+                .faults
+                .iter()
+                .enumerate()
+                .map(fault)
+                .collect::<Result<_>>()?,
+        })
     }
 }
 
 impl FaultEntry {
     fn compiled(&self) -> Result<Fault> {
-        let glob = |name, text: &str| PatternSet::new([text]).with_context(|| format!("{name}: {text:?}"));
-        ensure!(self.message.len() <= MESSAGE_BYTES_MAX, "message: more than {MESSAGE_BYTES_MAX} bytes");
+        let glob =
+            |name, text: &str| PatternSet::new([text]).with_context(|| format!("{name}: {text:?}"));
+        ensure!(
+            self.message.len() <= MESSAGE_BYTES_MAX,
+            "message: more than {MESSAGE_BYTES_MAX} bytes"
+        );
         ensure!(self.for_seconds != Some(0), "forSeconds: at least 1");
         let begin = Duration::from_secs(self.after_seconds);
         Ok(Fault {
             begin,
-            end: self.for_seconds.map(|seconds| begin.saturating_add(Duration::from_secs(seconds))),
+            end: self
+                .for_seconds
+                .map(|seconds| begin.saturating_add(Duration::from_secs(seconds))),
             nodes: glob("nodes", self.nodes.as_deref().unwrap_or("*"))?,
             driver: self.driver.clone(),
             devices: glob("devices", &self.devices)?,
@@ -117,10 +142,13 @@ impl Fault {
     /// What a driver would have answered.
     pub(super) fn applied(&self, found: Arc<Published>) -> Arc<Published> {
         let pools = found.inventory.pools.iter();
-        let devices =
-            pools.flat_map(|(pool, content)| content.devices.keys().map(move |device| (pool, device)));
-        let hit = devices.filter(|(pool, device)| self.devices.matches(&format!("{pool}/{device}")));
-        let hit: Vec<_> = hit.map(|(pool, device)| (pool.clone(), device.clone())).collect();
+        let devices = pools
+            .flat_map(|(pool, content)| content.devices.keys().map(move |device| (pool, device)));
+        let hit =
+            devices.filter(|(pool, device)| self.devices.matches(&format!("{pool}/{device}")));
+        let hit: Vec<_> = hit
+            .map(|(pool, device)| (pool.clone(), device.clone()))
+            .collect();
         if hit.is_empty() {
             return found;
         }
@@ -137,7 +165,13 @@ impl Fault {
                     continue;
                 }
             };
-            changed.health.insert((pool, device), DeviceHealth { state, message: self.message.clone() });
+            changed.health.insert(
+                (pool, device),
+                DeviceHealth {
+                    state,
+                    message: self.message.clone(),
+                },
+            );
         }
         Arc::new(changed)
     }
@@ -146,17 +180,24 @@ impl Fault {
 /// Carries out the script, and returns at its end.
 pub(super) async fn run(script: Script, nodes: Nodes) {
     let faults = script.faults;
-    let mut times: Vec<_> =
-        faults.iter().flat_map(|fault| [Some(fault.begin), fault.end]).flatten().collect();
+    let mut times: Vec<_> = faults
+        .iter()
+        .flat_map(|fault| [Some(fault.begin), fault.end])
+        .flatten()
+        .collect();
     times.sort_unstable();
     times.dedup();
     let started = Instant::now();
     for time in times {
         // A time that the clock cannot have never comes.
-        let Some(at) = started.checked_add(time) else { return std::future::pending().await };
+        let Some(at) = started.checked_add(time) else {
+            return std::future::pending().await;
+        };
         sleep_until(at).await;
         for node in nodes.values() {
-            let hits = |fault: &&Arc<Fault>| fault.is_active(time) && fault.nodes.matches(node.name.as_str());
+            let hits = |fault: &&Arc<Fault>| {
+                fault.is_active(time) && fault.nodes.matches(node.name.as_str())
+            };
             node.set_faults(faults.iter().filter(hits).cloned().collect());
         }
         let active = faults.iter().filter(|fault| fault.is_active(time)).count();

@@ -15,7 +15,9 @@ use nodedock_model::{DriverName, limit};
 use nodedock_wasm::trust::open;
 use parking_lot::Mutex;
 
-use nodedock_wasm::{CachePaths, Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
+use nodedock_wasm::{
+    CachePaths, Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config,
+};
 
 use crate::app::hardware;
 
@@ -30,25 +32,40 @@ pub(super) struct DriverFiles {
 impl DriverFiles {
     /// Reads every `NAME.wasm` of a directory, each with `NAME.grant.yaml` and `NAME.config.yaml` where these exist.
     pub(super) fn all(directory: &Path) -> Result<Vec<Self>> {
-        let entries =
-            std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+        let entries = std::fs::read_dir(directory)
+            .with_context(|| format!("read {}", directory.display()))?;
         let mut paths = Vec::new();
         for entry in entries {
-            let path = entry.with_context(|| format!("read {}", directory.display()))?.path();
-            if path.extension().is_some_and(|extension| extension == "wasm") {
+            let path = entry
+                .with_context(|| format!("read {}", directory.display()))?
+                .path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "wasm")
+            {
                 paths.push(path);
             }
         }
-        ensure!(!paths.is_empty(), "{} has no driver (NAME.wasm)", directory.display());
+        ensure!(
+            !paths.is_empty(),
+            "{} has no driver (NAME.wasm)",
+            directory.display()
+        );
         paths.sort();
         paths.into_iter().map(Self::read).collect()
     }
 
     fn read(path: PathBuf) -> Result<Self> {
         let bytes = read(&path, limit::DRIVER_FILE_BYTES_MAX)?;
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let name = path
+            .file_name()
+            .unwrap_or(path.as_os_str())
+            .to_string_lossy()
+            .into_owned();
         let grant = match beside(&path, "grant.yaml")? {
-            Some((path, text)) => Grant::parse(&text).with_context(|| format!("grant {}", path.display()))?,
+            Some((path, text)) => {
+                Grant::parse(&text).with_context(|| format!("grant {}", path.display()))?
+            }
             None => Grant::empty(),
         };
         let config = match beside(&path, "config.yaml")? {
@@ -57,14 +74,25 @@ impl DriverFiles {
             }
             None => None,
         };
-        Ok(Self { path, file: DriverFile { name, bytes: bytes.into() }, grant, config })
+        Ok(Self {
+            path,
+            file: DriverFile {
+                name,
+                bytes: bytes.into(),
+            },
+            grant,
+            config,
+        })
     }
 }
 
 /// Reads the file beside a driver's, if there is one.
 fn beside(driver: &Path, extension: &str) -> Result<Option<(PathBuf, String)>> {
     let path = driver.with_extension(extension);
-    if !path.try_exists().with_context(|| format!("look at {}", path.display()))? {
+    if !path
+        .try_exists()
+        .with_context(|| format!("look at {}", path.display()))?
+    {
         return Ok(None);
     }
     let text = String::from_utf8(read(&path, limit::SIDE_FILE_BYTES_MAX)?)
@@ -94,36 +122,65 @@ impl Machine {
         files: &[DriverFiles],
     ) -> Result<Self> {
         let boot_id = uuid::Uuid::new_v4().to_string();
-        std::fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("make {}", directory.display()))?;
         let settings = WasmSettings {
             cache: Some(CachePaths::inside(cache)),
             compiler: Compiler::this_program(),
             hardware: hardware::simulated(snapshot, &directory.join("hardware"), &boot_id)?,
-            node: NodeFacts { name: String::new(), boot_id: boot_id.clone() },
+            node: NodeFacts {
+                name: String::new(),
+                boot_id: boot_id.clone(),
+            },
             numa_node_form: NumaNodeForm::default(),
             recordings: Recordings::default(),
         };
-        let host = WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
-            .context("set up the sandbox for drivers")?;
+        let host = WasmHost::new(
+            settings,
+            Arc::new(SharedClaimTable::default()),
+            Arc::new(NoJournal),
+        )
+        .context("set up the sandbox for drivers")?;
         let mut drivers: Vec<Arc<WasmDriver>> = Vec::with_capacity(files.len());
-        for DriverFiles { path, file, grant, config } in files {
+        for DriverFiles {
+            path,
+            file,
+            grant,
+            config,
+        } in files
+        {
             let driver = host.load(file.clone(), grant.clone(), config.clone()).await;
             let driver = driver.with_context(|| format!("load {}", path.display()))?;
             let missing = driver.missing_grants();
-            ensure!(missing.is_empty(), "{} is not granted: {}", path.display(), missing.join(", "));
+            ensure!(
+                missing.is_empty(),
+                "{} is not granted: {}",
+                path.display(),
+                missing.join(", ")
+            );
             let checked = driver.validate_config(&driver.look_call()).await;
             checked.with_context(|| format!("config of {}", path.display()))?;
             let name = &driver.info().name;
             if let Some(other) = drivers.iter().position(|other| other.info().name == *name) {
-                bail!("{} and {} are both driver {name}", files[other].path.display(), path.display());
+                bail!(
+                    "{} and {} are both driver {name}",
+                    files[other].path.display(),
+                    path.display()
+                );
             }
             drivers.push(Arc::new(driver));
         }
-        Ok(Self { drivers, boot_id, found: Mutex::default() })
+        Ok(Self {
+            drivers,
+            boot_id,
+            found: Mutex::default(),
+        })
     }
 
     pub(super) fn driver(&self, name: &DriverName) -> Option<&Arc<WasmDriver>> {
-        self.drivers.iter().find(|driver| driver.info().name == *name)
+        self.drivers
+            .iter()
+            .find(|driver| driver.info().name == *name)
     }
 
     /// Returns what a driver found, in the memory of an equal answer on another node.

@@ -45,12 +45,17 @@ impl VirtualNode {
     }
 
     pub(super) fn pool_names(&self) -> PoolNames {
-        PoolNames { node: self.name.clone() }
+        PoolNames {
+            node: self.name.clone(),
+        }
     }
 
     /// A driver as it is called on this node.
     pub(super) fn driver(&self, driver: &WasmDriver) -> WasmDriver {
-        let facts = NodeFacts { name: self.name.to_string(), boot_id: self.machine.boot_id.clone() };
+        let facts = NodeFacts {
+            name: self.name.to_string(),
+            boot_id: self.machine.boot_id.clone(),
+        };
         driver.on_node(facts, self.claims.clone(), Arc::new(NoJournal))
     }
 
@@ -60,10 +65,17 @@ impl VirtualNode {
             let here = self.driver(driver);
             let found = here.publish(&here.look_call(), Trigger::Load).await;
             let name = &driver.info().name;
-            let found = found.with_context(|| format!("discovery of {name} on node {}", self.name))?;
+            let found =
+                found.with_context(|| format!("discovery of {name} on node {}", self.name))?;
             let missing = here.missing_resources(&found.inventory);
-            anyhow::ensure!(missing.is_empty(), "{name} is not granted: {}", missing.join("; "));
-            self.found.lock().insert(name.clone(), self.machine.share(name, found));
+            anyhow::ensure!(
+                missing.is_empty(),
+                "{name} is not granted: {}",
+                missing.join("; ")
+            );
+            self.found
+                .lock()
+                .insert(name.clone(), self.machine.share(name, found));
         }
         self.show();
         Ok(())
@@ -73,7 +85,11 @@ impl VirtualNode {
     pub(super) fn set_faults(&self, faults: Vec<Arc<Fault>>) {
         let before = std::mem::replace(&mut *self.faults.lock(), faults);
         let is_same = |now: &[Arc<Fault>]| {
-            now.len() == before.len() && now.iter().zip(&before).all(|(now, before)| Arc::ptr_eq(now, before))
+            now.len() == before.len()
+                && now
+                    .iter()
+                    .zip(&before)
+                    .all(|(now, before)| Arc::ptr_eq(now, before))
         };
         if !is_same(&self.faults.lock()) {
             self.show();
@@ -84,7 +100,10 @@ impl VirtualNode {
         let (found, faults) = (self.found.lock(), self.faults.lock());
         let serving = found.iter().map(|(driver, found)| {
             let shown = faults.iter().filter(|fault| fault.is_of(driver));
-            (driver.clone(), shown.fold(Arc::clone(found), |found, fault| fault.applied(found)))
+            (
+                driver.clone(),
+                shown.fold(Arc::clone(found), |found, fault| fault.applied(found)),
+            )
         });
         let serving: BTreeMap<_, _> = serving.collect();
         let present = serving.keys().cloned().collect();
@@ -97,13 +116,22 @@ impl VirtualNode {
     }
 
     pub(super) fn device_count(&self) -> usize {
-        self.found.lock().values().map(|found| found.inventory.device_count()).sum()
+        self.found
+            .lock()
+            .values()
+            .map(|found| found.inventory.device_count())
+            .sum()
     }
 
     /// Pools that are in slices: devices of an extended resource are not.
     pub(super) fn pool_count(&self) -> usize {
         let drivers = self.shown.borrow();
-        let pools = drivers.serving.values().flat_map(|found| found.inventory.pools.values());
-        pools.filter(|pool| pool.extended_resource.is_none() && !pool.devices.is_empty()).count()
+        let pools = drivers
+            .serving
+            .values()
+            .flat_map(|found| found.inventory.pools.values());
+        pools
+            .filter(|pool| pool.extended_resource.is_none() && !pool.devices.is_empty())
+            .count()
     }
 }

@@ -34,8 +34,18 @@ pub(super) struct Publishing {
 impl Publishing {
     pub(super) fn progress(&self) -> Published {
         let of = self.nodes.values().map(|node| node.pool_count()).sum();
-        let mut progress = Published { pools: 0, of, devices: 0, slices: 0 };
-        for status in self.report.pools().into_values().filter(|status| status.is_current) {
+        let mut progress = Published {
+            pools: 0,
+            of,
+            devices: 0,
+            slices: 0,
+        };
+        for status in self
+            .report
+            .pools()
+            .into_values()
+            .filter(|status| status.is_current)
+        {
             progress.pools += usize::from(status.devices > 0);
             progress.devices += status.devices;
             progress.slices += status.slices;
@@ -76,5 +86,8 @@ pub(super) fn start(
     }
     tasks.spawn_until_stopped("slices-of-all-nodes", distribute);
     tasks.spawn_until_stopped("nodes", watch_nodes(client.clone(), known, creates_nodes));
-    Publishing { nodes: Arc::clone(nodes), report }
+    Publishing {
+        nodes: Arc::clone(nodes),
+        report,
+    }
 }

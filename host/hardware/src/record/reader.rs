@@ -34,7 +34,12 @@ struct Worker {
 
 impl Reader {
     pub(super) fn new() -> Self {
-        Reader { read, deadline: READ_DEADLINE, worker: None, stuck: 0 }
+        Reader {
+            read,
+            deadline: READ_DEADLINE,
+            worker: None,
+            stuck: 0,
+        }
     }
 
     /// Returns the first bytes of a file, or why it cannot be read. Fails if too many reads did not return.
@@ -44,7 +49,10 @@ impl Reader {
             None => Worker::start(self.read)?,
         };
         // A worker that ended, which only a panic does, closes both channels.
-        let sent = worker.requests.send((path.to_owned(), bytes)).map_err(|_| RecvTimeoutError::Disconnected);
+        let sent = worker
+            .requests
+            .send((path.to_owned(), bytes))
+            .map_err(|_| RecvTimeoutError::Disconnected);
         match sent.and_then(|()| worker.results.recv_timeout(self.deadline)) {
             Ok(result) => {
                 self.worker = Some(worker);
@@ -54,7 +62,11 @@ impl Reader {
             Err(RecvTimeoutError::Timeout) => {
                 self.stuck += 1;
                 let timed_out = io::Error::from(io::ErrorKind::TimedOut);
-                if self.stuck > STUCK_READS_MAX { Err(timed_out) } else { Ok(Err(timed_out)) }
+                if self.stuck > STUCK_READS_MAX {
+                    Err(timed_out)
+                } else {
+                    Ok(Err(timed_out))
+                }
             }
         }
     }
@@ -64,19 +76,22 @@ impl Worker {
     fn start(read: ReadFile) -> io::Result<Self> {
         let (requests, waiting) = channel::<(PathBuf, usize)>();
         let (done, results) = channel();
-        thread::Builder::new().name("read".to_owned()).spawn(move || {
-            for (path, bytes) in waiting {
-                // After a deadline there is no receiver.
-                let _ = done.send(read(&path, bytes));
-            }
-        })?;
+        thread::Builder::new()
+            .name("read".to_owned())
+            .spawn(move || {
+                for (path, bytes) in waiting {
+                    // After a deadline there is no receiver.
+                    let _ = done.send(read(&path, bytes));
+                }
+            })?;
         Ok(Worker { requests, results })
     }
 }
 
 /// Returns the first bytes of a regular file. Opens nothing that a link leads to, and does not wait for a fifo.
 pub(super) fn read(path: &Path, bytes: usize) -> io::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let flags =
+        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     if !file.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -100,16 +115,27 @@ mod tests {
 
     #[test]
     fn a_read_that_does_not_return_is_left_behind_up_to_a_number() {
-        let mut reader =
-            Reader { read: waiting, deadline: Duration::from_millis(10), worker: None, stuck: 0 };
+        let mut reader = Reader {
+            read: waiting,
+            deadline: Duration::from_millis(10),
+            worker: None,
+            stuck: 0,
+        };
         for _ in 0..STUCK_READS_MAX {
             let stuck = reader.read(Path::new("waits"), 1).unwrap().unwrap_err();
             assert_eq!(stuck.kind(), io::ErrorKind::TimedOut);
             reader.deadline = Duration::from_secs(60);
-            assert_eq!(reader.read(Path::new("a"), 1).unwrap().unwrap(), b"read", "the next file is read");
+            assert_eq!(
+                reader.read(Path::new("a"), 1).unwrap().unwrap(),
+                b"read",
+                "the next file is read"
+            );
             reader.deadline = Duration::from_millis(10);
         }
-        assert_eq!(reader.read(Path::new("waits"), 1).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(
+            reader.read(Path::new("waits"), 1).unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
     }
 
     #[test]
@@ -118,11 +144,20 @@ mod tests {
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("file"), "content").unwrap();
         std::os::unix::fs::symlink("file", path("link")).unwrap();
-        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0)
-            .unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path("fifo"),
+            rustix::fs::FileType::Fifo,
+            Mode::RUSR,
+            0,
+        )
+        .unwrap();
         assert_eq!(read(&path("file"), 4).unwrap(), b"cont");
         assert!(read(&path("link"), 4).is_err());
-        assert_eq!(read(&path("fifo"), 4).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            read(&path("fifo"), 4).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
         assert!(read(directory.path(), 4).is_err());
     }
 }

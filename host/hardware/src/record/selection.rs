@@ -49,12 +49,25 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
     ),
     (
         "commands to firmware or to a TPM",
-        &["**/firmware/*/data", "**/firmware/*/loading", "**/ppi", "**/pcrs", "**/pcr-*", "**/pubek"],
+        &[
+            "**/firmware/*/data",
+            "**/firmware/*/loading",
+            "**/ppi",
+            "**/pcrs",
+            "**/pcr-*",
+            "**/pubek",
+        ],
     ),
     ("settings of the firmware", &["**/firmware-attributes/*"]),
-    ("images in storage networks", &["/sys/devices/rbd", "/sys/bus/rbd/*"]),
+    (
+        "images in storage networks",
+        &["/sys/devices/rbd", "/sys/bus/rbd/*"],
+    ),
     ("streams", &["**/trace_pipe", "**/tracing"]),
-    ("boot arguments and seeds", &["/sys/firmware/devicetree/base/chosen"]),
+    (
+        "boot arguments and seeds",
+        &["/sys/firmware/devicetree/base/chosen"],
+    ),
     (
         "blocks of memory",
         &[
@@ -63,10 +76,17 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
             "/sys/bus/memory/devices/*",
         ],
     ),
-    ("parameters and sections of kernel modules", &["/sys/module/*/{parameters,sections,notes}"]),
+    (
+        "parameters and sections of kernel modules",
+        &["/sys/module/*/{parameters,sections,notes}"],
+    ),
     (
         "nodes of terminals, and names of volumes",
-        &["/dev/{pts,shm,mqueue,hugepages}", "/dev/mapper/*", "/dev/disk"],
+        &[
+            "/dev/{pts,shm,mqueue,hugepages}",
+            "/dev/mapper/*",
+            "/dev/disk",
+        ],
     ),
 ];
 
@@ -108,23 +128,38 @@ static RULES: LazyLock<Rules> = LazyLock::new(|| {
             reasons.push(*reason);
         }
     }
-    Rules { globs: globs.build().expect("the globs of this file are valid"), reasons }
+    Rules {
+        globs: globs.build().expect("the globs of this file are valid"),
+        reasons,
+    }
 });
 
-static KEPT_LINKS: LazyLock<globset::GlobMatcher> = LazyLock::new(|| glob(DEV_LINKS).compile_matcher());
+static KEPT_LINKS: LazyLock<globset::GlobMatcher> =
+    LazyLock::new(|| glob(DEV_LINKS).compile_matcher());
 
 fn glob(pattern: &str) -> globset::Glob {
-    GlobBuilder::new(pattern).literal_separator(true).build().expect("the globs of this file are valid")
+    GlobBuilder::new(pattern)
+        .literal_separator(true)
+        .build()
+        .expect("the globs of this file are valid")
 }
 
 /// Returns why an entry and everything in it is left out.
 pub(super) fn left_out(path: &str) -> Option<&'static str> {
-    RULES.globs.matches(path).first().map(|index| RULES.reasons[*index])
+    RULES
+        .globs
+        .matches(path)
+        .first()
+        .map(|index| RULES.reasons[*index])
 }
 
 /// Returns whether a link is kept, or why not.
 pub(super) fn keeps_link(path: &str) -> Result<(), &'static str> {
-    if path.starts_with("/dev/") && !KEPT_LINKS.is_match(path) { Err("links in /dev") } else { Ok(()) }
+    if path.starts_with("/dev/") && !KEPT_LINKS.is_match(path) {
+        Err("links in /dev")
+    } else {
+        Ok(())
+    }
 }
 
 /// Returns how much of a regular file with this mode is recorded.
@@ -141,7 +176,11 @@ pub(super) fn content(path: &str, mode: u32) -> Choice {
     if path.starts_with("/proc/") {
         return Choice::Whole(PROC_FILE_BYTES_MAX);
     }
-    if path.ends_with("/config") { Choice::Head(PCI_CONFIG_BYTES) } else { Choice::Whole(SYS_FILE_BYTES_MAX) }
+    if path.ends_with("/config") {
+        Choice::Head(PCI_CONFIG_BYTES)
+    } else {
+        Choice::Whole(SYS_FILE_BYTES_MAX)
+    }
 }
 
 #[cfg(test)]
@@ -151,20 +190,45 @@ mod tests {
     #[test]
     fn files_with_side_effects_and_memory_of_devices_are_left_out() {
         let function = "/sys/devices/pci0000:00/0000:00:02.0";
-        for name in ["rom", "resource0", "resource2_wc", "vpd", "devcoredump", "trace_pipe", "tpm/tpm0/pcrs"]
-        {
+        for name in [
+            "rom",
+            "resource0",
+            "resource2_wc",
+            "vpd",
+            "devcoredump",
+            "trace_pipe",
+            "tpm/tpm0/pcrs",
+        ] {
             assert!(left_out(&format!("{function}/{name}")).is_some(), "{name}");
         }
-        for name in ["resource", "vendor", "config", "firmware_node", "net/eth0/address"] {
+        for name in [
+            "resource",
+            "vendor",
+            "config",
+            "firmware_node",
+            "net/eth0/address",
+        ] {
             assert_eq!(left_out(&format!("{function}/{name}")), None, "{name}");
         }
         for name in ["remove", "reset", "rescan"] {
-            assert_eq!(content(&format!("{function}/{name}"), 0o100_200), Choice::None("files for writing"));
+            assert_eq!(
+                content(&format!("{function}/{name}"), 0o100_200),
+                Choice::None("files for writing")
+            );
         }
-        assert_eq!(content(&format!("{function}/config"), 0o100_644), Choice::Head(256));
+        assert_eq!(
+            content(&format!("{function}/config"), 0o100_644),
+            Choice::Head(256)
+        );
         assert!(left_out("/sys/module/nvme/parameters").is_some());
-        assert_eq!(content("/sys/module/nvme/version", 0o100_444), Choice::Whole(SYS_FILE_BYTES_MAX));
-        assert_eq!(content("/sys/module/nvme/refcnt", 0o100_444), Choice::None("state of kernel modules"));
+        assert_eq!(
+            content("/sys/module/nvme/version", 0o100_444),
+            Choice::Whole(SYS_FILE_BYTES_MAX)
+        );
+        assert_eq!(
+            content("/sys/module/nvme/refcnt", 0o100_444),
+            Choice::None("state of kernel modules")
+        );
     }
 
     #[test]
@@ -191,7 +255,10 @@ mod tests {
             "/sys/fs",
             "/proc/cmdline",
         ] {
-            assert!(!TREES.iter().any(|tree| secret.starts_with(tree)), "{secret}");
+            assert!(
+                !TREES.iter().any(|tree| secret.starts_with(tree)),
+                "{secret}"
+            );
         }
     }
 }

@@ -16,8 +16,14 @@ impl Machine {
         let machine = Machine(tempfile::tempdir().unwrap());
         machine
             .file(&format!("{FUNCTION}/vendor"), "0x8086\n")
-            .file(&format!("{FUNCTION}/uevent"), "DRIVER=i915\nPCI_ID=8086:3E92\n")
-            .link("sys/bus/pci/devices/0000:00:02.0", "../../../devices/pci0000:00/0000:00:02.0")
+            .file(
+                &format!("{FUNCTION}/uevent"),
+                "DRIVER=i915\nPCI_ID=8086:3E92\n",
+            )
+            .link(
+                "sys/bus/pci/devices/0000:00:02.0",
+                "../../../devices/pci0000:00/0000:00:02.0",
+            )
             .file("proc/cpuinfo", "processor\t: 0\n")
             .file("proc/sys/kernel/osrelease", "6.12.0\n")
     }
@@ -58,15 +64,26 @@ fn text<'a>(snapshot: &'a Snapshot, path: &str) -> &'a str {
 }
 
 fn skipped(recording: &Recording, reason: Skipped) -> Option<&str> {
-    recording.summary.skipped.get(&reason).map(|(_, first)| first.as_str())
+    recording
+        .summary
+        .skipped
+        .get(&reason)
+        .map(|(_, first)| first.as_str())
 }
 
 #[test]
 fn a_machine_without_identifiers_is_recorded_as_it_is_and_read_again() {
-    let machine = Machine::new().link("sys/class/drm/card0", "../../devices/pci0000:00/0000:00:02.0");
+    let machine = Machine::new().link(
+        "sys/class/drm/card0",
+        "../../devices/pci0000:00/0000:00:02.0",
+    );
     let recording = machine.record();
     let expected = Snapshot::open(machine.0.path()).unwrap();
-    assert!(recording.snapshot == expected, "{:?}", recording.snapshot.entries);
+    assert!(
+        recording.snapshot == expected,
+        "{:?}",
+        recording.snapshot.entries
+    );
     let read = Snapshot::from_archive("m.tar.gz", archive(&recording.snapshot).as_slice()).unwrap();
     assert!(read == expected, "{:?}", read.entries);
     let summary = recording.summary;
@@ -91,24 +108,47 @@ fn files_with_effects_and_secrets_of_the_kernel_are_not_opened() {
         .file("dev/file", "secret")
         .link("dev/root", "sda")
         .link("sys/class/outside", "../../../etc/passwd");
-    fs::set_permissions(machine.path(&function("remove")), fs::Permissions::from_mode(0o200)).unwrap();
+    fs::set_permissions(
+        machine.path(&function("remove")),
+        fs::Permissions::from_mode(0o200),
+    )
+    .unwrap();
     let recording = machine.record();
     for path in ["remove", "resource0", "large"] {
-        assert_eq!(recording.snapshot.get(&format!("/{}", function(path))), None, "{path}");
+        assert_eq!(
+            recording.snapshot.get(&format!("/{}", function(path))),
+            None,
+            "{path}"
+        );
     }
     let config = recording.snapshot.get(&format!("/{}", function("config")));
     assert_eq!(config, Some(&Entry::File(vec![7; 256])));
-    assert_eq!(text(&recording.snapshot, "/sys/module/nvme/version"), "1.0\n");
+    assert_eq!(
+        text(&recording.snapshot, "/sys/module/nvme/version"),
+        "1.0\n"
+    );
     for (_, entry) in recording.snapshot.entries() {
         assert!(!matches!(entry, Entry::File(content) if content == b"secret"));
     }
     let first = |reason| skipped(&recording, Skipped::ByRule(reason));
-    assert_eq!(first("files for writing"), Some(&*format!("/{}", function("remove"))));
-    assert_eq!(first("memory of a device"), Some(&*format!("/{}", function("resource0"))));
+    assert_eq!(
+        first("files for writing"),
+        Some(&*format!("/{}", function("remove")))
+    );
+    assert_eq!(
+        first("memory of a device"),
+        Some(&*format!("/{}", function("resource0")))
+    );
     assert_eq!(first("links in /dev"), Some("/dev/root"));
     assert_eq!(first("files in /dev"), Some("/dev/file"));
-    assert_eq!(skipped(&recording, Skipped::Large), Some(&*format!("/{}", function("large"))));
-    assert_eq!(skipped(&recording, Skipped::Unsuitable), Some("/sys/class/outside"));
+    assert_eq!(
+        skipped(&recording, Skipped::Large),
+        Some(&*format!("/{}", function("large")))
+    );
+    assert_eq!(
+        skipped(&recording, Skipped::Unsuitable),
+        Some("/sys/class/outside")
+    );
 }
 
 #[test]
@@ -117,12 +157,24 @@ fn device_nodes_are_recorded_with_their_numbers() {
     let machine = Machine::new();
     fs::create_dir_all(machine.path("dev/dri")).unwrap();
     let node = machine.path("dev/dri/card0");
-    if mknodat(CWD, &node, FileType::CharacterDevice, Mode::RUSR, makedev(226, 0)).is_err() {
+    if mknodat(
+        CWD,
+        &node,
+        FileType::CharacterDevice,
+        Mode::RUSR,
+        makedev(226, 0),
+    )
+    .is_err()
+    {
         println!("skipped: this user may not make device nodes");
         return;
     }
     let recording = machine.record();
-    let expected = Entry::Node { kind: NodeKind::Character, major: 226, minor: 0 };
+    let expected = Entry::Node {
+        kind: NodeKind::Character,
+        major: 226,
+        minor: 0,
+    };
     assert_eq!(recording.snapshot.get("/dev/dri/card0"), Some(&expected));
     assert_eq!(recording.summary.nodes, 1);
 }
@@ -130,15 +182,25 @@ fn device_nodes_are_recorded_with_their_numbers() {
 #[test]
 fn a_machine_without_sysfs_is_no_machine() {
     let directory = tempfile::tempdir().unwrap();
-    let error = Recorder::new(directory.path()).record(&mut |_, _| ()).unwrap_err();
+    let error = Recorder::new(directory.path())
+        .record(&mut |_, _| ())
+        .unwrap_err();
     assert!(matches!(error, SnapshotError::NoSysfs { .. }), "{error:?}");
 }
 
 #[test]
 fn links_of_a_machine_that_do_not_end_are_an_error_with_the_link() {
-    let machine = Machine::new().link("sys/class/a", "b").link("sys/class/b", "a");
-    let error = Recorder::new(machine.0.path()).record(&mut |_, _| ()).unwrap_err().to_string();
-    assert!(error.contains("entry \"sys/class/a\": the link leads to itself"), "{error}");
+    let machine = Machine::new()
+        .link("sys/class/a", "b")
+        .link("sys/class/b", "a");
+    let error = Recorder::new(machine.0.path())
+        .record(&mut |_, _| ())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("entry \"sys/class/a\": the link leads to itself"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -147,12 +209,27 @@ fn identifiers_become_placeholders_everywhere() {
     let machine = || {
         Machine::new()
             .file("etc/hostname", "rack7-node12.example.com\n")
-            .file(&format!("{FUNCTION}/net/enx3cfdfea1b2c3/address"), "3c:fd:fe:a1:b2:c3\n")
-            .file(&format!("{FUNCTION}/net/enx3cfdfea1b2c3/uevent"), "INTERFACE=enx3cfdfea1b2c3\nIFINDEX=2\n")
+            .file(
+                &format!("{FUNCTION}/net/enx3cfdfea1b2c3/address"),
+                "3c:fd:fe:a1:b2:c3\n",
+            )
+            .file(
+                &format!("{FUNCTION}/net/enx3cfdfea1b2c3/uevent"),
+                "INTERFACE=enx3cfdfea1b2c3\nIFINDEX=2\n",
+            )
             .file(&format!("{FUNCTION}/net/lo/address"), "00:00:00:00:00:00\n")
-            .link("sys/class/net/enx3cfdfea1b2c3", &format!("../../{}/net/enx3cfdfea1b2c3", &FUNCTION[4..]))
-            .file(&format!("{FUNCTION}/infiniband/mlx5_0/node_desc"), "rack7-node12 mlx5_0\n")
-            .file(&format!("{FUNCTION}/label"), "rack7-node12 slot 3, A50285BI.\n")
+            .link(
+                "sys/class/net/enx3cfdfea1b2c3",
+                &format!("../../{}/net/enx3cfdfea1b2c3", &FUNCTION[4..]),
+            )
+            .file(
+                &format!("{FUNCTION}/infiniband/mlx5_0/node_desc"),
+                "rack7-node12 mlx5_0\n",
+            )
+            .file(
+                &format!("{FUNCTION}/label"),
+                "rack7-node12 slot 3, A50285BI.\n",
+            )
             .file(&format!("{usb}/serial"), "A50285BI\n")
             .file(&format!("{usb}/edid"), [0, 0xff, 0x42])
             .file("sys/devices/virtual/dmi/id/product_serial", "None\n")
@@ -160,21 +237,54 @@ fn identifiers_become_placeholders_everywhere() {
     let recording = machine().record();
     let snapshot = &recording.snapshot;
     let net = format!("/{FUNCTION}/net/enx020000000001");
-    assert_eq!(text(snapshot, &format!("{net}/address")), "02:00:00:00:00:01\n");
-    assert_eq!(text(snapshot, &format!("{net}/uevent")), "INTERFACE=enx020000000001\nIFINDEX=2\n");
+    assert_eq!(
+        text(snapshot, &format!("{net}/address")),
+        "02:00:00:00:00:01\n"
+    );
+    assert_eq!(
+        text(snapshot, &format!("{net}/uevent")),
+        "INTERFACE=enx020000000001\nIFINDEX=2\n"
+    );
     let link = format!("../..{}", &net[4..]);
-    assert_eq!(snapshot.get("/sys/class/net/enx020000000001"), Some(&Entry::Link(link)));
-    assert_eq!(text(snapshot, &format!("/{FUNCTION}/net/lo/address")), "00:00:00:00:00:00\n");
-    assert_eq!(text(snapshot, &format!("/{FUNCTION}/infiniband/mlx5_0/node_desc")), "00000-000000 0000_1\n");
-    assert_eq!(text(snapshot, &format!("/{FUNCTION}/label")), "00000-000003 slot 3, 00000002.\n");
+    assert_eq!(
+        snapshot.get("/sys/class/net/enx020000000001"),
+        Some(&Entry::Link(link))
+    );
+    assert_eq!(
+        text(snapshot, &format!("/{FUNCTION}/net/lo/address")),
+        "00:00:00:00:00:00\n"
+    );
+    assert_eq!(
+        text(
+            snapshot,
+            &format!("/{FUNCTION}/infiniband/mlx5_0/node_desc")
+        ),
+        "00000-000000 0000_1\n"
+    );
+    assert_eq!(
+        text(snapshot, &format!("/{FUNCTION}/label")),
+        "00000-000003 slot 3, 00000002.\n"
+    );
     assert_eq!(text(snapshot, &format!("/{usb}/serial")), "00000002\n");
-    assert_eq!(snapshot.get(&format!("/{usb}/edid")), Some(&Entry::File(vec![0; 3])));
-    assert_eq!(text(snapshot, "/sys/devices/virtual/dmi/id/product_serial"), "None\n");
+    assert_eq!(
+        snapshot.get(&format!("/{usb}/edid")),
+        Some(&Entry::File(vec![0; 3]))
+    );
+    assert_eq!(
+        text(snapshot, "/sys/devices/virtual/dmi/id/product_serial"),
+        "None\n"
+    );
     let redacted = recording.summary.redacted.unwrap();
     assert_eq!((redacted.files, redacted.dropped), (6, 0));
 
-    let whole = Recorder::new(machine().0.path()).with_identifiers().record(&mut |_, _| ()).unwrap();
-    assert_eq!(text(&whole.snapshot, &format!("/{usb}/serial")), "A50285BI\n");
+    let whole = Recorder::new(machine().0.path())
+        .with_identifiers()
+        .record(&mut |_, _| ())
+        .unwrap();
+    assert_eq!(
+        text(&whole.snapshot, &format!("/{usb}/serial")),
+        "A50285BI\n"
+    );
     assert_eq!(whole.summary.redacted, None);
 }
 
@@ -186,7 +296,10 @@ fn short_and_usual_values_are_replaced_in_their_own_file_only() {
         .file(&format!("{FUNCTION}/drm/i915/status"), "i915 8086\n");
     let snapshot = machine.record().snapshot;
     assert_eq!(text(&snapshot, &format!("/{FUNCTION}/serial")), "0001\n");
-    assert_eq!(text(&snapshot, &format!("/{FUNCTION}/drm/i915/status")), "i915 8086\n");
+    assert_eq!(
+        text(&snapshot, &format!("/{FUNCTION}/drm/i915/status")),
+        "i915 8086\n"
+    );
     assert_eq!(text(&snapshot, &format!("/{FUNCTION}/vendor")), "0x8086\n");
 }
 
@@ -198,26 +311,44 @@ fn texts_that_are_of_no_vocabulary_are_replaced() {
         .file(&format!("{usb}/product"), "Alice's iPhone\n")
         .file(&format!("{usb}/idVendor"), "05ac\n")
         .file(&format!("{usb}/speed"), "480\n")
-        .file("sys/devices/virtual/misc/uhid/input/input9/name", "Alice's Keyboard\n")
+        .file(
+            "sys/devices/virtual/misc/uhid/input/input9/name",
+            "Alice's Keyboard\n",
+        )
         .file(
             "sys/devices/virtual/misc/uhid/input/input9/uevent",
             "PRODUCT=5/4c/26c/1\nNAME=\"Alice's Keyboard\"\n",
         )
-        .file("sys/devices/platform/host1/target1:0:0/1:0:0:0/model", "payroll-backup  \n")
-        .file("sys/devices/platform/ipmi_bmc.0/guid", "4c4c4544003235108052b4c04f564432\n")
+        .file(
+            "sys/devices/platform/host1/target1:0:0/1:0:0:0/model",
+            "payroll-backup  \n",
+        )
+        .file(
+            "sys/devices/platform/ipmi_bmc.0/guid",
+            "4c4c4544003235108052b4c04f564432\n",
+        )
         .file(&function("blob"), [0, 1, 2, 0xff])
         .file(&function("product_name"), "AMD Instinct MI300X\n")
         .file(&function("current_link_speed"), "16.0 GT/s PCIe\n")
         .record();
     let read = |path: &str| text(&recording.snapshot, &format!("/{path}")).to_owned();
     assert_eq!(read(&format!("{usb}/product")), "00001's 000002\n");
-    assert_eq!(read("sys/devices/virtual/misc/uhid/input/input9/name"), "00001's Keyboard\n");
+    assert_eq!(
+        read("sys/devices/virtual/misc/uhid/input/input9/name"),
+        "00001's Keyboard\n"
+    );
     let uevent = read("sys/devices/virtual/misc/uhid/input/input9/uevent");
     assert_eq!(uevent, "PRODUCT=5/4c/26c/1\nNAME=\"00001's Keyboard\"\n");
     let model = read("sys/devices/platform/host1/target1:0:0/1:0:0:0/model");
-    assert!(!model.contains("payroll") && !model.contains("backup") && model.ends_with("  \n"), "{model}");
+    assert!(
+        !model.contains("payroll") && !model.contains("backup") && model.ends_with("  \n"),
+        "{model}"
+    );
     let guid = read("sys/devices/platform/ipmi_bmc.0/guid");
-    assert!(guid.trim_end().bytes().all(|byte| byte.is_ascii_digit()) && guid.len() == 33, "{guid}");
+    assert!(
+        guid.trim_end().bytes().all(|byte| byte.is_ascii_digit()) && guid.len() == 33,
+        "{guid}"
+    );
     let blob = recording.snapshot.get(&format!("/{}", function("blob")));
     assert_eq!(blob, Some(&Entry::File(vec![0; 4])));
     for (path, kept) in [
@@ -302,10 +433,16 @@ proptest! {
 /// The machine that runs the test: its files change, but a recording of it is read as it was written.
 #[test]
 fn this_machine_is_recorded_and_read_again() {
-    let recording = Recorder::new(Path::new("/")).record(&mut |_, _| ()).unwrap();
+    let recording = Recorder::new(Path::new("/"))
+        .record(&mut |_, _| ())
+        .unwrap();
     let read = Snapshot::from_archive("m.tar.gz", archive(&recording.snapshot).as_slice()).unwrap();
     assert!(read == recording.snapshot);
     assert!(recording.summary.files > 100, "{:?}", recording.summary);
-    assert!(!recording.summary.skipped.contains_key(&Skipped::Slow), "{:?}", recording.summary);
+    assert!(
+        !recording.summary.skipped.contains_key(&Skipped::Slow),
+        "{:?}",
+        recording.summary
+    );
     println!("{:?}", recording.summary);
 }

@@ -19,8 +19,8 @@ use crate::claims::ScheduledClaim;
 use crate::events::camel_case;
 use nodedock_base::backoff::Backoff;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimStatuses, Condition, Consumer, DeviceStatus, DriverName,
-    Problem, ReportedDevice, Uid,
+    AllocatedDevice, Allocation, Claim, ClaimStatuses, Condition, Consumer, DeviceStatus,
+    DriverName, Problem, ReportedDevice, Uid,
 };
 
 /// A claim that cannot be prepared for so long counts as refused: half of the time that a scheduler waits by default (600 s), so that it
@@ -139,15 +139,27 @@ struct Attempt {
 
 #[derive(Debug)]
 enum State {
-    Open { retry_at: Instant },
+    Open {
+        retry_at: Instant,
+    },
     Prepared,
-    Failed { driver: DriverName, problem: Problem, at: Instant },
-    Released { at: Instant },
+    Failed {
+        driver: DriverName,
+        problem: Problem,
+        at: Instant,
+    },
+    Released {
+        at: Instant,
+    },
 }
 
 impl Default for Tracked {
     fn default() -> Self {
-        Self { attempt: None, withdrawn_since: None, looks: Backoff::new(LOOK_MIN, LOOK_MAX) }
+        Self {
+            attempt: None,
+            withdrawn_since: None,
+            looks: Backoff::new(LOOK_MIN, LOOK_MAX),
+        }
     }
 }
 
@@ -178,12 +190,20 @@ impl Tracked {
 
     /// A scheduler may allocate the claim for a nominated pod at any moment.
     fn look_again(&mut self, seen: &Seen) -> Step {
-        if seen.nominated.is_empty() { Step::Forget } else { Step::Wait(self.looks.delay()) }
+        if seen.nominated.is_empty() {
+            Step::Forget
+        } else {
+            Step::Wait(self.looks.delay())
+        }
     }
 
     fn idle(&mut self, seen: &Seen) -> Step {
         (self.attempt, self.withdrawn_since) = (None, None);
-        if seen.nominated.is_empty() { Step::Forget } else { Step::Wait(IDLE_LOOK) }
+        if seen.nominated.is_empty() {
+            Step::Forget
+        } else {
+            Step::Wait(IDLE_LOOK)
+        }
     }
 
     fn step_here(&mut self, seen: &Seen, claim: &ScheduledClaim, now: Instant) -> Step {
@@ -191,7 +211,9 @@ impl Tracked {
             Held::Early { uid, .. } if *uid != claim.claim.id.uid => {
                 return Step::Release(uid.clone(), Why::Gone);
             }
-            Held::Early { uid, allocation } if Some(allocation) != claim.claim.allocation.as_ref() => {
+            Held::Early { uid, allocation }
+                if Some(allocation) != claim.claim.allocation.as_ref() =>
+            {
                 return Step::Release(uid.clone(), Why::OtherAllocation);
             }
             Held::Early { uid, .. } => Some(uid),
@@ -200,9 +222,17 @@ impl Tracked {
         if held.is_none() && claim.awaited.is_empty() {
             return self.idle(seen);
         }
-        if !self.attempt.as_ref().is_some_and(|attempt| is_same(&attempt.claim, claim)) {
+        if !self
+            .attempt
+            .as_ref()
+            .is_some_and(|attempt| is_same(&attempt.claim, claim))
+        {
             let state = State::Open { retry_at: now };
-            self.attempt = Some(Attempt { claim: claim.clone(), since: now, state });
+            self.attempt = Some(Attempt {
+                claim: claim.clone(),
+                since: now,
+                state,
+            });
         }
         match is_wanted(&claim.claim, &seen.nominated) {
             true => self.step_wanted(claim, held, now),
@@ -213,7 +243,9 @@ impl Tracked {
     /// A scheduler waits.
     fn step_wanted(&mut self, claim: &ScheduledClaim, held: Option<&Uid>, now: Instant) -> Step {
         self.withdrawn_since = None;
-        let Some(attempt) = &mut self.attempt else { return Step::Wait(IDLE_LOOK) };
+        let Some(attempt) = &mut self.attempt else {
+            return Step::Wait(IDLE_LOOK);
+        };
         // A driver that loads is not known yet.
         if claim.awaited.is_empty() {
             return Step::Wait(IDLE_LOOK);
@@ -262,8 +294,14 @@ impl Tracked {
     }
 
     /// Takes the outcome of a prepare. Returns when the claim is to be looked at again.
-    pub(super) fn prepared(&mut self, outcome: Result<(), (DriverName, Problem)>, now: Instant) -> Duration {
-        let Some(attempt) = &mut self.attempt else { return IDLE_LOOK };
+    pub(super) fn prepared(
+        &mut self,
+        outcome: Result<(), (DriverName, Problem)>,
+        now: Instant,
+    ) -> Duration {
+        let Some(attempt) = &mut self.attempt else {
+            return IDLE_LOOK;
+        };
         match outcome {
             Ok(()) => {
                 attempt.state = State::Prepared;
@@ -273,13 +311,19 @@ impl Tracked {
             Err((driver, problem))
                 if problem.kind.is_permanent() || now >= attempt.since + EARLY_PREPARE_MAX =>
             {
-                attempt.state = State::Failed { driver, problem, at: now };
+                attempt.state = State::Failed {
+                    driver,
+                    problem,
+                    at: now,
+                };
                 // What a driver has begun is to be released.
                 Duration::ZERO
             }
             Err(_) => {
                 let delay = self.looks.delay();
-                attempt.state = State::Open { retry_at: now + delay };
+                attempt.state = State::Open {
+                    retry_at: now + delay,
+                };
                 delay
             }
         }
@@ -297,7 +341,10 @@ impl Tracked {
 
     /// The devices that are prepared now.
     pub(super) fn prepared_devices(&self) -> impl Iterator<Item = &AllocatedDevice> {
-        let attempt = self.attempt.iter().filter(|attempt| matches!(attempt.state, State::Prepared));
+        let attempt = self
+            .attempt
+            .iter()
+            .filter(|attempt| matches!(attempt.state, State::Prepared));
         attempt.flat_map(Attempt::awaited_devices)
     }
 
@@ -309,26 +356,49 @@ impl Tracked {
     /// The driver that cannot prepare the claim, its devices, and why.
     pub(super) fn failure(&self) -> Option<(&DriverName, Vec<&AllocatedDevice>, &Problem)> {
         let attempt = self.attempt.as_ref()?;
-        let State::Failed { driver, problem, .. } = &attempt.state else { return None };
-        let devices = attempt.awaited_devices().filter(|device| device.driver == *driver);
+        let State::Failed {
+            driver, problem, ..
+        } = &attempt.state
+        else {
+            return None;
+        };
+        let devices = attempt
+            .awaited_devices()
+            .filter(|device| device.driver == *driver);
         Some((driver, devices.collect(), problem))
     }
 
     /// What is published of the claim beside what its drivers report: the failure; and that it was allocated again.
     pub(super) fn statuses(&self) -> Option<ClaimStatuses> {
         let attempt = self.attempt.as_ref()?;
-        let failed = self.failure().into_iter().flat_map(|(_, devices, problem)| {
-            devices.into_iter().filter_map(|device| failed(device, problem))
-        });
+        let failed = self
+            .failure()
+            .into_iter()
+            .flat_map(|(_, devices, problem)| {
+                devices
+                    .into_iter()
+                    .filter_map(|device| failed(device, problem))
+            });
         let claim = attempt.claim.claim.id.clone();
-        Some(ClaimStatuses { claim, allocated_ms: attempt.claim.allocated_ms, devices: failed.collect() })
+        Some(ClaimStatuses {
+            claim,
+            allocated_ms: attempt.claim.allocated_ms,
+            devices: failed.collect(),
+        })
     }
 }
 
 impl Attempt {
     fn awaited_devices(&self) -> impl Iterator<Item = &AllocatedDevice> {
-        let devices = self.claim.claim.allocation.iter().flat_map(|allocation| &allocation.devices);
-        devices.filter(|device| !device.binding.is_empty() && self.claim.awaited.contains(&device.driver))
+        let devices = self
+            .claim
+            .claim
+            .allocation
+            .iter()
+            .flat_map(|allocation| &allocation.devices);
+        devices.filter(|device| {
+            !device.binding.is_empty() && self.claim.awaited.contains(&device.driver)
+        })
     }
 }
 
@@ -340,8 +410,11 @@ pub(super) fn is_wanted(claim: &Claim, nominated: &BTreeSet<Uid>) -> bool {
 
 /// Whether two states of a claim are of one allocation.
 fn is_same(before: &ScheduledClaim, now: &ScheduledClaim) -> bool {
-    (&before.claim.id, before.allocated_ms, &before.claim.allocation)
-        == (&now.claim.id, now.allocated_ms, &now.claim.allocation)
+    (
+        &before.claim.id,
+        before.allocated_ms,
+        &before.claim.allocation,
+    ) == (&now.claim.id, now.allocated_ms, &now.claim.allocation)
 }
 
 fn failed(device: &AllocatedDevice, problem: &Problem) -> Option<ReportedDevice> {
@@ -356,7 +429,10 @@ fn failed(device: &AllocatedDevice, problem: &Problem) -> Option<ReportedDevice>
         pool: device.pool.clone(),
         device: device.device.clone(),
         share_id: device.share_id.clone(),
-        status: DeviceStatus { conditions: vec![condition], ..DeviceStatus::default() },
+        status: DeviceStatus {
+            conditions: vec![condition],
+            ..DeviceStatus::default()
+        },
     })
 }
 

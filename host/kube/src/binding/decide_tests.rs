@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use nodedock_model::{BindingConditions, Consumer, DeviceName, ObjectName, ObjectRef, PoolName, ProblemCode};
+use nodedock_model::{
+    BindingConditions, Consumer, DeviceName, ObjectName, ObjectRef, PoolName, ProblemCode,
+};
 
 const GPU: &str = "gpu.example.com";
 
@@ -15,13 +17,21 @@ fn driver() -> DriverName {
 
 fn consumer(resource: &str) -> Consumer {
     let (name, uid) = (ObjectName::new("a").unwrap(), uid("pod-a"));
-    Consumer { api_group: String::new(), resource: resource.to_owned(), name, uid }
+    Consumer {
+        api_group: String::new(),
+        resource: resource.to_owned(),
+        name,
+        uid,
+    }
 }
 
 fn binding() -> BindingConditions {
     BindingConditions {
         conditions: vec![BindingConditions::PREPARED.to_owned()],
-        failures: vec!["example.com/failed".to_owned(), BindingConditions::PREPARE_FAILED.to_owned()],
+        failures: vec![
+            "example.com/failed".to_owned(),
+            BindingConditions::PREPARE_FAILED.to_owned(),
+        ],
     }
 }
 
@@ -36,7 +46,10 @@ fn allocation(device: &str) -> Allocation {
         admin_access: false,
         binding: binding(),
     };
-    Allocation { devices: vec![device], ..Allocation::default() }
+    Allocation {
+        devices: vec![device],
+        ..Allocation::default()
+    }
 }
 
 fn scheduled(device: &str, allocated_ms: u64, reserved_for: Vec<Consumer>) -> ScheduledClaim {
@@ -48,7 +61,11 @@ fn scheduled(device: &str, allocated_ms: u64, reserved_for: Vec<Consumer>) -> Sc
         owner_pod: None,
         resource: None,
     };
-    ScheduledClaim { claim, allocated_ms, awaited: [driver()].into() }
+    ScheduledClaim {
+        claim,
+        allocated_ms,
+        awaited: [driver()].into(),
+    }
 }
 
 fn here(claim: ScheduledClaim) -> ClaimSeen {
@@ -66,7 +83,10 @@ fn wanted(held: Held) -> Seen {
 }
 
 fn early(device: &str) -> Held {
-    Held::Early { uid: uid("uid-one"), allocation: allocation(device) }
+    Held::Early {
+        uid: uid("uid-one"),
+        allocation: allocation(device),
+    }
 }
 
 fn refused(problem: Problem) -> Result<(), (DriverName, Problem)> {
@@ -89,8 +109,10 @@ fn release(why: Why) -> Step {
 fn a_claim_is_prepared_only_where_a_scheduler_waits_for_this_node() {
     let now = Instant::now();
     let unreserved = here(scheduled("gpu-0", 7, vec![]));
-    let not_ours =
-        here(ScheduledClaim { awaited: BTreeSet::new(), ..scheduled("gpu-0", 7, vec![consumer("pods")]) });
+    let not_ours = here(ScheduledClaim {
+        awaited: BTreeSet::new(),
+        ..scheduled("gpu-0", 7, vec![consumer("pods")])
+    });
     let of_group = here(scheduled("gpu-0", 7, vec![consumer("podgroups")]));
     let none = BTreeSet::new();
     let pod = wanted(Held::Free).nominated;
@@ -109,7 +131,12 @@ fn a_claim_is_prepared_only_where_a_scheduler_waits_for_this_node() {
         (wanted(Held::Free).claim, &none, Held::Kubelet, Step::Forget),
         (ClaimSeen::Gone, &none, Held::Free, Step::Forget),
     ] {
-        let seen = Seen { nominated: nominated.clone(), claim, held, consumers: Consumers::Unknown };
+        let seen = Seen {
+            nominated: nominated.clone(),
+            claim,
+            held,
+            consumers: Consumers::Unknown,
+        };
         assert_eq!(Tracked::default().step(&seen, now), expected, "{seen:?}");
     }
 }
@@ -117,46 +144,95 @@ fn a_claim_is_prepared_only_where_a_scheduler_waits_for_this_node() {
 #[test]
 fn a_claim_that_was_prepared_early_is_released_for_what_is_plainly_known() {
     let now = Instant::now();
-    let alone =
-        |claim, consumers| Seen { nominated: BTreeSet::new(), claim, held: early("gpu-0"), consumers };
+    let alone = |claim, consumers| Seen {
+        nominated: BTreeSet::new(),
+        claim,
+        held: early("gpu-0"),
+        consumers,
+    };
     let same = || here(scheduled("gpu-0", 7, vec![]));
     let mut other = scheduled("gpu-0", 7, vec![]);
     other.claim.id = ObjectRef::new("default", "one", "uid-newer").unwrap();
     for (seen, expected) in [
-        (alone(ClaimSeen::Gone, Consumers::Unknown), release(Why::Gone)),
+        (
+            alone(ClaimSeen::Gone, Consumers::Unknown),
+            release(Why::Gone),
+        ),
         (alone(here(other), Consumers::Unknown), release(Why::Gone)),
-        (alone(ClaimSeen::NotHere, Consumers::Unknown), release(Why::NotAllocated)),
-        (alone(here(scheduled("gpu-1", 7, vec![])), Consumers::Unknown), release(Why::OtherAllocation)),
+        (
+            alone(ClaimSeen::NotHere, Consumers::Unknown),
+            release(Why::NotAllocated),
+        ),
+        (
+            alone(here(scheduled("gpu-1", 7, vec![])), Consumers::Unknown),
+            release(Why::OtherAllocation),
+        ),
         (alone(same(), Consumers::Gone), release(Why::NoPods)),
         (alone(same(), Consumers::Unknown), Step::Wait(LOOK_MIN)),
-        (alone(ClaimSeen::Unknown, Consumers::Gone), Step::Wait(LOOK_MIN)),
+        (
+            alone(ClaimSeen::Unknown, Consumers::Gone),
+            Step::Wait(LOOK_MIN),
+        ),
         (alone(same(), Consumers::Bound), Step::Wait(IDLE_LOOK)),
         (alone(same(), Consumers::Waiting), Step::Wait(IDLE_LOOK)),
     ] {
         assert_eq!(Tracked::default().step(&seen, now), expected, "{seen:?}");
     }
     // Another pod that names it is nominated, and it is reserved for one that is bound here.
-    let shared = |consumers| Seen { nominated: [uid("pod-b")].into(), ..alone(same(), consumers) };
+    let shared = |consumers| Seen {
+        nominated: [uid("pod-b")].into(),
+        ..alone(same(), consumers)
+    };
     for consumers in [Consumers::Bound, Consumers::Gone] {
         let mut tracked = Tracked::default();
         assert_eq!(tracked.step(&shared(consumers), now), Step::Wait(IDLE_LOOK));
         let is_bound = consumers == Consumers::Bound;
-        let expected = if is_bound { Step::Wait(IDLE_LOOK) } else { release(Why::Withdrawn) };
-        assert_eq!(tracked.step(&shared(consumers), now + WITHDRAWN_GRACE), expected);
+        let expected = if is_bound {
+            Step::Wait(IDLE_LOOK)
+        } else {
+            release(Why::Withdrawn)
+        };
+        assert_eq!(
+            tracked.step(&shared(consumers), now + WITHDRAWN_GRACE),
+            expected
+        );
     }
     // A pod that is nominated again within the grace finds it prepared.
     let (mut tracked, waiting) = (Tracked::default(), alone(same(), Consumers::Waiting));
     tracked.step(&waiting, now);
-    assert_eq!(tracked.step(&wanted(early("gpu-0")), now + WITHDRAWN_GRACE / 2), Step::Prepare);
+    assert_eq!(
+        tracked.step(&wanted(early("gpu-0")), now + WITHDRAWN_GRACE / 2),
+        Step::Prepare
+    );
     tracked.prepared(Ok(()), now + WITHDRAWN_GRACE / 2);
     let later = now + WITHDRAWN_GRACE;
-    assert_eq!(tracked.step(&waiting, later), Step::Wait(IDLE_LOOK), "the grace begins again");
-    assert_eq!(tracked.step(&waiting, later + WITHDRAWN_GRACE), release(Why::Withdrawn));
+    assert_eq!(
+        tracked.step(&waiting, later),
+        Step::Wait(IDLE_LOOK),
+        "the grace begins again"
+    );
+    assert_eq!(
+        tracked.step(&waiting, later + WITHDRAWN_GRACE),
+        release(Why::Withdrawn)
+    );
     tracked.released(later + WITHDRAWN_GRACE);
-    assert_eq!(tracked.statuses().unwrap().devices, [], "its condition is removed");
-    let released = Seen { held: Held::Free, ..waiting };
-    assert_eq!(tracked.step(&released, later + WITHDRAWN_GRACE), Step::Wait(IDLE_LOOK));
-    assert_eq!(tracked.step(&released, later + WITHDRAWN_GRACE + OUTCOME_KEPT), Step::Forget);
+    assert_eq!(
+        tracked.statuses().unwrap().devices,
+        [],
+        "its condition is removed"
+    );
+    let released = Seen {
+        held: Held::Free,
+        ..waiting
+    };
+    assert_eq!(
+        tracked.step(&released, later + WITHDRAWN_GRACE),
+        Step::Wait(IDLE_LOOK)
+    );
+    assert_eq!(
+        tracked.step(&released, later + WITHDRAWN_GRACE + OUTCOME_KEPT),
+        Step::Forget
+    );
 }
 
 #[test]
@@ -164,16 +240,32 @@ fn a_refusal_is_reported_until_the_claim_is_allocated_again() {
     let (now, mut tracked) = (Instant::now(), Tracked::default());
     assert_eq!(tracked.step(&wanted(Held::Free), now), Step::Prepare);
     tracked.prepared(refused(invalid()), now);
-    assert_eq!(tracked.step(&wanted(early("gpu-0")), now), release(Why::Refused), "a driver may have begun");
+    assert_eq!(
+        tracked.step(&wanted(early("gpu-0")), now),
+        release(Why::Refused),
+        "a driver may have begun"
+    );
     tracked.released(now);
     let statuses = tracked.statuses().unwrap();
     let condition = &statuses.devices[0].status.conditions[0];
     assert_eq!((statuses.allocated_ms, statuses.devices.len()), (7, 1));
-    assert_eq!((condition.kind.as_str(), condition.status), (BindingConditions::PREPARE_FAILED, Some(true)));
-    assert_eq!((condition.reason.as_str(), condition.message.as_str()), ("BadValue", "no such profile"));
-    assert_eq!(tracked.step(&wanted(Held::Free), now), Step::Wait(IDLE_LOOK));
+    assert_eq!(
+        (condition.kind.as_str(), condition.status),
+        (BindingConditions::PREPARE_FAILED, Some(true))
+    );
+    assert_eq!(
+        (condition.reason.as_str(), condition.message.as_str()),
+        ("BadValue", "no such profile")
+    );
+    assert_eq!(
+        tracked.step(&wanted(Held::Free), now),
+        Step::Wait(IDLE_LOOK)
+    );
     // The same device in another allocation.
-    let again = Seen { claim: here(scheduled("gpu-0", 8, vec![consumer("pods")])), ..wanted(Held::Free) };
+    let again = Seen {
+        claim: here(scheduled("gpu-0", 8, vec![consumer("pods")])),
+        ..wanted(Held::Free)
+    };
     assert_eq!(tracked.step(&again, now), Step::Prepare);
     assert_eq!(tracked.statuses().unwrap().devices, []);
     assert!(tracked.failure().is_none());
@@ -194,7 +286,10 @@ fn what_may_succeed_later_is_retried_and_counts_as_refused_at_last() {
         }
     }
     let took = now - start;
-    assert!((EARLY_PREPARE_MAX..EARLY_PREPARE_MAX + LOOK_MAX).contains(&took), "{took:?}");
+    assert!(
+        (EARLY_PREPARE_MAX..EARLY_PREPARE_MAX + LOOK_MAX).contains(&took),
+        "{took:?}"
+    );
     assert!((10..25).contains(&attempts), "{attempts}");
     assert!(is_of_device(&unavailable()) && !is_of_device(&invalid()));
 }
@@ -263,8 +358,12 @@ impl World {
 
     fn happen(&mut self, event: &Event) {
         match event {
-            Event::Nominate(nominated) => self.nominated = *nominated && self.pod == Consumers::Waiting,
-            Event::Allocate(device) if self.allocated.is_none() && self.pod == Consumers::Waiting => {
+            Event::Nominate(nominated) => {
+                self.nominated = *nominated && self.pod == Consumers::Waiting
+            }
+            Event::Allocate(device)
+                if self.allocated.is_none() && self.pod == Consumers::Waiting =>
+            {
                 self.allocations += 1;
                 (self.allocated, self.reserved) = (Some((*device, self.allocations)), true);
             }
@@ -277,7 +376,9 @@ impl World {
             }
             Event::Delete => (self.pod, self.nominated) = (Consumers::Gone, false),
             Event::KubeletPrepares if self.pod == Consumers::Bound => self.held = Held::Kubelet,
-            Event::KubeletUnprepares if self.held == Held::Kubelet && self.pod == Consumers::Gone => {
+            Event::KubeletUnprepares
+                if self.held == Held::Kubelet && self.pod == Consumers::Gone =>
+            {
                 self.held = Held::Free;
             }
             Event::Driver(problem) => self.works = problem.clone(),
@@ -290,14 +391,27 @@ impl World {
     }
 
     fn seen(&self, is_read: bool) -> Seen {
-        let reserved_for = if self.reserved { vec![consumer("pods")] } else { vec![] };
+        let reserved_for = if self.reserved {
+            vec![consumer("pods")]
+        } else {
+            vec![]
+        };
         let claim = match self.allocated {
             _ if !is_read => ClaimSeen::Unknown,
             None => ClaimSeen::NotHere,
             Some((device, time)) => here(scheduled(device, time, reserved_for)),
         };
-        let nominated = if self.nominated { [uid("pod-a")].into() } else { BTreeSet::new() };
-        Seen { nominated, claim, held: self.held.clone(), consumers: self.pod }
+        let nominated = if self.nominated {
+            [uid("pod-a")].into()
+        } else {
+            BTreeSet::new()
+        };
+        Seen {
+            nominated,
+            claim,
+            held: self.held.clone(),
+            consumers: self.pod,
+        }
     }
 
     /// Looks at the claim as the task does. Returns when it is to be looked at again.
@@ -318,10 +432,15 @@ impl World {
             Step::Wait(delay) => Some(delay),
             Step::Prepare => {
                 assert!(is_awaited && self.held != Held::Kubelet);
-                let Some((device, _)) = self.allocated else { unreachable!("it is awaited") };
+                let Some((device, _)) = self.allocated else {
+                    unreachable!("it is awaited")
+                };
                 match self.works.clone() {
                     None => {
-                        assert!(!is_early || self.held == early(device), "the claim has another device");
+                        assert!(
+                            !is_early || self.held == early(device),
+                            "the claim has another device"
+                        );
                         self.held = early(device);
                         Some(tracked.prepared(Ok(()), now))
                     }
@@ -335,15 +454,21 @@ impl World {
                 }
             }
             Step::Release(of, why) => {
-                let Held::Early { uid, allocation } = &self.held else { panic!("it is not ours: {why:?}") };
+                let Held::Early { uid, allocation } = &self.held else {
+                    panic!("it is not ours: {why:?}")
+                };
                 assert_eq!(of, *uid);
-                let is_current =
-                    self.allocated.is_some_and(|(device, _)| *allocation == self::allocation(device));
+                let is_current = self
+                    .allocated
+                    .is_some_and(|(device, _)| *allocation == self::allocation(device));
                 assert!(
                     !is_awaited || !is_current || why == Why::Refused,
                     "a scheduler waits for it: {why:?}"
                 );
-                assert!(!(is_current && self.pod == Consumers::Bound), "its pod is here: {why:?}");
+                assert!(
+                    !(is_current && self.pod == Consumers::Bound),
+                    "its pod is here: {why:?}"
+                );
                 self.held = Held::Free;
                 tracked.released(now);
                 Some(Duration::ZERO)

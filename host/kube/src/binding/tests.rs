@@ -16,8 +16,8 @@ use nodedock_base::changes::Changes;
 use nodedock_core::driver::Published;
 use nodedock_core::registry::Registry;
 use nodedock_model::{
-    BindingConditions, ClaimState, Device, DeviceName, DriverKind, DriverPart, Inventory, KubeletHold, Pool,
-    PoolName,
+    BindingConditions, ClaimState, Device, DeviceName, DriverKind, DriverPart, Inventory,
+    KubeletHold, Pool, PoolName,
 };
 
 const GPU: &str = "gpu.example.com";
@@ -49,8 +49,18 @@ impl FakeClaims {
         let mut record = ClaimRecord::new(claim.id.clone(), ClaimState::Prepared, "boot-1");
         record.allocation = claim.allocation.clone().unwrap();
         let consumers = claim.reserved_for.clone();
-        record.kubelet = Some(KubeletHold { consumers, early, ..KubeletHold::default() });
-        record.drivers.insert(gpu(), Box::new(DriverPart { kubelet: true, ..DriverPart::default() }));
+        record.kubelet = Some(KubeletHold {
+            consumers,
+            early,
+            ..KubeletHold::default()
+        });
+        record.drivers.insert(
+            gpu(),
+            Box::new(DriverPart {
+                kubelet: true,
+                ..DriverPart::default()
+            }),
+        );
         let key = (claim.id.namespace.clone(), claim.id.name.clone());
         self.records.lock().insert(key, Arc::new(record));
     }
@@ -75,13 +85,19 @@ impl EarlyClaims for FakeClaims {
     }
 
     fn held(&self, namespace: &ObjectName, name: &ObjectName) -> Option<Arc<ClaimRecord>> {
-        self.records.lock().get(&(namespace.clone(), name.clone())).cloned()
+        self.records
+            .lock()
+            .get(&(namespace.clone(), name.clone()))
+            .cloned()
     }
 
     async fn prepare(&self, driver: &DriverName, claim: Claim) -> Result<(), Problem> {
         assert_eq!(driver.as_str(), GPU);
         let device = &claim.allocation.as_ref().unwrap().devices[0];
-        self.calls.lock().push(format!("prepare {} {}/{}", claim.id.name, device.pool, device.device));
+        self.calls.lock().push(format!(
+            "prepare {} {}/{}",
+            claim.id.name, device.pool, device.device
+        ));
         if let Some(problem) = self.refusal.lock().clone() {
             return Err(problem);
         }
@@ -122,19 +138,29 @@ impl Scene {
         let (server, tasks) = (Arc::new(ApiServer::start().await), Tasks::new());
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
         registry.update(DriverKind::Wasm, "gpu.wasm", |view| view.name = Some(gpu()));
-        let pools = NodePools { names: PoolNames { node: node() }, registry: registry.clone() };
+        let pools = NodePools {
+            names: PoolNames { node: node() },
+            registry: registry.clone(),
+        };
         let api_claims = ApiClaims::new(over(&server), pools, Conditions::default(), tasks.clone());
         let conditions = BindingConditions {
             conditions: vec![BindingConditions::PREPARED.to_owned()],
             failures: vec![BindingConditions::PREPARE_FAILED.to_owned()],
         };
-        let rule = BindingRule { driver: gpu(), pool: None, conditions };
+        let rule = BindingRule {
+            driver: gpu(),
+            pool: None,
+            conditions,
+        };
         Self {
             server,
             claims: Arc::default(),
             api_claims,
             drivers: watch::Sender::new(serving()),
-            settings: SliceSettings { binding: vec![rule], ..SliceSettings::default() },
+            settings: SliceSettings {
+                binding: vec![rule],
+                ..SliceSettings::default()
+            },
             registry,
             refusals: Arc::default(),
             allocations: AtomicU64::default(),
@@ -154,7 +180,11 @@ impl Scene {
             early: self.claims.clone(),
             on_refused: Arc::new(move |refusal| {
                 let (claim, problem) = (&refusal.claim.name, refusal.problem);
-                refusals.lock().push(format!("{claim} for {}: {}", refusal.consumers.len(), problem.message));
+                refusals.lock().push(format!(
+                    "{claim} for {}: {}",
+                    refusal.consumers.len(),
+                    problem.message
+                ));
             }),
             conditions: self.conditions.clone(),
         };
@@ -197,10 +227,11 @@ impl Scene {
         })));
         // Kubernetes' times have seconds, and these come one after the other.
         let second = 10 + self.allocations.fetch_add(1, Relaxed);
-        self.server.edit("resourceclaims", "default", name, |claim| {
-            claim["status"]["allocation"]["allocationTimestamp"] =
-                format!("2026-11-25T10:00:{second}Z").into();
-        });
+        self.server
+            .edit("resourceclaims", "default", name, |claim| {
+                claim["status"]["allocation"]["allocationTimestamp"] =
+                    format!("2026-11-25T10:00:{second}Z").into();
+            });
     }
 
     /// A pod for which the scheduler waits.
@@ -210,16 +241,32 @@ impl Scene {
     }
 
     fn requests(&self, resource: &str) -> usize {
-        self.server.requests().iter().filter(|seen| seen.resource == resource).count()
+        self.server
+            .requests()
+            .iter()
+            .filter(|seen| seen.resource == resource)
+            .count()
     }
 }
 
 fn serving() -> DriverSnapshot {
-    let devices = ["gpu-0", "gpu-1"].map(|name| (DeviceName::new(name).unwrap(), Device::default()));
-    let pool = Pool { devices: devices.into(), ..Pool::default() };
-    let inventory = Inventory { pools: [(PoolName::new("gpus").unwrap(), pool)].into() };
-    let published = Arc::new(Published { inventory, ..Published::default() });
-    DriverSnapshot { serving: [(gpu(), published)].into(), ..DriverSnapshot::default() }
+    let devices =
+        ["gpu-0", "gpu-1"].map(|name| (DeviceName::new(name).unwrap(), Device::default()));
+    let pool = Pool {
+        devices: devices.into(),
+        ..Pool::default()
+    };
+    let inventory = Inventory {
+        pools: [(PoolName::new("gpus").unwrap(), pool)].into(),
+    };
+    let published = Arc::new(Published {
+        inventory,
+        ..Published::default()
+    });
+    DriverSnapshot {
+        serving: [(gpu(), published)].into(),
+        ..DriverSnapshot::default()
+    }
 }
 
 async fn pass(time: Duration) {
@@ -241,7 +288,13 @@ async fn a_claim_is_prepared_once_as_soon_as_it_is_allocated_and_is_the_kubelets
     scene.allocate("one", "node-1/gpus", "gpu-0", "a");
     pass(Duration::from_secs(5)).await;
     assert_eq!(scene.claims.calls(), ["prepare one gpus/gpu-0"]);
-    let statuses = binding.statuses().borrow().values().next().cloned().unwrap();
+    let statuses = binding
+        .statuses()
+        .borrow()
+        .values()
+        .next()
+        .cloned()
+        .unwrap();
     assert!(statuses.allocated_ms > 0 && statuses.devices.is_empty());
     // A pod that is bound is not nominated any more, and its kubelet may take its time.
     scene.bind("a", NODE);
@@ -253,7 +306,11 @@ async fn a_claim_is_prepared_once_as_soon_as_it_is_allocated_and_is_the_kubelets
     scene.server.forget_requests();
     pass(Duration::from_secs(3600)).await;
     assert!(scene.claims.calls().is_empty());
-    assert_eq!(scene.requests("resourceclaims"), 0, "nothing waits any more");
+    assert_eq!(
+        scene.requests("resourceclaims"),
+        0,
+        "nothing waits any more"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -265,8 +322,7 @@ async fn the_claim_of_an_extended_resource_is_prepared_early() {
     pass(Duration::from_secs(3)).await;
     // The scheduler makes the claim, and names it in the pod before it waits.
     scene.allocate("made", "node-1/gpus", "gpu-0", "a");
-    let mapping =
-        json!([{ "containerName": "main", "resourceName": "example.com/gpu", "requestName": "gpu" }]);
+    let mapping = json!([{ "containerName": "main", "resourceName": "example.com/gpu", "requestName": "gpu" }]);
     scene.edit_pod("a", |pod| {
         pod["status"]["extendedResourceClaimStatus"] =
             json!({ "resourceClaimName": "made", "requestMappings": mapping });
@@ -286,33 +342,55 @@ async fn what_is_not_bound_here_is_released() {
     // The scheduler takes the device back, and then another one.
     scene.server.deallocate_claim("default", "one");
     pass(IDLE_LOOK * 2).await;
-    assert_eq!(scene.claims.calls(), ["release one: it is not allocated to this node any more"]);
+    assert_eq!(
+        scene.claims.calls(),
+        ["release one: it is not allocated to this node any more"]
+    );
     scene.allocate("one", "node-1/gpus", "gpu-2", "a");
     pass(IDLE_LOOK * 2).await;
     assert_eq!(scene.claims.calls(), ["prepare one gpus/gpu-2"]);
     scene.server.deallocate_claim("default", "one");
     scene.allocate("one", "node-1/gpus", "gpu-3", "a");
     pass(IDLE_LOOK * 2).await;
-    assert_eq!(scene.claims.calls(), ["release one: it was allocated again", "prepare one gpus/gpu-3"]);
+    assert_eq!(
+        scene.claims.calls(),
+        [
+            "release one: it was allocated again",
+            "prepare one gpus/gpu-3"
+        ]
+    );
     // One pod is gone, and the other is not nominated any more.
     scene.server.delete("pods", "default", "a");
     a_moment().await;
-    assert_eq!(scene.claims.calls(), ["release one: its consumers are gone"]);
+    assert_eq!(
+        scene.claims.calls(),
+        ["release one: its consumers are gone"]
+    );
     scene.edit_pod("b", |pod| pod["status"]["nominatedNodeName"] = Value::Null);
     pass(WITHDRAWN_GRACE / 2).await;
     scene.edit_pod("b", |pod| pod["status"]["nominatedNodeName"] = NODE.into());
     pass(WITHDRAWN_GRACE * 2).await;
     assert!(scene.claims.calls().is_empty(), "the scheduler tried again");
-    scene.edit_pod("b", |pod| pod["status"]["nominatedNodeName"] = "node-2".into());
+    scene.edit_pod("b", |pod| {
+        pod["status"]["nominatedNodeName"] = "node-2".into()
+    });
     pass(WITHDRAWN_GRACE + IDLE_LOOK).await;
-    assert_eq!(scene.claims.calls(), ["release two: its pod is not nominated to this node any more"]);
+    assert_eq!(
+        scene.claims.calls(),
+        ["release two: its pod is not nominated to this node any more"]
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_a_restart_what_was_prepared_early_is_released_or_stays() {
     let scene = Scene::new().await;
     let (tasks, _binding) = scene.start();
-    for (pod, claim) in [("a", "stays"), ("b", "gone"), ("c", "bound"), ("d", "withdrawn")] {
+    for (pod, claim) in [
+        ("a", "stays"),
+        ("b", "gone"),
+        ("c", "bound"),
+        ("d", "withdrawn"),
+    ] {
         scene.wait(pod, claim, "gpu-0");
     }
     a_moment().await;
@@ -321,7 +399,9 @@ async fn after_a_restart_what_was_prepared_early_is_released_or_stays() {
     scene.server.delete("pods", "default", "b");
     scene.bind("c", NODE);
     scene.server.deallocate_claim("default", "withdrawn");
-    scene.edit_pod("d", |pod| pod["status"]["nominatedNodeName"] = "node-2".into());
+    scene.edit_pod("d", |pod| {
+        pod["status"]["nominatedNodeName"] = "node-2".into()
+    });
     // The driver is not loaded yet.
     scene.drivers.send_replace(DriverSnapshot::default());
     let (_tasks, _binding) = scene.start();
@@ -333,7 +413,10 @@ async fn after_a_restart_what_was_prepared_early_is_released_or_stays() {
         "release withdrawn: it is not allocated to this node any more",
     ];
     assert_eq!(calls[1..], released);
-    assert_eq!(calls[0], "prepare stays gpus/gpu-0", "which the manager answers from its record");
+    assert_eq!(
+        calls[0], "prepare stays gpus/gpu-0",
+        "which the manager answers from its record"
+    );
     pass(Duration::from_secs(3600)).await;
     assert!(scene.claims.calls().is_empty());
 }
@@ -341,11 +424,17 @@ async fn after_a_restart_what_was_prepared_early_is_released_or_stays() {
 #[tokio::test(start_paused = true)]
 async fn a_node_without_such_devices_opens_no_watch() {
     let scene = Scene::new().await;
-    let plain = Scene { settings: SliceSettings::default(), ..scene };
+    let plain = Scene {
+        settings: SliceSettings::default(),
+        ..scene
+    };
     plain.wait("a", "one", "gpu-0");
     let (_tasks, _binding) = plain.start();
     pass(Duration::from_secs(60)).await;
-    assert_eq!((plain.requests("pods"), plain.requests("resourceclaims")), (0, 0));
+    assert_eq!(
+        (plain.requests("pods"), plain.requests("resourceclaims")),
+        (0, 0)
+    );
     // A driver that names conditions itself.
     let scheduling = nodedock_model::DeviceScheduling {
         binding_conditions: vec!["example.com/attached".to_owned()],
@@ -368,23 +457,33 @@ async fn a_node_without_such_devices_opens_no_watch() {
     plain.server.delete("pods", "default", "a");
     plain.server.delete("resourceclaims", "default", "one");
     pass(Duration::from_secs(60)).await;
-    assert_eq!(plain.claims.calls(), ["release one: its ResourceClaim is gone"]);
+    assert_eq!(
+        plain.claims.calls(),
+        ["release one: its ResourceClaim is gone"]
+    );
     assert_eq!(plain.server.look(|state| state.watches("pods")), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_refused_has_the_failure_condition_and_no_device_is_tainted_for_its_parameters() {
+async fn a_claim_that_is_refused_has_the_failure_condition_and_no_device_is_tainted_for_its_parameters()
+ {
     let scene = Scene::new().await;
     let (_tasks, binding) = scene.start();
     *scene.claims.refusal.lock() = Some(Problem::invalid(ProblemCode::BadValue, "no such profile"));
     scene.wait("a", "one", "gpu-0");
     pass(IDLE_LOOK * 4).await;
-    assert_eq!(scene.claims.calls(), ["prepare one gpus/gpu-0"], "it is not tried again");
+    assert_eq!(
+        scene.claims.calls(),
+        ["prepare one gpus/gpu-0"],
+        "it is not tried again"
+    );
     let types = || {
         let statuses = binding.statuses().borrow().clone();
         let devices = statuses.into_values().flat_map(|statuses| statuses.devices);
         let conditions = devices.flat_map(|device| device.status.conditions);
-        conditions.map(|condition| format!("{} {}", condition.kind, condition.reason)).collect::<Vec<_>>()
+        conditions
+            .map(|condition| format!("{} {}", condition.kind, condition.reason))
+            .collect::<Vec<_>>()
     };
     assert_eq!(types(), ["nodedock.dev/prepare-failed BadValue"]);
     assert_eq!(*scene.refusals.lock(), ["one for 1: no such profile"]);
@@ -393,20 +492,34 @@ async fn a_claim_that_is_refused_has_the_failure_condition_and_no_device_is_tain
     scene.server.deallocate_claim("default", "one");
     scene.allocate("one", "node-1/gpus", "gpu-0", "a");
     pass(IDLE_LOOK * 2).await;
-    assert_eq!((scene.claims.calls(), types()), (vec!["prepare one gpus/gpu-0".to_owned()], vec![]));
+    assert_eq!(
+        (scene.claims.calls(), types()),
+        (vec!["prepare one gpus/gpu-0".to_owned()], vec![])
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_device_that_cannot_be_prepared_is_tainted_for_a_while_or_until_it_is_prepared() {
     let scene = Scene::new().await;
     let (_tasks, binding) = scene.start();
-    let unavailable = || Some(Problem::unavailable(ProblemCode::DriverNotServing, "the link is down"));
+    let unavailable = || {
+        Some(Problem::unavailable(
+            ProblemCode::DriverNotServing,
+            "the link is down",
+        ))
+    };
     *scene.claims.refusal.lock() = unavailable();
     scene.wait("a", "one", "gpu-0");
     pass(EARLY_PREPARE_MAX - Duration::from_secs(1)).await;
     assert!(binding.failed().borrow().is_empty() && scene.refusals.lock().is_empty());
     pass(IDLE_LOOK * 2).await;
-    let device = |name: &str| (gpu(), PoolName::new("gpus").unwrap(), DeviceName::new(name).unwrap());
+    let device = |name: &str| {
+        (
+            gpu(),
+            PoolName::new("gpus").unwrap(),
+            DeviceName::new(name).unwrap(),
+        )
+    };
     assert_eq!(*binding.failed().borrow(), [device("gpu-0")].into());
     assert_eq!(*scene.refusals.lock(), ["one for 1: the link is down"]);
     scene.server.delete("pods", "default", "a");
@@ -424,23 +537,35 @@ async fn a_device_that_cannot_be_prepared_is_tainted_for_a_while_or_until_it_is_
     scene.server.delete("pods", "default", "c");
     scene.server.delete("resourceclaims", "default", "three");
     pass(FAILED_TAINT).await;
-    assert!(binding.failed().borrow().is_empty(), "the pod is gone, and nothing else reports it");
+    assert!(
+        binding.failed().borrow().is_empty(),
+        "the pod is gone, and nothing else reports it"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn claims_that_are_not_of_this_nodes_drivers_are_left_alone() {
     let scene = Scene::new().await;
     let native = DriverName::new("native.example.com").unwrap();
-    scene.registry.update(DriverKind::Grpc, "native.sock", |view| view.name = Some(native.clone()));
+    scene
+        .registry
+        .update(DriverKind::Grpc, "native.sock", |view| {
+            view.name = Some(native.clone())
+        });
     let (_tasks, binding) = scene.start();
     scene.pod("a", "missing", NODE);
     scene.pod("b", "elsewhere", NODE);
     scene.allocate("elsewhere", "node-2/gpus", "gpu-0", "b");
     scene.pod("c", "of-others", NODE);
     scene.allocate("of-others", "node-1/gpus", "gpu-0", "other");
-    for (pod, claim, driver) in [("d", "native", native.as_str()), ("e", "unknown", "unknown.example.com")] {
+    for (pod, claim, driver) in [
+        ("d", "native", native.as_str()),
+        ("e", "unknown", "unknown.example.com"),
+    ] {
         scene.pod(pod, claim, NODE);
-        let reserved = Allocated::new("default", claim).node(NODE).reserved_for(pod, &format!("uid-{pod}"));
+        let reserved = Allocated::new("default", claim)
+            .node(NODE)
+            .reserved_for(pod, &format!("uid-{pod}"));
         scene.server.allocate_claim(reserved.result(json!({
             "request": "gpu", "driver": driver, "pool": "node-1", "device": "gpu-0",
             "bindingConditions": ["A"], "bindingFailureConditions": ["B"],
@@ -448,18 +573,27 @@ async fn claims_that_are_not_of_this_nodes_drivers_are_left_alone() {
     }
     // A claim without conditions, one for another node, and one that the API server should not have.
     scene.pod("f", "plain", NODE);
-    let plain = Allocated::new("default", "plain").node(NODE).reserved_for("f", "uid-f");
-    scene.server.allocate_claim(plain.device("gpu", GPU, "node-1/gpus", "gpu-0"));
+    let plain = Allocated::new("default", "plain")
+        .node(NODE)
+        .reserved_for("f", "uid-f");
+    scene
+        .server
+        .allocate_claim(plain.device("gpu", GPU, "node-1/gpus", "gpu-0"));
     scene.wait("g", "moved", "gpu-0");
-    scene.server.edit("resourceclaims", "default", "moved", |claim| {
-        let selector =
-            &mut claim["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0];
-        selector["values"] = json!(["node-2"]);
-    });
+    scene
+        .server
+        .edit("resourceclaims", "default", "moved", |claim| {
+            let selector = &mut claim["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+                [0]["matchFields"][0];
+            selector["values"] = json!(["node-2"]);
+        });
     scene.wait("h", "odd", "gpu-0");
-    scene.server.edit("resourceclaims", "default", "odd", |claim| {
-        claim["status"]["allocation"]["devices"]["results"][0]["bindingConditions"] = json!(["not a type"]);
-    });
+    scene
+        .server
+        .edit("resourceclaims", "default", "odd", |claim| {
+            claim["status"]["allocation"]["devices"]["results"][0]["bindingConditions"] =
+                json!(["not a type"]);
+        });
     scene.pod("i", "nominated-elsewhere", "node-2");
     scene.allocate("nominated-elsewhere", "node-1/gpus", "gpu-0", "i");
     pass(Duration::from_secs(700)).await;
@@ -475,8 +609,18 @@ async fn a_watch_that_is_refused_is_a_condition_until_it_is_granted() {
     scene.wait("a", "one", "gpu-0");
     pass(Duration::from_secs(10)).await;
     let conditions = scene.conditions.list();
-    assert_eq!(conditions[0].problem.code, ProblemCode::NominatedPodsUnreadable);
-    assert!(conditions[0].problem.message.contains("right to watch pods"), "{:?}", conditions[0]);
+    assert_eq!(
+        conditions[0].problem.code,
+        ProblemCode::NominatedPodsUnreadable
+    );
+    assert!(
+        conditions[0]
+            .problem
+            .message
+            .contains("right to watch pods"),
+        "{:?}",
+        conditions[0]
+    );
     assert!(scene.claims.calls().is_empty());
     scene.server.allow_all();
     pass(Duration::from_secs(60)).await;
@@ -493,12 +637,18 @@ async fn no_more_claims_are_looked_at_than_the_bound_allows_and_the_next_get_the
     let (_tasks, _binding) = scene.start();
     pass(Duration::from_secs(60)).await;
     let looked_at = || {
-        let requests = scene.server.requests().into_iter().filter(|seen| seen.resource == "resourceclaims");
+        let requests = scene
+            .server
+            .requests()
+            .into_iter()
+            .filter(|seen| seen.resource == "resourceclaims");
         requests.map(|seen| seen.name).collect::<BTreeSet<_>>()
     };
     assert_eq!(looked_at().len(), EARLY_CLAIMS_MAX);
     for index in 0..NOMINATED_PODS_MAX {
-        scene.server.delete("pods", "default", &format!("p-{index:04}"));
+        scene
+            .server
+            .delete("pods", "default", &format!("p-{index:04}"));
     }
     pass(Duration::from_secs(120)).await;
     scene.wait("last", "last", "gpu-0");

@@ -47,7 +47,10 @@ impl Context {
         claim: &ObjectRef,
         request_id: Arc<str>,
     ) -> Result<Vec<KubeletDevice>, Problem> {
-        let mut devices = self.manager()?.prepare_for_kubelet(driver, claim, request_id).await?;
+        let mut devices = self
+            .manager()?
+            .prepare_for_kubelet(driver, claim, request_id)
+            .await?;
         let records = self.parts.manager.claims();
         let record = records.iter().find(|record| record.id.uid == claim.uid);
         let pools = &self.parts.pools;
@@ -69,14 +72,25 @@ impl Context {
         let consumers = match self.parts.manager.claim_held_for_kubelet(&claim.uid) {
             Some(prepared) => prepared.consumers,
             None => {
-                let reading = self.parts.source.claim_with_uid(&claim.namespace, &claim.name, &claim.uid);
+                let reading =
+                    self.parts
+                        .source
+                        .claim_with_uid(&claim.namespace, &claim.name, &claim.uid);
                 // no error: the event is on the claim then, and not on its pods
-                let read = tokio::time::timeout(CONSUMERS_WAIT, reading).await.ok().and_then(Result::ok);
+                let read = tokio::time::timeout(CONSUMERS_WAIT, reading)
+                    .await
+                    .ok()
+                    .and_then(Result::ok);
                 let same = read.flatten().filter(|read| read.id.uid == claim.uid);
                 same.map(|read| read.reserved_for).unwrap_or_default()
             }
         };
-        (self.parts.on_refused)(&Refusal { action: "Prepare", claim, consumers: &consumers, problem });
+        (self.parts.on_refused)(&Refusal {
+            action: "Prepare",
+            claim,
+            consumers: &consumers,
+            problem,
+        });
     }
 
     /// Reports a refused unprepare on the claim and its pods. `held`: what the kubelet held before the request. A retry, of which there are
@@ -88,28 +102,57 @@ impl Context {
         problem: &Problem,
     ) {
         let held = held.filter(|held| held.drivers.contains(driver) && is_reported(problem));
-        if let Some(KubeletClaim { claim, consumers, .. }) = held {
+        if let Some(KubeletClaim {
+            claim, consumers, ..
+        }) = held
+        {
             let message = format!("it cannot be unprepared: {}", problem.message);
-            let problem = Problem { message, ..problem.clone() };
+            let problem = Problem {
+                message,
+                ..problem.clone()
+            };
             let (claim, consumers, problem) = (&claim, &consumers, &problem);
-            (self.parts.on_refused)(&Refusal { action: "Unprepare", claim, consumers, problem });
+            (self.parts.on_refused)(&Refusal {
+                action: "Unprepare",
+                claim,
+                consumers,
+                problem,
+            });
         }
     }
 
     /// Drivers with which claims of the API server are prepared.
     pub(super) fn prepared_drivers(&self) -> BTreeSet<DriverName> {
-        self.parts.manager.held_for_kubelet().into_iter().flat_map(|prepared| prepared.drivers).collect()
+        self.parts
+            .manager
+            .held_for_kubelet()
+            .into_iter()
+            .flat_map(|prepared| prepared.drivers)
+            .collect()
     }
 
     /// Every claim that stands for devices, prepared or on its way, also from before a restart.
     pub(super) fn device_claims(&self) -> Vec<DeviceClaim> {
-        let records = self.parts.manager.claims().into_iter().filter(|record| is_plugin_claim(&record.id));
+        let records = self
+            .parts
+            .manager
+            .claims()
+            .into_iter()
+            .filter(|record| is_plugin_claim(&record.id));
         let claims = records.filter_map(|record| {
             let devices = &record.allocation.devices;
             let driver = devices.first()?.driver.clone();
-            let devices = devices.iter().map(|device| device_id(&device.pool, &device.device)).collect();
+            let devices = devices
+                .iter()
+                .map(|device| device_id(&device.pool, &device.device))
+                .collect();
             let (claim, requested) = (record.id.clone(), self.requested_at(&record.id.uid));
-            Some(DeviceClaim { claim, driver, devices, requested })
+            Some(DeviceClaim {
+                claim,
+                driver,
+                devices,
+                requested,
+            })
         });
         claims.collect()
     }
@@ -119,7 +162,12 @@ impl Context {
         // The calls first: one that ends meanwhile has made its claim.
         let mut devices: DeviceIds = self.allocations.devices_under_way();
         for claim in self.device_claims() {
-            devices.extend(claim.devices.into_iter().map(|id| (claim.driver.clone(), id)));
+            devices.extend(
+                claim
+                    .devices
+                    .into_iter()
+                    .map(|id| (claim.driver.clone(), id)),
+            );
         }
         devices
     }
@@ -127,11 +175,16 @@ impl Context {
     /// Whether a claim keeps a device, its hardware, or what it takes of counters, other than the device's own claim by the kubelet's device
     /// manager.
     pub(super) fn is_used_elsewhere(&self, driver: &DriverName, id: &str) -> bool {
-        let Some((pool, device)) = split_id(id) else { return false };
+        let Some((pool, device)) = split_id(id) else {
+            return false;
+        };
         let (manager, pool, device) = (&self.parts.manager, pool.as_str(), device.as_str());
         let own = manager.users_of_device(driver, pool, device);
         let is_own = |claim: &ObjectRef| is_plugin_claim(claim) && own.contains(claim);
-        !manager.holders_of_device(driver, pool, device).iter().all(is_own)
+        !manager
+            .holders_of_device(driver, pool, device)
+            .iter()
+            .all(is_own)
     }
 }
 

@@ -20,8 +20,8 @@ use nodedock_model::limit::{
     PROBLEM_MESSAGE_BYTES_MAX,
 };
 use nodedock_model::{
-    AllocationMount, AllocationNode, ContainerAllocation, DriverName, ExtendedResource, HealthReport,
-    HealthState, KubeletDevice, PluginDevice, Problem, ProblemCode,
+    AllocationMount, AllocationNode, ContainerAllocation, DriverName, ExtendedResource,
+    HealthReport, HealthState, KubeletDevice, PluginDevice, Problem, ProblemCode,
 };
 use nodedock_model::{DraService, HealthService};
 
@@ -36,9 +36,12 @@ const HEALTH_BYTES: usize = 400;
 pub(super) type Outcomes = Vec<(String, Result<Vec<KubeletDevice>, Problem>)>;
 
 /// A message as one of another version of its API; fields that it does not have are left out.
-pub(super) fn transcode<From: Message, To: Message + Default>(message: &From) -> Result<To, Status> {
+pub(super) fn transcode<From: Message, To: Message + Default>(
+    message: &From,
+) -> Result<To, Status> {
     let transcoded = To::decode(message.encode_to_vec().as_slice());
-    transcoded.map_err(|error| Status::internal(format!("the versions of a message differ: {error}")))
+    transcoded
+        .map_err(|error| Status::internal(format!("the versions of a message differ: {error}")))
 }
 
 /// Who a driver is. A kubelet takes the first service that it knows, so the newest stands first.
@@ -49,7 +52,11 @@ pub(super) fn plugin_info(driver: &DriverName, endpoint: &Path) -> PluginInfo {
         r#type: "DRAPlugin".to_owned(),
         name: driver.to_string(),
         endpoint: endpoint.display().to_string(),
-        supported_versions: services.into_iter().chain(health).map(str::to_owned).collect(),
+        supported_versions: services
+            .into_iter()
+            .chain(health)
+            .map(str::to_owned)
+            .collect(),
     }
 }
 
@@ -66,19 +73,28 @@ pub(super) fn prepared(outcomes: Outcomes) -> dra::NodePrepareResourcesResponse 
         Err(problem) => (Vec::new(), error(&problem)),
     };
     let answer = |(devices, error)| dra::NodePrepareResourceResponse { devices, error };
-    outcomes.into_iter().map(|(uid, outcome)| (uid, answer(one(outcome)))).collect()
+    outcomes
+        .into_iter()
+        .map(|(uid, outcome)| (uid, answer(one(outcome))))
+        .collect()
 }
 
 pub(super) fn unprepared(outcomes: Outcomes) -> dra::NodeUnprepareResourcesResponse {
     let one = |outcome: Result<_, Problem>| dra::NodeUnprepareResourceResponse {
         error: outcome.err().as_ref().map(error).unwrap_or_default(),
     };
-    outcomes.into_iter().map(|(uid, outcome)| (uid, one(outcome))).collect()
+    outcomes
+        .into_iter()
+        .map(|(uid, outcome)| (uid, one(outcome)))
+        .collect()
 }
 
 /// A problem as the text of one claim's answer, which ends up in an Event of the pod.
 fn error(problem: &Problem) -> String {
-    one_line(&format!("{} ({})", problem.message, problem.code), PROBLEM_MESSAGE_BYTES_MAX + 128)
+    one_line(
+        &format!("{} ({})", problem.message, problem.code),
+        PROBLEM_MESSAGE_BYTES_MAX + 128,
+    )
 }
 
 /// A whole list of devices' health, as it is known at `now_seconds` since the Unix epoch. Messages are cut to what a kubelet keeps, and
@@ -90,17 +106,21 @@ pub(super) fn health(list: &HealthReport, now_seconds: u64) -> health::NodeWatch
         HealthState::Healthy => health::HealthStatus::Healthy,
         HealthState::Unhealthy => health::HealthStatus::Unhealthy,
     };
-    let devices = list.iter().map(|((pool, device), reported)| health::DeviceHealth {
-        device: Some(health::DeviceIdentifier {
-            pool_name: pool.to_string(),
-            device_name: device.to_string(),
-        }),
-        health: state(reported.state).into(),
-        last_updated_time: i64::try_from(now_seconds).unwrap_or(i64::MAX),
-        health_check_timeout_seconds: i64::try_from(HEALTH_TIMEOUT.as_secs()).unwrap_or(0),
-        message: cut(&reported.message, room.min(HEALTH_MESSAGE_BYTES_MAX)),
-    });
-    health::NodeWatchResourcesResponse { devices: devices.collect() }
+    let devices = list
+        .iter()
+        .map(|((pool, device), reported)| health::DeviceHealth {
+            device: Some(health::DeviceIdentifier {
+                pool_name: pool.to_string(),
+                device_name: device.to_string(),
+            }),
+            health: state(reported.state).into(),
+            last_updated_time: i64::try_from(now_seconds).unwrap_or(i64::MAX),
+            health_check_timeout_seconds: i64::try_from(HEALTH_TIMEOUT.as_secs()).unwrap_or(0),
+            message: cut(&reported.message, room.min(HEALTH_MESSAGE_BYTES_MAX)),
+        });
+    health::NodeWatchResourcesResponse {
+        devices: devices.collect(),
+    }
 }
 
 /// What a kubelet gets for the options of a device plugin. It ignores them in the registration and calls for them again.
@@ -112,15 +132,25 @@ pub(super) fn options(options: DeviceOptions) -> plugin::DevicePluginOptions {
 }
 
 pub(super) fn list(devices: &[PluginDevice]) -> plugin::ListAndWatchResponse {
-    let node = |node: &u32| plugin::NumaNode { id: i64::from(*node) };
+    let node = |node: &u32| plugin::NumaNode {
+        id: i64::from(*node),
+    };
     let device = |device: &PluginDevice| plugin::Device {
         id: device.id.clone(),
-        health: if device.healthy { "Healthy" } else { "Unhealthy" }.to_owned(),
+        health: if device.healthy {
+            "Healthy"
+        } else {
+            "Unhealthy"
+        }
+        .to_owned(),
         // A topology without nodes would hide the device from pod-resources.
-        topology: (!device.numa_nodes.is_empty())
-            .then(|| plugin::TopologyInfo { nodes: device.numa_nodes.iter().map(node).collect() }),
+        topology: (!device.numa_nodes.is_empty()).then(|| plugin::TopologyInfo {
+            nodes: device.numa_nodes.iter().map(node).collect(),
+        }),
     };
-    plugin::ListAndWatchResponse { devices: devices.iter().map(device).collect() }
+    plugin::ListAndWatchResponse {
+        devices: devices.iter().map(device).collect(),
+    }
 }
 
 /// The devices for each container; no device is for two of them.
@@ -128,8 +158,9 @@ pub(super) fn allocate_request(request: plugin::AllocateRequest) -> Result<Vec<I
     let containers = request.container_requests;
     if containers.len() > ALLOCATE_CONTAINERS_MAX {
         let count = containers.len();
-        let message =
-            format!("the request is for {count} containers, and at most {ALLOCATE_CONTAINERS_MAX} are taken");
+        let message = format!(
+            "the request is for {count} containers, and at most {ALLOCATE_CONTAINERS_MAX} are taken"
+        );
         return Err(Problem::invalid(ProblemCode::TooManyContainers, message));
     }
     let mut seen = BTreeSet::new();
@@ -149,14 +180,33 @@ pub(super) fn allocate_request(request: plugin::AllocateRequest) -> Result<Vec<I
 /// Devices by CDI alone: a runtime that got the device nodes as well would have each of them twice, and a kubelet that does not know
 /// the field (before 1.28) does not run on a node whose drivers need CDI.
 pub(super) fn container(allocation: ContainerAllocation) -> plugin::ContainerAllocateResponse {
-    let ContainerAllocation { cdi_devices, annotations, .. } = allocation;
-    let cdi_devices = cdi_devices.into_iter().map(|name| plugin::CdiDevice { name }).collect();
-    plugin::ContainerAllocateResponse { cdi_devices, annotations, ..Default::default() }
+    let ContainerAllocation {
+        cdi_devices,
+        annotations,
+        ..
+    } = allocation;
+    let cdi_devices = cdi_devices
+        .into_iter()
+        .map(|name| plugin::CdiDevice { name })
+        .collect();
+    plugin::ContainerAllocateResponse {
+        cdi_devices,
+        annotations,
+        ..Default::default()
+    }
 }
 
 /// A native device plugin's answer for a container, as it gave it.
-pub(super) fn container_of_plugin(allocation: ContainerAllocation) -> plugin::ContainerAllocateResponse {
-    let ContainerAllocation { env, mounts, device_nodes, annotations, cdi_devices } = allocation;
+pub(super) fn container_of_plugin(
+    allocation: ContainerAllocation,
+) -> plugin::ContainerAllocateResponse {
+    let ContainerAllocation {
+        env,
+        mounts,
+        device_nodes,
+        annotations,
+        cdi_devices,
+    } = allocation;
     let mount = |mount: AllocationMount| plugin::Mount {
         container_path: mount.container_path,
         host_path: mount.host_path,
@@ -172,7 +222,10 @@ pub(super) fn container_of_plugin(allocation: ContainerAllocation) -> plugin::Co
         mounts: mounts.into_iter().map(mount).collect(),
         devices: device_nodes.into_iter().map(node).collect(),
         annotations,
-        cdi_devices: cdi_devices.into_iter().map(|name| plugin::CdiDevice { name }).collect(),
+        cdi_devices: cdi_devices
+            .into_iter()
+            .map(|name| plugin::CdiDevice { name })
+            .collect(),
     }
 }
 
@@ -181,17 +234,34 @@ pub(super) fn preferred(
     devices: &[PluginDevice],
     request: &plugin::ContainerPreferredAllocationRequest,
 ) -> plugin::ContainerPreferredAllocationResponse {
-    let known: BTreeMap<&str, &PluginDevice> =
-        devices.iter().map(|device| (device.id.as_str(), device)).collect();
-    let ids: BTreeSet<&String> =
-        request.available_device_ids.iter().chain(&request.must_include_device_ids).collect();
-    let unknown = |id: &String| PluginDevice { id: id.clone(), healthy: true, numa_nodes: Vec::new() };
+    let known: BTreeMap<&str, &PluginDevice> = devices
+        .iter()
+        .map(|device| (device.id.as_str(), device))
+        .collect();
+    let ids: BTreeSet<&String> = request
+        .available_device_ids
+        .iter()
+        .chain(&request.must_include_device_ids)
+        .collect();
+    let unknown = |id: &String| PluginDevice {
+        id: id.clone(),
+        healthy: true,
+        numa_nodes: Vec::new(),
+    };
     let available: Vec<PluginDevice> = ids
         .into_iter()
-        .map(|id| known.get(id.as_str()).map_or_else(|| unknown(id), |device| (*device).clone()))
+        .map(|id| {
+            known
+                .get(id.as_str())
+                .map_or_else(|| unknown(id), |device| (*device).clone())
+        })
         .collect();
     let size = usize::try_from(request.allocation_size).unwrap_or(0);
-    let device_ids = closest(&available.iter().collect::<Vec<_>>(), &request.must_include_device_ids, size);
+    let device_ids = closest(
+        &available.iter().collect::<Vec<_>>(),
+        &request.must_include_device_ids,
+        size,
+    );
     plugin::ContainerPreferredAllocationResponse { device_ids }
 }
 
@@ -199,9 +269,19 @@ pub(super) fn preferred(
 pub(super) fn pod_devices(answer: pods::ListPodResourcesResponse) -> PodDevices {
     let mut listed = PodDevices::default();
     for pod in answer.pod_resources {
-        for entry in pod.containers.into_iter().flat_map(|container| container.devices) {
-            let Ok(resource) = ExtendedResource::new(&entry.resource_name) else { continue };
-            listed.in_use.entry(resource).or_default().extend(entry.device_ids);
+        for entry in pod
+            .containers
+            .into_iter()
+            .flat_map(|container| container.devices)
+        {
+            let Ok(resource) = ExtendedResource::new(&entry.resource_name) else {
+                continue;
+            };
+            listed
+                .in_use
+                .entry(resource)
+                .or_default()
+                .extend(entry.device_ids);
         }
         listed.pods.insert((pod.namespace, pod.name));
     }
@@ -231,9 +311,13 @@ mod tests {
             share_id: Some("s-1".into()),
         };
         let refused = Problem::conflict("device-held", "claim default/a\nholds it");
-        let outcomes: Outcomes =
-            vec![("u1".into(), Ok(vec![device])), ("u2".into(), Ok(Vec::new())), ("".into(), Err(refused))];
-        let beta: v1beta1::NodePrepareResourcesResponse = transcode(&prepared(outcomes.clone())).unwrap();
+        let outcomes: Outcomes = vec![
+            ("u1".into(), Ok(vec![device])),
+            ("u2".into(), Ok(Vec::new())),
+            ("".into(), Err(refused)),
+        ];
+        let beta: v1beta1::NodePrepareResourcesResponse =
+            transcode(&prepared(outcomes.clone())).unwrap();
         let (v1, beta) = (prepared(outcomes.clone()).into_claims(), beta.into_claims());
         let expected = dra::Device {
             request_names: vec!["gpu".into()],
@@ -242,33 +326,63 @@ mod tests {
             cdi_device_ids: vec!["example.com/gpu=0".into(), "example.com/gpu=1".into()],
             share_id: Some("s-1".into()),
         };
-        assert_eq!(transcode::<_, v1beta1::Device>(&expected).unwrap(), beta["u1"].devices[0]);
+        assert_eq!(
+            transcode::<_, v1beta1::Device>(&expected).unwrap(),
+            beta["u1"].devices[0]
+        );
         assert_eq!((v1.len(), &v1["u1"].devices[..]), (3, &[expected][..]));
-        assert_eq!((&v1["u2"], beta.len()), (&dra::NodePrepareResourceResponse::default(), 3));
+        assert_eq!(
+            (&v1["u2"], beta.len()),
+            (&dra::NodePrepareResourceResponse::default(), 3)
+        );
         let error = "claim default/a holds it (device-held)";
         assert_eq!((&v1[""].error[..], &beta[""].error[..]), (error, error));
         let gone = unprepared(outcomes).into_claims();
-        assert_eq!((gone.len(), &gone["u1"].error[..], &gone[""].error[..]), (3, "", error));
+        assert_eq!(
+            (gone.len(), &gone["u1"].error[..], &gone[""].error[..]),
+            (3, "", error)
+        );
     }
 
     #[test]
     fn as_many_devices_as_there_can_be_with_the_longest_messages_fit_into_an_answer() {
-        let pool = ["a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(61)].join(".");
+        let pool = [
+            "a".repeat(63),
+            "b".repeat(63),
+            "c".repeat(63),
+            "d".repeat(61),
+        ]
+        .join(".");
         let pool = PoolName::new(pool).unwrap();
-        let reported =
-            DeviceHealth { state: HealthState::Unhealthy, message: "é".repeat(HEALTH_MESSAGE_BYTES_MAX) };
+        let reported = DeviceHealth {
+            state: HealthState::Unhealthy,
+            message: "é".repeat(HEALTH_MESSAGE_BYTES_MAX),
+        };
         for devices in [1, 2000, DEVICES_MAX] {
             let device = |n| (pool.clone(), DeviceName::new(format!("{n:0>63}")).unwrap());
-            let list = (0..devices).map(|n| (device(n), reported.clone())).collect();
+            let list = (0..devices)
+                .map(|n| (device(n), reported.clone()))
+                .collect();
             let answer = health(&list, u64::MAX);
-            assert!(answer.encoded_len() <= PLUGIN_ANSWER_BYTES_MAX, "{}", answer.encoded_len());
+            assert!(
+                answer.encoded_len() <= PLUGIN_ANSWER_BYTES_MAX,
+                "{}",
+                answer.encoded_len()
+            );
             let message = answer.devices[0].message.len();
-            assert!((600..=HEALTH_MESSAGE_BYTES_MAX).contains(&message), "{message}");
+            assert!(
+                (600..=HEALTH_MESSAGE_BYTES_MAX).contains(&message),
+                "{message}"
+            );
         }
     }
 
     fn device(id: &str, healthy: bool, numa_nodes: &[u32]) -> PluginDevice {
-        PluginDevice { id: id.to_owned(), healthy, numa_nodes: numa_nodes.to_vec() }
+        PluginDevice {
+            id: id.to_owned(),
+            healthy,
+            numa_nodes: numa_nodes.to_vec(),
+        }
     }
 
     fn texts(texts: &[&str]) -> Vec<String> {
@@ -279,7 +393,10 @@ mod tests {
     fn a_list_has_health_and_topology() {
         let listed = list(&[device("p/0", true, &[0, 1]), device("p/1", false, &[])]).devices;
         let nodes = [0, 1].map(|id| plugin::NumaNode { id }).to_vec();
-        assert_eq!((&listed[0].health[..], &listed[1].health[..]), ("Healthy", "Unhealthy"));
+        assert_eq!(
+            (&listed[0].health[..], &listed[1].health[..]),
+            ("Healthy", "Unhealthy")
+        );
         assert_eq!(listed[0].topology, Some(plugin::TopologyInfo { nodes }));
         assert_eq!(listed[1].topology, None);
     }
@@ -289,19 +406,36 @@ mod tests {
         let request = |containers: &[&[&str]]| plugin::AllocateRequest {
             container_requests: containers
                 .iter()
-                .map(|ids| plugin::ContainerAllocateRequest { devices_ids: texts(ids) })
+                .map(|ids| plugin::ContainerAllocateRequest {
+                    devices_ids: texts(ids),
+                })
                 .collect(),
         };
         let wanted = allocate_request(request(&[&["b", "a", "b"], &[]])).unwrap();
-        assert_eq!(wanted, [Ids::from(["a".to_owned(), "b".to_owned()]), Ids::new()]);
-        assert_eq!(allocate_request(request(&[&["a"], &["a"]])).unwrap_err().code, "device-asked-twice");
+        assert_eq!(
+            wanted,
+            [Ids::from(["a".to_owned(), "b".to_owned()]), Ids::new()]
+        );
+        assert_eq!(
+            allocate_request(request(&[&["a"], &["a"]]))
+                .unwrap_err()
+                .code,
+            "device-asked-twice"
+        );
         let many = vec![&["a"][..]; ALLOCATE_CONTAINERS_MAX + 1];
-        assert_eq!(allocate_request(request(&many)).unwrap_err().code, "too-many-containers");
+        assert_eq!(
+            allocate_request(request(&many)).unwrap_err().code,
+            "too-many-containers"
+        );
     }
 
     #[test]
     fn devices_of_one_node_are_preferred_and_what_must_be_is() {
-        let devices = [device("p/0", true, &[0]), device("p/1", true, &[1]), device("p/2", true, &[1])];
+        let devices = [
+            device("p/0", true, &[0]),
+            device("p/1", true, &[1]),
+            device("p/2", true, &[1]),
+        ];
         let prefer = |available: &[&str], must: &[&str], size| {
             let request = plugin::ContainerPreferredAllocationRequest {
                 available_device_ids: texts(available),

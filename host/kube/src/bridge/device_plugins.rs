@@ -42,7 +42,9 @@ use nodedock_base::changes::Changes;
 use nodedock_base::device_plugin_sockets::{self, Sockets};
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::devices::{DeviceView, ResourceSource};
-use nodedock_model::{ChangedKind, DriverName, ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
+use nodedock_model::{
+    ChangedKind, DriverName, ExtendedResource, PluginDevice, Problem, ProblemCode, limit,
+};
 
 pub(super) use allocate::Allocations;
 pub(super) use claim::{Ids, is_plugin_claim};
@@ -106,22 +108,37 @@ pub(super) fn start(context: &Arc<Context>) {
     let tasks = &context.parts.tasks;
     let (sender, sockets) = watch::channel(Arc::default());
     let directory = context.directories.device_plugins.clone();
-    tasks.spawn("device-plugins-directory", device_plugin_sockets::follow(directory, tasks.clone(), sender));
+    tasks.spawn(
+        "device-plugins-directory",
+        device_plugin_sockets::follow(directory, tasks.clone(), sender),
+    );
     let controller = DevicePluginController {
         context: context.clone(),
         sockets: sockets.clone(),
         remembered: Offers::new(),
         remembered_until: Instant::now() + limit::RESOURCE_GRACE,
-        file: StateFile::new(context.parts.devices_file.clone(), context.parts.conditions.clone()),
+        file: StateFile::new(
+            context.parts.devices_file.clone(),
+            context.parts.conditions.clone(),
+        ),
         next_save: Instant::now(),
     };
     // Both may be dropped anywhere: what they would do is done after the next start.
-    context.handover.changing.spawn_until_stopped("device-plugins", controller.run());
+    context
+        .handover
+        .changing
+        .spawn_until_stopped("device-plugins", controller.run());
     let takeover = takeover::run(context.clone(), sockets.clone());
     // What is not taken over is read after the next start.
-    context.handover.changing.spawn_until_stopped("adapters-takeover", takeover);
+    context
+        .handover
+        .changing
+        .spawn_until_stopped("adapters-takeover", takeover);
     let unused = UnusedClaims::new(context.clone(), sockets);
-    context.handover.changing.spawn_until_stopped("device-plugins-in-use", unused.run());
+    context
+        .handover
+        .changing
+        .spawn_until_stopped("device-plugins-in-use", unused.run());
 }
 
 /// Makes what is offered match the pools of drivers.
@@ -142,9 +159,15 @@ impl DevicePluginController {
         let mut pools = context.parts.manager.device_changes();
         let mut serving = context.parts.registry.serving_changes();
         let mut changes = context.parts.changes.listen();
-        let (mut mechanisms, mut alone) =
-            (context.parts.extended_resources.mechanism_changes(), context.alone.subscribe());
-        let mut adapters = context.parts.manager.adapters().map(|adapters| adapters.changes());
+        let (mut mechanisms, mut alone) = (
+            context.parts.extended_resources.mechanism_changes(),
+            context.alone.subscribe(),
+        );
+        let mut adapters = context
+            .parts
+            .manager
+            .adapters()
+            .map(|adapters| adapters.changes());
         self.remembered = self.file.load().await;
         loop {
             pools.mark_unchanged();
@@ -152,15 +175,20 @@ impl DevicePluginController {
                 adapters.mark_unchanged();
             }
             serving.mark_unchanged();
-            let (mechanisms_now, is_alone) =
-                (mechanisms.borrow_and_update().clone(), *alone.borrow_and_update());
+            let (mechanisms_now, is_alone) = (
+                mechanisms.borrow_and_update().clone(),
+                *alone.borrow_and_update(),
+            );
             let offers = self.desired(&mechanisms_now);
             self.reconcile(&offers);
             let busy = self.report_allocated(mechanisms_now.generation, is_alone);
             let save = self.save(&offers).await;
             let grace = (!self.remembered.is_empty()).then_some(self.remembered_until);
             let relist = Instant::now() + limit::RELIST_PERIOD;
-            let wake = [save, grace, busy].into_iter().flatten().fold(relist, Instant::min);
+            let wake = [save, grace, busy]
+                .into_iter()
+                .flatten()
+                .fold(relist, Instant::min);
             tokio::select! {
                 // Whichever it was, the next round checks everything.
                 _ = pools.changed() => {}
@@ -195,14 +223,19 @@ impl DevicePluginController {
     fn desired(&mut self, mechanisms: &Mechanisms) -> Offers {
         if Instant::now() >= self.remembered_until && !self.remembered.is_empty() {
             let resources: Vec<_> = self.remembered.keys().map(ToString::to_string).collect();
-            tracing::warn!(?resources, "withdrawn: the drivers of the last run did not come back");
+            tracing::warn!(
+                ?resources,
+                "withdrawn: the drivers of the last run did not come back"
+            );
             self.remembered.clear();
         }
         let (code, max) = (ProblemCode::TooManyResources, limit::PLUGIN_RESOURCES_MAX);
         let offers = offers::desired(&self.observed(), &mut self.remembered);
         let offers = offers::by_mechanism(offers, mechanisms, &self.context.allocated_devices());
         let adapters = self.context.parts.manager.adapters();
-        let held = adapters.map(|adapters| adapters.held_at_kubelet()).unwrap_or_default();
+        let held = adapters
+            .map(|adapters| adapters.held_at_kubelet())
+            .unwrap_or_default();
         let mut offers = offers::with_held(offers, held);
         let problem = offers.keys().nth(max).cloned().map(|first| {
             let count = offers.split_off(&first).len();
@@ -220,14 +253,25 @@ impl DevicePluginController {
         let parts = &self.context.parts;
         let mut observed = ObservedPools::default();
         let adapted = parts.manager.adapters().map(|adapters| adapters.list());
-        observed.adapted = adapted.into_iter().flatten().map(|view| view.resource).collect();
+        observed.adapted = adapted
+            .into_iter()
+            .flatten()
+            .map(|view| view.resource)
+            .collect();
         // The registry before the device manager, which polls inventories a moment after they change: what that has is the newer.
         for driver in parts.registry.all_serving() {
-            let Some(published) = &driver.inventory else { continue };
+            let Some(published) = &driver.inventory else {
+                continue;
+            };
             let published = published.borrow();
-            let resources =
-                published.inventory.pools.values().filter_map(|pool| pool.extended_resource.clone());
-            observed.published.insert(driver.identity.name.clone(), resources.collect());
+            let resources = published
+                .inventory
+                .pools
+                .values()
+                .filter_map(|pool| pool.extended_resource.clone());
+            observed
+                .published
+                .insert(driver.identity.name.clone(), resources.collect());
         }
         for view in parts.manager.capacity().resources {
             let source = match (view.source, view.options) {
@@ -242,11 +286,21 @@ impl DevicePluginController {
             let is_plugin = matches!(source, OfferSource::Plugin(_));
             let devices = view.devices.into_iter().map(|DeviceView { device, pods }| {
                 // Of a native plugin, a pod of the node API may have it since before the kubelet was given the resource.
-                PluginDevice { healthy: device.healthy && (!is_plugin || pods.is_empty()), ..device }
+                PluginDevice {
+                    healthy: device.healthy && (!is_plugin || pods.is_empty()),
+                    ..device
+                }
             });
             let devices = devices.collect();
             let resource = view.name.clone();
-            observed.offers.insert(view.name, ResourceOffer { resource, source, devices });
+            observed.offers.insert(
+                view.name,
+                ResourceOffer {
+                    resource,
+                    source,
+                    devices,
+                },
+            );
         }
         observed
     }
@@ -255,13 +309,19 @@ impl DevicePluginController {
     fn reconcile(&self, offers: &Offers) {
         let claims = self.context.device_claims().into_iter();
         let allocated: BTreeSet<_> = claims
-            .flat_map(|claim| claim.devices.into_iter().map(move |id| (claim.driver.clone(), id)))
+            .flat_map(|claim| {
+                claim
+                    .devices
+                    .into_iter()
+                    .map(move |id| (claim.driver.clone(), id))
+            })
             .collect();
         let mut resources = self.context.resources.lock();
         for (name, gone) in resources.extract_if(.., |name, _| !offers.contains_key(name)) {
             tracing::info!(resource = %name, "withdrawn from the kubelet");
             // A call that is under way takes no device any more.
-            gone.offer.send_modify(|offer| Arc::make_mut(offer).devices.clear());
+            gone.offer
+                .send_modify(|offer| Arc::make_mut(offer).devices.clear());
             gone.tasks.stop();
         }
         for (name, offer) in offers {
@@ -283,9 +343,15 @@ impl DevicePluginController {
 
     /// An offer as the kubelet's list has it: a device that is used elsewhere cannot be allocated, so it is not healthy. `allocated`: the
     /// devices that the kubelet's device manager allocated.
-    fn listed(&self, offer: &ResourceOffer, allocated: &BTreeSet<(DriverName, String)>) -> ResourceOffer {
+    fn listed(
+        &self,
+        offer: &ResourceOffer,
+        allocated: &BTreeSet<(DriverName, String)>,
+    ) -> ResourceOffer {
         let mut listed = offer.clone();
-        let Some(driver) = offer.source.driver() else { return listed };
+        let Some(driver) = offer.source.driver() else {
+            return listed;
+        };
         for device in &mut listed.devices {
             let is_allocated = allocated.contains(&(driver.clone(), device.id.clone()));
             device.healthy &= is_allocated || !self.context.is_used_elsewhere(driver, &device.id);
@@ -318,7 +384,12 @@ impl DevicePluginController {
             return Some(self.next_save);
         }
         let is_saved = self.file.save(offers).await;
-        self.next_save = now + if is_saved { BRIDGE_MEMORY_PERIOD } else { BRIDGE_MEMORY_RETRY };
+        self.next_save = now
+            + if is_saved {
+                BRIDGE_MEMORY_PERIOD
+            } else {
+                BRIDGE_MEMORY_RETRY
+            };
         (!is_saved).then_some(self.next_save)
     }
 }

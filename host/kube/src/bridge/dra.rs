@@ -78,18 +78,33 @@ struct DriverController {
 /// Offers drivers until the tasks stop.
 pub(super) async fn offer(context: Arc<Context>) {
     let parts = &context.parts;
-    let mut file = StateFile::<OfferedDrivers>::new(parts.drivers_file.clone(), parts.conditions.clone());
+    let mut file =
+        StateFile::<OfferedDrivers>::new(parts.drivers_file.clone(), parts.conditions.clone());
     let before = file.load().await;
     let remembered = before.keys().cloned().chain(context.prepared_drivers());
     let offered = OfferedNames::new(parts.times, remembered, Instant::now());
-    DriverController { context, offered, sockets: BTreeMap::new(), before, file }.run().await;
+    DriverController {
+        context,
+        offered,
+        sockets: BTreeMap::new(),
+        before,
+        file,
+    }
+    .run()
+    .await;
 }
 
 impl DriverController {
     async fn run(mut self) {
-        let (parts, changing) = (&self.context.parts, self.context.handover.changing.stopped());
+        let (parts, changing) = (
+            &self.context.parts,
+            self.context.handover.changing.stopped(),
+        );
         let (stopped, period) = (parts.tasks.stopped(), parts.times.look_period);
-        let (mut serving, mut freed) = (parts.registry.serving_changes(), parts.registry.freed_changes());
+        let (mut serving, mut freed) = (
+            parts.registry.serving_changes(),
+            parts.registry.freed_changes(),
+        );
         tokio::pin!(changing);
         loop {
             serving.mark_unchanged();
@@ -105,7 +120,11 @@ impl DriverController {
         }
         stopped.await;
         let leave = self.context.parts.listeners.outlive_a_stop();
-        let closed = self.sockets.values_mut().flat_map(|sockets| sockets.close(leave)).collect();
+        let closed = self
+            .sockets
+            .values_mut()
+            .flat_map(|sockets| sockets.close(leave))
+            .collect();
         // Resources refer to the context, which refers to them.
         self.context.drivers.lock().clear();
         self.context.resources.lock().clear();
@@ -116,24 +135,47 @@ impl DriverController {
     async fn reconcile(&mut self) {
         let context = &self.context;
         let here = context.parts.registry.names();
-        let offered = self.offered.update(&here, || context.prepared_drivers(), Instant::now());
-        for (driver, sockets) in self.sockets.extract_if(.., |driver, _| !offered.contains(driver)) {
+        let offered = self
+            .offered
+            .update(&here, || context.prepared_drivers(), Instant::now());
+        for (driver, sockets) in self
+            .sockets
+            .extract_if(.., |driver, _| !offered.contains(driver))
+        {
             tracing::info!(%driver, "withdrawn from the kubelet");
-            context.parts.tasks.spawn("bridge-withdrawn", drained(sockets.withdraw()));
+            context
+                .parts
+                .tasks
+                .spawn("bridge-withdrawn", drained(sockets.withdraw()));
         }
         if has_directories(context) {
             for driver in &offered {
-                let registered = self.before.get(driver).is_some_and(|before| before.registered);
+                let registered = self
+                    .before
+                    .get(driver)
+                    .is_some_and(|before| before.registered);
                 let new = || DriverSockets::new(context.clone(), driver.clone(), registered);
-                self.sockets.entry(driver.clone()).or_insert_with(new).reconcile().await;
+                self.sockets
+                    .entry(driver.clone())
+                    .or_insert_with(new)
+                    .reconcile()
+                    .await;
             }
         }
-        *context.drivers.lock() = self.sockets.values().map(|sockets| sockets.driver.clone()).collect();
+        *context.drivers.lock() = self
+            .sockets
+            .values()
+            .map(|sockets| sockets.driver.clone())
+            .collect();
         self.remove_stale();
         let now = offered.into_iter().map(|driver| {
             let sockets = self.sockets.get(&driver);
             let registered = sockets.is_some_and(DriverSockets::is_registered);
-            let mut starts = self.before.get(&driver).map(|before| before.starts.clone()).unwrap_or_default();
+            let mut starts = self
+                .before
+                .get(&driver)
+                .map(|before| before.starts.clone())
+                .unwrap_or_default();
             starts.insert(self.context.directories.start().to_owned());
             (driver, OfferedBefore { starts, registered })
         });
@@ -147,7 +189,10 @@ impl DriverController {
         let context = &self.context;
         let is_late = Instant::now() >= context.started + STALE_WAIT;
         for (driver, before) in &mut self.before {
-            let own = self.sockets.get(driver).map(|sockets| sockets.driver.status().registration);
+            let own = self
+                .sockets
+                .get(driver)
+                .map(|sockets| sockets.driver.status().registration);
             let is_awaited =
                 own.is_some_and(|own| matches!(own, Registration::Offered | Registration::Asked));
             if is_awaited && !is_late {
@@ -181,16 +226,24 @@ fn remove_sockets(paths: &SocketPaths) {
 fn has_directories(context: &Context) -> bool {
     let directories = &context.directories;
     let root = &directories.root;
-    let found =
-        std::fs::metadata(root).map_err(|source| SocketError::Directory { path: root.clone(), source });
+    let found = std::fs::metadata(root).map_err(|source| SocketError::Directory {
+        path: root.clone(),
+        source,
+    });
     let made = found
         .and_then(|_| make_directory(&directories.registry))
         .and_then(|()| make_directory(&directories.plugins));
     let code = ProblemCode::KubeletFolder;
     let problem = made.as_ref().err().map(|error| {
-        Problem::unavailable(code, format!("no driver can be offered to the kubelet: {}", chain(error)))
+        Problem::unavailable(
+            code,
+            format!("no driver can be offered to the kubelet: {}", chain(error)),
+        )
     });
-    context.parts.conditions.update(code, &root.to_string_lossy(), problem);
+    context
+        .parts
+        .conditions
+        .update(code, &root.to_string_lossy(), problem);
     made.is_ok()
 }
 
@@ -209,7 +262,14 @@ impl DriverSockets {
     fn new(context: Arc<Context>, name: DriverName, registered: bool) -> Self {
         let driver = Arc::new(OfferedDriver::new(name, context));
         let backoff = Backoff::new(BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX);
-        Self { driver, registered, service: None, registration: None, retry_at: Instant::now(), backoff }
+        Self {
+            driver,
+            registered,
+            service: None,
+            registration: None,
+            retry_at: Instant::now(),
+            backoff,
+        }
     }
 
     /// Opens each socket that is not open, or was removed.
@@ -225,7 +285,10 @@ impl DriverSockets {
             }
             Err(error) => {
                 self.retry_at = Instant::now() + self.backoff.delay();
-                driver.set_open(Some(chain(&error)), self.service.is_some() && self.registration.is_some());
+                driver.set_open(
+                    Some(chain(&error)),
+                    self.service.is_some() && self.registration.is_some(),
+                );
             }
         }
     }
@@ -239,7 +302,10 @@ impl DriverSockets {
                 make_directory(directory)?;
             }
             let tasks = Tasks::new();
-            let health = HealthService { driver: driver.clone(), tasks: tasks.clone() };
+            let health = HealthService {
+                driver: driver.clone(),
+                tasks: tasks.clone(),
+            };
             let routes = Routes::new(DraV1::from_arc(driver.clone()))
                 .add_service(DraV1beta1::from_arc(driver.clone()))
                 .add_service(HealthV1::new(health.clone()))
@@ -257,16 +323,35 @@ impl DriverSockets {
             log_opened(&driver.name, "service", &opened, self.service.is_some());
             self.service = Some(opened);
         }
-        if !self.registration.as_ref().is_some_and(ServedSocket::is_present) {
+        if !self
+            .registration
+            .as_ref()
+            .is_some_and(ServedSocket::is_present)
+        {
             let registration = RegistrationServer::from_arc(driver.clone());
             let routes = Routes::new(registration.max_decoding_message_size(REGISTER_BYTES_MAX));
             let (path, tasks) = (&paths.registration, Tasks::new());
-            let opened =
-                ServedSocket::open("kubelet-registration", path, routes, vec![all], context.sockets(), tasks)
-                    .await?;
-            log_opened(&driver.name, "registration", &opened, self.registration.is_some());
+            let opened = ServedSocket::open(
+                "kubelet-registration",
+                path,
+                routes,
+                vec![all],
+                context.sockets(),
+                tasks,
+            )
+            .await?;
+            log_opened(
+                &driver.name,
+                "registration",
+                &opened,
+                self.registration.is_some(),
+            );
             let is_known = self.registered && opened.adopted;
-            driver.set_registration(if is_known { Registration::Registered } else { Registration::Offered });
+            driver.set_registration(if is_known {
+                Registration::Registered
+            } else {
+                Registration::Offered
+            });
             self.registration = Some(opened);
         }
         Ok(())
@@ -278,8 +363,16 @@ impl DriverSockets {
 
     /// Closes the sockets, and leaves them where they are or removes them. The tasks end with the calls under way.
     fn close(&mut self, leave: bool) -> Vec<Tasks> {
-        let sockets = [self.registration.take(), self.service.take()].into_iter().flatten();
-        sockets.map(if leave { ServedSocket::leave } else { ServedSocket::close }).collect()
+        let sockets = [self.registration.take(), self.service.take()]
+            .into_iter()
+            .flatten();
+        sockets
+            .map(if leave {
+                ServedSocket::leave
+            } else {
+                ServedSocket::close
+            })
+            .collect()
     }
 
     /// Closes what is offered no more, and leaves nothing of it.
@@ -290,7 +383,9 @@ impl DriverSockets {
             let _ = std::fs::remove_dir(directory);
         }
         self.driver.set_registration(Registration::Offered);
-        self.driver.conditions().clear(ProblemCode::KubeletSocket, self.driver.name.as_str());
+        self.driver
+            .conditions()
+            .clear(ProblemCode::KubeletSocket, self.driver.name.as_str());
         closed
     }
 }
@@ -307,7 +402,8 @@ fn log_opened(driver: &DriverName, socket: &'static str, opened: &ServedSocket, 
 
 /// Waits for what is under way on closed sockets.
 async fn drained(closed: Vec<Tasks>) {
-    let all = futures::future::join_all(closed.iter().map(|tasks| tasks.drain(DRAIN_OF_SOCKETS))).await;
+    let all =
+        futures::future::join_all(closed.iter().map(|tasks| tasks.drain(DRAIN_OF_SOCKETS))).await;
     if !all.into_iter().all(|ended| ended) {
         tracing::warn!("calls of the kubelet were still under way when their sockets were closed");
     }

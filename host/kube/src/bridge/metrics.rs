@@ -10,7 +10,9 @@ use tonic::Code;
 
 use super::sockets::Connections;
 use crate::bridge::BRIDGE_DRIVERS_MAX;
-use nodedock_base::metrics::{BoundedNames, Counters, Histograms, Labels, call_seconds, claim_seconds};
+use nodedock_base::metrics::{
+    BoundedNames, Counters, Histograms, Labels, call_seconds, claim_seconds,
+};
 use nodedock_model::{DriverName, ExtendedResource, limit};
 
 /// A call of the DRA API.
@@ -95,7 +97,9 @@ impl Metrics {
 
     pub(super) fn resource_registered(&self, resource: &ExtendedResource, outcome: &str) {
         let [resource] = self.resource(resource);
-        self.resource_registrations.get_or_create(&[resource, ("outcome", outcome.to_owned())]).inc();
+        self.resource_registrations
+            .get_or_create(&[resource, ("outcome", outcome.to_owned())])
+            .inc();
     }
 
     pub(super) fn listed(&self, resource: &ExtendedResource) {
@@ -104,8 +108,12 @@ impl Metrics {
 
     pub(super) fn allocated(&self, resource: &ExtendedResource, took: Duration, failed: bool) {
         let resource = self.resource(resource);
-        self.allocations.get_or_create(&resource).observe(took.as_secs_f64());
-        self.allocation_failures.get_or_create(&resource).inc_by(u64::from(failed));
+        self.allocations
+            .get_or_create(&resource)
+            .observe(took.as_secs_f64());
+        self.allocation_failures
+            .get_or_create(&resource)
+            .inc_by(u64::from(failed));
     }
 
     /// The label of a resource, which has a sample in each family from the first one on.
@@ -115,7 +123,10 @@ impl Metrics {
         if is_new {
             for outcome in ["registered", "refused"] {
                 let outcome = ("outcome", outcome.to_owned());
-                drop(self.resource_registrations.get_or_create(&[label.clone(), outcome]));
+                drop(
+                    self.resource_registrations
+                        .get_or_create(&[label.clone(), outcome]),
+                );
             }
             let only = [label.clone()];
             drop(self.lists.get_or_create(&only));
@@ -159,13 +170,26 @@ impl Drop for Call<'_> {
         let (seconds, (code, is_error)) = (self.began.elapsed().as_secs_f64(), self.end);
         self.metrics.calls_in_flight.dec();
         let (driver, _) = self.metrics.driver_names.value(self.driver.as_str());
-        let call =
-            [("driver", driver), ("method", self.method.path.to_owned()), ("code", format!("{code:?}"))];
+        let call = [
+            ("driver", driver),
+            ("method", self.method.path.to_owned()),
+            ("code", format!("{code:?}")),
+        ];
         self.metrics.calls.get_or_create(&call).observe(seconds);
         // As a kubelet names them.
-        let operation = if self.method.is_prepare { "PrepareResources" } else { "UnprepareResources" };
-        let operation = [("operation", operation.to_owned()), ("is_error", is_error.to_string())];
-        self.metrics.operations.get_or_create(&operation).observe(seconds);
+        let operation = if self.method.is_prepare {
+            "PrepareResources"
+        } else {
+            "UnprepareResources"
+        };
+        let operation = [
+            ("operation", operation.to_owned()),
+            ("is_error", is_error.to_string()),
+        ];
+        self.metrics
+            .operations
+            .get_or_create(&operation)
+            .observe(seconds);
     }
 }
 
@@ -183,7 +207,10 @@ mod tests {
         registry.register("lists", "", metrics.lists.clone());
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains(r#"lists_total{resource="example.com/r0"} 1"#), "{text}");
+        assert!(
+            text.contains(r#"lists_total{resource="example.com/r0"} 1"#),
+            "{text}"
+        );
         assert!(text.contains(r#"lists_total{resource=""} 2"#), "{text}");
     }
 }

@@ -71,7 +71,11 @@ pub enum PathError {
         "the kubelet's directory {root:?} has {length} bytes, and with more than {max} no socket fits into the \
          {SOCKET_PATH_BYTES_MAX} that the system allows: choose a shorter --kubelet-root (and the kubelet's --root-dir)"
     )]
-    RootTooLong { root: PathBuf, length: usize, max: usize },
+    RootTooLong {
+        root: PathBuf,
+        length: usize,
+        max: usize,
+    },
     #[error(
         "{0:?} is the directory in which plugins register with this daemon, and below the kubelet's root as well: every driver \
          would be offered to this daemon itself; choose another --root or --kubelet-root"
@@ -81,7 +85,8 @@ pub enum PathError {
 
 impl KubeletDirectories {
     pub(super) fn new(root: PathBuf, start: String) -> Result<Self, PathError> {
-        let is_plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+        let is_plain =
+            |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
         if !root.is_absolute() || !root.components().all(is_plain) {
             return Err(PathError::NotPlain(root));
         }
@@ -93,7 +98,14 @@ impl KubeletDirectories {
         }
         let [registry, plugins, device_plugins, pod_resources] =
             [REGISTRY, PLUGINS, DEVICE_PLUGINS, POD_RESOURCES].map(|path| root.join(path));
-        Ok(Self { root, registry, plugins, device_plugins, pod_resources, start })
+        Ok(Self {
+            root,
+            registry,
+            plugins,
+            device_plugins,
+            pod_resources,
+            start,
+        })
     }
 
     pub(super) fn start(&self) -> &str {
@@ -102,26 +114,42 @@ impl KubeletDirectories {
 
     /// A driver's sockets of a process start.
     pub(super) fn of_driver(&self, driver: &DriverName, start: &str) -> SocketPaths {
-        let hash =
-            Sha256::new().chain_update(driver.as_str()).chain_update([0]).chain_update(start).finalize();
+        let hash = Sha256::new()
+            .chain_update(driver.as_str())
+            .chain_update([0])
+            .chain_update(start)
+            .finalize();
         let short = format!("dra-{}", URL_SAFE_NO_PAD.encode(&hash[..16]));
         let either = |directory: &Path, long: String, short: String| {
             Some(directory.join(long))
                 .filter(|path| bytes(path) <= SOCKET_PATH_BYTES_MAX)
                 .unwrap_or_else(|| directory.join(short))
         };
-        let registration =
-            either(&self.registry, format!("{driver}-{start}-reg.sock"), format!("{short}-reg.sock"));
-        let service =
-            either(&self.plugins, format!("{driver}/dra-{start}.sock"), format!("{short}/dra.sock"));
-        SocketPaths { registration, service }
+        let registration = either(
+            &self.registry,
+            format!("{driver}-{start}-reg.sock"),
+            format!("{short}-reg.sock"),
+        );
+        let service = either(
+            &self.plugins,
+            format!("{driver}/dra-{start}.sock"),
+            format!("{short}/dra.sock"),
+        );
+        SocketPaths {
+            registration,
+            service,
+        }
     }
 
     /// The name of a resource's socket, such as `nodedock-gpu-0123456789ab-12345678.sock`: as much of the resource's name as fits, then
     /// its hash, then the process start.
     pub(super) fn of_resource(&self, resource: &ExtendedResource) -> String {
         let taken = bytes(&self.device_plugins) + 1 + SPARE_BYTES;
-        let end = format!("{}-{}{SUFFIX}", digits(resource.as_str(), HASH_DIGITS), self.start);
+        let end = format!(
+            "{}-{}{SUFFIX}",
+            digits(resource.as_str(), HASH_DIGITS),
+            self.start
+        );
         let left = SOCKET_PATH_BYTES_MAX.saturating_sub(taken + PREFIX.len() + end.len());
         match label(resource, left.saturating_sub(1)) {
             label if label.is_empty() => format!("{PREFIX}{end}"),
@@ -174,7 +202,11 @@ mod tests {
         assert_eq!(of(DEFAULT, START, short), expected);
         let [registration, service] = of(DEFAULT, START, &long);
         let hash = registration.strip_prefix("plugins_registry/dra-").unwrap();
-        assert_eq!(hash.strip_suffix("-reg.sock").unwrap().len(), 22, "{registration}");
+        assert_eq!(
+            hash.strip_suffix("-reg.sock").unwrap().len(),
+            22,
+            "{registration}"
+        );
         assert_eq!(service, format!("plugins/{long}/dra-{START}.sock"));
     }
 
@@ -187,7 +219,10 @@ mod tests {
             for start in [START, "a", "01234567"] {
                 for driver_bytes in 1..=63 {
                     for path in of(&root, start, &"d".repeat(driver_bytes)) {
-                        assert!(root.len() + 1 + path.len() <= SOCKET_PATH_BYTES_MAX, "{path}");
+                        assert!(
+                            root.len() + 1 + path.len() <= SOCKET_PATH_BYTES_MAX,
+                            "{path}"
+                        );
                         (_, count) = (seen.insert(path), count + 1);
                     }
                 }
@@ -195,7 +230,10 @@ mod tests {
                 for name in ["example.com/gpu", "example.org/gpu", &long] {
                     let name = directories.of_resource(&resource(name));
                     let path = directories.device_plugins.join(&name);
-                    assert!(bytes(&path) + SPARE_BYTES <= SOCKET_PATH_BYTES_MAX, "{name}");
+                    assert!(
+                        bytes(&path) + SPARE_BYTES <= SOCKET_PATH_BYTES_MAX,
+                        "{name}"
+                    );
                     (_, count) = (seen.insert(name), count + 1);
                 }
             }
@@ -209,14 +247,22 @@ mod tests {
     fn a_root_without_room_for_sockets_is_refused_with_the_fix() {
         let root = |bytes: usize| PathBuf::from(format!("/{}", "r".repeat(bytes - 1)));
         assert!(KubeletDirectories::new(root(52), START.to_owned()).is_ok());
-        let error = KubeletDirectories::new(root(53), START.to_owned()).unwrap_err().to_string();
-        assert!(error.contains("has 53 bytes") && error.contains("more than 52"), "{error}");
+        let error = KubeletDirectories::new(root(53), START.to_owned())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("has 53 bytes") && error.contains("more than 52"),
+            "{error}"
+        );
         assert!(error.contains("--kubelet-root"), "{error}");
         for bad in ["kubelet", "/var/../kubelet", ""] {
             let error = KubeletDirectories::new(bad.into(), START.to_owned()).unwrap_err();
             assert!(matches!(error, PathError::NotPlain(_)), "{bad}");
         }
-        assert_eq!(directories("/var//lib/kubelet/", START).root, Path::new(DEFAULT));
+        assert_eq!(
+            directories("/var//lib/kubelet/", START).root,
+            Path::new(DEFAULT)
+        );
     }
 
     fn resource(name: &str) -> ExtendedResource {

@@ -94,7 +94,10 @@ pub(super) struct Handover {
 
 impl Handover {
     pub(super) fn new(tasks: Tasks) -> Self {
-        Self { changing: tasks.child(), is_under_way: Arc::default() }
+        Self {
+            changing: tasks.child(),
+            is_under_way: Arc::default(),
+        }
     }
 
     pub(super) fn begin(&self) {
@@ -130,7 +133,11 @@ impl ServedSocket {
     ) -> Result<Self, SocketError> {
         let hidden = hidden(path);
         refuse_occupied(&hidden).await?;
-        let Opened { listener, id, adopted } = listeners.open_by(path, &hidden).await?;
+        let Opened {
+            listener,
+            id,
+            adopted,
+        } = listeners.open_by(path, &hidden).await?;
         let incoming = incoming(listener, connections, handover.clone());
         let service = Forwarding {
             inner: routes.prepare(),
@@ -140,10 +147,15 @@ impl ServedSocket {
                 channel: OnceCell::new(),
             }),
         };
-        let (server, stopped) =
-            (Server::builder().max_concurrent_streams(BRIDGE_STREAMS_MAX), tasks.stopped());
+        let (server, stopped) = (
+            Server::builder().max_concurrent_streams(BRIDGE_STREAMS_MAX),
+            tasks.stopped(),
+        );
         tasks.spawn(name, async move {
-            if let Err(error) = server.serve_with_incoming_shutdown(service, incoming, stopped).await {
+            if let Err(error) = server
+                .serve_with_incoming_shutdown(service, incoming, stopped)
+                .await
+            {
                 tracing::error!(
                     socket = name,
                     error = chain(&error),
@@ -151,7 +163,13 @@ impl ServedSocket {
                 );
             }
         });
-        Ok(Self { path: path.to_owned(), id, adopted, listeners: listeners.clone(), tasks })
+        Ok(Self {
+            path: path.to_owned(),
+            id,
+            adopted,
+            listeners: listeners.clone(),
+            tasks,
+        })
     }
 
     /// Whether the socket's file is still there.
@@ -188,13 +206,20 @@ fn incoming(
     let permits = Arc::new(Semaphore::new(BRIDGE_CONNECTIONS_MAX));
     let mut accepted = unix::incoming(listener);
     let accepted = futures::stream::poll_fn(move |cx| {
-        if handover.changing.is_stopping() { Poll::Pending } else { accepted.poll_next_unpin(cx) }
+        if handover.changing.is_stopping() {
+            Poll::Pending
+        } else {
+            accepted.poll_next_unpin(cx)
+        }
     });
     accepted.then(move |accepted| {
         let (permits, connections) = (permits.clone(), connections.clone());
         async move {
             let permit = permits.acquire_owned().await;
-            let open: Vec<_> = connections.iter().map(|connections| connections.begin()).collect();
+            let open: Vec<_> = connections
+                .iter()
+                .map(|connections| connections.begin())
+                .collect();
             accepted.map(|connection| connection.guarded_by((permit, open)))
         }
     })
@@ -211,11 +236,16 @@ impl NextInstance {
     /// Answers a call by the instance that listens on the socket next. Its client's deadline is that of the call.
     async fn call(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
         let channel = self.channel.get_or_try_init(|| connect(&self.path)).await;
-        let mut channel = channel.map_err(|error| Status::unavailable(chain(&error)))?.clone();
+        let mut channel = channel
+            .map_err(|error| Status::unavailable(chain(&error)))?
+            .clone();
         std::future::poll_fn(|cx| channel.poll_ready(cx))
             .await
             .map_err(|error| Status::from_error(error.into()))?;
-        channel.call(request).await.map_err(|error| Status::from_error(error.into()))
+        channel
+            .call(request)
+            .await
+            .map_err(|error| Status::from_error(error.into()))
     }
 }
 
@@ -275,7 +305,10 @@ fn hidden(path: &Path) -> PathBuf {
 
 /// Creates a directory whose parent is there, unless it is there.
 pub(super) fn make_directory(path: &Path) -> Result<(), SocketError> {
-    let directory = |source| SocketError::Directory { path: path.to_owned(), source };
+    let directory = |source| SocketError::Directory {
+        path: path.to_owned(),
+        source,
+    };
     match std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => {
@@ -285,7 +318,11 @@ pub(super) fn make_directory(path: &Path) -> Result<(), SocketError> {
         }
     }
     let found = std::fs::metadata(path).map_err(directory)?;
-    if found.is_dir() { Ok(()) } else { Err(SocketError::NotADirectory(path.to_owned())) }
+    if found.is_dir() {
+        Ok(())
+    } else {
+        Err(SocketError::NotADirectory(path.to_owned()))
+    }
 }
 
 #[cfg(test)]
@@ -305,8 +342,9 @@ mod tests {
 
     fn names(directory: &Path) -> Vec<String> {
         let entries = std::fs::read_dir(directory).unwrap();
-        let mut names: Vec<_> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -314,7 +352,15 @@ mod tests {
     async fn open(path: &Path) -> Result<ServedSocket, SocketError> {
         let (listeners, tasks) = (Listeners::of_start("start1"), Tasks::new());
         let handover = Handover::new(tasks.clone());
-        ServedSocket::open("test", path, Routes::default(), Vec::new(), (&listeners, &handover), tasks).await
+        ServedSocket::open(
+            "test",
+            path,
+            Routes::default(),
+            Vec::new(),
+            (&listeners, &handover),
+            tasks,
+        )
+        .await
     }
 
     #[tokio::test]
@@ -337,7 +383,10 @@ mod tests {
         let elsewhere = directory.path().join("elsewhere.sock");
         drop(StdListener::bind(&elsewhere).unwrap());
         std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-        assert!(matches!(open(&path).await, Err(SocketError::Bind(BindError::NotASocket(_)))));
+        assert!(matches!(
+            open(&path).await,
+            Err(SocketError::Bind(BindError::NotASocket(_)))
+        ));
         assert!(path.is_symlink());
         std::fs::remove_file(&path).unwrap();
 
@@ -345,7 +394,10 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let theirs = open(&path).await.unwrap();
         ours.close();
-        assert!(theirs.is_present(), "another socket in its place is not removed");
+        assert!(
+            theirs.is_present(),
+            "another socket in its place is not removed"
+        );
     }
 
     #[test]
@@ -353,7 +405,10 @@ mod tests {
         for name in ["dra-a.sock", "a-a-reg.sock"] {
             let hidden = hidden(&Path::new("/x").join(name));
             let hidden = hidden.file_name().unwrap().to_str().unwrap();
-            assert!(hidden.starts_with('.') && hidden.len() < name.len(), "{hidden}");
+            assert!(
+                hidden.starts_with('.') && hidden.len() < name.len(),
+                "{hidden}"
+            );
         }
     }
 
@@ -365,8 +420,14 @@ mod tests {
         make_directory(&directory).unwrap();
         assert_eq!(std::fs::metadata(&directory).unwrap().mode() & 0o777, 0o750);
         std::fs::write(directory.join("file"), "").unwrap();
-        assert!(matches!(make_directory(&directory.join("file")), Err(SocketError::NotADirectory(_))));
+        assert!(matches!(
+            make_directory(&directory.join("file")),
+            Err(SocketError::NotADirectory(_))
+        ));
         let nowhere = root.path().join("no/plugins");
-        assert!(matches!(make_directory(&nowhere), Err(SocketError::Directory { .. })));
+        assert!(matches!(
+            make_directory(&nowhere),
+            Err(SocketError::Directory { .. })
+        ));
     }
 }

@@ -44,7 +44,11 @@ pub(crate) struct StateFile<T> {
 
 impl<T: Stored> StateFile<T> {
     pub(crate) fn new(path: PathBuf, conditions: Conditions) -> Self {
-        Self { path, conditions, content: None }
+        Self {
+            path,
+            conditions,
+            content: None,
+        }
     }
 
     /// What was stored before the restart; nothing if it cannot be read.
@@ -103,7 +107,10 @@ impl<T: Stored> StateFile<T> {
             return true;
         };
         let message = format!("{}: write {subject}: {error}", T::CONSEQUENCE);
-        self.conditions.set(&subject, Problem::unavailable(ProblemCode::BridgeMemory, message));
+        self.conditions.set(
+            &subject,
+            Problem::unavailable(ProblemCode::BridgeMemory, message),
+        );
         false
     }
 }
@@ -124,14 +131,21 @@ impl Stored for OfferedDrivers {
         let file: DriversFile = serde_json::from_slice(bytes)?;
         check_version(file.version)?;
         let mut drivers = file.drivers;
-        drivers.values_mut().for_each(|before| before.starts.retain(|start| is_start(start)));
+        drivers
+            .values_mut()
+            .for_each(|before| before.starts.retain(|start| is_start(start)));
         Ok(drivers)
     }
 
     fn encode(&self) -> io::Result<Vec<u8>> {
-        let drivers =
-            self.iter().take(BRIDGE_DRIVERS_MAX).map(|(name, before)| (name.clone(), before.clone()));
-        Ok(serde_json::to_vec(&DriversFile { version: VERSION, drivers: drivers.collect() })?)
+        let drivers = self
+            .iter()
+            .take(BRIDGE_DRIVERS_MAX)
+            .map(|(name, before)| (name.clone(), before.clone()));
+        Ok(serde_json::to_vec(&DriversFile {
+            version: VERSION,
+            drivers: drivers.collect(),
+        })?)
     }
 }
 
@@ -141,11 +155,22 @@ pub(super) fn offered_pools(path: &Path) -> BTreeMap<LocalPool, ExtendedResource
     let offers: Offers = read(path).unwrap_or_default();
     let mut pools = BTreeMap::new();
     for offer in offers.values() {
-        let Some(driver) = offer.source.driver() else { continue };
-        for (pool, _) in
-            offer.devices.iter().filter(|device| device.healthy).filter_map(|device| split_id(&device.id))
+        let Some(driver) = offer.source.driver() else {
+            continue;
+        };
+        for (pool, _) in offer
+            .devices
+            .iter()
+            .filter(|device| device.healthy)
+            .filter_map(|device| split_id(&device.id))
         {
-            pools.insert(LocalPool { driver: driver.clone(), pool }, offer.resource.clone());
+            pools.insert(
+                LocalPool {
+                    driver: driver.clone(),
+                    pool,
+                },
+                offer.resource.clone(),
+            );
         }
     }
     pools
@@ -160,7 +185,8 @@ struct DevicesFile {
 
 impl Stored for Offers {
     const BYTES_MAX: usize = BRIDGE_MEMORY_BYTES_MAX;
-    const CONSEQUENCE: &'static str = "after a restart the kubelet has no devices until drivers serve";
+    const CONSEQUENCE: &'static str =
+        "after a restart the kubelet has no devices until drivers serve";
 
     fn decode(bytes: &[u8]) -> io::Result<Self> {
         let file: DevicesFile = serde_json::from_slice(bytes)?;
@@ -169,11 +195,19 @@ impl Stored for Offers {
             check(&mut offer.devices, offer.source.driver().is_some());
             (offer.resource.clone(), offer)
         };
-        Ok(file.resources.into_iter().take(PLUGIN_RESOURCES_MAX).map(checked).collect())
+        Ok(file
+            .resources
+            .into_iter()
+            .take(PLUGIN_RESOURCES_MAX)
+            .map(checked)
+            .collect())
     }
 
     fn encode(&self) -> io::Result<Vec<u8>> {
-        let file = DevicesFile { version: VERSION, resources: self.values().cloned().collect() };
+        let file = DevicesFile {
+            version: VERSION,
+            resources: self.values().cloned().collect(),
+        };
         Ok(serde_json::to_vec(&file)?)
     }
 }
@@ -181,7 +215,13 @@ impl Stored for Offers {
 /// Removes devices that cannot have been written here. Those in pools have the name of their pool.
 fn check(devices: &mut Vec<PluginDevice>, are_pooled: bool) {
     devices.truncate(RESOURCE_DEVICES_MAX);
-    devices.retain(|device| if are_pooled { split_id(&device.id).is_some() } else { !device.id.is_empty() });
+    devices.retain(|device| {
+        if are_pooled {
+            split_id(&device.id).is_some()
+        } else {
+            !device.id.is_empty()
+        }
+    });
     for PluginDevice { numa_nodes, .. } in devices.iter_mut() {
         numa_nodes.retain(|node| *node <= NUMA_NODE_ID_MAX);
         numa_nodes.sort_unstable();
@@ -197,21 +237,30 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 
 pub(crate) fn check_version(version: u32) -> io::Result<()> {
     if version != VERSION {
-        return Err(invalid(format!("it has version {version}, and {VERSION} is known")));
+        return Err(invalid(format!(
+            "it has version {version}, and {VERSION} is known"
+        )));
     }
     Ok(())
 }
 
 fn check_size<T: Stored>(bytes: &[u8]) -> io::Result<()> {
     if bytes.len() > T::BYTES_MAX {
-        return Err(invalid(format!("more than the {} bytes that are stored", T::BYTES_MAX)));
+        return Err(invalid(format!(
+            "more than the {} bytes that are stored",
+            T::BYTES_MAX
+        )));
     }
     Ok(())
 }
 
 fn read<T: Stored>(path: &Path) -> io::Result<T> {
     let mut options = OpenOptions::new();
-    let file = match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+    let file = match options
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+    {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(T::default()),
         opened => opened?,
     };
@@ -246,13 +295,30 @@ mod tests {
     }
 
     fn drivers(count: usize) -> OfferedDrivers {
-        let before = OfferedBefore { starts: [START.to_owned()].into(), registered: true };
-        (0..count).map(|n| (DriverName::new(format!("{n:0>63}")).unwrap(), before.clone())).collect()
+        let before = OfferedBefore {
+            starts: [START.to_owned()].into(),
+            registered: true,
+        };
+        (0..count)
+            .map(|n| {
+                (
+                    DriverName::new(format!("{n:0>63}")).unwrap(),
+                    before.clone(),
+                )
+            })
+            .collect()
     }
 
     fn offers() -> Offers {
-        let device = |id: &str, healthy, numa_nodes| PluginDevice { id: id.to_owned(), healthy, numa_nodes };
-        let devices = vec![device("p/0", true, vec![0, 1]), device("p/1", false, vec![])];
+        let device = |id: &str, healthy, numa_nodes| PluginDevice {
+            id: id.to_owned(),
+            healthy,
+            numa_nodes,
+        };
+        let devices = vec![
+            device("p/0", true, vec![0, 1]),
+            device("p/1", false, vec![]),
+        ];
         let resource = ExtendedResource::new("example.com/gpu").unwrap();
         let source = OfferSource::Driver(DriverName::new("gpu.example.com").unwrap());
         let plugin = ResourceOffer {
@@ -263,8 +329,15 @@ mod tests {
             }),
             devices: vec![device("any id", true, vec![])],
         };
-        let pooled = ResourceOffer { resource, source, devices };
-        [pooled, plugin].into_iter().map(|offer| (offer.resource.clone(), offer)).collect()
+        let pooled = ResourceOffer {
+            resource,
+            source,
+            devices,
+        };
+        [pooled, plugin]
+            .into_iter()
+            .map(|offer| (offer.resource.clone(), offer))
+            .collect()
     }
 
     #[test]
@@ -277,7 +350,10 @@ mod tests {
             assert_eq!(read::<OfferedDrivers>(&path).unwrap(), expected);
         }
         write(&path, &drivers(BRIDGE_DRIVERS_MAX + 5)).unwrap();
-        assert_eq!(read::<OfferedDrivers>(&path).unwrap(), drivers(BRIDGE_DRIVERS_MAX));
+        assert_eq!(
+            read::<OfferedDrivers>(&path).unwrap(),
+            drivers(BRIDGE_DRIVERS_MAX)
+        );
         for expected in [offers(), Offers::new()] {
             write(&path, &expected).unwrap();
             assert_eq!(read::<Offers>(&path).unwrap(), expected);
@@ -288,35 +364,52 @@ mod tests {
     #[tokio::test]
     async fn a_file_that_cannot_be_read_or_written_is_as_good_as_none() {
         let (directory, path) = path();
-        for content in
-            ["gpu.example.com\n", r#"{"version":1,"drivers":{"NOT A NAME":{"starts":[],"registered":true}}}"#]
-        {
+        for content in [
+            "gpu.example.com\n",
+            r#"{"version":1,"drivers":{"NOT A NAME":{"starts":[],"registered":true}}}"#,
+        ] {
             std::fs::write(&path, content).unwrap();
             assert!(read::<OfferedDrivers>(&path).is_err(), "{content:?}");
         }
         std::fs::write(&path, b"\xff").unwrap();
         assert!(read::<OfferedDrivers>(&path).is_err());
         let foreign = r#"{"version":1,"resources":[{"resource":"cpu","driver":"a","devices":[]}]}"#;
-        for content in ["", r#"{"version":1,"resources":[{"resource":"gpu""#, foreign, r#"{"version":2}"#] {
+        for content in [
+            "",
+            r#"{"version":1,"resources":[{"resource":"gpu""#,
+            foreign,
+            r#"{"version":2}"#,
+        ] {
             std::fs::write(&path, content).unwrap();
             assert!(read::<Offers>(&path).is_err(), "{content:?}");
         }
-        std::fs::File::create(&path).unwrap().set_len(BRIDGE_MEMORY_BYTES_MAX as u64 + 1).unwrap();
-        assert!(read::<Offers>(&path).unwrap_err().to_string().contains("16777216 bytes"));
+        std::fs::File::create(&path)
+            .unwrap()
+            .set_len(BRIDGE_MEMORY_BYTES_MAX as u64 + 1)
+            .unwrap();
+        assert!(
+            read::<Offers>(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("16777216 bytes")
+        );
 
         let (conditions, path) = (Conditions::default(), directory.path().join("directory"));
         std::fs::create_dir(&path).unwrap();
         let mut file = StateFile::<Offers>::new(path.clone(), conditions.clone());
         assert_eq!(file.load().await, Offers::new());
         assert!(!file.save(&offers()).await && !file.has(&offers()));
-        let [condition] = &conditions.list()[..] else { panic!("one condition") };
+        let [condition] = &conditions.list()[..] else {
+            panic!("one condition")
+        };
         let (subject, message) = (path.display().to_string(), &condition.problem.message);
         assert_eq!(
             (&condition.problem.code[..], &condition.subject),
             (ProblemCode::BridgeMemory.as_str(), &subject)
         );
         assert!(
-            message.starts_with("after a restart the kubelet has no devices") && message.contains(&subject)
+            message.starts_with("after a restart the kubelet has no devices")
+                && message.contains(&subject)
         );
     }
 
@@ -324,7 +417,10 @@ mod tests {
     fn starts_that_cannot_have_been_written_are_left_out() {
         let content = br#"{"version":1,"drivers":{"a":{"starts":["../../etc","","0123456789","6f1c2d7e"],"registered":false}}}"#;
         let drivers = OfferedDrivers::decode(content).unwrap();
-        assert_eq!(drivers.values().next().unwrap().starts, [START.to_owned()].into());
+        assert_eq!(
+            drivers.values().next().unwrap().starts,
+            [START.to_owned()].into()
+        );
     }
 
     #[test]
@@ -334,8 +430,10 @@ mod tests {
             {"id":"../x","healthy":true},{"id":"","healthy":true}]}]}"#;
         let offers = Offers::decode(content).unwrap();
         let devices = &offers.values().next().unwrap().devices;
-        let known: Vec<_> =
-            devices.iter().map(|device| (device.id.as_str(), device.numa_nodes.as_slice())).collect();
+        let known: Vec<_> = devices
+            .iter()
+            .map(|device| (device.id.as_str(), device.numa_nodes.as_slice()))
+            .collect();
         assert_eq!(known, [("p/0", &[][..]), ("p/1", &[0, 1][..])]);
     }
 }

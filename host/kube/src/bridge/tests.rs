@@ -26,7 +26,9 @@ use nodedock_base::socket::connect;
 use nodedock_core::cdi::{CdiDir, FileAccess};
 use nodedock_core::checkpoint;
 use nodedock_core::device_metadata::MetadataSettings;
-use nodedock_core::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
+use nodedock_core::driver::{
+    Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published,
+};
 use nodedock_core::manager::claims::RecordedValues;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::ClaimSource;
@@ -36,8 +38,8 @@ use nodedock_core::registry::DriverState;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, Consumer, Device, DeviceAccess, DeviceHealth, DeviceName,
-    DriverClaim, DriverClaimRecord, DriverKind, Edits, HealthReport, HealthState, Inventory, ObjectRef, Pool,
-    PoolName, PreparedClaim, PreparedDevice,
+    DriverClaim, DriverClaimRecord, DriverKind, Edits, HealthReport, HealthState, Inventory,
+    ObjectRef, Pool, PoolName, PreparedClaim, PreparedDevice,
 };
 
 const GPU: &str = "gpu.example.com";
@@ -66,15 +68,38 @@ fn published<'a>(
     devices: impl IntoIterator<Item = (String, Option<bool>, &'a str)>,
 ) -> Published {
     let name = PoolName::new(pool).unwrap();
-    let (mut pool, mut health) = (Pool { extended_resource, ..Pool::default() }, HealthReport::new());
+    let (mut pool, mut health) = (
+        Pool {
+            extended_resource,
+            ..Pool::default()
+        },
+        HealthReport::new(),
+    );
     for (device, is_healthy, message) in devices {
         let device = DeviceName::new(device).unwrap();
         pool.devices.insert(device.clone(), Device::default());
-        let Some(is_healthy) = is_healthy else { continue };
-        let state = if is_healthy { HealthState::Healthy } else { HealthState::Unhealthy };
-        health.insert((name.clone(), device), DeviceHealth { state, message: message.to_owned() });
+        let Some(is_healthy) = is_healthy else {
+            continue;
+        };
+        let state = if is_healthy {
+            HealthState::Healthy
+        } else {
+            HealthState::Unhealthy
+        };
+        health.insert(
+            (name.clone(), device),
+            DeviceHealth {
+                state,
+                message: message.to_owned(),
+            },
+        );
     }
-    Published { inventory: Inventory { pools: [(name, pool)].into() }, health }
+    Published {
+        inventory: Inventory {
+            pools: [(name, pool)].into(),
+        },
+        health,
+    }
 }
 
 /// A kubelet's root, and the managers of a daemon.
@@ -104,23 +129,39 @@ impl Node {
         for path in ["kubelet/device-plugins", "kubelet/pod-resources", "sys"] {
             std::fs::create_dir_all(dir.path().join(path)).unwrap();
         }
-        let (changes, tasks, source) = (Changes::default(), Tasks::new(), Arc::<FakeSource>::default());
-        let (conditions, registry) =
-            (Conditions::default(), Registry::new(changes.clone(), Conditions::default(), None));
+        let (changes, tasks, source) = (
+            Changes::default(),
+            Tasks::new(),
+            Arc::<FakeSource>::default(),
+        );
+        let (conditions, registry) = (
+            Conditions::default(),
+            Registry::new(changes.clone(), Conditions::default(), None),
+        );
         let opened = checkpoint::open(&dir.path().join("checkpoint.db")).unwrap();
-        let sys = SysfsTree::new(nodedock_core::sysfs::SysfsRoot::open(&dir.path().join("sys")).unwrap());
+        let sys =
+            SysfsTree::new(nodedock_core::sysfs::SysfsRoot::open(&dir.path().join("sys")).unwrap());
         let manager = Manager::new(ManagerParts {
             adapters: None,
             claims: Arc::new(SharedClaimTable::new(
-                ClaimTable::new(opened.dump.claims, opened.dump.pods).with_released(opened.dump.released),
+                ClaimTable::new(opened.dump.claims, opened.dump.pods)
+                    .with_released(opened.dump.released),
             )),
             checkpoint: opened.checkpoint.clone(),
-            values: Arc::new(RecordedValues::new(opened.dump.values, "boot-1", opened.checkpoint, sys)),
+            values: Arc::new(RecordedValues::new(
+                opened.dump.values,
+                "boot-1",
+                opened.checkpoint,
+                sys,
+            )),
             cdi: CdiDir::open(&dir.path().join("cdi"), &[], "test").unwrap(),
             registry: registry.clone(),
             source: source.clone(),
             settings: ManagerSettings {
-                node: NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() },
+                node: NodeFacts {
+                    name: "node-1".to_owned(),
+                    boot_id: "boot-1".to_owned(),
+                },
                 exclusive_wait: Duration::ZERO,
                 call_deadline: Duration::from_secs(45),
                 pre_start_deadline: PATIENCE,
@@ -131,7 +172,9 @@ impl Node {
                     is_enabled: false,
                     directory: dir.path().join("metadata"),
                     access: FileAccess::default(),
-                    pools: PoolNames { node: ObjectName::new("node-1").unwrap() },
+                    pools: PoolNames {
+                        node: ObjectName::new("node-1").unwrap(),
+                    },
                 },
                 kubelet_allocates: true,
             },
@@ -142,7 +185,18 @@ impl Node {
         let (_, no_files) = mpsc::channel(1);
         manager.start(no_files);
         let (driver, published, refusals) = Default::default();
-        Self { dir, manager, registry, source, driver, published, refusals, changes, conditions, tasks }
+        Self {
+            dir,
+            manager,
+            registry,
+            source,
+            driver,
+            published,
+            refusals,
+            changes,
+            conditions,
+            tasks,
+        }
     }
 
     fn root(&self) -> PathBuf {
@@ -150,15 +204,22 @@ impl Node {
     }
 
     fn registration(&self, driver: &str) -> PathBuf {
-        self.root().join("plugins_registry").join(format!("{driver}-{START}-reg.sock"))
+        self.root()
+            .join("plugins_registry")
+            .join(format!("{driver}-{START}-reg.sock"))
     }
 
     fn service(&self, driver: &str) -> PathBuf {
-        self.root().join("plugins").join(driver).join(format!("dra-{START}.sock"))
+        self.root()
+            .join("plugins")
+            .join(driver)
+            .join(format!("dra-{START}.sock"))
     }
 
     fn parts(&self) -> BridgeParts {
-        let (refusals, file) = (self.refusals.clone(), |name: &str| self.dir.path().join(name));
+        let (refusals, file) = (self.refusals.clone(), |name: &str| {
+            self.dir.path().join(name)
+        });
         BridgeParts {
             root: self.root(),
             listeners: Listeners::of_start(START),
@@ -170,15 +231,27 @@ impl Node {
             manager: self.manager.clone(),
             registry: self.registry.clone(),
             pools: NodePools {
-                names: PoolNames { node: ObjectName::new("node-1").unwrap() },
+                names: PoolNames {
+                    node: ObjectName::new("node-1").unwrap(),
+                },
                 registry: self.registry.clone(),
             },
             extended_resources: ExtendedResources::fixed(Mechanism::DevicePlugin),
             source: self.source.clone(),
-            on_refused: Arc::new(move |Refusal { action, claim, consumers, problem }| {
-                let (pods, code) = (consumers.len(), &problem.code);
-                refusals.lock().unwrap().push(format!("{action} {} of {pods} pods: {code}", claim.name));
-            }),
+            on_refused: Arc::new(
+                move |Refusal {
+                          action,
+                          claim,
+                          consumers,
+                          problem,
+                      }| {
+                    let (pods, code) = (consumers.len(), &problem.code);
+                    refusals
+                        .lock()
+                        .unwrap()
+                        .push(format!("{action} {} of {pods} pods: {code}", claim.name));
+                },
+            ),
             changes: self.changes.clone(),
             conditions: self.conditions.clone(),
             times: BridgeTimes {
@@ -198,8 +271,9 @@ impl Node {
 
     /// The GPU driver was offered by another process start, and registered.
     fn offered_before(&self, start: &str) {
-        let file =
-            format!(r#"{{"version":1,"drivers":{{"{GPU}":{{"starts":["{start}"],"registered":true}}}}}}"#);
+        let file = format!(
+            r#"{{"version":1,"drivers":{{"{GPU}":{{"starts":["{start}"],"registered":true}}}}}}"#
+        );
         std::fs::write(self.dir.path().join("drivers"), file).unwrap();
     }
 
@@ -222,8 +296,14 @@ impl Node {
             source: source(driver),
             summary: String::new(),
         };
-        let driver = Driver { identity: Arc::new(identity), claims: Some(self.driver.clone()), inventory };
-        self.registry.serve(&driver.identity.source.clone(), driver).unwrap();
+        let driver = Driver {
+            identity: Arc::new(identity),
+            claims: Some(self.driver.clone()),
+            inventory,
+        };
+        self.registry
+            .serve(&driver.identity.source.clone(), driver)
+            .unwrap();
     }
 
     /// A started bridge that offers the GPU driver, which publishes no devices.
@@ -242,15 +322,26 @@ impl Node {
 
     fn show(&self, driver: &str, state: DriverState) {
         let shown = name(driver);
-        self.registry.update(DriverKind::Wasm, &source(driver), |view| {
-            (view.name, view.state) = (Some(shown), state);
-        });
+        self.registry
+            .update(DriverKind::Wasm, &source(driver), |view| {
+                (view.name, view.state) = (Some(shown), state);
+            });
     }
 
     /// Publishes devices by letters in a pool with the resource's name; those in capitals are not healthy.
     fn offer(&self, letters: &str) {
-        let device = |c: char| (c.to_ascii_lowercase().to_string(), Some(c.is_ascii_lowercase()), "");
-        self.publish(published("p", Some(resource()), letters.chars().map(device)));
+        let device = |c: char| {
+            (
+                c.to_ascii_lowercase().to_string(),
+                Some(c.is_ascii_lowercase()),
+                "",
+            )
+        };
+        self.publish(published(
+            "p",
+            Some(resource()),
+            letters.chars().map(device),
+        ));
     }
 
     fn publish(&self, published: Published) {
@@ -267,11 +358,17 @@ impl Node {
 
     /// Prepares a claim of the GPU driver for a kubelet, beside the bridge.
     async fn prepare(&self, claim: &ObjectRef) {
-        self.manager.prepare_for_kubelet(&name(GPU), claim, "test".into()).await.unwrap();
+        self.manager
+            .prepare_for_kubelet(&name(GPU), claim, "test".into())
+            .await
+            .unwrap();
     }
 
     async fn unprepare(&self, claim: &ObjectRef) {
-        self.manager.unprepare_for_kubelet(&name(GPU), claim, "test".into()).await.unwrap();
+        self.manager
+            .unprepare_for_kubelet(&name(GPU), claim, "test".into())
+            .await
+            .unwrap();
     }
 
     /// Returns when the device manager knows of no resource.
@@ -316,7 +413,11 @@ impl Running {
         let (conditions, tasks) = (parts.conditions.clone(), parts.tasks.clone());
         let bridge = Bridge::new(parts).unwrap();
         bridge.start();
-        Self { bridge, conditions, tasks }
+        Self {
+            bridge,
+            conditions,
+            tasks,
+        }
     }
 
     /// Waits until it is so, whenever the bridge has looked at its sockets.
@@ -328,12 +429,19 @@ impl Running {
             }
         };
         if tokio::time::timeout(PATIENCE, arrived).await.is_err() {
-            panic!("{what}: {:#?} {:#?}", self.bridge.drivers(), self.conditions.list());
+            panic!(
+                "{what}: {:#?} {:#?}",
+                self.bridge.drivers(),
+                self.conditions.list()
+            );
         }
     }
 
     async fn open(&self, driver: &str) {
-        self.until("open", |this| this.status(driver).is_some_and(|status| status.is_open)).await;
+        self.until("open", |this| {
+            this.status(driver).is_some_and(|status| status.is_open)
+        })
+        .await;
     }
 
     /// Two looks from now: what was there before was seen.
@@ -345,41 +453,62 @@ impl Running {
     }
 
     fn status(&self, driver: &str) -> Option<DriverBridgeStatus> {
-        self.bridge.drivers().into_iter().find(|status| status.driver.as_str() == driver)
+        self.bridge
+            .drivers()
+            .into_iter()
+            .find(|status| status.driver.as_str() == driver)
     }
 
     fn resource(&self) -> Option<PluginRegistration> {
-        self.bridge.resources().into_iter().next().map(|status| status.registration)
+        self.bridge
+            .resources()
+            .into_iter()
+            .next()
+            .map(|status| status.registration)
     }
 
     /// The words of a condition.
     fn condition(&self, code: &str) -> Option<String> {
-        let found = self.conditions.list().into_iter().find(|found| found.problem.code == code);
+        let found = self
+            .conditions
+            .list()
+            .into_iter()
+            .find(|found| found.problem.code == code);
         found.map(|found| format!("{}: {}", found.subject, found.problem.message))
     }
 
     /// Returns when a resource has a registration.
     async fn registered(&self, expected: &PluginRegistration) {
-        self.until("registered", |this| this.resource().as_ref() == Some(expected)).await;
+        self.until("registered", |this| {
+            this.resource().as_ref() == Some(expected)
+        })
+        .await;
     }
 
     async fn condition_comes(&self, code: &str) -> String {
-        self.until(code, |this| this.condition(code).is_some()).await;
+        self.until(code, |this| this.condition(code).is_some())
+            .await;
         self.condition(code).unwrap()
     }
 
     async fn condition_goes(&self, code: &str) {
-        self.until(code, |this| this.condition(code).is_none()).await;
+        self.until(code, |this| this.condition(code).is_none())
+            .await;
     }
 
     async fn drain(&self) {
-        assert!(self.tasks.drain(PATIENCE).await, "something was still under way");
+        assert!(
+            self.tasks.drain(PATIENCE).await,
+            "something was still under way"
+        );
     }
 }
 
 /// Within what a person waits for.
 async fn soon<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, work).await.expect("it takes too long")
+    tokio::time::timeout(PATIENCE, work)
+        .await
+        .expect("it takes too long")
 }
 
 /// A kubelet on a registration socket.
@@ -387,17 +516,27 @@ struct Registrar(RegistrationClient<Channel>);
 
 impl Registrar {
     async fn dial(node: &Node, driver: &str) -> Self {
-        Self(RegistrationClient::new(connect(&node.registration(driver)).await.unwrap()))
+        Self(RegistrationClient::new(
+            connect(&node.registration(driver)).await.unwrap(),
+        ))
     }
 
     async fn info(&mut self) -> wire::PluginInfo {
-        soon(self.0.get_info(wire::InfoRequest {})).await.unwrap().into_inner()
+        soon(self.0.get_info(wire::InfoRequest {}))
+            .await
+            .unwrap()
+            .into_inner()
     }
 
     async fn notify(&mut self, error: &str) -> Result<(), Status> {
         let plugin_registered = error.is_empty();
-        let status = wire::RegistrationStatus { plugin_registered, error: error.to_owned() };
-        soon(self.0.notify_registration_status(status)).await.map(drop)
+        let status = wire::RegistrationStatus {
+            plugin_registered,
+            error: error.to_owned(),
+        };
+        soon(self.0.notify_registration_status(status))
+            .await
+            .map(drop)
     }
 }
 
@@ -421,8 +560,13 @@ impl FakeSource {
         };
         let claim = Claim {
             id: id.clone(),
-            allocation: Some(Allocation { devices: vec![device], ..Allocation::default() }),
-            reserved_for: vec![Consumer::of_pod(&ObjectRef::new("default", "pod", "uid-pod").unwrap())],
+            allocation: Some(Allocation {
+                devices: vec![device],
+                ..Allocation::default()
+            }),
+            reserved_for: vec![Consumer::of_pod(
+                &ObjectRef::new("default", "pod", "uid-pod").unwrap(),
+            )],
             annotations: BTreeMap::new(),
             owner_pod: None,
             resource: None,
@@ -474,9 +618,18 @@ impl FakeDriver {
         *self.refusal.lock().unwrap() = problem;
     }
 
-    async fn begin<'a>(&self, what: &str, claims: impl Iterator<Item = &'a DriverClaim>) -> Option<Problem> {
-        let devices = claims.flat_map(|claim| &claim.devices).map(|device| device.device.as_str());
-        self.calls.lock().unwrap().push(format!("{what} {}", devices.collect::<String>()));
+    async fn begin<'a>(
+        &self,
+        what: &str,
+        claims: impl Iterator<Item = &'a DriverClaim>,
+    ) -> Option<Problem> {
+        let devices = claims
+            .flat_map(|claim| &claim.devices)
+            .map(|device| device.device.as_str());
+        self.calls
+            .lock()
+            .unwrap()
+            .push(format!("{what} {}", devices.collect::<String>()));
         self.called.notify_one();
         self.shut.subscribe().wait_for(|shut| !*shut).await.unwrap();
         self.refusal.lock().unwrap().clone()
@@ -505,12 +658,20 @@ impl ClaimDriver for FakeDriver {
             ..PreparedClaim::default()
         };
         let outcome = |claim| refusal.clone().map_or_else(|| Ok(prepared(claim)), Err);
-        claims.iter().map(|claim| (claim.id.uid.clone(), outcome(claim))).collect()
+        claims
+            .iter()
+            .map(|claim| (claim.id.uid.clone(), outcome(claim)))
+            .collect()
     }
 
     async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
-        let refusal = self.begin("unprepare", claims.iter().map(|live| &live.claim)).await;
+        let refusal = self
+            .begin("unprepare", claims.iter().map(|live| &live.claim))
+            .await;
         let outcome = || refusal.clone().map_or(Ok(()), Err);
-        claims.iter().map(|live| (live.claim.id.uid.clone(), outcome())).collect()
+        claims
+            .iter()
+            .map(|live| (live.claim.id.uid.clone(), outcome()))
+            .collect()
     }
 }

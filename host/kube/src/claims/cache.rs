@@ -46,8 +46,14 @@ struct Entry {
 impl ClaimCache {
     /// The last state of the claim, if it has that UID, and whether it is watched.
     pub(super) fn last(&self, key: &Key, uid: &Uid) -> Option<(Claim, bool)> {
-        let entry = self.entries.get(key).filter(|entry| entry.state.claim.id.uid == *uid)?;
-        let is_watched = entry.watch.as_ref().is_some_and(|watch| watch.live.load(Relaxed));
+        let entry = self
+            .entries
+            .get(key)
+            .filter(|entry| entry.state.claim.id.uid == *uid)?;
+        let is_watched = entry
+            .watch
+            .as_ref()
+            .is_some_and(|watch| watch.live.load(Relaxed));
         (!entry.invalid).then(|| (entry.state.claim.clone(), is_watched))
     }
 
@@ -65,19 +71,33 @@ impl ClaimCache {
 
     /// The claim, if it has that UID and a later update brought it.
     pub(super) fn updated_after(&self, update: u64, key: &Key, uid: &Uid) -> Option<Claim> {
-        let entry = self.entries.get(key).filter(|entry| !entry.invalid && entry.update > update)?;
+        let entry = self
+            .entries
+            .get(key)
+            .filter(|entry| !entry.invalid && entry.update > update)?;
         let claim = &entry.state.claim;
         (claim.id.uid == *uid).then(|| claim.clone())
     }
 
     /// Takes a state. Returns whether the claim that was cached is lost by it.
-    pub(super) fn update(&mut self, key: &Key, state: CachedClaim, node_name: &str, now: Instant) -> bool {
+    pub(super) fn update(
+        &mut self,
+        key: &Key,
+        state: CachedClaim,
+        node_name: &str,
+        now: Instant,
+    ) -> bool {
         self.updates += 1;
         let Some(entry) = self.entries.get_mut(key) else {
             self.add(key, state, node_name, now);
             return false;
         };
-        if entry.state.version.zip(state.version).is_some_and(|(old, new)| new < old) {
+        if entry
+            .state
+            .version
+            .zip(state.version)
+            .is_some_and(|(old, new)| new < old)
+        {
             // A get that the watch overtook, or a late event of the claim that had the name before.
             return false;
         }
@@ -87,7 +107,11 @@ impl ClaimCache {
         let same = entry.state.claim.id.uid == state.claim.id.uid;
         let held_since = entry.held_since.filter(|_| same);
         let watch = entry.watch.take();
-        *entry = Entry { held_since, watch, ..Entry::new(state, self.updates, now) };
+        *entry = Entry {
+            held_since,
+            watch,
+            ..Entry::new(state, self.updates, now)
+        };
         !same
     }
 
@@ -96,13 +120,19 @@ impl ClaimCache {
         if !is_allocated_to(&state.claim, node_name) || (is_full && !self.evict()) {
             return;
         }
-        self.entries.insert(key.clone(), Entry::new(state, self.updates, now));
+        self.entries
+            .insert(key.clone(), Entry::new(state, self.updates, now));
     }
 
     /// Removes the claim that is not held and was read the longest ago.
     fn evict(&mut self) -> bool {
-        let idle = self.entries.iter().filter(|(_, entry)| entry.held_since.is_none());
-        let first = idle.min_by_key(|(_, entry)| entry.read_at).map(|(key, _)| key.clone());
+        let idle = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.held_since.is_none());
+        let first = idle
+            .min_by_key(|(_, entry)| entry.read_at)
+            .map(|(key, _)| key.clone());
         first.and_then(|key| self.entries.remove(&key)).is_some()
     }
 
@@ -113,7 +143,10 @@ impl ClaimCache {
 
     /// The claim of that UID was deleted. One that has had its name since stays. Returns whether it was cached.
     pub(super) fn deleted(&mut self, key: &Key, uid: Option<&str>) -> bool {
-        let cached = self.entries.get(key).map(|entry| entry.state.claim.id.uid.as_str());
+        let cached = self
+            .entries
+            .get(key)
+            .map(|entry| entry.state.claim.id.uid.as_str());
         uid.is_none_or(|uid| cached == Some(uid)) && self.remove(key)
     }
 
@@ -138,7 +171,8 @@ impl ClaimCache {
     /// Forgets claims that are not held and were read some time ago: they may have been allocated again.
     pub(super) fn forget_idle(&mut self, now: Instant) {
         self.entries.retain(|_, entry| {
-            entry.held_since.is_some() || now.saturating_duration_since(entry.read_at) < CLAIM_FOLLOW_AFTER
+            entry.held_since.is_some()
+                || now.saturating_duration_since(entry.read_at) < CLAIM_FOLLOW_AFTER
         });
     }
 
@@ -147,7 +181,10 @@ impl ClaimCache {
         if self.watched() >= FOLLOWED_CLAIMS_MAX {
             return None;
         }
-        let due = self.entries.iter().filter(|(_, entry)| entry.watch.is_none() && entry.is_due(now));
+        let due = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.watch.is_none() && entry.is_due(now));
         let first = due.max_by_key(|(_, entry)| (entry.recalled, entry.read_at));
         first.map(|(key, entry)| (key.clone(), entry.state.version))
     }
@@ -159,7 +196,10 @@ impl ClaimCache {
     }
 
     pub(super) fn watched(&self) -> usize {
-        self.entries.values().filter(|entry| entry.watch.is_some()).count()
+        self.entries
+            .values()
+            .filter(|entry| entry.watch.is_some())
+            .count()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -169,19 +209,34 @@ impl ClaimCache {
 
 impl Entry {
     fn new(state: CachedClaim, update: u64, now: Instant) -> Self {
-        Self { state, update, read_at: now, held_since: None, recalled: false, invalid: false, watch: None }
+        Self {
+            state,
+            update,
+            read_at: now,
+            held_since: None,
+            recalled: false,
+            invalid: false,
+            watch: None,
+        }
     }
 
     /// Whether the claim is to be watched: most are unprepared before it is worth a request.
     fn is_due(&self, now: Instant) -> bool {
-        let held_for = self.held_since.map(|since| now.saturating_duration_since(since));
+        let held_for = self
+            .held_since
+            .map(|since| now.saturating_duration_since(since));
         held_for.is_some_and(|held_for| self.recalled || held_for >= CLAIM_FOLLOW_AFTER)
     }
 }
 
 fn is_allocated_to(claim: &Claim, node_name: &str) -> bool {
     let allocation = claim.allocation.as_ref();
-    allocation.is_some_and(|allocation| allocation.node_name.as_deref().is_none_or(|node| node == node_name))
+    allocation.is_some_and(|allocation| {
+        allocation
+            .node_name
+            .as_deref()
+            .is_none_or(|node| node == node_name)
+    })
 }
 
 #[cfg(test)]

@@ -12,7 +12,10 @@ use crate::claims::{CLAIM_FOLLOW_AFTER, KNOWN_CLAIMS_MAX};
 const NODE: &str = "node-1";
 
 fn key(name: &str) -> Key {
-    (ObjectName::new("default").unwrap(), ObjectName::new(name).unwrap())
+    (
+        ObjectName::new("default").unwrap(),
+        ObjectName::new(name).unwrap(),
+    )
 }
 
 fn uid(text: &str) -> Uid {
@@ -21,8 +24,15 @@ fn uid(text: &str) -> Uid {
 
 fn state(name: &str, of: &str, version: u64) -> CachedClaim {
     let mut claim = convert::claim(&fixture("claim-one-gpu.json")).unwrap();
-    claim.id = ObjectRef { namespace: key(name).0, name: key(name).1, uid: uid(of) };
-    CachedClaim { claim, version: Some(version) }
+    claim.id = ObjectRef {
+        namespace: key(name).0,
+        name: key(name).1,
+        uid: uid(of),
+    };
+    CachedClaim {
+        claim,
+        version: Some(version),
+    }
 }
 
 fn last(cache: &ClaimCache, name: &str, of: &str) -> Option<Claim> {
@@ -31,11 +41,17 @@ fn last(cache: &ClaimCache, name: &str, of: &str) -> Option<Claim> {
 
 /// The claim `a`, if it is watched.
 fn watched(cache: &ClaimCache, of: &str) -> Option<Claim> {
-    cache.last(&key("a"), &uid(of)).filter(|(_, is_watched)| *is_watched).map(|(claim, _)| claim)
+    cache
+        .last(&key("a"), &uid(of))
+        .filter(|(_, is_watched)| *is_watched)
+        .map(|(claim, _)| claim)
 }
 
 fn watch(is_live: bool) -> ClaimWatch {
-    ClaimWatch { live: Arc::new(is_live.into()), _end: CancellationToken::new().drop_guard() }
+    ClaimWatch {
+        live: Arc::new(is_live.into()),
+        _end: CancellationToken::new().drop_guard(),
+    }
 }
 
 #[test]
@@ -69,7 +85,12 @@ fn a_claim_is_watched_once_it_was_held_for_a_while_or_held_as_it_was_remembered(
     let id = |name: &str| state(name, name, 5).claim.id;
     cache.hold(&[id("a")], start);
     // Another read changes nothing of that.
-    cache.update(&key("a"), state("a", "a", 6), NODE, later - Duration::from_millis(1));
+    cache.update(
+        &key("a"),
+        state("a", "a", 6),
+        NODE,
+        later - Duration::from_millis(1),
+    );
     cache.hold(&[id("a")], later - Duration::from_millis(1));
     assert_eq!(cache.to_watch(later - Duration::from_millis(1)), None);
     assert_eq!(cache.to_watch(later), Some((key("a"), Some(6))));
@@ -86,7 +107,10 @@ fn a_get_that_the_watch_overtook_changes_nothing() {
     let now = Instant::now();
     let mut cache = ClaimCache::default();
     let mut newer = state("a", "u-1", 9);
-    newer.claim.annotations.insert("newer".to_owned(), "yes".to_owned());
+    newer
+        .claim
+        .annotations
+        .insert("newer".to_owned(), "yes".to_owned());
     cache.update(&key("a"), newer.clone(), NODE, now);
     cache.update(&key("a"), state("a", "u-1", 8), NODE, now);
     assert_eq!(last(&cache, "a", "u-1"), Some(newer.claim.clone()));
@@ -97,7 +121,10 @@ fn a_get_that_the_watch_overtook_changes_nothing() {
     // One that came later is another claim.
     assert!(cache.update(&key("a"), state("a", "u-2", 10), NODE, now));
     // Versions that are no numbers are taken as they come.
-    let odd = CachedClaim { version: None, ..state("a", "u-2", 0) };
+    let odd = CachedClaim {
+        version: None,
+        ..state("a", "u-2", 0)
+    };
     assert!(!cache.update(&key("a"), odd, NODE, now));
     assert!(cache.deleted(&key("a"), Some("u-2")) && cache.len() == 0);
 }
@@ -114,11 +141,17 @@ fn a_claim_that_is_allocated_no_more_or_elsewhere_is_lost() {
         state
     };
     let mut cache = ClaimCache::default();
-    for wrong in [elsewhere(state("a", "u-1", 1)), unallocated(state("a", "u-1", 1))] {
+    for wrong in [
+        elsewhere(state("a", "u-1", 1)),
+        unallocated(state("a", "u-1", 1)),
+    ] {
         assert!(!cache.update(&key("a"), wrong, NODE, now));
         assert_eq!(cache.len(), 0);
     }
-    for wrong in [elsewhere(state("a", "u-1", 2)), unallocated(state("a", "u-1", 2))] {
+    for wrong in [
+        elsewhere(state("a", "u-1", 2)),
+        unallocated(state("a", "u-1", 2)),
+    ] {
         cache.update(&key("a"), state("a", "u-1", 1), NODE, now);
         assert!(cache.update(&key("a"), wrong, NODE, now));
         assert_eq!(cache.len(), 0);
@@ -153,7 +186,12 @@ fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
     let mut cache = ClaimCache::default();
     let name = |n: usize| format!("c-{n}");
     let learn = |cache: &mut ClaimCache, n: usize| {
-        cache.update(&key(&name(n)), state(&name(n), &format!("u-{n}"), 1), NODE, at(n));
+        cache.update(
+            &key(&name(n)),
+            state(&name(n), &format!("u-{n}"), 1),
+            NODE,
+            at(n),
+        );
     };
     for n in 0..KNOWN_CLAIMS_MAX {
         learn(&mut cache, n);
@@ -164,13 +202,20 @@ fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
     let is_cached = |n: usize| last(&cache, &name(n), &format!("u-{n}")).is_some();
     assert!(is_cached(0) && !is_cached(1) && is_cached(2) && is_cached(KNOWN_CLAIMS_MAX));
     // Where all are held, a new one is not cached.
-    let held: Vec<_> = cache.entries.values().map(|entry| entry.state.claim.id.clone()).collect();
+    let held: Vec<_> = cache
+        .entries
+        .values()
+        .map(|entry| entry.state.claim.id.clone())
+        .collect();
     cache.hold(&held, at(9999));
     learn(&mut cache, 9999);
     while let Some((key, _)) = cache.to_watch(at(9999) + CLAIM_FOLLOW_AFTER) {
         cache.watched_by(&key, watch(true));
     }
-    assert_eq!((cache.len(), cache.watched()), (KNOWN_CLAIMS_MAX, FOLLOWED_CLAIMS_MAX));
+    assert_eq!(
+        (cache.len(), cache.watched()),
+        (KNOWN_CLAIMS_MAX, FOLLOWED_CLAIMS_MAX)
+    );
     assert_eq!(last(&cache, &name(9999), "u-9999"), None);
 }
 
@@ -180,9 +225,16 @@ fn an_answer_that_came_while_one_waited_is_ones_own() {
     let mut cache = ClaimCache::default();
     let before = cache.updates();
     cache.update(&key("a"), state("a", "u-1", 1), NODE, now);
-    assert!(cache.updated_after(before, &key("a"), &uid("u-1")).is_some());
+    assert!(
+        cache
+            .updated_after(before, &key("a"), &uid("u-1"))
+            .is_some()
+    );
     assert_eq!(cache.updated_after(before, &key("a"), &uid("u-2")), None);
-    assert_eq!(cache.updated_after(cache.updates(), &key("a"), &uid("u-1")), None);
+    assert_eq!(
+        cache.updated_after(cache.updates(), &key("a"), &uid("u-1")),
+        None
+    );
     cache.invalidate(&key("a"));
     assert_eq!(cache.updated_after(before, &key("a"), &uid("u-1")), None);
 }

@@ -16,16 +16,21 @@ const ALLOCATION: [&str; 2] = ["devices", "nodeSelector"];
 
 pub(super) fn claim(object: &Value) -> Result<Claim, Problem> {
     let name = name_of(object);
-    let malformed =
-        |what: String| Problem::invalid(ProblemCode::ClaimMalformed, format!("claim {name}: {what}"));
+    let malformed = |what: String| {
+        Problem::invalid(ProblemCode::ClaimMalformed, format!("claim {name}: {what}"))
+    };
     if let Some(kind) = object.get("kind").filter(|kind| *kind != "ResourceClaim") {
         let kind = one_line(&kind.to_string(), 64);
-        return Err(malformed(format!("the API server gave an object of kind {kind}")));
+        return Err(malformed(format!(
+            "the API server gave an object of kind {kind}"
+        )));
     }
     check_parameters(object, &name)?;
     let at = |path: &[&str]| path.iter().try_fold(object, |value, key| value.get(key));
     let mut status = Map::new();
-    if let Some(allocation) = at(&["status", "allocation"]).filter(|allocation| !allocation.is_null()) {
+    if let Some(allocation) =
+        at(&["status", "allocation"]).filter(|allocation| !allocation.is_null())
+    {
         status.insert("allocation".to_owned(), some(allocation, &ALLOCATION));
     }
     if let Some(consumers) = at(&["status", "reservedFor"]) {
@@ -43,16 +48,25 @@ pub(super) fn claim(object: &Value) -> Result<Claim, Problem> {
 
 /// Time of the allocation, in milliseconds since the Unix epoch; 0: the object does not say it.
 pub(super) fn allocated_ms(object: &Value) -> u64 {
-    let time = object.pointer("/status/allocation/allocationTimestamp").and_then(Value::as_str);
+    let time = object
+        .pointer("/status/allocation/allocationTimestamp")
+        .and_then(Value::as_str);
     let time = time.and_then(|text| text.parse::<jiff::Timestamp>().ok());
-    time.and_then(|time| u64::try_from(time.as_millisecond()).ok()).unwrap_or(0)
+    time.and_then(|time| u64::try_from(time.as_millisecond()).ok())
+        .unwrap_or(0)
 }
 
 /// The error without the document's number: there is one only.
 fn spoken(error: &ManifestError) -> String {
     let words = match error {
-        ManifestError::Shape { what, source: Some(source), .. } => format!("{what}: {source}"),
-        ManifestError::Shape { what, source: None, .. } => what.clone(),
+        ManifestError::Shape {
+            what,
+            source: Some(source),
+            ..
+        } => format!("{what}: {source}"),
+        ManifestError::Shape {
+            what, source: None, ..
+        } => what.clone(),
         ManifestError::Name { field, source, .. } => format!("{field}: {}", chain(source)),
         other => chain(other),
     };
@@ -65,15 +79,24 @@ fn some(object: &Value, fields: &[&str]) -> Value {
 }
 
 fn name_of(object: &Value) -> String {
-    let meta = |field: &str| object.get("metadata").and_then(|meta| meta.get(field)?.as_str()).unwrap_or("?");
+    let meta = |field: &str| {
+        object
+            .get("metadata")
+            .and_then(|meta| meta.get(field)?.as_str())
+            .unwrap_or("?")
+    };
     one_line(&format!("{}/{}", meta("namespace"), meta("name")), 512)
 }
 
 /// Opaque parameters are JSON objects; a driver is not called with anything else.
 fn check_parameters(object: &Value, name: &str) -> Result<(), Problem> {
-    let configs = object.pointer("/status/allocation/devices/config").and_then(Value::as_array);
+    let configs = object
+        .pointer("/status/allocation/devices/config")
+        .and_then(Value::as_array);
     for (index, config) in configs.into_iter().flatten().enumerate() {
-        let Some(opaque) = config.get("opaque").filter(|opaque| !opaque.is_null()) else { continue };
+        let Some(opaque) = config.get("opaque").filter(|opaque| !opaque.is_null()) else {
+            continue;
+        };
         let what = match opaque.get("parameters") {
             Some(Value::Object(_)) => continue,
             None | Some(Value::Null) => "missing",
@@ -82,11 +105,18 @@ fn check_parameters(object: &Value, name: &str) -> Result<(), Problem> {
             Some(Value::Number(_)) => "a number",
             Some(Value::Bool(_)) => "a truth value",
         };
-        let driver = one_line(opaque.get("driver").and_then(Value::as_str).unwrap_or("?"), 63);
+        let driver = one_line(
+            opaque.get("driver").and_then(Value::as_str).unwrap_or("?"),
+            63,
+        );
         let path = format!("status.allocation.devices.config[{index}].opaque.parameters");
-        let message =
-            format!("claim {name}: {path} for driver {driver} is {what}, and a JSON object is wanted");
-        return Err(Problem::invalid(ProblemCode::ClaimParametersMalformed, message));
+        let message = format!(
+            "claim {name}: {path} for driver {driver} is {what}, and a JSON object is wanted"
+        );
+        return Err(Problem::invalid(
+            ProblemCode::ClaimParametersMalformed,
+            message,
+        ));
     }
     Ok(())
 }

@@ -18,7 +18,9 @@ const FIXTURES: [&str; 7] = [
 ];
 
 fn path(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/kubernetes-1.36").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/kubernetes-1.36")
+        .join(name)
 }
 
 pub(in crate::claims) fn fixture(name: &str) -> Value {
@@ -45,16 +47,19 @@ fn every_version_gives_the_same_claim() {
             if version == "v1beta1" {
                 for request in older["spec"]["devices"]["requests"].as_array_mut().unwrap() {
                     let exactly = request.as_object_mut().unwrap().remove("exactly");
-                    request
-                        .as_object_mut()
-                        .unwrap()
-                        .extend(exactly.into_iter().flat_map(|e| e.as_object().unwrap().clone()));
+                    request.as_object_mut().unwrap().extend(
+                        exactly
+                            .into_iter()
+                            .flat_map(|e| e.as_object().unwrap().clone()),
+                    );
                 }
             }
             assert_eq!(claim(&older), Ok(wanted.clone()), "{name} {version}");
         }
         let mut item = v1.clone();
-        item.as_object_mut().unwrap().retain(|key, _| key != "kind" && key != "apiVersion");
+        item.as_object_mut()
+            .unwrap()
+            .retain(|key, _| key != "kind" && key != "apiVersion");
         assert_eq!(claim(&item), Ok(wanted), "{name} as an item of a list");
     }
 }
@@ -63,7 +68,8 @@ fn every_version_gives_the_same_claim() {
 fn fields_that_we_do_not_know_do_no_harm() {
     let mut object = fixture("claim-one-gpu.json");
     let wanted = claim(&object).unwrap();
-    object["spec"] = json!({"devices": {"requests": [{"newer": [1, {"a": null}]}]}, "controller": 7});
+    object["spec"] =
+        json!({"devices": {"requests": [{"newer": [1, {"a": null}]}]}, "controller": 7});
     object["metadata"]["managedFields"] = json!("anything");
     object["metadata"]["creationTimestamp"] = json!("not a time");
     object["status"]["newer"] = json!([[]]);
@@ -112,7 +118,10 @@ fn what_is_no_claim_is_said_in_one_line() {
     let result = "/status/allocation/devices/results/0";
     let cases = [
         (with("/kind", json!("Pod")), "kind \"Pod\""),
-        (with("/metadata/uid", Value::Null), "metadata.uid is missing"),
+        (
+            with("/metadata/uid", Value::Null),
+            "metadata.uid is missing",
+        ),
         (with("/metadata/uid", json!(7)), "not a valid ResourceClaim"),
         (with("/metadata/name", json!("A\nB")), "metadata.name"),
         (
@@ -120,12 +129,27 @@ fn what_is_no_claim_is_said_in_one_line() {
             "status.allocation.devices.results[].driver",
         ),
         (with(result, json!("x")), "not a valid ResourceClaim"),
-        (with("/status/reservedFor", json!({"a": 1})), "not a valid ResourceClaim"),
-        (with("/status/allocation/devices/config/0/source", json!("FromMars")), "config source"),
+        (
+            with("/status/reservedFor", json!({"a": 1})),
+            "not a valid ResourceClaim",
+        ),
+        (
+            with(
+                "/status/allocation/devices/config/0/source",
+                json!("FromMars"),
+            ),
+            "config source",
+        ),
     ];
     for (message, words) in cases {
-        assert!(message.starts_with("claim default/") && message.contains(words), "{message}");
-        assert!(!message.contains('\n') && !message.contains("document"), "{message}");
+        assert!(
+            message.starts_with("claim default/") && message.contains(words),
+            "{message}"
+        );
+        assert!(
+            !message.contains('\n') && !message.contains("document"),
+            "{message}"
+        );
     }
     assert!(claim(&json!([])).is_err() && claim(&Value::Null).is_err());
 }
@@ -143,8 +167,14 @@ fn a_claim_of_the_largest_size_is_read() {
     assert!(object.to_string().len() > 256 << 10);
     let read = claim(&object).unwrap();
     let allocation = read.allocation.clone().unwrap();
-    assert_eq!((allocation.devices.len(), allocation.configs.len()), (32, 64));
-    assert_eq!(nodedock_core::manager::claims::source::check_bounds(&read), Ok(()));
+    assert_eq!(
+        (allocation.devices.len(), allocation.configs.len()),
+        (32, 64)
+    );
+    assert_eq!(
+        nodedock_core::manager::claims::source::check_bounds(&read),
+        Ok(())
+    );
 }
 
 fn anything() -> impl Strategy<Value = Value> {

@@ -27,9 +27,19 @@ impl Cluster {
         let uid = Uid::new(server.allocate_claim(allocated())).unwrap();
         let tasks = Tasks::new();
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
-        let pools = NodePools { names: PoolNames { node: ObjectName::new("node-1").unwrap() }, registry };
+        let pools = NodePools {
+            names: PoolNames {
+                node: ObjectName::new("node-1").unwrap(),
+            },
+            registry,
+        };
         let claims = ApiClaims::new(over(&server), pools, Conditions::default(), tasks.clone());
-        Self { server, claims, tasks, uid }
+        Self {
+            server,
+            claims,
+            tasks,
+            uid,
+        }
     }
 
     async fn ask(&self, uid: &Uid) -> Result<Option<Claim>, Problem> {
@@ -48,7 +58,9 @@ impl Cluster {
     async fn watched(&self) -> Claim {
         let claim = self.held().await;
         tokio::time::sleep(CLAIM_FOLLOW_AFTER).await;
-        self.server.wait_until("the watch", |state| state.watches("resourceclaims") == 1).await;
+        self.server
+            .wait_until("the watch", |state| state.watches("resourceclaims") == 1)
+            .await;
         claim
     }
 
@@ -58,7 +70,8 @@ impl Cluster {
     }
 
     fn edit(&self, edit: impl FnOnce(&mut Value)) {
-        self.server.edit("resourceclaims", "default", "one-gpu", edit);
+        self.server
+            .edit("resourceclaims", "default", "one-gpu", edit);
     }
 
     fn replace(&self) -> Uid {
@@ -69,7 +82,10 @@ impl Cluster {
     /// Requests for the claim, by their verbs.
     fn verbs(&self) -> Vec<String> {
         let requests = self.server.requests().into_iter();
-        requests.filter(|seen| seen.resource == "resourceclaims").map(|seen| seen.verb.to_string()).collect()
+        requests
+            .filter(|seen| seen.resource == "resourceclaims")
+            .map(|seen| seen.verb.to_string())
+            .collect()
     }
 
     /// Gets of the claim itself.
@@ -87,7 +103,10 @@ fn allocated() -> Allocated {
 }
 
 fn names() -> Key {
-    (ObjectName::new("default").unwrap(), ObjectName::new("one-gpu").unwrap())
+    (
+        ObjectName::new("default").unwrap(),
+        ObjectName::new("one-gpu").unwrap(),
+    )
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,27 +114,45 @@ async fn a_claim_is_got_once_and_then_answered_from_the_cache() {
     let cluster = Cluster::new().await;
     // Requests that come together are one get.
     let asked = futures::future::join_all((0..8).map(|_| cluster.ask(&cluster.uid))).await;
-    assert!(asked.iter().all(|claim| claim.as_ref().is_ok_and(Option::is_some)));
+    assert!(
+        asked
+            .iter()
+            .all(|claim| claim.as_ref().is_ok_and(Option::is_some))
+    );
     assert_eq!(cluster.gets(), 1);
     // Until it is watched each is a get of its own.
     let claim = cluster.watched().await;
     let gets = cluster.gets();
-    assert_eq!(claim.allocation.as_ref().unwrap().devices[0].device.as_str(), "gpu-0");
+    assert_eq!(
+        claim.allocation.as_ref().unwrap().devices[0]
+            .device
+            .as_str(),
+        "gpu-0"
+    );
     assert_eq!(cluster.ask(&cluster.uid).await, Ok(Some(claim)));
     assert_eq!(cluster.gets(), gets);
     let counts = cluster.claims.counts();
-    assert_eq!((counts.while_unreachable.get(), cluster.claims.cached()), (0, [1, 1]));
+    assert_eq!(
+        (counts.while_unreachable.get(), cluster.claims.cached()),
+        (0, [1, 1])
+    );
     assert_eq!(counts.from_server.get(), gets as u64);
     assert!(counts.from_cache.get() >= 1);
     // By name alone there is always a get: for whom it is reserved may have changed.
     let (namespace, name) = names();
-    cluster.claims.claim(&namespace, &name).await.unwrap().unwrap();
+    cluster
+        .claims
+        .claim(&namespace, &name)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(cluster.gets(), gets + 1);
     assert!(cluster.tasks.drain(Duration::from_secs(1)).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_held_shortly_costs_one_request_and_one_that_is_held_for_longer_a_watch_too() {
+async fn a_claim_that_is_held_shortly_costs_one_request_and_one_that_is_held_for_longer_a_watch_too()
+ {
     let cluster = Cluster::new().await;
     cluster.held().await;
     tokio::time::sleep(CLAIM_FOLLOW_AFTER - Duration::from_secs(1)).await;
@@ -131,7 +168,9 @@ async fn a_claim_that_is_held_shortly_costs_one_request_and_one_that_is_held_for
     let cluster = Cluster::new().await;
     cluster.held().await;
     let mut lost = cluster.claims.lost();
-    cluster.server.delete("resourceclaims", "default", "one-gpu");
+    cluster
+        .server
+        .delete("resourceclaims", "default", "one-gpu");
     lost.changed().await.unwrap();
     assert_eq!(cluster.verbs(), ["get", "watch"]);
     // The server does not know the version any more.
@@ -140,7 +179,15 @@ async fn a_claim_that_is_held_shortly_costs_one_request_and_one_that_is_held_for
     cluster.edit(|claim| claim["status"]["reservedFor"] = json!([]));
     cluster.server.compact();
     tokio::time::sleep(2 * CLAIM_FOLLOW_AFTER).await;
-    assert_eq!(cluster.ask(&cluster.uid).await.unwrap().unwrap().reserved_for, []);
+    assert_eq!(
+        cluster
+            .ask(&cluster.uid)
+            .await
+            .unwrap()
+            .unwrap()
+            .reserved_for,
+        []
+    );
     assert_eq!(cluster.verbs(), ["get", "watch", "list", "watch"]);
 }
 
@@ -159,17 +206,23 @@ async fn a_claim_that_was_answered_from_memory_is_watched_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_was_replaced_is_answered_as_it_is_now_and_one_that_is_not_allocated_is_not_kept() {
+async fn a_claim_that_was_replaced_is_answered_as_it_is_now_and_one_that_is_not_allocated_is_not_kept()
+ {
     let cluster = Cluster::new().await;
     cluster.watched().await;
     let other = cluster.replace();
     assert_eq!(cluster.ask(&other).await.unwrap().unwrap().id.uid, other);
     // A caller that wants the old one learns that it is replaced.
-    assert_eq!(cluster.ask(&cluster.uid).await.unwrap().unwrap().id.uid, other);
+    assert_eq!(
+        cluster.ask(&cluster.uid).await.unwrap().unwrap().id.uid,
+        other
+    );
     cluster.server.deallocate_claim("default", "one-gpu");
     cluster.settle().await;
     assert_eq!(cluster.ask(&other).await.unwrap().unwrap().allocation, None);
-    cluster.server.delete("resourceclaims", "default", "one-gpu");
+    cluster
+        .server
+        .delete("resourceclaims", "default", "one-gpu");
     assert_eq!(cluster.ask(&other).await, Ok(None));
     assert_eq!(cluster.claims.cached()[0], 0);
 }
@@ -181,7 +234,15 @@ async fn changes_are_watched_and_lost_claims_are_reported() {
     let mut lost = cluster.claims.lost();
     cluster.edit(|claim| claim["status"]["reservedFor"] = json!([]));
     cluster.settle().await;
-    assert_eq!(cluster.ask(&cluster.uid).await.unwrap().unwrap().reserved_for, []);
+    assert_eq!(
+        cluster
+            .ask(&cluster.uid)
+            .await
+            .unwrap()
+            .unwrap()
+            .reserved_for,
+        []
+    );
     assert_eq!(cluster.gets(), 1);
     cluster.server.deallocate_claim("default", "one-gpu");
     lost.changed().await.unwrap();
@@ -193,7 +254,9 @@ async fn a_deletion_is_reported_whether_it_was_seen_or_not() {
     let cluster = Cluster::new().await;
     cluster.watched().await;
     let mut lost = cluster.claims.lost();
-    cluster.server.delete("resourceclaims", "default", "one-gpu");
+    cluster
+        .server
+        .delete("resourceclaims", "default", "one-gpu");
     lost.changed().await.unwrap();
 
     let cluster = Cluster::new().await;
@@ -202,7 +265,9 @@ async fn a_deletion_is_reported_whether_it_was_seen_or_not() {
     let fault = cluster.server.fail(Fault::Away, When::any());
     cluster.server.close_watches();
     tokio::time::sleep(Duration::from_secs(30)).await;
-    cluster.server.delete("resourceclaims", "default", "one-gpu");
+    cluster
+        .server
+        .delete("resourceclaims", "default", "one-gpu");
     cluster.server.lift(fault);
     lost.changed().await.unwrap();
 }
@@ -216,12 +281,17 @@ async fn while_the_server_is_unreachable_cached_claims_are_answered_and_no_other
     tokio::time::sleep(Duration::from_secs(30)).await;
     let start = Instant::now();
     let claim = cluster.ask(&cluster.uid).await.unwrap().unwrap();
-    assert_eq!((&claim.id.uid, start.elapsed()), (&cluster.uid, Duration::ZERO));
+    assert_eq!(
+        (&claim.id.uid, start.elapsed()),
+        (&cluster.uid, Duration::ZERO)
+    );
     assert_eq!(cluster.claims.counts().while_unreachable.get(), 1);
     let problem = cluster.ask(&Uid::new("other").unwrap()).await.unwrap_err();
     assert_eq!(problem.code, "api-server-unreachable");
     assert!(
-        problem.message.starts_with("claim default/one-gpu: the API server cannot be reached: "),
+        problem
+            .message
+            .starts_with("claim default/one-gpu: the API server cannot be reached: "),
         "{problem}"
     );
     assert!(problem.retry_after_ms.is_some());
@@ -229,7 +299,16 @@ async fn while_the_server_is_unreachable_cached_claims_are_answered_and_no_other
     assert!(cluster.claims.claim(&namespace, &name).await.is_err());
     cluster.server.lift(fault);
     tokio::time::sleep(API_RETRY_MAX * 3).await;
-    assert_eq!(cluster.ask(&Uid::new("other").unwrap()).await.unwrap().unwrap().id.uid, cluster.uid);
+    assert_eq!(
+        cluster
+            .ask(&Uid::new("other").unwrap())
+            .await
+            .unwrap()
+            .unwrap()
+            .id
+            .uid,
+        cluster.uid
+    );
     assert_eq!(cluster.claims.cached()[1], 1);
 }
 
@@ -238,19 +317,35 @@ async fn a_failure_is_reported_with_the_claim() {
     let cluster = Cluster::new().await;
     for (fault, code, words) in [
         (Fault::Status(403), "api-forbidden", "forbidden"),
-        (Fault::Html(200), "api-server-unreachable", "is there a proxy"),
-        (Fault::TooMany { retry_after: 1 }, "api-server-busy", "too many requests"),
+        (
+            Fault::Html(200),
+            "api-server-unreachable",
+            "is there a proxy",
+        ),
+        (
+            Fault::TooMany { retry_after: 1 },
+            "api-server-busy",
+            "too many requests",
+        ),
     ] {
-        let fault = cluster.server.fail(fault, When::any().resource("resourceclaims"));
+        let fault = cluster
+            .server
+            .fail(fault, When::any().resource("resourceclaims"));
         let problem = cluster.ask(&cluster.uid).await.unwrap_err();
         assert_eq!(problem.code, code);
         let message = &problem.message;
-        assert!(message.starts_with("claim default/one-gpu: ") && message.contains(words), "{problem}");
+        assert!(
+            message.starts_with("claim default/one-gpu: ") && message.contains(words),
+            "{problem}"
+        );
         cluster.server.lift(fault);
     }
     let parameters = "/status/allocation/devices/config/0/opaque/parameters";
     cluster.edit(|claim| *claim.pointer_mut(parameters).unwrap() = json!("x"));
-    assert_eq!(cluster.ask(&cluster.uid).await.unwrap_err().code, "claim-parameters-malformed");
+    assert_eq!(
+        cluster.ask(&cluster.uid).await.unwrap_err().code,
+        "claim-parameters-malformed"
+    );
 }
 
 /// A claim that was readable and is no more is not answered from before.
@@ -261,7 +356,10 @@ async fn a_claim_that_became_unreadable_is_got_again() {
     let driver = "/status/allocation/devices/results/0/driver";
     cluster.edit(|claim| *claim.pointer_mut(driver).unwrap() = json!("no driver!"));
     cluster.settle().await;
-    assert_eq!(cluster.ask(&cluster.uid).await.unwrap_err().code, "claim-malformed");
+    assert_eq!(
+        cluster.ask(&cluster.uid).await.unwrap_err().code,
+        "claim-malformed"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,7 +371,10 @@ async fn a_claim_that_is_not_held_any_more_is_not_watched_and_one_that_never_was
     cluster.claims.hold(&[]);
     assert_eq!(cluster.claims.cached()[0], 0);
     cluster.settle().await;
-    assert_eq!(cluster.server.look(|state| state.watches("resourceclaims")), 0);
+    assert_eq!(
+        cluster.server.look(|state| state.watches("resourceclaims")),
+        0
+    );
 
     cluster.ask(&cluster.uid).await.unwrap().unwrap();
     tokio::time::sleep(CLAIM_FOLLOW_AFTER - Duration::from_secs(1)).await;
@@ -285,9 +386,17 @@ async fn a_claim_that_is_not_held_any_more_is_not_watched_and_one_that_never_was
 /// The status has the same form in every version; the object that a watch or a get gives is what a recorded one is.
 #[test]
 fn an_object_of_the_client_is_read_like_a_recorded_one() {
-    for name in ["claim-one-gpu.json", "claim-gpu-and-nic.json", "claim-share-a.json", "claim-deleting.json"]
-    {
+    for name in [
+        "claim-one-gpu.json",
+        "claim-gpu-and-nic.json",
+        "claim-share-a.json",
+        "claim-deleting.json",
+    ] {
         let object: DynamicObject = serde_json::from_value(fixture(name)).unwrap();
-        assert_eq!(read(&object).unwrap().claim, convert::claim(&fixture(name)).unwrap(), "{name}");
+        assert_eq!(
+            read(&object).unwrap().claim,
+            convert::claim(&fixture(name)).unwrap(),
+            "{name}"
+        );
     }
 }

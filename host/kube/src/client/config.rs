@@ -26,7 +26,10 @@ pub struct ClientConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientConfigError {
     #[error("load the kubeconfig {path}")]
-    Kubeconfig { path: PathBuf, source: KubeconfigError },
+    Kubeconfig {
+        path: PathBuf,
+        source: KubeconfigError,
+    },
     #[error("kubeconfig {path}: {what}")]
     Unusable { path: PathBuf, what: String },
     #[error(
@@ -35,7 +38,9 @@ pub enum ClientConfigError {
     NotInCluster,
     #[error("load the service account of the pod from {SERVICE_ACCOUNT}")]
     ServiceAccount(#[source] InClusterError),
-    #[error("{0} is not https, and credentials would be sent unencrypted: give the server as https")]
+    #[error(
+        "{0} is not https, and credentials would be sent unencrypted: give the server as https"
+    )]
     Plain(String),
     #[error("make a client of what {from} says: {what}")]
     Client { from: String, what: String },
@@ -62,12 +67,23 @@ fn from_service_account() -> Result<(kube::Config, Vec<PathBuf>), ClientConfigEr
         return Err(ClientConfigError::NotInCluster);
     }
     let config = kube::Config::incluster().map_err(ClientConfigError::ServiceAccount)?;
-    Ok((config, ["token", "ca.crt"].map(|file| Path::new(SERVICE_ACCOUNT).join(file)).to_vec()))
+    Ok((
+        config,
+        ["token", "ca.crt"]
+            .map(|file| Path::new(SERVICE_ACCOUNT).join(file))
+            .to_vec(),
+    ))
 }
 
 async fn from_kubeconfig(path: &Path) -> Result<(kube::Config, Vec<PathBuf>), ClientConfigError> {
-    let failed = |source| ClientConfigError::Kubeconfig { path: path.to_owned(), source };
-    let unusable = |what: String| ClientConfigError::Unusable { path: path.to_owned(), what };
+    let failed = |source| ClientConfigError::Kubeconfig {
+        path: path.to_owned(),
+        source,
+    };
+    let unusable = |what: String| ClientConfigError::Unusable {
+        path: path.to_owned(),
+        what,
+    };
     let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
     let authority = authority_of(&kubeconfig);
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -82,19 +98,25 @@ async fn from_kubeconfig(path: &Path) -> Result<(kube::Config, Vec<PathBuf>), Cl
         )));
     }
     if config.accept_invalid_certs {
-        let what =
-            "insecure-skip-tls-verify is set: give certificate-authority, so that the server is verified";
+        let what = "insecure-skip-tls-verify is set: give certificate-authority, so that the server is verified";
         return Err(unusable(what.to_owned()));
     }
     if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
         let file = authority
             .as_ref()
-            .map_or("certificate-authority-data".to_owned(), |file| file.display().to_string());
+            .map_or("certificate-authority-data".to_owned(), |file| {
+                file.display().to_string()
+            });
         return Err(unusable(format!("{file} holds no certificate in PEM form")));
     }
     let user = &config.auth_info;
     let named = [&user.client_certificate, &user.client_key, &user.token_file];
-    let files = named.into_iter().flatten().map(PathBuf::from).chain(authority).chain([path.to_owned()]);
+    let files = named
+        .into_iter()
+        .flatten()
+        .map(PathBuf::from)
+        .chain(authority)
+        .chain([path.to_owned()]);
     let files = files.collect();
     Ok((config, files))
 }
@@ -102,9 +124,22 @@ async fn from_kubeconfig(path: &Path) -> Result<(kube::Config, Vec<PathBuf>), Cl
 /// The file with the certificate authority of the current context's cluster.
 fn authority_of(kubeconfig: &Kubeconfig) -> Option<PathBuf> {
     let name = kubeconfig.current_context.as_ref()?;
-    let context = kubeconfig.contexts.iter().find(|context| context.name == *name)?.context.as_ref()?;
-    let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster)?;
-    cluster.cluster.as_ref()?.certificate_authority.as_ref().map(PathBuf::from)
+    let context = kubeconfig
+        .contexts
+        .iter()
+        .find(|context| context.name == *name)?
+        .context
+        .as_ref()?;
+    let cluster = kubeconfig
+        .clusters
+        .iter()
+        .find(|cluster| cluster.name == context.cluster)?;
+    cluster
+        .cluster
+        .as_ref()?
+        .certificate_authority
+        .as_ref()
+        .map(PathBuf::from)
 }
 
 /// The client under the layer: it repeats nothing by itself. `from` names the source of the configuration in errors.
@@ -117,8 +152,13 @@ fn client_of(mut config: kube::Config, from: &str) -> Result<kube::Client, Clien
     }
     config.connect_timeout = Some(API_CONNECT);
     config.default_retry = false;
-    config.headers.push((USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE)));
-    let failed = |error| ClientConfigError::Client { from: from.to_owned(), what: chain(&error) };
+    config
+        .headers
+        .push((USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE)));
+    let failed = |error| ClientConfigError::Client {
+        from: from.to_owned(),
+        what: chain(&error),
+    };
     kube::Client::try_from(config).map_err(failed)
 }
 
@@ -133,6 +173,9 @@ fn has_credentials(user: &AuthInfo) -> bool {
 /// No other machine sees what is sent there.
 fn is_this_machine(server: &http::Uri) -> bool {
     let host = server.host().unwrap_or_default();
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
+    let address = host
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse::<std::net::IpAddr>();
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }

@@ -24,7 +24,13 @@ worded! {
 }
 
 /// Resources that are counted by their name.
-const RESOURCES: [&str; 5] = ["resourceclaims", "resourceslices", "pods", "nodes", "events"];
+const RESOURCES: [&str; 5] = [
+    "resourceclaims",
+    "resourceslices",
+    "pods",
+    "nodes",
+    "events",
+];
 
 /// What a request is counted as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +51,10 @@ impl Call {
         };
         let known = RESOURCES.into_iter().find(|known| resource == Some(*known));
         let is_watch = || {
-            uri.query().unwrap_or_default().split('&').any(|part| matches!(part, "watch=true" | "watch=1"))
+            uri.query()
+                .unwrap_or_default()
+                .split('&')
+                .any(|part| matches!(part, "watch=true" | "watch=1"))
         };
         let verb = match *method {
             Method::POST => Verb::Create,
@@ -56,7 +65,10 @@ impl Call {
             _ if known.is_some() && parts.next().is_none() => Verb::List,
             _ => Verb::Get,
         };
-        Self { verb, resource: known.unwrap_or("other") }
+        Self {
+            verb,
+            resource: known.unwrap_or("other"),
+        }
     }
 }
 
@@ -86,13 +98,23 @@ pub struct RequestMetrics {
 impl Default for RequestMetrics {
     fn default() -> Self {
         let (requests, retries, watch_restarts) = Default::default();
-        Self { requests, seconds: call_seconds(), waits: call_seconds(), retries, watch_restarts }
+        Self {
+            requests,
+            seconds: call_seconds(),
+            waits: call_seconds(),
+            retries,
+            watch_restarts,
+        }
     }
 }
 
 impl RequestMetrics {
     pub(super) fn answered(&self, call: Call, code: u16, took: Duration) {
-        let labels = AnsweredLabels { verb: call.verb.as_str(), resource: call.resource, code };
+        let labels = AnsweredLabels {
+            verb: call.verb.as_str(),
+            resource: call.resource,
+            code,
+        };
         self.requests.get_or_create(&labels).inc();
         if call.verb != Verb::Watch {
             self.seconds.observe(took.as_secs_f64());
@@ -102,7 +124,11 @@ impl RequestMetrics {
     /// Returns the requests of a verb for a resource with a status code that means success.
     pub(crate) fn succeeded(&self, verb: Verb, resource: &'static str) -> u64 {
         let count = |code| {
-            let labels = AnsweredLabels { verb: verb.as_str(), resource, code };
+            let labels = AnsweredLabels {
+                verb: verb.as_str(),
+                resource,
+                code,
+            };
             self.requests.get(&labels).map_or(0, |count| count.get())
         };
         (200..300).map(count).sum()

@@ -51,8 +51,16 @@ impl Credentials {
 
     /// Credentials without files are never loaded again.
     pub(super) fn new(config: ClientConfig, client: kube::Client, files: Files) -> Self {
-        let checked = Mutex::new(Checked { at: Instant::now(), files, failing: false });
-        Self { config, current: ArcSwap::from_pointee(client), checked }
+        let checked = Mutex::new(Checked {
+            at: Instant::now(),
+            files,
+            failing: false,
+        });
+        Self {
+            config,
+            current: ArcSwap::from_pointee(client),
+            checked,
+        }
     }
 
     /// The client to use; its files are checked every minute.
@@ -69,7 +77,9 @@ impl Credentials {
     /// After a refusal: the client with other credentials than those that were used, if there is one.
     pub(super) async fn replaced(&self, used: &Arc<kube::Client>) -> Option<Arc<kube::Client>> {
         let mut checked = self.checked.lock().await;
-        if Arc::ptr_eq(&self.current.load_full(), used) && checked.at.elapsed() >= API_CREDENTIALS_REST {
+        if Arc::ptr_eq(&self.current.load_full(), used)
+            && checked.at.elapsed() >= API_CREDENTIALS_REST
+        {
             self.check(&mut checked).await;
         }
         let current = self.current.load_full();

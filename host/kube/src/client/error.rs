@@ -91,7 +91,14 @@ impl ErrorKind {
 impl ApiError {
     pub fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
         let message = one_line(message.as_ref(), limit::API_WORDS_BYTES_MAX);
-        Self { kind, code: 0, message, retry_after: None, fields: Vec::new(), object: None }
+        Self {
+            kind,
+            code: 0,
+            message,
+            retry_after: None,
+            fields: Vec::new(),
+            object: None,
+        }
     }
 
     pub fn unreachable(message: impl AsRef<str>) -> Self {
@@ -101,12 +108,18 @@ impl ApiError {
     /// Whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
         use ErrorKind::{Expired, NotKubernetes, Throttled, Unauthorized, Unreachable};
-        matches!(self.kind, Throttled | Unreachable | NotKubernetes | Unauthorized | Expired)
+        matches!(
+            self.kind,
+            Throttled | Unreachable | NotKubernetes | Unauthorized | Expired
+        )
     }
 
     /// Whether no API server was reached that accepts our credentials.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self.kind, ErrorKind::Unreachable | ErrorKind::NotKubernetes | ErrorKind::Unauthorized)
+        matches!(
+            self.kind,
+            ErrorKind::Unreachable | ErrorKind::NotKubernetes | ErrorKind::Unauthorized
+        )
     }
 
     /// Whether the API server says that the object of this name does not exist.
@@ -122,7 +135,9 @@ impl ApiError {
             ErrorKind::Conflict => (Conflict, ProblemCode::ApiConflict),
             ErrorKind::Expired => (Unavailable, ProblemCode::ApiExpired),
             ErrorKind::Throttled => (Unavailable, ProblemCode::ApiServerBusy),
-            ErrorKind::Forbidden | ErrorKind::NamespaceTerminating => (Denied, ProblemCode::ApiForbidden),
+            ErrorKind::Forbidden | ErrorKind::NamespaceTerminating => {
+                (Denied, ProblemCode::ApiForbidden)
+            }
             ErrorKind::Invalid => (Invalid, ProblemCode::ApiRefused),
             ErrorKind::Unauthorized | ErrorKind::NotKubernetes | ErrorKind::Unreachable => {
                 (Unavailable, ProblemCode::ApiServerUnreachable)
@@ -142,21 +157,36 @@ impl ApiError {
             "" => format!("{code} {}", status.reason),
             message => message.to_owned(),
         };
-        let mut error = Self { code, ..Self::new(ErrorKind::of_status(code, &status.reason), words) };
-        let causes = details.map(|details| details.causes.as_slice()).unwrap_or_default();
+        let mut error = Self {
+            code,
+            ..Self::new(ErrorKind::of_status(code, &status.reason), words)
+        };
+        let causes = details
+            .map(|details| details.causes.as_slice())
+            .unwrap_or_default();
         match error.kind {
             // A 404 that names no object is of the whole path.
-            ErrorKind::NotFound if details.is_none_or(|d| d.name.is_empty() && d.kind.is_empty()) => {
+            ErrorKind::NotFound
+                if details.is_none_or(|d| d.name.is_empty() && d.kind.is_empty()) =>
+            {
                 error.kind = ErrorKind::NotServed;
             }
-            ErrorKind::Forbidden if causes.iter().any(|cause| cause.reason == "NamespaceTerminating") => {
+            ErrorKind::Forbidden
+                if causes
+                    .iter()
+                    .any(|cause| cause.reason == "NamespaceTerminating") =>
+            {
                 error.kind = ErrorKind::NamespaceTerminating;
             }
             _ => {}
         }
         let causes = causes.iter().take(API_CAUSES_MAX);
-        error.fields = causes.map(|cause| one_line(&cause.field, limit::API_WORDS_BYTES_MAX)).collect();
-        error.object = details.map(|details| details.name.clone()).filter(|name| !name.is_empty());
+        error.fields = causes
+            .map(|cause| one_line(&cause.field, limit::API_WORDS_BYTES_MAX))
+            .collect();
+        error.object = details
+            .map(|details| details.name.clone())
+            .filter(|name| !name.is_empty());
         let seconds = details.map_or(0, |details| details.retry_after_seconds);
         error.retry_after = (seconds > 0).then(|| bounded(Duration::from_secs(seconds.into())));
         error
@@ -164,12 +194,17 @@ impl ApiError {
 
     /// What an answer with an error code means.
     pub(super) fn of_answer(code: StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
-        let status = is_status(body).then(|| serde_json::from_slice::<Status>(body).ok()).flatten();
+        let status = is_status(body)
+            .then(|| serde_json::from_slice::<Status>(body).ok())
+            .flatten();
         let mut error = match status {
             Some(status) => Self::of_status(&status.with_code(code.as_u16())),
             None => Self::without_status(code, content_type(headers), body),
         };
-        if !matches!(error.kind, ErrorKind::NotKubernetes | ErrorKind::Unreachable) {
+        if !matches!(
+            error.kind,
+            ErrorKind::NotKubernetes | ErrorKind::Unreachable
+        ) {
             error.code = code.as_u16();
         }
         error.retry_after = retry_after(headers).or(error.retry_after);
@@ -181,7 +216,9 @@ impl ApiError {
         let words = described(content_type, body);
         match code.as_u16() {
             // Where not even the group exists, the API server says so in plain text.
-            404 if body.starts_with(b"404 page not found") => Self::new(ErrorKind::NotServed, "the path"),
+            404 if body.starts_with(b"404 page not found") => {
+                Self::new(ErrorKind::NotServed, "the path")
+            }
             401 => Self::new(ErrorKind::Unauthorized, words),
             403 if !is_html(content_type, body) => Self::new(ErrorKind::Forbidden, words),
             429 => Self::new(ErrorKind::Throttled, words),
@@ -209,12 +246,16 @@ fn of_client(error: &kube::Error) -> ApiError {
         kube::Error::Service(cause) => chain(cause.as_ref()),
         other => chain(other),
     };
-    let words = words.strip_prefix("client error (Connect): ").unwrap_or(&words);
+    let words = words
+        .strip_prefix("client error (Connect): ")
+        .unwrap_or(&words);
     match error {
         kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => {
             ApiError::new(ErrorKind::NotKubernetes, words)
         }
-        kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => ApiError::new(ErrorKind::Invalid, words),
+        kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => {
+            ApiError::new(ErrorKind::Invalid, words)
+        }
         _ => ApiError::unreachable(words),
     }
 }
@@ -225,7 +266,10 @@ fn ours<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a ApiError> {
         return Some(found);
     }
     // An I/O error gives the source of what it holds, and not what it holds.
-    if let Some(inner) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+    if let Some(inner) = error
+        .downcast_ref::<std::io::Error>()
+        .and_then(std::io::Error::get_ref)
+    {
         return ours(inner);
     }
     error.source().and_then(ours)
@@ -238,7 +282,9 @@ pub(super) fn is_status(body: &[u8]) -> bool {
 }
 
 pub(super) fn content_type(headers: &http::HeaderMap) -> &str {
-    let value = headers.get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let value = headers
+        .get(http::header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
     value.unwrap_or_default()
 }
 
@@ -248,12 +294,23 @@ pub(super) fn described(content_type: &str, body: &[u8]) -> String {
         return "an empty answer".to_owned();
     }
     let start = String::from_utf8_lossy(&body[..body.len().min(200)]);
-    let start = one_line(start.split_whitespace().collect::<Vec<_>>().join(" ").as_str(), 80);
+    let start = one_line(
+        start
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .as_str(),
+        80,
+    );
     let kind = match content_type {
         "" => "no content type".to_owned(),
         kind => one_line(kind, 64),
     };
-    let hint = if is_html(content_type, body) { "; is there a proxy or a login page between?" } else { "" };
+    let hint = if is_html(content_type, body) {
+        "; is there a proxy or a login page between?"
+    } else {
+        ""
+    };
     format!("an answer of {kind} that begins {start:?}{hint}")
 }
 
@@ -264,7 +321,13 @@ fn is_html(content_type: &str, body: &[u8]) -> bool {
 
 /// `Retry-After` in seconds; as a date it is ignored, since clocks differ.
 pub(super) fn retry_after(headers: &http::HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    let seconds = headers
+        .get(http::header::RETRY_AFTER)?
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
     Some(bounded(Duration::from_secs(seconds)))
 }
 

@@ -35,7 +35,10 @@ pub struct RequestRate {
 
 impl Default for RequestRate {
     fn default() -> Self {
-        Self { per_second: limit::API_PER_SECOND, burst: limit::API_BURST }
+        Self {
+            per_second: limit::API_PER_SECOND,
+            burst: limit::API_BURST,
+        }
     }
 }
 
@@ -70,14 +73,20 @@ impl RateLimit {
             Urgency::Usual => (&self.usual, self.reserve),
             Urgency::Urgent => (&self.urgent, 0),
         };
-        let Ok(Ok(permit)) = timeout_at(until, permits.acquire()).await else { return Err(too_many()) };
+        let Ok(Ok(permit)) = timeout_at(until, permits.acquire()).await else {
+            return Err(too_many());
+        };
         loop {
             let now = Instant::now();
             let pause = self.paused_until.lock().saturating_duration_since(now);
             if !pause.is_zero() && now + pause > until {
                 return Err(paused(pause));
             }
-            let taken = if pause.is_zero() { self.tokens.lock().take(now, reserve) } else { Err(pause) };
+            let taken = if pause.is_zero() {
+                self.tokens.lock().take(now, reserve)
+            } else {
+                Err(pause)
+            };
             match taken {
                 Ok(()) => return Ok(permit),
                 Err(wait) if now + wait > until => return Err(too_many()),
@@ -96,19 +105,28 @@ impl RateLimit {
 
 fn paused(wait: Duration) -> ApiError {
     let error = ApiError::new(ErrorKind::Throttled, "an earlier request was throttled");
-    ApiError { retry_after: Some(wait), ..error }
+    ApiError {
+        retry_after: Some(wait),
+        ..error
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TEN: RequestRate = RequestRate { per_second: 10, burst: 20 };
+    const TEN: RequestRate = RequestRate {
+        per_second: 10,
+        burst: 20,
+    };
 
     /// How many requests of an urgency are sent without a wait.
     async fn sent(rate: &RateLimit, urgency: Urgency) -> usize {
         let mut count = 0;
-        while tokio::time::timeout(Duration::ZERO, rate.permit(urgency)).await.is_ok() {
+        while tokio::time::timeout(Duration::ZERO, rate.permit(urgency))
+            .await
+            .is_ok()
+        {
             count += 1;
         }
         count
@@ -117,9 +135,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_last_tokens_are_for_requests_that_a_pod_waits_for() {
         let rate = RateLimit::new(TEN);
-        assert_eq!((sent(&rate, Urgency::Usual).await, sent(&rate, Urgency::Urgent).await), (15, 5));
+        assert_eq!(
+            (
+                sent(&rate, Urgency::Usual).await,
+                sent(&rate, Urgency::Urgent).await
+            ),
+            (15, 5)
+        );
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!((sent(&rate, Urgency::Usual).await, sent(&rate, Urgency::Urgent).await), (5, 5));
+        assert_eq!(
+            (
+                sent(&rate, Urgency::Usual).await,
+                sent(&rate, Urgency::Urgent).await
+            ),
+            (5, 5)
+        );
         tokio::time::advance(Duration::from_secs(86_400)).await;
         assert_eq!(sent(&rate, Urgency::Urgent).await, 20);
     }
@@ -132,7 +162,10 @@ mod tests {
             drop(rate.permit(Urgency::Usual).await.unwrap());
         }
         let took = start.elapsed();
-        assert!((Duration::from_millis(9900)..Duration::from_millis(10_500)).contains(&took), "{took:?}");
+        assert!(
+            (Duration::from_millis(9900)..Duration::from_millis(10_500)).contains(&took),
+            "{took:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -146,7 +179,10 @@ mod tests {
         // A longer one than a request waits for is reported at once.
         rate.pause(Duration::from_secs(3600));
         let start = Instant::now();
-        assert_eq!(rate.permit(Urgency::Urgent).await.err(), Some(paused(API_RETRY_AFTER_MAX)));
+        assert_eq!(
+            rate.permit(Urgency::Urgent).await.err(),
+            Some(paused(API_RETRY_AFTER_MAX))
+        );
         assert!(start.elapsed() < Duration::from_secs(1));
     }
 

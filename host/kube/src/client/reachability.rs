@@ -35,7 +35,9 @@ impl Reachability {
 /// Learns from the end of a request.
 pub(super) fn learn(reachability: &watch::Sender<Reachability>, failure: Option<&ApiError>) {
     let now = match failure.filter(|error| error.is_unreachable()) {
-        Some(error) => Reachability::Unreachable { message: error.to_string() },
+        Some(error) => Reachability::Unreachable {
+            message: error.to_string(),
+        },
         None => Reachability::Reachable,
     };
     reachability.send_if_modified(|known| {
@@ -62,7 +64,11 @@ impl KubeClient {
         // A probe that is dropped has no effect.
         tasks.spawn_until_stopped("api-reachability", async move {
             let mut reachability = client.reachability();
-            while reachability.wait_for(Reachability::is_unreachable).await.is_ok() {
+            while reachability
+                .wait_for(Reachability::is_unreachable)
+                .await
+                .is_ok()
+            {
                 tokio::select! {
                     // The client has the sender.
                     _ = reachability.wait_for(|now| !now.is_unreachable()) => {}

@@ -48,7 +48,9 @@ impl Shared {
         let (used, again) = (self.credentials.current().await, copied(&request));
         match (self.timed(urgency, &used, request).await, again) {
             (Err(error), Some(request)) if error.kind == ErrorKind::Unauthorized => {
-                let Some(newer) = self.credentials.replaced(&used).await else { return Err(error) };
+                let Some(newer) = self.credentials.replaced(&used).await else {
+                    return Err(error);
+                };
                 self.metrics.retries.inc();
                 self.timed(urgency, &newer, request).await
             }
@@ -75,7 +77,9 @@ impl Shared {
             let words = format!("no answer within {} s", API_REQUEST.as_secs());
             Err(ApiError::unreachable(words))
         });
-        let code = outcome.as_ref().map_or_else(|error| error.code, |answer| answer.status().as_u16());
+        let code = outcome
+            .as_ref()
+            .map_or_else(|error| error.code, |answer| answer.status().as_u16());
         self.metrics.answered(call, code, sent.elapsed());
         let failure = outcome.as_ref().err();
         reachability::learn(&self.reachability, failure);
@@ -92,9 +96,15 @@ impl Shared {
     async fn answer(&self, call: Call, response: Response<Body>) -> Result<Answer, ApiError> {
         let (head, body) = response.into_parts();
         if head.status.is_redirection() {
-            let to = head.headers.get(http::header::LOCATION).and_then(|to| to.to_str().ok());
+            let to = head
+                .headers
+                .get(http::header::LOCATION)
+                .and_then(|to| to.to_str().ok());
             let to = to.unwrap_or("nowhere");
-            let words = format!("{} to {to}; is there a proxy or a login page between?", head.status);
+            let words = format!(
+                "{} to {to}; is there a proxy or a login page between?",
+                head.status
+            );
             return Err(ApiError::new(ErrorKind::NotKubernetes, words));
         }
         if head.status.is_success() && call.verb == Verb::Watch {
@@ -113,7 +123,9 @@ impl Shared {
             let words = described(content_type(&head.headers), &bytes);
             return Err(ApiError::new(ErrorKind::NotKubernetes, words));
         }
-        let body = Full::new(bytes).map_err(|never| match never {}).boxed_unsync();
+        let body = Full::new(bytes)
+            .map_err(|never| match never {})
+            .boxed_unsync();
         Ok(Response::from_parts(head, body))
     }
 }
@@ -135,7 +147,9 @@ async fn collected(body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
         }
         Err(error) => {
             let words = nodedock_base::error::chain(error.as_ref());
-            Err(ApiError::unreachable(format!("the answer broke off: {words}")))
+            Err(ApiError::unreachable(format!(
+                "the answer broke off: {words}"
+            )))
         }
     }
 }
@@ -153,9 +167,9 @@ fn watched(body: Body, restarts: Counter) -> UnsyncBoxBody<Bytes, BoxError> {
             }
             match next? {
                 Some((data, line)) => Ok(Some((Frame::data(data), (body, line)))),
-                None if opened.elapsed() < WATCH_STEADY => {
-                    Err(BoxError::from(ApiError::unreachable("it ended a watch at once")))
-                }
+                None if opened.elapsed() < WATCH_STEADY => Err(BoxError::from(
+                    ApiError::unreachable("it ended a watch at once"),
+                )),
                 None => Ok(None),
             }
         }
@@ -179,7 +193,10 @@ async fn frame(body: &mut Body, line: usize) -> Result<Option<(Bytes, usize)>, A
         None => line + data.len(),
     };
     if line > API_OBJECT_BYTES_MAX {
-        let words = format!("an event of a watch has more than {} bytes", API_OBJECT_BYTES_MAX);
+        let words = format!(
+            "an event of a watch has more than {} bytes",
+            API_OBJECT_BYTES_MAX
+        );
         return Err(ApiError::new(ErrorKind::NotKubernetes, words));
     }
     Ok(Some((data, line)))

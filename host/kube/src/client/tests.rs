@@ -30,7 +30,11 @@ use nodedock_model::ObjectName;
 
 /// A client whose credentials do not change.
 fn fixed(client: kube::Client) -> KubeClient {
-    KubeClient::with_credentials(Credentials::new(ClientConfig::default(), client, Vec::new()))
+    KubeClient::with_credentials(Credentials::new(
+        ClientConfig::default(),
+        client,
+        Vec::new(),
+    ))
 }
 
 /// A client of a server in memory.
@@ -53,8 +57,16 @@ pub(crate) fn answered(answers: Vec<http::Response<&'static str>>) -> KubeClient
     fixed(kube::Client::new(service, "default"))
 }
 
-pub(crate) fn answer(code: u16, content_type: &str, body: &'static str) -> http::Response<&'static str> {
-    http::Response::builder().status(code).header("content-type", content_type).body(body).unwrap()
+pub(crate) fn answer(
+    code: u16,
+    content_type: &str,
+    body: &'static str,
+) -> http::Response<&'static str> {
+    http::Response::builder()
+        .status(code)
+        .header("content-type", content_type)
+        .body(body)
+        .unwrap()
 }
 
 async fn server() -> (Arc<ApiServer>, KubeClient) {
@@ -73,22 +85,46 @@ async fn a_server_that_throttles_is_left_alone_and_requests_are_counted() {
     let (server, client) = server().await;
     server.fail_times(1, Fault::TooMany { retry_after: 5 }, When::any());
     let refused = node(client.client()).await.unwrap_err();
-    assert_eq!((refused.kind, refused.retry_after), (ErrorKind::Throttled, Some(Duration::from_secs(5))));
+    assert_eq!(
+        (refused.kind, refused.retry_after),
+        (ErrorKind::Throttled, Some(Duration::from_secs(5)))
+    );
     let start = Instant::now();
     node(client.urgent()).await.unwrap();
-    assert!(start.elapsed() >= Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
     let nodes: Api<Node> = Api::all(client.client());
     nodes.list(&kube::api::ListParams::default()).await.unwrap();
     let metrics = client.metrics();
     for (verb, code) in [("get", 200), ("get", 429), ("list", 200)] {
-        let labels = AnsweredLabels { verb, resource: "nodes", code };
-        assert_eq!(metrics.requests.get(&labels).unwrap().get(), 1, "{labels:?}");
+        let labels = AnsweredLabels {
+            verb,
+            resource: "nodes",
+            code,
+        };
+        assert_eq!(
+            metrics.requests.get(&labels).unwrap().get(),
+            1,
+            "{labels:?}"
+        );
     }
-    assert_eq!((metrics.requests.len(), metrics.waits.count(), metrics.seconds.count()), (3, 3, 3));
+    assert_eq!(
+        (
+            metrics.requests.len(),
+            metrics.waits.count(),
+            metrics.seconds.count()
+        ),
+        (3, 3, 3)
+    );
     assert_eq!(
         Call::of(
             &http::Method::PATCH,
-            &"/apis/resource.k8s.io/v1/namespaces/pods/resourceclaims/a/status".parse().unwrap()
+            &"/apis/resource.k8s.io/v1/namespaces/pods/resourceclaims/a/status"
+                .parse()
+                .unwrap()
         )
         .verb,
         Verb::Patch
@@ -102,7 +138,10 @@ async fn a_server_that_does_not_answer_is_given_ten_seconds() {
     let start = Instant::now();
     let error = node(client.client()).await.unwrap_err();
     assert_eq!(start.elapsed(), API_REQUEST);
-    assert!(error.to_string().contains("no answer within 10 s") && error.is_unreachable(), "{error}");
+    assert!(
+        error.to_string().contains("no answer within 10 s") && error.is_unreachable(),
+        "{error}"
+    );
     // Callers that wait for the version wait together.
     let start = Instant::now();
     let outcomes = futures::future::join_all((0..20).map(|_| client.dra_version())).await;
@@ -114,27 +153,50 @@ async fn a_server_that_does_not_answer_is_given_ten_seconds() {
 async fn half_an_answer_and_one_that_is_too_large_are_none() {
     let (server, client) = server().await;
     server.fail_times(1, Fault::HalfAnswer, When::any());
-    assert_eq!(node(client.client()).await.unwrap_err().kind, ErrorKind::Unreachable);
-    let large: &'static str = String::leak(format!("{{\"a\":\"{}\"}}", "a".repeat(API_OBJECT_BYTES_MAX)));
+    assert_eq!(
+        node(client.client()).await.unwrap_err().kind,
+        ErrorKind::Unreachable
+    );
+    let large: &'static str = String::leak(format!(
+        "{{\"a\":\"{}\"}}",
+        "a".repeat(API_OBJECT_BYTES_MAX)
+    ));
     let client = answered(vec![answer(200, "application/json", large)]);
     let error = node(client.client()).await.unwrap_err();
-    assert!(error.to_string().contains("more than 4194304 bytes"), "{error}");
+    assert!(
+        error.to_string().contains("more than 4194304 bytes"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
 async fn answers_of_a_proxy_are_known_as_such() {
     let mut redirect = answer(302, "", "");
-    redirect.headers_mut().insert("location", "https://login.example/".parse().unwrap());
+    redirect
+        .headers_mut()
+        .insert("location", "https://login.example/".parse().unwrap());
     let answers = vec![
         answer(200, "text/html", "<html>Sign in</html>"),
         redirect,
-        answer(200, "application/json", "{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"status\":\"Failure\"}"),
+        answer(
+            200,
+            "application/json",
+            "{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"status\":\"Failure\"}",
+        ),
         answer(200, "application/json", "{\"kind\":"),
     ];
     let client = answered(answers);
-    for words in ["is there a proxy", "302 Found to https://login.example/", "Status", "EOF"] {
+    for words in [
+        "is there a proxy",
+        "302 Found to https://login.example/",
+        "Status",
+        "EOF",
+    ] {
         let error = node(client.client()).await.unwrap_err();
-        assert!(error.kind == ErrorKind::NotKubernetes && error.to_string().contains(words), "{error}");
+        assert!(
+            error.kind == ErrorKind::NotKubernetes && error.to_string().contains(words),
+            "{error}"
+        );
     }
 }
 
@@ -146,7 +208,8 @@ async fn the_version_is_asked_once_and_again_when_it_is_gone() {
     let claim = async || {
         let get = |version: DraVersion| {
             let resource = version.resource(DraResource::Claims);
-            let api: Api<DynamicObject> = Api::namespaced_with(client.client(), "default", &resource);
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(client.client(), "default", &resource);
             async move { Ok(api.get("one").await.map(|_| version)?) }
         };
         client.versioned(get).await
@@ -159,7 +222,10 @@ async fn the_version_is_asked_once_and_again_when_it_is_gone() {
     assert_eq!(server.requests().len(), 6);
     server.serve_versions(&[]);
     let words = claim().await.unwrap_err().to_string();
-    assert!(words.contains("dynamic resource allocation has to be turned on"), "{words}");
+    assert!(
+        words.contains("dynamic resource allocation has to be turned on"),
+        "{words}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,12 +238,18 @@ async fn an_unreachable_server_is_a_condition_until_it_is_back() {
     client.report_reachability(conditions.clone(), &tasks);
     let start = Instant::now();
     assert!(node(client.client()).await.is_err());
-    assert_eq!(listener.recv().await.unwrap().state, "api-server-unreachable");
+    assert_eq!(
+        listener.recv().await.unwrap().state,
+        "api-server-unreachable"
+    );
     assert_eq!(start.elapsed(), API_AWAY_NOTICE);
     let condition = conditions.list().remove(0);
     assert_eq!(condition.subject, "API server");
     let message = condition.problem.message;
-    assert!(message.starts_with("the API server cannot be reached: "), "{message}");
+    assert!(
+        message.starts_with("the API server cannot be reached: "),
+        "{message}"
+    );
     server.lift(fault);
     assert_eq!(listener.recv().await.unwrap().state, "over");
     assert!(start.elapsed() <= API_PROBE_PERIOD + Duration::from_millis(1));
@@ -188,7 +260,10 @@ async fn an_unreachable_server_is_a_condition_until_it_is_back() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     node(client.client()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!((conditions.list(), client.is_unreachable()), (vec![], false));
+    assert_eq!(
+        (conditions.list(), client.is_unreachable()),
+        (vec![], false)
+    );
     assert!(tasks.drain(Duration::from_secs(1)).await);
 }
 
@@ -222,12 +297,27 @@ impl Watched {
     /// `since`: the version that is known, out of the newest.
     async fn since(claims: &[&str], since: impl FnOnce(String) -> Option<String>) -> Self {
         let (server, client) = server().await;
-        claims.iter().for_each(|claim| drop(server.allocate_claim(Allocated::new("default", claim))));
-        let newest = server.list("resourceclaims").pop().unwrap()["metadata"]["resourceVersion"].clone();
+        claims
+            .iter()
+            .for_each(|claim| drop(server.allocate_claim(Allocated::new("default", claim))));
+        let newest =
+            server.list("resourceclaims").pop().unwrap()["metadata"]["resourceVersion"].clone();
         let since = since(newest.as_str().unwrap().to_owned());
         let namespace = Some(ObjectName::new("default").unwrap());
-        let events = client.watch("claims", DraResource::Claims, namespace, String::new(), since).boxed();
-        Self { server, client, events }
+        let events = client
+            .watch(
+                "claims",
+                DraResource::Claims,
+                namespace,
+                String::new(),
+                since,
+            )
+            .boxed();
+        Self {
+            server,
+            client,
+            events,
+        }
     }
 
     /// The next event that is no error.
@@ -267,7 +357,9 @@ async fn a_set_is_listed_and_then_watched_and_goes_on_when_the_server_ends_the_w
     let mut watched = Watched::new(&["a"]).await;
     assert_eq!(watched.nexts(3).await, ["init", "listed a", "done"]);
     watched.open().await;
-    watched.server.allocate_claim(Allocated::new("default", "b"));
+    watched
+        .server
+        .allocate_claim(Allocated::new("default", "b"));
     assert_eq!(watched.next().await, "applied b");
     tokio::time::sleep(WATCH_STEADY).await;
     watched.server.close_watches();
@@ -281,12 +373,24 @@ async fn a_set_is_listed_and_then_watched_and_goes_on_when_the_server_ends_the_w
 #[tokio::test(start_paused = true)]
 async fn a_version_that_is_too_old_and_a_broken_watch_lead_to_a_list() {
     let mut watched = Watched::new(&["a"]).await;
-    watched.server.fail_times(1, Fault::Expire, When::any().verb("watch"));
-    assert_eq!(watched.nexts(6).await, ["init", "listed a", "done", "init", "listed a", "done"]);
-    watched.server.fail_times(1, Fault::HalfAnswer, When::any().verb("watch"));
+    watched
+        .server
+        .fail_times(1, Fault::Expire, When::any().verb("watch"));
+    assert_eq!(
+        watched.nexts(6).await,
+        ["init", "listed a", "done", "init", "listed a", "done"]
+    );
+    watched
+        .server
+        .fail_times(1, Fault::HalfAnswer, When::any().verb("watch"));
     watched.open().await;
-    watched.server.allocate_claim(Allocated::new("default", "b"));
-    assert_eq!(watched.nexts(4).await, ["init", "listed a", "listed b", "done"]);
+    watched
+        .server
+        .allocate_claim(Allocated::new("default", "b"));
+    assert_eq!(
+        watched.nexts(4).await,
+        ["init", "listed a", "listed b", "done"]
+    );
     // The version that is watched is not served any more.
     watched.open().await;
     watched.server.serve_versions(&["v1beta2"]);
@@ -296,31 +400,55 @@ async fn a_version_that_is_too_old_and_a_broken_watch_lead_to_a_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_whose_version_is_known_is_watched_without_a_list_as_long_as_the_server_has_the_version() {
+async fn a_set_whose_version_is_known_is_watched_without_a_list_as_long_as_the_server_has_the_version()
+ {
     let mut watched = Watched::since(&["a"], Some).await;
     assert_eq!(watched.next().await, "done");
-    watched.server.allocate_claim(Allocated::new("default", "b"));
+    watched
+        .server
+        .allocate_claim(Allocated::new("default", "b"));
     assert_eq!(watched.next().await, "applied b");
     tokio::time::sleep(WATCH_STEADY).await;
     watched.server.close_watches();
     assert_eq!(watched.next().await, "done");
     watched.server.delete("resourceclaims", "default", "b");
     assert_eq!(watched.next().await, "deleted b");
-    let lists = |server: &ApiServer| server.requests().iter().filter(|seen| seen.verb == "list").count();
+    let lists = |server: &ApiServer| {
+        server
+            .requests()
+            .iter()
+            .filter(|seen| seen.verb == "list")
+            .count()
+    };
     assert_eq!(lists(&watched.server), 0);
     // A bookmark is a version as well: what other objects changed before it may be forgotten.
     watched.server.skip_versions(9);
     watched.server.bookmark();
-    assert!(tokio::time::timeout(WATCH_STEADY, watched.next()).await.is_err(), "it is no event");
+    assert!(
+        tokio::time::timeout(WATCH_STEADY, watched.next())
+            .await
+            .is_err(),
+        "it is no event"
+    );
     watched.server.compact();
     watched.server.close_watches();
-    assert_eq!((watched.next().await.as_str(), lists(&watched.server)), ("done", 0));
+    assert_eq!(
+        (watched.next().await.as_str(), lists(&watched.server)),
+        ("done", 0)
+    );
     // A version that is too old.
-    watched.server.allocate_claim(Allocated::new("default", "c"));
+    watched
+        .server
+        .allocate_claim(Allocated::new("default", "c"));
     assert_eq!(watched.next().await, "applied c");
-    watched.server.fail_times(1, Fault::Expire, When::any().verb("watch"));
+    watched
+        .server
+        .fail_times(1, Fault::Expire, When::any().verb("watch"));
     watched.server.close_watches();
-    assert_eq!(watched.nexts(4).await, ["init", "listed a", "listed c", "done"]);
+    assert_eq!(
+        watched.nexts(4).await,
+        ["init", "listed a", "listed c", "done"]
+    );
     let mut watched = Watched::since(&["a"], |_| Some("1".to_owned())).await;
     watched.server.compact();
     while watched.next().await != "listed a" {}
@@ -331,7 +459,11 @@ async fn a_server_that_refuses_lists_or_ends_every_watch_at_once_is_not_hammered
     let known = |version: String| Some(version);
     let unknown = |_| None;
     for (since, fault, when) in [
-        (unknown as fn(String) -> _, Fault::CloseWatchesAtOnce, When::any().verb("watch")),
+        (
+            unknown as fn(String) -> _,
+            Fault::CloseWatchesAtOnce,
+            When::any().verb("watch"),
+        ),
         (known, Fault::CloseWatchesAtOnce, When::any().verb("watch")),
         (unknown, Fault::Status(403), When::any().verb("list")),
         (unknown, Fault::Away, When::any()),
@@ -355,8 +487,14 @@ async fn a_server_that_refuses_lists_or_ends_every_watch_at_once_is_not_hammered
 async fn watch_of(parts: Vec<Bytes>) -> Option<ApiError> {
     let parts = Mutex::new(Some(parts));
     let service = tower::service_fn(move |request: http::Request<Body>| {
-        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-        let parts = is_watch.then(|| parts.lock().unwrap().take()).flatten().unwrap_or_default();
+        let is_watch = request
+            .uri()
+            .query()
+            .is_some_and(|query| query.contains("watch=true"));
+        let parts = is_watch
+            .then(|| parts.lock().unwrap().take())
+            .flatten()
+            .unwrap_or_default();
         let list = r#"{"kind":"ResourceClaimList","apiVersion":"resource.k8s.io/v1","metadata":{"resourceVersion":"5"},"items":[]}"#;
         let group = r#"{"kind":"APIGroup","apiVersion":"v1","name":"resource.k8s.io","versions":[{"groupVersion":"resource.k8s.io/v1","version":"v1"}]}"#;
         let body: UnsyncBoxBody<Bytes, std::convert::Infallible> = match request.uri().path() {
@@ -370,7 +508,9 @@ async fn watch_of(parts: Vec<Bytes>) -> Option<ApiError> {
         async move { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
     });
     let client = fixed(kube::Client::new(service, "default"));
-    let mut events = client.watch("claims", DraResource::Claims, None, String::new(), None).boxed();
+    let mut events = client
+        .watch("claims", DraResource::Claims, None, String::new(), None)
+        .boxed();
     loop {
         if let Err(error) = events.next().await? {
             return Some(error);
@@ -382,10 +522,16 @@ async fn watch_of(parts: Vec<Bytes>) -> Option<ApiError> {
 async fn a_silent_watch_is_replaced_and_an_event_is_bounded() {
     let start = Instant::now();
     let silent = watch_of(vec![]).await.unwrap();
-    assert!(silent.to_string().contains("silent for 150 s") && start.elapsed() == WATCH_SILENCE, "{silent}");
+    assert!(
+        silent.to_string().contains("silent for 150 s") && start.elapsed() == WATCH_SILENCE,
+        "{silent}"
+    );
     let part = Bytes::from(vec![b'a'; API_OBJECT_BYTES_MAX / 2 + 1]);
     let large = watch_of(vec![part.clone(), part]).await.unwrap();
-    assert!(large.to_string().contains("more than 4194304 bytes"), "{large}");
+    assert!(
+        large.to_string().contains("more than 4194304 bytes"),
+        "{large}"
+    );
     for rubbish in ["<html>\n", "{\"type\":\"ADDED\"}\n", "{}\n", "\0\n"] {
         assert_eq!(
             watch_of(vec![Bytes::from(rubbish)]).await.unwrap().kind,

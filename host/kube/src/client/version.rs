@@ -47,22 +47,41 @@ const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 
 /// How DeviceTaintRules may be served, by the versions that the group says it serves; newest first.
 pub(super) fn taint_rules(group: &APIGroup) -> impl Iterator<Item = ApiResource> {
-    let is_served = |version: &&str| group.versions.iter().any(|served| served.version == **version);
-    TAINT_RULE_VERSIONS.iter().copied().filter(is_served).map(|version| {
-        let kind = GroupVersionKind::gvk("resource.k8s.io", version, "DeviceTaintRule");
-        ApiResource::from_gvk_with_plural(&kind, "devicetaintrules")
-    })
+    let is_served = |version: &&str| {
+        group
+            .versions
+            .iter()
+            .any(|served| served.version == **version)
+    };
+    TAINT_RULE_VERSIONS
+        .iter()
+        .copied()
+        .filter(is_served)
+        .map(|version| {
+            let kind = GroupVersionKind::gvk("resource.k8s.io", version, "DeviceTaintRule");
+            ApiResource::from_gvk_with_plural(&kind, "devicetaintrules")
+        })
 }
 
 /// The version to use, by what the group says it serves.
 pub(super) fn choose(group: &APIGroup) -> Result<DraVersion, ApiError> {
-    let served: Vec<&str> = group.versions.iter().map(|version| version.version.as_str()).collect();
-    let known = DraVersion::ALL.iter().find(|version| served.contains(&version.as_str()));
+    let served: Vec<&str> = group
+        .versions
+        .iter()
+        .map(|version| version.version.as_str())
+        .collect();
+    let known = DraVersion::ALL
+        .iter()
+        .find(|version| served.contains(&version.as_str()));
     known.copied().ok_or_else(|| not_served(&served))
 }
 
 pub(super) fn not_served(served: &[&str]) -> ApiError {
-    let served = if served.is_empty() { "nothing".to_owned() } else { served.join(", ") };
+    let served = if served.is_empty() {
+        "nothing".to_owned()
+    } else {
+        served.join(", ")
+    };
     let words = format!(
         "resource.k8s.io in v1, v1beta2 or v1beta1 (of this group it serves {served}); \
          dynamic resource allocation has to be turned on in the cluster"
@@ -81,7 +100,11 @@ pub(super) struct ServedVersion {
 impl ServedVersion {
     /// What is known to a caller that waits since then; None: it has to be asked. One failure is the answer to all who waited for it,
     /// so that they do not wait one after the other.
-    pub(super) fn known(&self, since: Instant, now: Instant) -> Option<Result<DraVersion, ApiError>> {
+    pub(super) fn known(
+        &self,
+        since: Instant,
+        now: Instant,
+    ) -> Option<Result<DraVersion, ApiError>> {
         let asked_at = self.asked_at?;
         let age = now.saturating_duration_since(asked_at);
         match (self.version, &self.failure) {
@@ -124,7 +147,10 @@ mod tests {
                 group_version: String::new(),
                 version: (*version).to_owned(),
             });
-            choose(&APIGroup { versions: versions.collect(), ..APIGroup::default() })
+            choose(&APIGroup {
+                versions: versions.collect(),
+                ..APIGroup::default()
+            })
         };
         assert_eq!(chosen(&["v1beta1", "v1", "v1beta2"]), Ok(DraVersion::V1));
         assert_eq!(chosen(&["v1beta1", "v1beta2"]), Ok(DraVersion::V1beta2));
@@ -144,11 +170,20 @@ mod tests {
         assert_eq!(served.learn(gone(), after(10)), gone());
         assert_eq!(served.known(after(9), after(10)), Some(gone()));
         assert_eq!(served.known(after(10), after(10)), None);
-        assert_eq!(served.learn(Ok(DraVersion::V1), after(20)), Ok(DraVersion::V1));
-        assert_eq!(served.known(after(600), after(600)), Some(Ok(DraVersion::V1)));
+        assert_eq!(
+            served.learn(Ok(DraVersion::V1), after(20)),
+            Ok(DraVersion::V1)
+        );
+        assert_eq!(
+            served.known(after(600), after(600)),
+            Some(Ok(DraVersion::V1))
+        );
         assert_eq!(served.known(after(620), after(620)), None);
         assert_eq!(served.learn(gone(), after(630)), Ok(DraVersion::V1));
-        assert_eq!(served.known(after(640), after(640)), Some(Ok(DraVersion::V1)));
+        assert_eq!(
+            served.known(after(640), after(640)),
+            Some(Ok(DraVersion::V1))
+        );
         assert_eq!(served.known(after(645), after(645)), None);
         let forbidden = Err(ApiError::new(ErrorKind::Forbidden, "not yet"));
         assert_eq!(served.learn(forbidden, after(646)), Ok(DraVersion::V1));

@@ -49,7 +49,10 @@ struct Watch {
     namespace: Option<ObjectName>,
     fields: String,
     since: Option<String>,
-    events: Option<(DraVersion, BoxStream<'static, watcher::Result<Event<DynamicObject>>>)>,
+    events: Option<(
+        DraVersion,
+        BoxStream<'static, watcher::Result<Event<DynamicObject>>>,
+    )>,
     /// Starts again after two minutes without a failure.
     backoff: DefaultBackoff,
     failed: bool,
@@ -65,7 +68,9 @@ impl Watch {
         let event = self.event().await;
         match &event {
             Ok(Event::Init) => {}
-            Ok(_) if std::mem::take(&mut self.reported) => tracing::info!(what = self.what, "watched again"),
+            Ok(_) if std::mem::take(&mut self.reported) => {
+                tracing::info!(what = self.what, "watched again")
+            }
             Ok(_) => {}
             Err(error) => {
                 self.failed = true;
@@ -94,7 +99,11 @@ impl Watch {
                 (version, self.open(version))
             }
         };
-        let event = events.next().await.unwrap_or(Err(watcher::Error::NoResourceVersion)).map_err(meaning);
+        let event = events
+            .next()
+            .await
+            .unwrap_or(Err(watcher::Error::NoResourceVersion))
+            .map_err(meaning);
         match &event {
             Ok(_) => self.events = Some((version, events)),
             Err(error) if error.kind == ErrorKind::NotServed => self.client.forget(version).await,
@@ -103,7 +112,10 @@ impl Watch {
         event
     }
 
-    fn open(&mut self, version: DraVersion) -> BoxStream<'static, watcher::Result<Event<DynamicObject>>> {
+    fn open(
+        &mut self,
+        version: DraVersion,
+    ) -> BoxStream<'static, watcher::Result<Event<DynamicObject>>> {
         let (client, resource) = (self.client.client(), version.resource(self.resource));
         let api: Api<DynamicObject> = match &self.namespace {
             Some(namespace) => Api::namespaced_with(client, namespace.as_str(), &resource),
@@ -111,9 +123,18 @@ impl Watch {
         };
         if let Some(since) = self.since.take() {
             let params = WatchParams::default().fields(&self.fields);
-            return ResumedWatch { api, params, since, open: None }.events().boxed();
+            return ResumedWatch {
+                api,
+                params,
+                since,
+                open: None,
+            }
+            .events()
+            .boxed();
         }
-        let config = watcher::Config::default().fields(&self.fields).page_size(PAGE_ITEMS);
+        let config = watcher::Config::default()
+            .fields(&self.fields)
+            .page_size(PAGE_ITEMS);
         watcher(api, config).boxed()
     }
 }
@@ -141,8 +162,15 @@ impl ResumedWatch {
                 self.open = Some(opened.map_err(watcher::Error::WatchStartFailed)?.boxed());
                 return Ok(Event::InitDone);
             };
-            let event = match open.next().await.transpose().map_err(watcher::Error::WatchFailed)? {
-                Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Event::Apply(object),
+            let event = match open
+                .next()
+                .await
+                .transpose()
+                .map_err(watcher::Error::WatchFailed)?
+            {
+                Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                    Event::Apply(object)
+                }
                 Some(WatchEvent::Deleted(object)) => Event::Delete(object),
                 Some(WatchEvent::Bookmark(bookmark)) => {
                     self.since = bookmark.metadata.resource_version;
@@ -156,7 +184,9 @@ impl ResumedWatch {
                 }
             };
             if let Event::Apply(object) | Event::Delete(object) = &event {
-                self.since = object.resource_version().ok_or(watcher::Error::NoResourceVersion)?;
+                self.since = object
+                    .resource_version()
+                    .ok_or(watcher::Error::NoResourceVersion)?;
             }
             return Ok(event);
         }
@@ -167,9 +197,9 @@ impl ResumedWatch {
 pub(crate) fn meaning(error: watcher::Error) -> ApiError {
     use watcher::Error;
     match error {
-        Error::InitialListFailed(error) | Error::WatchStartFailed(error) | Error::WatchFailed(error) => {
-            error.into()
-        }
+        Error::InitialListFailed(error)
+        | Error::WatchStartFailed(error)
+        | Error::WatchFailed(error) => error.into(),
         Error::WatchError(status) => ApiError::of_status(&status),
         other => ApiError::new(ErrorKind::NotKubernetes, other.to_string()),
     }

@@ -13,9 +13,12 @@ use nodedock_model::KubeletClaim;
 /// Publishes what the slices report.
 pub fn on_unhealthy(events: Events, manager: Arc<Manager>) -> OnUnhealthy {
     Arc::new(move |device| {
-        let users = manager.users_of_device(&device.driver, device.pool.as_str(), device.device.as_str());
-        let claims: Vec<_> =
-            users.iter().filter_map(|claim| manager.claim_held_for_kubelet(&claim.uid)).collect();
+        let users =
+            manager.users_of_device(&device.driver, device.pool.as_str(), device.device.as_str());
+        let claims: Vec<_> = users
+            .iter()
+            .filter_map(|claim| manager.claim_held_for_kubelet(&claim.uid))
+            .collect();
         events.unhealthy(device, &claims);
     })
 }
@@ -24,14 +27,33 @@ impl Events {
     /// Publishes that a device became unhealthy, on the pods of `claims`, which have it; on the node if there are none. Drops what exceeds
     /// the rate of such events: the driver's reports set their pace.
     fn unhealthy(&self, device: &UnhealthyDevice, claims: &[KubeletClaim]) {
-        let UnhealthyDevice { driver, pool, device, message } = device;
-        let pool = PoolNames { node: self.node_name.clone() }.shown(pool);
-        let why = if message.is_empty() { String::new() } else { format!(": {message}") };
+        let UnhealthyDevice {
+            driver,
+            pool,
+            device,
+            message,
+        } = device;
+        let pool = PoolNames {
+            node: self.node_name.clone(),
+        }
+        .shown(pool);
+        let why = if message.is_empty() {
+            String::new()
+        } else {
+            format!(": {message}")
+        };
         let note = format!("device {pool}/{device} of driver {driver} is unhealthy{why}");
-        let consumers =
-            claims.iter().flat_map(|held| held.consumers.iter().map(|consumer| (&held.claim, consumer)));
-        let pods = consumers.filter(|(_, consumer)| consumer.is_pod()).take(EVENT_PODS_MAX);
-        let mut objects: Vec<_> = pods.map(|(claim, pod)| of_pod(&claim.namespace, pod)).collect();
+        let consumers = claims.iter().flat_map(|held| {
+            held.consumers
+                .iter()
+                .map(|consumer| (&held.claim, consumer))
+        });
+        let pods = consumers
+            .filter(|(_, consumer)| consumer.is_pod())
+            .take(EVENT_PODS_MAX);
+        let mut objects: Vec<_> = pods
+            .map(|(claim, pod)| of_pod(&claim.namespace, pod))
+            .collect();
         if objects.is_empty() {
             objects.push(self.node());
         }
@@ -42,7 +64,10 @@ impl Events {
             }
             // The recorder tells devices of one object apart by the related object.
             let related = Some(named(format!("{driver}/{pool}/{device}")));
-            self.publish(object, warning("DeviceUnhealthy", "Check", note.clone(), related));
+            self.publish(
+                object,
+                warning("DeviceUnhealthy", "Check", note.clone(), related),
+            );
         }
     }
 }
@@ -82,8 +107,15 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let events = scene.events().into_iter().map(|event| {
             let object = &event["involvedObject"];
-            assert_eq!((&event["reason"], &event["type"]), (&"DeviceUnhealthy".into(), &"Warning".into()));
-            format!("{} {}: {}", object["kind"], object["name"], event["message"]).replace('"', "")
+            assert_eq!(
+                (&event["reason"], &event["type"]),
+                (&"DeviceUnhealthy".into(), &"Warning".into())
+            );
+            format!(
+                "{} {}: {}",
+                object["kind"], object["name"], event["message"]
+            )
+            .replace('"', "")
         });
         let mut events: Vec<_> = events.collect();
         events.sort();
@@ -103,12 +135,17 @@ mod tests {
     async fn events_of_devices_have_a_rate_of_their_own_and_leave_room_for_refusals() {
         let scene = Scene::new().await;
         for index in 0..1000 {
-            scene.events.unhealthy(&unhealthy(&format!("gpu-{index}")), &[]);
+            scene
+                .events
+                .unhealthy(&unhealthy(&format!("gpu-{index}")), &[]);
         }
         scene.refuse("held");
         tokio::time::sleep(Duration::from_millis(100)).await;
         let burst = DEVICE_EVENTS_BURST as usize;
-        assert_eq!((scene.events().len(), scene.counts()[3]), (burst + 1, 1000 - burst as u64));
+        assert_eq!(
+            (scene.events().len(), scene.counts()[3]),
+            (burst + 1, 1000 - burst as u64)
+        );
         tokio::time::sleep(DEVICE_EVENTS_EVERY).await;
         scene.events.unhealthy(&unhealthy("gpu-0"), &[]);
         tokio::time::sleep(Duration::from_millis(100)).await;

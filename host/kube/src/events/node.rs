@@ -15,7 +15,12 @@ use nodedock_model::{ChangedKind, ProblemCode};
 type Messages = BTreeMap<(String, String), String>;
 
 /// Publishes the node's conditions, which change on `changes`.
-pub fn publish_conditions(tasks: &Tasks, events: Events, conditions: Conditions, changes: &Changes) {
+pub fn publish_conditions(
+    tasks: &Tasks,
+    events: Events,
+    conditions: Conditions,
+    changes: &Changes,
+) {
     let mut changes = changes.listen();
     tasks.spawn_until_stopped("node-events", async move {
         let mut known = Messages::new();
@@ -23,7 +28,10 @@ pub fn publish_conditions(tasks: &Tasks, events: Events, conditions: Conditions,
             let now = messages(conditions.list());
             for (subject, type_, reason, note) in differences(&known, &now) {
                 // The recorder tells conditions of one reason apart by the related object.
-                let event = Event { type_, ..warning(&reason, "Check", note, Some(named(subject))) };
+                let event = Event {
+                    type_,
+                    ..warning(&reason, "Check", note, Some(named(subject)))
+                };
                 events.publish(events.node(), event);
             }
             known = now;
@@ -45,24 +53,35 @@ fn is_published(code: &str) -> bool {
 }
 
 fn messages(conditions: Vec<Condition>) -> Messages {
-    let published = conditions.into_iter().filter(|condition| is_published(&condition.problem.code));
-    published.map(|known| ((known.problem.code, known.subject), known.problem.message)).collect()
+    let published = conditions
+        .into_iter()
+        .filter(|condition| is_published(&condition.problem.code));
+    published
+        .map(|known| ((known.problem.code, known.subject), known.problem.message))
+        .collect()
 }
 
 /// Returns subject, type, reason and note of the events between two states.
 fn differences(known: &Messages, now: &Messages) -> Vec<(String, EventType, String, String)> {
-    let set = now.iter().filter(|(key, _)| !known.contains_key(*key)).map(|((code, subject), message)| {
-        // Most messages name their subject.
-        let note = match message.contains(subject.as_str()) {
-            true => message.clone(),
-            false => format!("{subject}: {message}"),
-        };
-        (subject.clone(), EventType::Warning, camel_case(code), note)
-    });
+    let set = now.iter().filter(|(key, _)| !known.contains_key(*key)).map(
+        |((code, subject), message)| {
+            // Most messages name their subject.
+            let note = match message.contains(subject.as_str()) {
+                true => message.clone(),
+                false => format!("{subject}: {message}"),
+            };
+            (subject.clone(), EventType::Warning, camel_case(code), note)
+        },
+    );
     let cleared = known.iter().filter(|(key, _)| !now.contains_key(*key));
     let cleared = cleared.map(|((code, subject), message)| {
         let note = format!("{subject}: no more: {message}");
-        (subject.clone(), EventType::Normal, camel_case(code) + "Over", note)
+        (
+            subject.clone(),
+            EventType::Normal,
+            camel_case(code) + "Over",
+            note,
+        )
     });
     set.chain(cleared).collect()
 }
@@ -79,15 +98,24 @@ mod tests {
             "gpu.example.com",
             Problem::unavailable("driver-quarantined", "driver gpu.example.com fails"),
         );
-        conditions.set("/x", Problem::unavailable("checkpoint-disk-full", "no space"));
+        conditions.set(
+            "/x",
+            Problem::unavailable("checkpoint-disk-full", "no space"),
+        );
         conditions.set("config", Problem::invalid("config-refused", "line 3"));
         let first = messages(conditions.list());
         let events = differences(&Messages::new(), &first);
-        let brief: Vec<_> =
-            events.iter().map(|(_, type_, reason, note)| (*type_, reason.as_str(), note.as_str())).collect();
+        let brief: Vec<_> = events
+            .iter()
+            .map(|(_, type_, reason, note)| (*type_, reason.as_str(), note.as_str()))
+            .collect();
         let expected = [
             (EventType::Warning, "CheckpointDiskFull", "/x: no space"),
-            (EventType::Warning, "DriverQuarantined", "driver gpu.example.com fails"),
+            (
+                EventType::Warning,
+                "DriverQuarantined",
+                "driver gpu.example.com fails",
+            ),
         ];
         assert_eq!(brief, expected);
         assert_eq!(differences(&first, &first), []);

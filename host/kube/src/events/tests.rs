@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::super::client::tests::over;
 use super::*;
 use crate::events::{
-    EVENT_AGE_MAX, EVENT_REASON_BYTES_MAX, EVENTS_BURST, EVENTS_EVERY, EVENTS_MAX, KUBE_FORBIDDEN_PAUSE,
+    EVENT_AGE_MAX, EVENT_REASON_BYTES_MAX, EVENTS_BURST, EVENTS_EVERY, EVENTS_MAX,
+    KUBE_FORBIDDEN_PAUSE,
 };
 
 const CLAIM_UID: &str = "68a5aecc-0b16-411c-ac56-2f23834fb15c";
@@ -41,10 +42,18 @@ impl Scene {
         let server = Arc::new(ApiServer::start().await);
         let (tasks, conditions) = (Tasks::new(), Conditions::default());
         let node = ObjectName::new("node-1").unwrap();
-        let facts = NodeFacts { name: node.clone(), uid: Uid::new("node-uid").unwrap() };
+        let facts = NodeFacts {
+            name: node.clone(),
+            uid: Uid::new("node-uid").unwrap(),
+        };
         let (_, facts) = watch::channel(Some(facts));
         let events = Events::start(&tasks, over(&server), node, facts, conditions.clone());
-        Self { server, tasks, events, conditions }
+        Self {
+            server,
+            tasks,
+            events,
+            conditions,
+        }
     }
 
     pub(super) fn refuse(&self, message: &str) {
@@ -53,12 +62,20 @@ impl Scene {
 
     fn refuse_of(&self, consumers: &[Consumer], message: &str) {
         let (claim, problem) = (&claim(), &problem(message));
-        self.events.refused(&Refusal { action: "Prepare", claim, consumers, problem });
+        self.events.refused(&Refusal {
+            action: "Prepare",
+            claim,
+            consumers,
+            problem,
+        });
     }
 
     fn publish_on_pod(&self, name: &str, note: &str) {
         let namespace = ObjectName::new("default").unwrap();
-        self.events.publish(of_pod(&namespace, &pod(name)), warning("Some", "Check", note.to_owned(), None));
+        self.events.publish(
+            of_pod(&namespace, &pod(name)),
+            warning("Some", "Check", note.to_owned(), None),
+        );
     }
 
     /// Numbers of events that were created, updated, refused and dropped.
@@ -72,7 +89,9 @@ impl Scene {
 
     fn writes(&self) -> usize {
         let requests = self.server.requests().into_iter();
-        requests.filter(|seen| seen.group == "events.k8s.io" && seen.resource == "events").count()
+        requests
+            .filter(|seen| seen.group == "events.k8s.io" && seen.resource == "events")
+            .count()
     }
 }
 
@@ -86,8 +105,13 @@ async fn a_refusal_is_published_on_the_claim_and_its_pods_and_repeated_ones_are_
     tokio::time::sleep(SHORTLY).await;
     let mut events = scene.events();
     events.sort_by_key(|event| event["involvedObject"]["kind"].to_string());
-    let [on_pod, on_claim] = &events[..] else { panic!("{events:?}") };
-    assert_eq!(on_pod["message"], "claim one-gpu: device gpu-0 is held by b");
+    let [on_pod, on_claim] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(
+        on_pod["message"],
+        "claim one-gpu: device gpu-0 is held by b"
+    );
     assert_eq!(on_pod["involvedObject"]["uid"], "pod-one-gpu");
     assert_eq!(on_pod["related"]["name"], "one-gpu");
     let expected = json!({
@@ -107,7 +131,11 @@ async fn a_refusal_is_published_on_the_claim_and_its_pods_and_repeated_ones_are_
     }
     scene.refuse_of(&consumers, "device gpu-0 is held by b");
     tokio::time::sleep(SHORTLY).await;
-    let counts: Vec<_> = scene.events().iter().map(|event| event["series"]["count"].clone()).collect();
+    let counts: Vec<_> = scene
+        .events()
+        .iter()
+        .map(|event| event["series"]["count"].clone())
+        .collect();
     assert_eq!(counts, [2, 2]);
     assert_eq!(scene.counts(), [2, 2, 0, 0]);
     assert!(scene.tasks.drain(Duration::from_secs(1)).await);
@@ -118,7 +146,10 @@ async fn an_event_that_expired_is_created_again() {
     let scene = Scene::new().await;
     scene.refuse("held");
     tokio::time::sleep(SHORTLY).await;
-    let name = scene.events()[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    let name = scene.events()[0]["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     scene.server.delete("events", "default", &name);
     scene.refuse("held");
     tokio::time::sleep(SHORTLY).await;
@@ -136,7 +167,11 @@ async fn events_wait_for_the_api_server_and_old_ones_are_dropped() {
     tokio::time::sleep(limit::KUBE_RETRY_MAX).await;
     scene.server.lift_all();
     tokio::time::sleep(limit::KUBE_RETRY_MAX).await;
-    let messages: Vec<_> = scene.events().iter().map(|event| event["message"].clone()).collect();
+    let messages: Vec<_> = scene
+        .events()
+        .iter()
+        .map(|event| event["message"].clone())
+        .collect();
     assert_eq!((messages, scene.counts()[3]), (vec![json!("late")], 1));
 }
 
@@ -161,9 +196,14 @@ async fn forbidden_events_are_one_condition_and_refused_ones_are_counted() {
     scene.refuse("b");
     tokio::time::sleep(KUBE_FORBIDDEN_PAUSE / 2).await;
     assert_eq!(scene.writes(), 1);
-    assert_eq!(scene.conditions.list()[0].problem.code, ProblemCode::EventsForbidden);
+    assert_eq!(
+        scene.conditions.list()[0].problem.code,
+        ProblemCode::EventsForbidden
+    );
     scene.server.allow_all();
-    scene.server.fail(Fault::Status(422), When::any().resource("events"));
+    scene
+        .server
+        .fail(Fault::Status(422), When::any().resource("events"));
     tokio::time::sleep(KUBE_FORBIDDEN_PAUSE).await;
     assert_eq!(scene.writes(), 2);
     assert_eq!(scene.conditions.list(), []);
@@ -175,17 +215,35 @@ async fn conditions_of_the_node_are_published_on_its_object() {
     let changes = nodedock_base::changes::Changes::default();
     let conditions = Conditions::new(changes.clone());
     let scene = Scene::new().await;
-    publish_conditions(&scene.tasks, scene.events.clone(), conditions.clone(), &changes);
+    publish_conditions(
+        &scene.tasks,
+        scene.events.clone(),
+        conditions.clone(),
+        &changes,
+    );
     for driver in ["gpu.example.com", "nic.example.com"] {
-        conditions.set(driver, Problem::unavailable("driver-quarantined", format!("driver {driver} fails")));
+        conditions.set(
+            driver,
+            Problem::unavailable("driver-quarantined", format!("driver {driver} fails")),
+        );
     }
     tokio::time::sleep(SHORTLY).await;
     conditions.clear(ProblemCode::DriverQuarantined, "gpu.example.com");
     tokio::time::sleep(SHORTLY).await;
     let events = scene.events();
-    let mut reasons: Vec<_> = events.iter().map(|event| event["reason"].as_str().unwrap()).collect();
+    let mut reasons: Vec<_> = events
+        .iter()
+        .map(|event| event["reason"].as_str().unwrap())
+        .collect();
     reasons.sort_unstable();
-    assert_eq!(reasons, ["DriverQuarantined", "DriverQuarantined", "DriverQuarantinedOver"]);
+    assert_eq!(
+        reasons,
+        [
+            "DriverQuarantined",
+            "DriverQuarantined",
+            "DriverQuarantinedOver"
+        ]
+    );
     for event in &events {
         assert_eq!(event["metadata"]["namespace"], "default");
         let node = json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "node-uid"});
@@ -198,6 +256,17 @@ async fn conditions_of_the_node_are_published_on_its_object() {
 fn reasons_are_words_of_kubernetes() {
     let words = ["device-held", "", "-", "3d", "a_b c", "Ünter-x", "already"];
     let reasons: Vec<_> = words.iter().map(|words| camel_case(words)).collect();
-    assert_eq!(reasons, ["DeviceHeld", "Unspecified", "Unspecified", "Reason3d", "ABC", "NterX", "Already"]);
+    assert_eq!(
+        reasons,
+        [
+            "DeviceHeld",
+            "Unspecified",
+            "Unspecified",
+            "Reason3d",
+            "ABC",
+            "NterX",
+            "Already"
+        ]
+    );
     assert_eq!(camel_case(&"ab-".repeat(100)).len(), EVENT_REASON_BYTES_MAX);
 }

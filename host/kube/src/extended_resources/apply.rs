@@ -32,11 +32,22 @@ pub async fn apply_class(
     let wanted = manifest(resource, driver);
     let invalid = |error: serde_json::Error| ApiError::new(ErrorKind::Invalid, error.to_string());
     let class: DynamicObject = serde_json::from_value(wanted.clone()).map_err(invalid)?;
-    let api = Api::all_with(client.client(), &DraVersion::V1.resource(DraResource::Classes));
-    match api.create(&PostParams::default(), &class).await.map_err(ApiError::from) {
+    let api = Api::all_with(
+        client.client(),
+        &DraVersion::V1.resource(DraResource::Classes),
+    );
+    match api
+        .create(&PostParams::default(), &class)
+        .await
+        .map_err(ApiError::from)
+    {
         Ok(created) => {
             let is_whole = created.data["spec"]["extendedResourceName"] == resource.as_str();
-            return Ok(if is_whole { Applied::Created } else { Applied::WithoutResource });
+            return Ok(if is_whole {
+                Applied::Created
+            } else {
+                Applied::WithoutResource
+            });
         }
         Err(error) if error.kind == ErrorKind::Conflict => {}
         Err(error) => return Err(error),
@@ -44,5 +55,9 @@ pub async fn apply_class(
     let known: DynamicObject = api.get(&class.name_any()).await?;
     let is_same = |field: &str| known.data["spec"][field] == wanted["spec"][field];
     let is_equal = is_same("selectors") && is_same("extendedResourceName");
-    Ok(if is_equal { Applied::Unchanged } else { Applied::Differs })
+    Ok(if is_equal {
+        Applied::Unchanged
+    } else {
+        Applied::Differs
+    })
 }

@@ -43,10 +43,21 @@ pub(super) struct Class {
 impl Class {
     /// Reads what is judged of an object of `resource.k8s.io/v1`.
     pub(super) fn of(name: String, labels: Option<&str>, spec: &Value) -> Self {
-        let expression = |selector: &Value| Some(selector.pointer("/cel/expression")?.as_str()?.to_owned());
-        let selectors = spec["selectors"].as_array().into_iter().flatten().filter_map(expression).collect();
+        let expression =
+            |selector: &Value| Some(selector.pointer("/cel/expression")?.as_str()?.to_owned());
+        let selectors = spec["selectors"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(expression)
+            .collect();
         let extended_resource = spec["extendedResourceName"].as_str().map(str::to_owned);
-        Self { name, is_labelled: labels == Some(NODEDOCK), extended_resource, selectors }
+        Self {
+            name,
+            is_labelled: labels == Some(NODEDOCK),
+            extended_resource,
+            selectors,
+        }
     }
 }
 
@@ -59,7 +70,10 @@ pub fn attribute(resource: &ExtendedResource) -> String {
 
 /// Returns the name of the class of a resource: `example.com-gpu` for `example.com/gpu`.
 pub fn class_name(resource: &ExtendedResource) -> String {
-    let (domain, name) = resource.as_str().split_once('/').unwrap_or(("", resource.as_str()));
+    let (domain, name) = resource
+        .as_str()
+        .split_once('/')
+        .unwrap_or(("", resource.as_str()));
     let letter = |letter: char| match letter.to_ascii_lowercase() {
         letter @ ('a'..='z' | '0'..='9') => letter,
         _ => '-',
@@ -70,8 +84,15 @@ pub fn class_name(resource: &ExtendedResource) -> String {
         return readable;
     }
     // Other resources may have the same letters.
-    let keep = readable.chars().take(CLASS_NAME_BYTES_MAX - HASH_DIGITS - 1).collect::<String>();
-    format!("{}-{}", keep.trim_end_matches(['-', '.']), hash(resource.as_str()))
+    let keep = readable
+        .chars()
+        .take(CLASS_NAME_BYTES_MAX - HASH_DIGITS - 1)
+        .collect::<String>();
+    format!(
+        "{}-{}",
+        keep.trim_end_matches(['-', '.']),
+        hash(resource.as_str())
+    )
 }
 
 fn shortened(text: &str, of: &str, bytes_max: usize) -> String {
@@ -111,10 +132,15 @@ pub fn manifest(resource: &ExtendedResource, driver: &DriverName) -> Value {
 }
 
 /// Returns what keeps pods from devices of a resource, or gives them others: `None` if the cluster has the class that is applied, and no other.
-pub(super) fn judge(resource: &ExtendedResource, driver: &DriverName, classes: &[Class]) -> Option<Problem> {
+pub(super) fn judge(
+    resource: &ExtendedResource,
+    driver: &DriverName,
+    classes: &[Class],
+) -> Option<Problem> {
     let name = class_name(resource);
     let own = classes.iter().find(|class| class.name == name);
-    let is_of_resource = |class: &&Class| class.extended_resource.as_deref() == Some(resource.as_str());
+    let is_of_resource =
+        |class: &&Class| class.extended_resource.as_deref() == Some(resource.as_str());
     let others: Vec<_> = classes
         .iter()
         .filter(is_of_resource)
@@ -134,7 +160,9 @@ pub(super) fn judge(resource: &ExtendedResource, driver: &DriverName, classes: &
             of => {
                 let of = of
                     .as_deref()
-                    .map_or("no extended resource".to_owned(), |of| one_line(of, QUOTED_BYTES_MAX));
+                    .map_or("no extended resource".to_owned(), |of| {
+                        one_line(of, QUOTED_BYTES_MAX)
+                    });
                 return conflict(format!(
                     "DeviceClass {name} is of {of} and has other selectors or names than the class for {resource} of the driver \
                      {driver} that nodedock get deviceclasses prints: it belongs to another owner, or to another driver"
@@ -143,8 +171,10 @@ pub(super) fn judge(resource: &ExtendedResource, driver: &DriverName, classes: &
         }
     }
     if !others.is_empty() {
-        let named =
-            others.iter().take(CLASSES_NAMED_MAX).map(|class| one_line(&class.name, QUOTED_BYTES_MAX));
+        let named = others
+            .iter()
+            .take(CLASSES_NAMED_MAX)
+            .map(|class| one_line(&class.name, QUOTED_BYTES_MAX));
         let named = named.collect::<Vec<_>>().join(", ");
         return conflict(format!(
             "DeviceClass {named} has the extended-resource name {resource} as well, and is not of nodedock: the scheduler takes the \
@@ -187,7 +217,11 @@ mod tests {
     fn own() -> Class {
         let manifest = manifest(&resource("example.com/gpu"), &driver());
         let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
-        Class::of(name, manifest["metadata"]["labels"][LABEL].as_str(), &manifest["spec"])
+        Class::of(
+            name,
+            manifest["metadata"]["labels"][LABEL].as_str(),
+            &manifest["spec"],
+        )
     }
 
     fn judged(classes: &[Class]) -> Option<(String, String)> {
@@ -217,9 +251,13 @@ mod tests {
         assert_eq!(class_name(&resource("example.com/gpu")), "example.com-gpu");
         let upper = class_name(&resource("example.com/GPU"));
         assert!(
-            upper.starts_with("example.com-gpu-") && upper.len() == "example.com-gpu-".len() + HASH_DIGITS
+            upper.starts_with("example.com-gpu-")
+                && upper.len() == "example.com-gpu-".len() + HASH_DIGITS
         );
-        assert_ne!(class_name(&resource("example.com/a_b")), class_name(&resource("example.com/a.b")));
+        assert_ne!(
+            class_name(&resource("example.com/a_b")),
+            class_name(&resource("example.com/a.b"))
+        );
     }
 
     proptest! {
@@ -238,20 +276,47 @@ mod tests {
     fn the_class_that_is_applied_is_enough_and_a_missing_one_is_named() {
         assert_eq!(judged(&[own()]), None);
         let (code, message) = judged(&[]).unwrap();
-        assert!(code == "device-class-missing" && message.contains("example.com/gpu"), "{message}");
+        assert!(
+            code == "device-class-missing" && message.contains("example.com/gpu"),
+            "{message}"
+        );
         // An operator's own class, which says so.
-        let labelled = Class { name: "gpus".to_owned(), is_labelled: true, ..own() };
+        let labelled = Class {
+            name: "gpus".to_owned(),
+            is_labelled: true,
+            ..own()
+        };
         assert_eq!(judged(&[labelled]), None);
     }
 
     #[test]
     fn a_class_of_another_owner_and_a_dropped_field_are_named() {
-        let another = Class { selectors: vec!["true".to_owned()], is_labelled: false, ..own() };
-        let dropped = Class { extended_resource: None, ..own() };
-        let same_name = Class { name: "gpus".to_owned(), is_labelled: false, ..own() };
+        let another = Class {
+            selectors: vec!["true".to_owned()],
+            is_labelled: false,
+            ..own()
+        };
+        let dropped = Class {
+            extended_resource: None,
+            ..own()
+        };
+        let same_name = Class {
+            name: "gpus".to_owned(),
+            is_labelled: false,
+            ..own()
+        };
         for (classes, texts) in [
-            (vec![another.clone()], ["DeviceClass example.com-gpu", "another owner"]),
-            (vec![Class { extended_resource: None, ..another }], ["no extended resource", "another owner"]),
+            (
+                vec![another.clone()],
+                ["DeviceClass example.com-gpu", "another owner"],
+            ),
+            (
+                vec![Class {
+                    extended_resource: None,
+                    ..another
+                }],
+                ["no extended resource", "another owner"],
+            ),
             (vec![dropped], ["spec.extendedResourceName", "dropped"]),
             (vec![same_name.clone()], ["DeviceClass gpus", "newest"]),
             (vec![own(), same_name], ["DeviceClass gpus", "newest"]),

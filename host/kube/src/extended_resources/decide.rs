@@ -9,7 +9,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// The first version of Kubernetes in which extended resources through DRA are generally available (KEP-5004).
-const DRA_SINCE: Version = Version { major: 1, minor: 37 };
+const DRA_SINCE: Version = Version {
+    major: 1,
+    minor: 37,
+};
 
 /// What has the free devices of a pool with an extended-resource name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -59,7 +62,10 @@ impl Version {
         let mut parts = text.strip_prefix('v').unwrap_or(text).split('.');
         let (major, minor) = (parts.next()?, parts.next()?);
         let minor: String = minor.chars().take_while(char::is_ascii_digit).collect();
-        Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
+        Some(Self {
+            major: major.parse().ok()?,
+            minor: minor.parse().ok()?,
+        })
     }
 }
 
@@ -102,7 +108,10 @@ pub(super) fn decide(setting: MechanismSetting, cluster: &Cluster) -> Option<Dec
 fn by_versions(cluster: &Cluster) -> Option<Decision> {
     let device_plugin = |what: String| {
         let reason = format!("{what}; extended resources through DRA need {DRA_SINCE}");
-        Some(Decision { mechanism: Mechanism::DevicePlugin, reason })
+        Some(Decision {
+            mechanism: Mechanism::DevicePlugin,
+            reason,
+        })
     };
     let server = cluster.server?;
     if server < DRA_SINCE {
@@ -110,16 +119,24 @@ fn by_versions(cluster: &Cluster) -> Option<Decision> {
     }
     if !cluster.serves_v1? {
         let reason = "the API server does not serve resource.k8s.io/v1".to_owned();
-        return Some(Decision { mechanism: Mechanism::DevicePlugin, reason });
+        return Some(Decision {
+            mechanism: Mechanism::DevicePlugin,
+            reason,
+        });
     }
     let kubelet = cluster.kubelet.as_deref()?;
     match Version::of_kubelet(kubelet) {
         Some(version) if version >= DRA_SINCE => {
             let reason = format!("the API server has version {server}, and the kubelet {version}");
-            Some(Decision { mechanism: Mechanism::Dra, reason })
+            Some(Decision {
+                mechanism: Mechanism::Dra,
+                reason,
+            })
         }
         Some(version) => device_plugin(format!("the kubelet has version {version}")),
-        None => device_plugin(format!("the kubelet reports no version that is known ({kubelet:?})")),
+        None => device_plugin(format!(
+            "the kubelet reports no version that is known ({kubelet:?})"
+        )),
     }
 }
 
@@ -132,7 +149,11 @@ mod tests {
     }
 
     fn cluster(server: u32, kubelet: &str) -> Cluster {
-        Cluster { server: version(server), serves_v1: Some(true), kubelet: Some(kubelet.to_owned()) }
+        Cluster {
+            server: version(server),
+            serves_v1: Some(true),
+            kubelet: Some(kubelet.to_owned()),
+        }
     }
 
     fn auto(cluster: &Cluster) -> Option<Mechanism> {
@@ -151,12 +172,20 @@ mod tests {
             (37, "v1.x", plugin),
             (37, "", plugin),
         ] {
-            assert_eq!(auto(&cluster(server, kubelet)), expected, "{server} and {kubelet:?}");
+            assert_eq!(
+                auto(&cluster(server, kubelet)),
+                expected,
+                "{server} and {kubelet:?}"
+            );
         }
-        let without = Cluster { serves_v1: Some(false), ..cluster(37, "v1.37.0") };
+        let without = Cluster {
+            serves_v1: Some(false),
+            ..cluster(37, "v1.37.0")
+        };
         let decision = decide(MechanismSetting::Auto, &without).unwrap();
         assert!(
-            decision.mechanism == Mechanism::DevicePlugin && decision.reason.contains("resource.k8s.io/v1")
+            decision.mechanism == Mechanism::DevicePlugin
+                && decision.reason.contains("resource.k8s.io/v1")
         );
         let old = decide(MechanismSetting::Auto, &cluster(37, "v1.36.9")).unwrap();
         assert!(old.reason.contains("the kubelet has version 1.36") && old.reason.contains("1.37"));
@@ -166,14 +195,30 @@ mod tests {
     fn what_cannot_be_read_decides_nothing() {
         let known = cluster(37, "v1.37.0");
         for unread in [
-            Cluster { server: None, ..known.clone() },
-            Cluster { serves_v1: None, ..known.clone() },
-            Cluster { kubelet: None, ..known.clone() },
+            Cluster {
+                server: None,
+                ..known.clone()
+            },
+            Cluster {
+                serves_v1: None,
+                ..known.clone()
+            },
+            Cluster {
+                kubelet: None,
+                ..known.clone()
+            },
         ] {
             assert_eq!(auto(&unread), None, "{unread:?}");
         }
-        let old = Cluster { server: version(36), ..Cluster::default() };
-        assert_eq!(auto(&old), Some(Mechanism::DevicePlugin), "whatever the kubelet is");
+        let old = Cluster {
+            server: version(36),
+            ..Cluster::default()
+        };
+        assert_eq!(
+            auto(&old),
+            Some(Mechanism::DevicePlugin),
+            "whatever the kubelet is"
+        );
     }
 
     #[test]

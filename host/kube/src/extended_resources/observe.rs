@@ -27,7 +27,11 @@ pub(super) struct Observer {
 impl Observer {
     /// Reads the versions of the cluster, each as far as it can be read.
     pub(super) async fn cluster(&self) -> Cluster {
-        let server = self.client.server_version().await.map(|(major, minor)| Version { major, minor });
+        let server = self
+            .client
+            .server_version()
+            .await
+            .map(|(major, minor)| Version { major, minor });
         let serves_v1 = match self.client.dra_version().await {
             Ok(version) => Some(version == DraVersion::V1),
             Err(error) if error.kind == ErrorKind::NotServed => Some(false),
@@ -39,25 +43,45 @@ impl Observer {
             let info = node.status.and_then(|status| status.node_info);
             info.map(|info| info.kubelet_version).unwrap_or_default()
         });
-        Cluster { server, serves_v1, kubelet }
+        Cluster {
+            server,
+            serves_v1,
+            kubelet,
+        }
     }
 
     async fn node(&self) -> Result<Option<Node>, ApiError> {
         let name = self.names.node.as_str();
         let node = Api::<Node>::all(self.client.client()).get_opt(name).await?;
-        if node.as_ref().is_some_and(|node| node.meta().name.as_deref() != Some(name)) {
+        if node
+            .as_ref()
+            .is_some_and(|node| node.meta().name.as_deref() != Some(name))
+        {
             return Err(odd("the answer is about another node"));
         }
         Ok(node)
     }
 
     /// Reads the extended resources that the kubelet has allocatable; `None`: there is no Node object.
-    pub(super) async fn allocatable(&self) -> Result<Option<BTreeMap<ExtendedResource, u64>>, ApiError> {
-        let Some(node) = self.node().await? else { return Ok(None) };
-        let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
-        let of = |(name, quantity): (String, k8s_openapi::apimachinery::pkg::api::resource::Quantity)| {
+    pub(super) async fn allocatable(
+        &self,
+    ) -> Result<Option<BTreeMap<ExtendedResource, u64>>, ApiError> {
+        let Some(node) = self.node().await? else {
+            return Ok(None);
+        };
+        let allocatable = node
+            .status
+            .and_then(|status| status.allocatable)
+            .unwrap_or_default();
+        let of = |(name, quantity): (
+            String,
+            k8s_openapi::apimachinery::pkg::api::resource::Quantity,
+        )| {
             // A number that is not understood, such as `2k`, is none that permits a switch.
-            Some((ExtendedResource::new(name).ok()?, quantity.0.parse().unwrap_or(u64::MAX)))
+            Some((
+                ExtendedResource::new(name).ok()?,
+                quantity.0.parse().unwrap_or(u64::MAX),
+            ))
         };
         Ok(Some(allocatable.into_iter().filter_map(of).collect()))
     }
@@ -67,7 +91,13 @@ impl Observer {
         let fields = format!("spec.nodeName={}", self.names.node);
         let mut pools = BTreeSet::new();
         self.list(DraResource::Slices, &fields, |slice| {
-            let text = |path: &str| slice.data.pointer(path).and_then(Value::as_str).unwrap_or_default();
+            let text = |path: &str| {
+                slice
+                    .data
+                    .pointer(path)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+            };
             pools.extend(self.local(text("/spec/driver"), text("/spec/pool/name")));
         })
         .await?;
@@ -80,11 +110,23 @@ impl Observer {
     ) -> Result<BTreeMap<LocalPool, BTreeSet<DeviceName>>, ApiError> {
         let mut devices: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         self.list(DraResource::Claims, "", |claim| {
-            let results = claim.data.pointer("/status/allocation/devices/results").and_then(Value::as_array);
-            for result in results.into_iter().flatten().filter(|result| result["adminAccess"] != true) {
+            let results = claim
+                .data
+                .pointer("/status/allocation/devices/results")
+                .and_then(Value::as_array);
+            for result in results
+                .into_iter()
+                .flatten()
+                .filter(|result| result["adminAccess"] != true)
+            {
                 let text = |key: &str| result[key].as_str().unwrap_or_default();
-                let Some(pool) = self.local(text("driver"), text("pool")) else { continue };
-                devices.entry(pool).or_default().extend(DeviceName::new(text("device")));
+                let Some(pool) = self.local(text("driver"), text("pool")) else {
+                    continue;
+                };
+                devices
+                    .entry(pool)
+                    .or_default()
+                    .extend(DeviceName::new(text("device")));
             }
         })
         .await?;
@@ -104,8 +146,15 @@ impl Observer {
     /// The pool of this node that the API has under a name; `None`: it is of another node.
     fn local(&self, driver: &str, published: &str) -> Option<LocalPool> {
         let pool = PoolName::new(self.names.local(published)).ok()?;
-        let is_here = self.names.published(&pool).is_ok_and(|name| name.as_str() == published);
-        Some(LocalPool { driver: DriverName::new(driver).ok()?, pool }).filter(|_| is_here)
+        let is_here = self
+            .names
+            .published(&pool)
+            .is_ok_and(|name| name.as_str() == published);
+        Some(LocalPool {
+            driver: DriverName::new(driver).ok()?,
+            pool,
+        })
+        .filter(|_| is_here)
     }
 
     /// Reads every object of a kind, as it is now and not from a cache.
@@ -127,7 +176,11 @@ impl Observer {
                 async move { Ok(api.list(&parameters).await?) }
             });
             let page = page.await?;
-            if page.metadata.resource_version.is_none_or(|version| version.is_empty()) {
+            if page
+                .metadata
+                .resource_version
+                .is_none_or(|version| version.is_empty())
+            {
                 return Err(odd("the answer is no list: it has no resource version"));
             }
             page.items.iter().for_each(&mut each);
@@ -137,7 +190,9 @@ impl Observer {
                 return Ok(());
             }
             if count >= OBJECTS_MAX {
-                return Err(odd(&format!("the cluster has more than {OBJECTS_MAX} objects of one kind")));
+                return Err(odd(&format!(
+                    "the cluster has more than {OBJECTS_MAX} objects of one kind"
+                )));
             }
         }
     }

@@ -41,13 +41,23 @@ impl Stored for Record {
     fn decode(bytes: &[u8]) -> io::Result<Self> {
         let file: RecordFile = serde_json::from_slice(bytes)?;
         check_version(file.version)?;
-        let pools = file.pools.into_iter().take(POOLS_MAX).map(|entry| (entry.key, entry.record));
-        Ok(Self { decided: file.decided, pools: pools.collect::<BTreeMap<_, _>>() })
+        let pools = file
+            .pools
+            .into_iter()
+            .take(POOLS_MAX)
+            .map(|entry| (entry.key, entry.record));
+        Ok(Self {
+            decided: file.decided,
+            pools: pools.collect::<BTreeMap<_, _>>(),
+        })
     }
 
     fn encode(&self) -> io::Result<Vec<u8>> {
         let pools = self.pools.iter();
-        let pools = pools.map(|(key, record)| PoolEntry { key: key.clone(), record: record.clone() });
+        let pools = pools.map(|(key, record)| PoolEntry {
+            key: key.clone(),
+            record: record.clone(),
+        });
         Ok(serde_json::to_vec(&RecordFile {
             version: VERSION,
             decided: self.decided,
@@ -75,7 +85,10 @@ mod tests {
             (key("a"), record(Mechanism::Dra, &[])),
             (key("b/c"), record(Mechanism::DevicePlugin, &["0", "1"])),
         ];
-        let written = Record { decided: Some(Mechanism::Dra), pools: pools.into() };
+        let written = Record {
+            decided: Some(Mechanism::Dra),
+            pools: pools.into(),
+        };
         let bytes = written.encode().unwrap();
         assert_eq!(Record::decode(&bytes).unwrap(), written);
         let text = String::from_utf8(bytes).unwrap();

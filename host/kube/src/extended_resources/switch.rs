@@ -82,7 +82,10 @@ pub struct PoolStatus {
 impl Mechanisms {
     /// Returns the mechanism that offers a pool. One without an extended-resource name is in slices.
     pub fn of(&self, driver: &DriverName, pool: &PoolName, is_named: bool) -> Option<Mechanism> {
-        let key = LocalPool { driver: driver.clone(), pool: pool.clone() };
+        let key = LocalPool {
+            driver: driver.clone(),
+            pool: pool.clone(),
+        };
         match self.pools.get(&key) {
             Some(status) => status.offered,
             None if is_named => self.fixed,
@@ -92,8 +95,13 @@ impl Mechanisms {
 
     /// Returns whether a claim of the API server had a device when its pool became one of the device plugin, and may have it still.
     pub fn is_claimed(&self, driver: &DriverName, pool: &PoolName, device: &DeviceName) -> bool {
-        let key = LocalPool { driver: driver.clone(), pool: pool.clone() };
-        self.pools.get(&key).is_some_and(|status| status.claimed.contains(device))
+        let key = LocalPool {
+            driver: driver.clone(),
+            pool: pool.clone(),
+        };
+        self.pools
+            .get(&key)
+            .is_some_and(|status| status.claimed.contains(device))
     }
 
     /// Returns the pools of a resource that a driver has.
@@ -102,8 +110,13 @@ impl Mechanisms {
         driver: &'a DriverName,
         resource: &'a ExtendedResource,
     ) -> impl Iterator<Item = &'a PoolStatus> {
-        let pools = self.pools.iter().filter(move |(key, _)| key.driver == *driver);
-        pools.map(|(_, status)| status).filter(move |status| status.resource == *resource)
+        let pools = self
+            .pools
+            .iter()
+            .filter(move |(key, _)| key.driver == *driver);
+        pools
+            .map(|(_, status)| status)
+            .filter(move |status| status.resource == *resource)
     }
 
     /// Returns whether any pool of a driver is offered to the kubelet under a resource's name.
@@ -117,8 +130,13 @@ impl Mechanisms {
 
     /// Returns whether a pool is kept out of slices.
     pub(crate) fn keeps_from_slices(&self, driver: &DriverName, pool: &PoolName) -> bool {
-        let key = LocalPool { driver: driver.clone(), pool: pool.clone() };
-        self.pools.get(&key).is_some_and(|status| status.offered != Some(Mechanism::Dra))
+        let key = LocalPool {
+            driver: driver.clone(),
+            pool: pool.clone(),
+        };
+        self.pools
+            .get(&key)
+            .is_some_and(|status| status.offered != Some(Mechanism::Dra))
     }
 }
 
@@ -193,10 +211,17 @@ impl Switch {
     pub(super) fn new(record: Record, is_new_node: bool, now: Instant) -> Self {
         let decision = record.decided.map(|mechanism| {
             let reason =
-                "it was decided so before the start, and the cluster has not been read since".to_owned();
+                "it was decided so before the start, and the cluster has not been read since"
+                    .to_owned();
             Decision { mechanism, reason }
         });
-        let mut switch = Self { record, is_new_node, decision, generation: 1, ..Self::default() };
+        let mut switch = Self {
+            record,
+            is_new_node,
+            decision,
+            generation: 1,
+            ..Self::default()
+        };
         switch.refresh(now);
         switch
     }
@@ -230,35 +255,60 @@ impl Switch {
     pub(super) fn needs_classes(&self) -> BTreeMap<ExtendedResource, DriverName> {
         let mut found = BTreeMap::new();
         if self.record.decided == Some(Mechanism::Dra) {
-            for (key, resource) in self.pools.iter().filter(|(key, _)| !self.disabled.contains(key)) {
+            for (key, resource) in self
+                .pools
+                .iter()
+                .filter(|(key, _)| !self.disabled.contains(key))
+            {
                 let Some(resource) = resource else { continue };
-                found.entry(resource.clone()).or_insert_with(|| key.driver.clone());
+                found
+                    .entry(resource.clone())
+                    .or_insert_with(|| key.driver.clone());
             }
         }
         found
     }
 
     /// Sets the pools of the drivers that serve.
-    pub(super) fn set_pools(&mut self, pools: BTreeMap<LocalPool, Option<ExtendedResource>>, now: Instant) {
+    pub(super) fn set_pools(
+        &mut self,
+        pools: BTreeMap<LocalPool, Option<ExtendedResource>>,
+        now: Instant,
+    ) {
         self.pools = pools;
         let records = &mut self.record.pools;
-        self.pools.retain(|key, resource| resource.is_some() || records.contains_key(key));
+        self.pools
+            .retain(|key, resource| resource.is_some() || records.contains_key(key));
         for (key, resource) in &self.pools {
-            let Some(record) = records.get_mut(key) else { continue };
+            let Some(record) = records.get_mut(key) else {
+                continue;
+            };
             match resource {
                 // A pool without a name is in slices like any other.
                 None if record.mechanism == Mechanism::Dra => drop(records.remove(key)),
-                Some(resource) if record.mechanism == Mechanism::Dra => record.resource = resource.clone(),
+                Some(resource) if record.mechanism == Mechanism::Dra => {
+                    record.resource = resource.clone()
+                }
                 _ => {}
             }
         }
-        self.pools.retain(|key, resource| resource.is_some() || records.contains_key(key));
+        self.pools
+            .retain(|key, resource| resource.is_some() || records.contains_key(key));
         self.refresh(now);
     }
 
     /// Takes the generations that are carried out, and the pools that had slices since the start of the process.
-    pub(super) fn acknowledge(&mut self, done: Acknowledged, had_slices: &BTreeSet<LocalPool>, now: Instant) {
-        for (key, pool) in self.withheld.iter_mut().filter(|(_, pool)| pool.acknowledged.is_none()) {
+    pub(super) fn acknowledge(
+        &mut self,
+        done: Acknowledged,
+        had_slices: &BTreeSet<LocalPool>,
+        now: Instant,
+    ) {
+        for (key, pool) in self
+            .withheld
+            .iter_mut()
+            .filter(|(_, pool)| pool.acknowledged.is_none())
+        {
             pool.was_in_slices |= had_slices.contains(key);
             let done = match pool.target {
                 Mechanism::Dra => done.kubelet,
@@ -270,7 +320,10 @@ impl Switch {
 
     /// Returns the reads that would count if they began now.
     pub(super) fn needs(&self, now: Instant) -> Needs {
-        let mut needs = Needs { claims: self.has_claimed(), ..Needs::default() };
+        let mut needs = Needs {
+            claims: self.has_claimed(),
+            ..Needs::default()
+        };
         for (key, pool) in &self.withheld {
             needs.node |= self.node_counts(key, pool, now);
             needs.slices |= pool.target == Mechanism::DevicePlugin && pool.acknowledged.is_some();
@@ -281,21 +334,36 @@ impl Switch {
     }
 
     fn has_claimed(&self) -> bool {
-        self.record.pools.iter().any(|(key, record)| !record.claimed.is_empty() && self.is_offered(key))
+        self.record
+            .pools
+            .iter()
+            .any(|(key, record)| !record.claimed.is_empty() && self.is_offered(key))
     }
 
     fn node_counts(&self, key: &LocalPool, pool: &Withheld, begun: Instant) -> bool {
-        let was_plugin =
-            self.record.pools.get(key).is_some_and(|record| record.mechanism == Mechanism::DevicePlugin);
-        let settle = if was_plugin { NODE_SETTLE } else { Duration::ZERO };
+        let was_plugin = self
+            .record
+            .pools
+            .get(key)
+            .is_some_and(|record| record.mechanism == Mechanism::DevicePlugin);
+        let settle = if was_plugin {
+            NODE_SETTLE
+        } else {
+            Duration::ZERO
+        };
         pool.target == Mechanism::Dra && pool.acknowledged.is_some_and(|at| begun >= at + settle)
     }
 
     /// Whether a list of claims that began at `begun` shows all claims with devices of the pool.
     fn claims_count(&self, pool: &Withheld, begun: Instant) -> bool {
         let was_never_in_slices = self.is_new_node && !pool.was_in_slices;
-        let settle = if was_never_in_slices { Duration::ZERO } else { SLICES_SETTLE };
-        pool.target == Mechanism::DevicePlugin && pool.clear.is_some_and(|clear| begun >= clear + settle)
+        let settle = if was_never_in_slices {
+            Duration::ZERO
+        } else {
+            SLICES_SETTLE
+        };
+        pool.target == Mechanism::DevicePlugin
+            && pool.clear.is_some_and(|clear| begun >= clear + settle)
     }
 
     /// Takes the extended resources that the kubelet had allocatable in a read that began at `begun`. Returns the record to commit.
@@ -305,12 +373,19 @@ impl Switch {
         begun: Instant,
     ) -> Option<Record> {
         let mut next = self.record.clone();
-        let counting: Vec<_> =
-            self.withheld.iter().filter(|(key, pool)| self.node_counts(key, pool, begun)).collect();
+        let counting: Vec<_> = self
+            .withheld
+            .iter()
+            .filter(|(key, pool)| self.node_counts(key, pool, begun))
+            .collect();
         let mut seen = BTreeMap::new();
         for (key, _) in counting {
             let named = self.pools.get(key).cloned().flatten();
-            let before = self.record.pools.get(key).map(|record| record.resource.clone());
+            let before = self
+                .record
+                .pools
+                .get(key)
+                .map(|record| record.resource.clone());
             let of = |resource: &ExtendedResource| allocatable.get(resource).copied().unwrap_or(0);
             let left = named.iter().chain(&before).map(of).max().unwrap_or(0);
             seen.insert(key.clone(), left);
@@ -319,7 +394,14 @@ impl Switch {
                 _ if left > 0 => {}
                 Some(resource) if !is_unnamed => {
                     let (mechanism, claimed) = (Mechanism::Dra, BTreeSet::new());
-                    next.pools.insert(key.clone(), PoolRecord { resource, mechanism, claimed });
+                    next.pools.insert(
+                        key.clone(),
+                        PoolRecord {
+                            resource,
+                            mechanism,
+                            claimed,
+                        },
+                    );
                 }
                 _ => drop(next.pools.remove(key)),
             }
@@ -358,12 +440,29 @@ impl Switch {
             let still = of(key);
             record.claimed.retain(|device| still.contains(device));
         }
-        for (key, _) in self.withheld.iter().filter(|(_, pool)| self.claims_count(pool, begun)) {
+        for (key, _) in self
+            .withheld
+            .iter()
+            .filter(|(_, pool)| self.claims_count(pool, begun))
+        {
             let named = self.pools.get(key).cloned().flatten();
-            let before = self.record.pools.get(key).map(|record| record.resource.clone());
-            let Some(resource) = named.or(before) else { continue };
+            let before = self
+                .record
+                .pools
+                .get(key)
+                .map(|record| record.resource.clone());
+            let Some(resource) = named.or(before) else {
+                continue;
+            };
             let (mechanism, claimed) = (Mechanism::DevicePlugin, of(key));
-            next.pools.insert(key.clone(), PoolRecord { resource, mechanism, claimed });
+            next.pools.insert(
+                key.clone(),
+                PoolRecord {
+                    resource,
+                    mechanism,
+                    claimed,
+                },
+            );
         }
         self.proposed(next)
     }
@@ -393,7 +492,9 @@ impl Switch {
         let withheld = self.withheld.iter().filter(|(_, pool)| is_long(pool.began));
         let withheld = withheld.map(|(key, pool)| (key.clone(), self.waits_for(key, pool)));
         let undecided = self.undecided.iter().filter(|(_, began)| is_long(**began));
-        withheld.chain(undecided.map(|(key, _)| (key.clone(), self.undecided().to_owned()))).collect()
+        withheld
+            .chain(undecided.map(|(key, _)| (key.clone(), self.undecided().to_owned())))
+            .collect()
     }
 
     pub(super) fn mechanisms(&self) -> Mechanisms {
@@ -426,10 +527,13 @@ impl Switch {
         };
         let record = self.record.pools.get(key);
         let named = self.pools.get(key).and_then(Option::as_ref);
-        let Some(resource) = named.or(record.map(|record| &record.resource)) else { return false };
+        let Some(resource) = named.or(record.map(|record| &record.resource)) else {
+            return false;
+        };
         let mut records = self.record.pools.values();
         !ready.is_some_and(|ready| ready.contains(resource))
-            && !records.any(|record| record.mechanism == Mechanism::Dra && record.resource == *resource)
+            && !records
+                .any(|record| record.mechanism == Mechanism::Dra && record.resource == *resource)
     }
 
     /// What offers a pool without a class. Nothing does before the classes were read, unless it is offered already.
@@ -444,7 +548,12 @@ impl Switch {
     }
 
     fn keys(&self) -> BTreeSet<LocalPool> {
-        self.record.pools.keys().chain(self.pools.keys()).cloned().collect()
+        self.record
+            .pools
+            .keys()
+            .chain(self.pools.keys())
+            .cloned()
+            .collect()
     }
 
     fn statuses(&self) -> BTreeMap<LocalPool, PoolStatus> {
@@ -452,21 +561,39 @@ impl Switch {
             let record = self.record.pools.get(&key);
             let named = self.pools.get(&key).cloned().flatten();
             let resource = named.or_else(|| record.map(|record| record.resource.clone()))?;
-            let offered = record.map(|record| record.mechanism).filter(|_| self.is_offered(&key));
-            let waits_for = self.withheld.get(&key).map(|pool| self.waits_for(&key, pool));
+            let offered = record
+                .map(|record| record.mechanism)
+                .filter(|_| self.is_offered(&key));
+            let waits_for = self
+                .withheld
+                .get(&key)
+                .map(|pool| self.waits_for(&key, pool));
             let is_decided = self.record.decided == Some(Mechanism::Dra)
                 && self.lacks_class(&key)
                 && !self.disabled.contains(&key);
             let waits_for = match (offered, waits_for) {
                 (Some(Mechanism::DevicePlugin), _) if is_decided => {
-                    format!("a DeviceClass of {resource}, to be offered by {}", Mechanism::Dra)
+                    format!(
+                        "a DeviceClass of {resource}, to be offered by {}",
+                        Mechanism::Dra
+                    )
                 }
                 (Some(_), _) => String::new(),
                 (None, Some(waits_for)) => waits_for,
                 (None, None) => self.undecided().to_owned(),
             };
-            let claimed = record.map(|record| record.claimed.clone()).unwrap_or_default();
-            Some((key, PoolStatus { resource, offered, waits_for, claimed }))
+            let claimed = record
+                .map(|record| record.claimed.clone())
+                .unwrap_or_default();
+            Some((
+                key,
+                PoolStatus {
+                    resource,
+                    offered,
+                    waits_for,
+                    claimed,
+                },
+            ))
         };
         self.keys().into_iter().filter_map(status).collect()
     }
@@ -481,8 +608,15 @@ impl Switch {
 
     fn waits_for(&self, key: &LocalPool, pool: &Withheld) -> String {
         let named = self.pools.get(key).cloned().flatten();
-        let resource = self.record.pools.get(key).map(|record| record.resource.clone()).or(named);
-        let resource = resource.map(|resource| resource.to_string()).unwrap_or_default();
+        let resource = self
+            .record
+            .pools
+            .get(key)
+            .map(|record| record.resource.clone())
+            .or(named);
+        let resource = resource
+            .map(|resource| resource.to_string())
+            .unwrap_or_default();
         match pool.target {
             Mechanism::Dra if pool.acknowledged.is_none() => {
                 "the withdrawal of its devices from the kubelet's device manager".to_owned()
@@ -516,26 +650,37 @@ impl Switch {
             };
             let known = withheld.remove(&key);
             // A pool that nothing was decided for is not offered already.
-            let is_shown = self.offered.get(&key).is_some_and(|(offered, _)| offered.is_none());
+            let is_shown = self
+                .offered
+                .get(&key)
+                .is_some_and(|(offered, _)| offered.is_none());
             let since = self.generation + u64::from(!is_shown);
-            let (since, began) = known.as_ref().map_or((since, now), |known| (known.since, known.began));
-            let was_in_slices =
-                self.record.pools.get(&key).is_some_and(|record| record.mechanism == Mechanism::Dra)
-                    || known.as_ref().is_some_and(|known| known.was_in_slices);
-            let pool = known.filter(|known| known.target == target).unwrap_or(Withheld {
-                target,
-                since,
-                began,
-                acknowledged: None,
-                clear: None,
-                was_in_slices,
-                allocatable: 0,
-            });
+            let (since, began) = known
+                .as_ref()
+                .map_or((since, now), |known| (known.since, known.began));
+            let was_in_slices = self
+                .record
+                .pools
+                .get(&key)
+                .is_some_and(|record| record.mechanism == Mechanism::Dra)
+                || known.as_ref().is_some_and(|known| known.was_in_slices);
+            let pool = known
+                .filter(|known| known.target == target)
+                .unwrap_or(Withheld {
+                    target,
+                    since,
+                    began,
+                    acknowledged: None,
+                    clear: None,
+                    was_in_slices,
+                    allocatable: 0,
+                });
             self.withheld.insert(key, pool);
         }
         let statuses = self.statuses().into_iter();
-        let offered: BTreeMap<_, _> =
-            statuses.map(|(key, status)| (key, (status.offered, status.claimed))).collect();
+        let offered: BTreeMap<_, _> = statuses
+            .map(|(key, status)| (key, (status.offered, status.claimed)))
+            .collect();
         if std::mem::replace(&mut self.offered, offered) != self.offered {
             self.generation += 1;
         }

@@ -14,7 +14,10 @@ fn resource() -> ExtendedResource {
 }
 
 fn key() -> LocalPool {
-    LocalPool { driver: "gpu.example.com".parse().unwrap(), pool: "gpus".parse().unwrap() }
+    LocalPool {
+        driver: "gpu.example.com".parse().unwrap(),
+        pool: "gpus".parse().unwrap(),
+    }
 }
 
 fn device(name: &str) -> DeviceName {
@@ -22,7 +25,10 @@ fn device(name: &str) -> DeviceName {
 }
 
 fn decision(mechanism: Mechanism) -> Decision {
-    Decision { mechanism, reason: "of the test".to_owned() }
+    Decision {
+        mechanism,
+        reason: "of the test".to_owned(),
+    }
 }
 
 /// A switch for which classes do not matter.
@@ -37,8 +43,15 @@ fn ready(is_ready: bool) -> Classes {
 }
 
 fn record(mechanism: Mechanism) -> Record {
-    let pool = PoolRecord { resource: resource(), mechanism, claimed: BTreeSet::new() };
-    Record { decided: Some(mechanism), pools: [(key(), pool)].into() }
+    let pool = PoolRecord {
+        resource: resource(),
+        mechanism,
+        claimed: BTreeSet::new(),
+    };
+    Record {
+        decided: Some(mechanism),
+        pools: [(key(), pool)].into(),
+    }
 }
 
 fn named() -> BTreeMap<LocalPool, Option<ExtendedResource>> {
@@ -50,7 +63,10 @@ fn mechanism(switch: &Switch) -> Option<Mechanism> {
 }
 
 fn at(generation: u64) -> Acknowledged {
-    Acknowledged { kubelet: generation, slices: generation }
+    Acknowledged {
+        kubelet: generation,
+        slices: generation,
+    }
 }
 
 #[test]
@@ -58,13 +74,30 @@ fn a_pool_without_a_record_is_offered_by_neither_until_both_were_read() {
     let now = Instant::now();
     let mut switch = new_switch(Record::default(), true, now);
     switch.set_pools(named(), now);
-    assert_eq!((mechanism(&switch), switch.needs(now)), (None, Needs::default()), "nothing is decided");
+    assert_eq!(
+        (mechanism(&switch), switch.needs(now)),
+        (None, Needs::default()),
+        "nothing is decided"
+    );
     switch.decide(decision(Mechanism::DevicePlugin), now);
-    assert_eq!(switch.needs(now), Needs::default(), "slices are not withdrawn yet");
+    assert_eq!(
+        switch.needs(now),
+        Needs::default(),
+        "slices are not withdrawn yet"
+    );
     switch.acknowledge(at(switch.mechanisms().generation), &BTreeSet::new(), now);
-    assert_eq!(switch.needs(now), Needs { slices: true, ..Needs::default() });
+    assert_eq!(
+        switch.needs(now),
+        Needs {
+            slices: true,
+            ..Needs::default()
+        }
+    );
     switch.saw_slices(&BTreeSet::new(), now);
-    assert!(switch.needs(now).claims, "it was in no slice, so no time has to pass");
+    assert!(
+        switch.needs(now).claims,
+        "it was in no slice, so no time has to pass"
+    );
     let claimed: BTreeMap<_, _> = [(key(), BTreeSet::from([device("1")]))].into();
     let next = switch.saw_claims(&claimed, now).unwrap();
     assert_eq!(mechanism(&switch), None, "it is not durable");
@@ -72,7 +105,9 @@ fn a_pool_without_a_record_is_offered_by_neither_until_both_were_read() {
     assert_eq!(mechanism(&switch), Some(Mechanism::DevicePlugin));
     let LocalPool { driver, pool } = key();
     assert!(switch.mechanisms().is_claimed(&driver, &pool, &device("1")));
-    assert!(switch.needs(now).claims && !switch.mechanisms().is_claimed(&driver, &pool, &device("0")));
+    assert!(
+        switch.needs(now).claims && !switch.mechanisms().is_claimed(&driver, &pool, &device("0"))
+    );
     let next = switch.saw_claims(&BTreeMap::new(), now).unwrap();
     switch.committed(next, now);
     assert!(!switch.mechanisms().is_claimed(&driver, &pool, &device("1")));
@@ -84,26 +119,50 @@ fn dra_waits_for_the_node_object_and_goes_on_after_a_restart() {
     let now = Instant::now();
     let mut switch = new_switch(record(Mechanism::DevicePlugin), false, now);
     switch.set_pools(named(), now);
-    assert_eq!(mechanism(&switch), Some(Mechanism::DevicePlugin), "as it was before the restart");
+    assert_eq!(
+        mechanism(&switch),
+        Some(Mechanism::DevicePlugin),
+        "as it was before the restart"
+    );
     let before = switch.mechanisms().generation;
     switch.decide(decision(Mechanism::Dra), now);
     let generation = switch.mechanisms().generation;
     assert!(mechanism(&switch).is_none() && generation > before);
     switch.acknowledge(at(before), &BTreeSet::new(), now);
-    assert_eq!(switch.needs(now + NODE_SETTLE), Needs::default(), "an older withdrawal does not count");
+    assert_eq!(
+        switch.needs(now + NODE_SETTLE),
+        Needs::default(),
+        "an older withdrawal does not count"
+    );
     switch.acknowledge(at(generation), &BTreeSet::new(), now);
     assert!(!switch.needs(now).node && switch.needs(now + NODE_SETTLE).node);
     let none = BTreeMap::new();
-    assert_eq!(switch.saw_node(&none, now), None, "the read began too early");
+    assert_eq!(
+        switch.saw_node(&none, now),
+        None,
+        "the read began too early"
+    );
     let later = now + NODE_SETTLE;
     assert_eq!(switch.saw_node(&[(resource(), 3)].into(), later), None);
-    let status = switch.mechanisms().of_resource(&key().driver, &resource()).next().cloned().unwrap();
-    assert!(status.waits_for.contains("still has 3 example.com/gpu"), "{status:?}");
+    let status = switch
+        .mechanisms()
+        .of_resource(&key().driver, &resource())
+        .next()
+        .cloned()
+        .unwrap();
+    assert!(
+        status.waits_for.contains("still has 3 example.com/gpu"),
+        "{status:?}"
+    );
     assert!(switch.overdue(later).is_empty());
     assert!(switch.overdue(now + WITHHELD_LONG)[&key()].contains("example.com/gpu"));
     let next = switch.saw_node(&none, later).unwrap();
     let restarted = new_switch(next, false, later);
-    assert_eq!(mechanism(&restarted), Some(Mechanism::Dra), "before anything was read");
+    assert_eq!(
+        mechanism(&restarted),
+        Some(Mechanism::Dra),
+        "before anything was read"
+    );
 }
 
 #[test]
@@ -116,7 +175,10 @@ fn a_decision_that_is_taken_back_offers_the_pool_as_before() {
     switch.acknowledge(at(switch.mechanisms().generation), &BTreeSet::new(), now);
     switch.saw_slices(&[key()].into(), now);
     switch.saw_slices(&BTreeSet::new(), now);
-    assert!(!switch.needs(now).claims && switch.needs(now + SLICES_SETTLE).claims, "a scheduler may be late");
+    assert!(
+        !switch.needs(now).claims && switch.needs(now + SLICES_SETTLE).claims,
+        "a scheduler may be late"
+    );
     switch.decide(decision(Mechanism::Dra), now);
     assert_eq!(mechanism(&switch), Some(Mechanism::Dra));
 }
@@ -145,11 +207,14 @@ fn a_pool_that_loses_its_name_is_withdrawn_from_the_kubelet_before_it_is_in_slic
     let now = Instant::now();
     let mut switch = new_switch(record(Mechanism::DevicePlugin), false, now);
     let LocalPool { driver, pool } = key();
-    let in_slices = |switch: &Switch| switch.mechanisms().of(&driver, &pool, false) == Some(Mechanism::Dra);
+    let in_slices =
+        |switch: &Switch| switch.mechanisms().of(&driver, &pool, false) == Some(Mechanism::Dra);
     switch.set_pools([(key(), None)].into(), now);
     assert!(!in_slices(&switch));
     switch.acknowledge(at(switch.mechanisms().generation), &BTreeSet::new(), now);
-    let next = switch.saw_node(&BTreeMap::new(), now + NODE_SETTLE).unwrap();
+    let next = switch
+        .saw_node(&BTreeMap::new(), now + NODE_SETTLE)
+        .unwrap();
     assert!(next.pools.is_empty());
     switch.committed(next, now);
     assert!(in_slices(&switch));
@@ -161,14 +226,19 @@ fn records_are_bounded_and_those_of_present_drivers_stay() {
     let mut full = record(Mechanism::DevicePlugin);
     let known = full.pools[&key()].clone();
     for index in 0..POOLS_MAX {
-        let gone = LocalPool { driver: format!("a{index}.example.com").parse().unwrap(), ..key() };
+        let gone = LocalPool {
+            driver: format!("a{index}.example.com").parse().unwrap(),
+            ..key()
+        };
         full.pools.insert(gone, known.clone());
     }
     let mut switch = new_switch(full, false, now);
     switch.set_pools(named(), now);
     switch.decide(decision(Mechanism::Dra), now);
     switch.acknowledge(at(switch.mechanisms().generation), &BTreeSet::new(), now);
-    let next = switch.saw_node(&BTreeMap::new(), now + NODE_SETTLE).unwrap();
+    let next = switch
+        .saw_node(&BTreeMap::new(), now + NODE_SETTLE)
+        .unwrap();
     assert!(next.pools.len() == POOLS_MAX && next.pools.contains_key(&key()));
 }
 
@@ -180,7 +250,10 @@ fn a_pool_stays_with_the_device_plugin_until_its_class_is_there_and_then_without
     new.set_pools(named(), now);
     new.decide(decision(Mechanism::Dra), now);
     let status = |switch: &Switch| switch.mechanisms().pools[&key()].clone();
-    assert_eq!((mechanism(&new), status(&new).waits_for.as_str()), (None, "a list of the DeviceClasses"));
+    assert_eq!(
+        (mechanism(&new), status(&new).waits_for.as_str()),
+        (None, "a list of the DeviceClasses")
+    );
     assert!(new.overdue(now).is_empty() && new.overdue(now + WITHHELD_LONG).contains_key(&key()));
     assert_eq!(new.needs_classes(), [(resource(), key().driver)].into());
     new.set_classes(ready(false), now);
@@ -192,18 +265,36 @@ fn a_pool_stays_with_the_device_plugin_until_its_class_is_there_and_then_without
         switch.decide(decision(Mechanism::Dra), now);
         switch.set_classes(classes, now);
         assert_eq!(mechanism(&switch), Some(Mechanism::DevicePlugin));
-        assert!(status(&switch).waits_for.contains("a DeviceClass of example.com/gpu"));
+        assert!(
+            status(&switch)
+                .waits_for
+                .contains("a DeviceClass of example.com/gpu")
+        );
     }
     switch.set_classes(ready(true), now);
     assert_eq!(mechanism(&switch), None, "it is withdrawn");
     switch.set_classes(ready(false), now);
-    assert_eq!(mechanism(&switch), Some(Mechanism::DevicePlugin), "nothing was committed");
+    assert_eq!(
+        mechanism(&switch),
+        Some(Mechanism::DevicePlugin),
+        "nothing was committed"
+    );
 
-    let mut switch =
-        Switch::new(Record { decided: Some(Mechanism::Dra), ..record(Mechanism::Dra) }, false, now);
+    let mut switch = Switch::new(
+        Record {
+            decided: Some(Mechanism::Dra),
+            ..record(Mechanism::Dra)
+        },
+        false,
+        now,
+    );
     switch.set_pools(named(), now);
     switch.set_classes(ready(false), now);
-    assert_eq!(mechanism(&switch), Some(Mechanism::Dra), "a class that is replaced withdraws nothing");
+    assert_eq!(
+        mechanism(&switch),
+        Some(Mechanism::Dra),
+        "a class that is replaced withdraws nothing"
+    );
     // A driver that is gone needs no class.
     switch.set_pools(BTreeMap::new(), now);
     assert_eq!(switch.needs_classes(), BTreeMap::new());
@@ -269,14 +360,17 @@ impl World {
     }
 
     fn of(&self) -> Option<Mechanism> {
-        self.switch.mechanisms().of(&key().driver, &key().pool, self.is_named)
+        self.switch
+            .mechanisms()
+            .of(&key().driver, &key().pool, self.is_named)
     }
 
     /// A round of the bridge.
     fn bridge(&mut self) {
         let mechanisms = self.switch.mechanisms();
         let LocalPool { driver, pool } = key();
-        let is_here = self.is_named && mechanisms.of(&driver, &pool, true) == Some(Mechanism::DevicePlugin);
+        let is_here =
+            self.is_named && mechanisms.of(&driver, &pool, true) == Some(Mechanism::DevicePlugin);
         let entry = |gpu: &&'static str| {
             let is_claimed = mechanisms.is_claimed(&driver, &pool, &device(gpu));
             let is_free = !is_claimed && !self.prepared.contains(gpu);
@@ -295,7 +389,10 @@ impl World {
 
     fn derive(&mut self) {
         let is_here = self.of() == Some(Mechanism::Dra);
-        let devices = GPUS.iter().filter(|gpu| is_here && !self.reported.contains(*gpu)).copied();
+        let devices = GPUS
+            .iter()
+            .filter(|gpu| is_here && !self.reported.contains(*gpu))
+            .copied();
         self.desired = Some(devices.collect());
         self.had_slices |= !self.slices.is_empty();
         self.done.slices = self.switch.mechanisms().generation;
@@ -330,7 +427,11 @@ impl World {
     }
 
     fn update_node(&mut self) {
-        self.node_allocatable = self.kubelet_list.values().filter(|healthy| **healthy).count() as u64;
+        self.node_allocatable = self
+            .kubelet_list
+            .values()
+            .filter(|healthy| **healthy)
+            .count() as u64;
     }
 
     /// A round of the task; `is_written`: whether the record can be written.
@@ -343,7 +444,9 @@ impl World {
         self.switch.acknowledge(self.done, &had_slices, self.now);
         let (needs, now) = (self.switch.needs(self.now), self.now);
         if needs.node {
-            let next = self.switch.saw_node(&[(resource(), self.node_allocatable)].into(), now);
+            let next = self
+                .switch
+                .saw_node(&[(resource(), self.node_allocatable)].into(), now);
             self.commit(next, is_written);
         }
         if needs.slices {
@@ -361,7 +464,9 @@ impl World {
     }
 
     fn commit(&mut self, next: Option<Record>, is_written: bool) {
-        let Some(next) = next.filter(|_| is_written) else { return };
+        let Some(next) = next.filter(|_| is_written) else {
+            return;
+        };
         self.disk = next.clone();
         self.switch.committed(next, self.now);
     }
@@ -374,7 +479,9 @@ impl World {
         self.reported = self.held.clone();
         self.desired = None;
         // The kubelet sees the end of its list.
-        self.kubelet_list.values_mut().for_each(|healthy| *healthy = false);
+        self.kubelet_list
+            .values_mut()
+            .for_each(|healthy| *healthy = false);
         self.kubelet_since = self.now;
     }
 
@@ -397,7 +504,10 @@ impl World {
 
     fn schedule(&mut self, gpu: &'static str) {
         if self.scheduler.contains(gpu) && !self.allocated.contains(gpu) {
-            assert!(!self.held.contains(gpu), "the device manager has device {gpu}");
+            assert!(
+                !self.held.contains(gpu),
+                "the device manager has device {gpu}"
+            );
             self.allocated.insert(gpu);
         }
     }
@@ -405,7 +515,11 @@ impl World {
     fn happens(&mut self, event: u8, gpu: &'static str, flag: bool, seconds: u64) {
         match event {
             0 => {
-                let mechanism = if flag { Mechanism::Dra } else { Mechanism::DevicePlugin };
+                let mechanism = if flag {
+                    Mechanism::Dra
+                } else {
+                    Mechanism::DevicePlugin
+                };
                 self.switch.decide(decision(mechanism), self.now);
             }
             1 | 2 => self.bridge(),
@@ -439,10 +553,15 @@ impl World {
 
     fn check(&self) {
         for gpu in GPUS {
-            let (published, is_free) =
-                (self.slices.contains(gpu) || self.scheduler.contains(gpu), self.is_free_at_kubelet(gpu));
+            let (published, is_free) = (
+                self.slices.contains(gpu) || self.scheduler.contains(gpu),
+                self.is_free_at_kubelet(gpu),
+            );
             let is_free_in_slices = published && !self.allocated.contains(gpu);
-            assert!(!(is_free && is_free_in_slices), "device {gpu} is free in both");
+            assert!(
+                !(is_free && is_free_in_slices),
+                "device {gpu} is free in both"
+            );
             assert!(
                 !(is_free && self.allocated.contains(gpu)),
                 "device {gpu} of a claim is free at the kubelet"

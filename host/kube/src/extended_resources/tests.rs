@@ -27,11 +27,16 @@ fn resource() -> ExtendedResource {
 }
 
 fn key() -> LocalPool {
-    LocalPool { driver: driver(), pool: "gpus".parse().unwrap() }
+    LocalPool {
+        driver: driver(),
+        pool: "gpus".parse().unwrap(),
+    }
 }
 
 fn names() -> PoolNames {
-    PoolNames { node: NODE.parse().unwrap() }
+    PoolNames {
+        node: NODE.parse().unwrap(),
+    }
 }
 
 async fn pass(seconds: u64) {
@@ -60,10 +65,14 @@ fn set_allocatable(server: &ApiServer, count: &str) {
 }
 
 fn claim(devices: &[&str]) -> Allocated {
-    let claim = Allocated::new("default", "claim").node(NODE).reserved_for("pod", "pod-uid");
+    let claim = Allocated::new("default", "claim")
+        .node(NODE)
+        .reserved_for("pod", "pod-uid");
     // Of another node, too, with the same names.
     let claim = claim.device("other", GPU, "node-2/gpus", "b");
-    devices.iter().fold(claim, |claim, device| claim.device("request", GPU, "node-1/gpus", device))
+    devices.iter().fold(claim, |claim, device| {
+        claim.device("request", GPU, "node-1/gpus", device)
+    })
 }
 
 /// A daemon on the node, whose driver has a pool of devices `a`, `b` and `c`.
@@ -85,10 +94,21 @@ impl Daemon {
         setting: MechanismSetting,
         allocated: &[&str],
     ) -> Self {
-        let devices = ["a", "b", "c"].map(|name| (name.parse().unwrap(), Device::default())).into();
-        let pool = Pool { devices, extended_resource: Some(resource()), ..Pool::default() };
-        let inventory = Inventory { pools: [(key().pool, pool)].into() };
-        let published = Arc::new(Published { inventory, ..Published::default() });
+        let devices = ["a", "b", "c"]
+            .map(|name| (name.parse().unwrap(), Device::default()))
+            .into();
+        let pool = Pool {
+            devices,
+            extended_resource: Some(resource()),
+            ..Pool::default()
+        };
+        let inventory = Inventory {
+            pools: [(key().pool, pool)].into(),
+        };
+        let published = Arc::new(Published {
+            inventory,
+            ..Published::default()
+        });
         let snapshot = DriverSnapshot {
             serving: [(driver(), published)].into(),
             present: [driver()].into(),
@@ -105,7 +125,12 @@ impl Daemon {
             kube: client.clone(),
             turns: Arc::new(Semaphore::new(1)),
             drivers: drivers.clone(),
-            node: Facts::start(&tasks, &client, NODE.parse().unwrap(), Conditions::default()),
+            node: Facts::start(
+                &tasks,
+                &client,
+                NODE.parse().unwrap(),
+                Conditions::default(),
+            ),
             names: names(),
             on_unhealthy: Arc::new(|_| {}),
             settings: SliceSettings::default(),
@@ -125,7 +150,11 @@ impl Daemon {
             conditions: conditions_of,
             tasks: tasks_of,
         });
-        Self { handle, conditions, tasks }
+        Self {
+            handle,
+            conditions,
+            tasks,
+        }
     }
 
     async fn stop(self) {
@@ -133,13 +162,17 @@ impl Daemon {
     }
 
     fn mechanism(&self) -> Option<Mechanism> {
-        self.handle.view().mechanisms.of(&driver(), &key().pool, true)
+        self.handle
+            .view()
+            .mechanisms
+            .of(&driver(), &key().pool, true)
     }
 
     /// The bridge has replaced its lists; the device manager has these devices.
     fn bridge(&self, allocated: &[&str]) {
         self.handle.set_allocated(ids(allocated));
-        self.handle.lists_replaced(self.handle.view().mechanisms.generation);
+        self.handle
+            .lists_replaced(self.handle.view().mechanisms.generation);
     }
 
     fn problem(&self, code: ProblemCode) -> Option<String> {
@@ -152,14 +185,23 @@ impl Daemon {
 }
 
 fn ids(devices: &[&str]) -> DeviceIds {
-    devices.iter().map(|device| (driver(), format!("gpus/{device}"))).collect()
+    devices
+        .iter()
+        .map(|device| (driver(), format!("gpus/{device}")))
+        .collect()
 }
 
 fn published(server: &ApiServer) -> Vec<String> {
     let slices = server.list("resourceslices");
-    let devices =
-        slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
-    devices.map(|device| device["name"].as_str().unwrap_or_default().to_owned()).collect()
+    let devices = slices.iter().flat_map(|slice| {
+        slice["spec"]["devices"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default()
+    });
+    devices
+        .map(|device| device["name"].as_str().unwrap_or_default().to_owned())
+        .collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -170,10 +212,16 @@ async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there()
     pass(60).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
     let refused = daemon.problem(ProblemCode::DeviceClassMissing).unwrap();
-    assert!(refused.contains("the right to list deviceclasses"), "{refused}");
+    assert!(
+        refused.contains("the right to list deviceclasses"),
+        "{refused}"
+    );
     server.lift(forbidden);
     pass(61).await;
-    assert_eq!((daemon.mechanism(), published(&server)), (Some(Mechanism::DevicePlugin), Vec::new()));
+    assert_eq!(
+        (daemon.mechanism(), published(&server)),
+        (Some(Mechanism::DevicePlugin), Vec::new())
+    );
     let missing = daemon.problem(ProblemCode::DeviceClassMissing).unwrap();
     assert!(missing.contains("nodedock get deviceclasses"), "{missing}");
 
@@ -189,7 +237,10 @@ async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there()
     pass(60).await;
     assert_eq!(published(&server), ["a", "b", "c"]);
     let device = &server.list("resourceslices")[0]["spec"]["devices"][0];
-    assert_eq!(device["attributes"][ATTRIBUTE]["string"], RESOURCE, "{device:#}");
+    assert_eq!(
+        device["attributes"][ATTRIBUTE]["string"], RESOURCE,
+        "{device:#}"
+    );
     let mut another = manifest(&resource(), &driver());
     another["metadata"] = json!({ "name": "theirs" });
     server.put(another);
@@ -199,7 +250,10 @@ async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there()
     server.delete("deviceclasses", "", "theirs");
     // What a server without the feature stores.
     server.edit("deviceclasses", "", "example.com-gpu", |class| {
-        class["spec"].as_object_mut().unwrap().remove("extendedResourceName");
+        class["spec"]
+            .as_object_mut()
+            .unwrap()
+            .remove("extendedResourceName");
     });
     pass(61).await;
     let dropped = daemon.problem(ProblemCode::DeviceClassConflict).unwrap();
@@ -225,15 +279,25 @@ async fn an_upgrade_withdraws_devices_from_the_kubelet_before_they_are_in_slices
     set_allocatable(&server, "3");
     upgrade(&server, 37, 36);
     pass(601).await;
-    assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin), "the kubelet is older");
+    assert_eq!(
+        daemon.mechanism(),
+        Some(Mechanism::DevicePlugin),
+        "the kubelet is older"
+    );
     upgrade(&server, 37, 37);
     pass(601).await;
     assert_eq!(daemon.mechanism(), None);
     daemon.bridge(&["a"]);
     pass(60).await;
-    assert_eq!((daemon.mechanism(), published(&server).len()), (None, 0), "the kubelet still has them");
+    assert_eq!(
+        (daemon.mechanism(), published(&server).len()),
+        (None, 0),
+        "the kubelet still has them"
+    );
     pass(300).await;
-    let waits = daemon.problem(ProblemCode::ExtendedResourceWithheld).unwrap();
+    let waits = daemon
+        .problem(ProblemCode::ExtendedResourceWithheld)
+        .unwrap();
     assert!(waits.contains("still has 3 example.com/gpu"), "{waits}");
     set_allocatable(&server, "0");
     pass(31).await;
@@ -252,7 +316,11 @@ async fn an_upgrade_withdraws_devices_from_the_kubelet_before_they_are_in_slices
     assert_eq!(daemon.mechanism(), Some(Mechanism::Dra));
     server.lift(away);
     pass(60).await;
-    assert_eq!(published(&server), ["b", "c"], "a pod still has it from the device manager");
+    assert_eq!(
+        published(&server),
+        ["b", "c"],
+        "a pod still has it from the device manager"
+    );
     daemon.bridge(&[]);
     pass(5).await;
     assert_eq!(published(&server), ["a", "b", "c"]);
@@ -274,7 +342,11 @@ async fn the_way_back_waits_for_slices_and_claims() {
     let refused = server.fail(Fault::Away, When::any().verb("delete"));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::DevicePlugin);
     pass(60).await;
-    assert_eq!((daemon.mechanism(), published(&server).len()), (None, 3), "the slices cannot be deleted");
+    assert_eq!(
+        (daemon.mechanism(), published(&server).len()),
+        (None, 3),
+        "the slices cannot be deleted"
+    );
     server.lift(refused);
     pass(31).await;
     assert_eq!(
@@ -286,9 +358,16 @@ async fn the_way_back_waits_for_slices_and_claims() {
     assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
     let claimed = |daemon: &Daemon| {
         let is_claimed = |device: &&str| {
-            daemon.handle.view().mechanisms.is_claimed(&driver(), &key().pool, &device.parse().unwrap())
+            daemon.handle.view().mechanisms.is_claimed(
+                &driver(),
+                &key().pool,
+                &device.parse().unwrap(),
+            )
         };
-        ["a", "b", "c"].into_iter().filter(is_claimed).collect::<Vec<_>>()
+        ["a", "b", "c"]
+            .into_iter()
+            .filter(is_claimed)
+            .collect::<Vec<_>>()
     };
     assert_eq!(claimed(&daemon), ["b"]);
     daemon.stop().await;
@@ -299,7 +378,10 @@ async fn the_way_back_waits_for_slices_and_claims() {
     assert_eq!(claimed(&daemon), Vec::<&str>::new());
     server.forget_requests();
     pass(300).await;
-    let lists = server.requests().into_iter().filter(|seen| seen.full_resource() == "resourceclaims");
+    let lists = server
+        .requests()
+        .into_iter()
+        .filter(|seen| seen.full_resource() == "resourceclaims");
     assert_eq!(lists.count(), 0, "claims are listed during a switch only");
     daemon.stop().await;
 }
@@ -325,11 +407,25 @@ fn what_an_earlier_release_offered_counts_only_without_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("record.json");
     let before = || BTreeMap::from([(key(), resource())]);
-    let of = |loaded: &LoadedSwitch| loaded.handle().view().mechanisms.of(&driver(), &key().pool, true);
+    let of = |loaded: &LoadedSwitch| {
+        loaded
+            .handle()
+            .view()
+            .mechanisms
+            .of(&driver(), &key().pool, true)
+    };
     let loaded = load(file.clone(), before, Conditions::default());
     assert_eq!(of(&loaded), Some(Mechanism::DevicePlugin));
-    for content in ["{", r#"{"version":1,"decided":"dra","pools":[]}"#, r#"{"version":2}"#] {
+    for content in [
+        "{",
+        r#"{"version":1,"decided":"dra","pools":[]}"#,
+        r#"{"version":2}"#,
+    ] {
         std::fs::write(&file, content).unwrap();
-        assert_eq!(of(&load(file.clone(), before, Conditions::default())), None, "{content}");
+        assert_eq!(
+            of(&load(file.clone(), before, Conditions::default())),
+            None,
+            "{content}"
+        );
     }
 }

@@ -35,7 +35,11 @@ struct Wipes {
 
 impl Wipes {
     fn new(connected: BTreeSet<DriverName>, now: Instant) -> Self {
-        Self { connected, due: BTreeMap::new(), of_start: Some(now + WIPE_DELAY) }
+        Self {
+            connected,
+            due: BTreeMap::new(),
+            of_start: Some(now + WIPE_DELAY),
+        }
     }
 
     fn see(&mut self, connected: BTreeSet<DriverName>, now: Instant) {
@@ -109,12 +113,24 @@ async fn delete(
         if has_our_label(&slice) || !driver.is_some_and(|driver| is_due(&driver)) {
             continue;
         }
-        let same = Preconditions { uid: slice.uid(), ..Preconditions::default() };
-        let deleted = slices.delete(&slice.name_any(), &DeleteParams::default().preconditions(same)).await;
+        let same = Preconditions {
+            uid: slice.uid(),
+            ..Preconditions::default()
+        };
+        let deleted = slices
+            .delete(
+                &slice.name_any(),
+                &DeleteParams::default().preconditions(same),
+            )
+            .await;
         match deleted.map_err(ApiError::from) {
             Ok(_) => {
                 let driver = slice.spec.driver.as_str();
-                tracing::info!(driver, slice = slice.name_any(), "slice of a driver that is gone deleted");
+                tracing::info!(
+                    driver,
+                    slice = slice.name_any(),
+                    "slice of a driver that is gone deleted"
+                );
             }
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Conflict) => {}
             Err(error) => return Err(error),
@@ -158,7 +174,12 @@ mod tests {
                 ("a", NODE, "a.dev", json!({})),
                 ("b", NODE, "b.dev", json!({})),
                 ("b-elsewhere", "node-2", "b.dev", json!({})),
-                ("ours", NODE, "ours.dev", json!({ "app.kubernetes.io/managed-by": "nodedock" })),
+                (
+                    "ours",
+                    NODE,
+                    "ours.dev",
+                    json!({ "app.kubernetes.io/managed-by": "nodedock" }),
+                ),
             ] {
                 server.put(json!({
                     "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
@@ -170,9 +191,16 @@ mod tests {
             let connected = Arc::new(Mutex::new(drivers(connected)));
             let (changes, seen) = (Changes::default(), connected.clone());
             let node = ObjectName::new(NODE).unwrap();
-            let work = wipe(over(&server), node, changes.listen(), move || seen.lock().clone());
+            let work = wipe(over(&server), node, changes.listen(), move || {
+                seen.lock().clone()
+            });
             let task = tokio::spawn(work);
-            Self { server, changes, connected, task }
+            Self {
+                server,
+                changes,
+                connected,
+                task,
+            }
         }
 
         fn connect(&self, connected: &[&str]) {
@@ -183,12 +211,18 @@ mod tests {
         async fn after(&self, seconds: u64) -> Vec<String> {
             sleep(Duration::from_secs(seconds)).await;
             let slices = self.server.list("resourceslices");
-            slices.iter().map(|slice| slice["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+            slices
+                .iter()
+                .map(|slice| slice["metadata"]["name"].as_str().unwrap().to_owned())
+                .collect()
         }
     }
 
     fn drivers(names: &[&str]) -> BTreeSet<DriverName> {
-        names.iter().map(|name| DriverName::new(*name).unwrap()).collect()
+        names
+            .iter()
+            .map(|name| DriverName::new(*name).unwrap())
+            .collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -214,7 +248,9 @@ mod tests {
         let machine = Machine::new(&[]).await;
         machine.connect(&["a.dev"]);
         machine.after(25).await;
-        machine.server.fail_times(1, Fault::Status(500), When::any().verb("delete"));
+        machine
+            .server
+            .fail_times(1, Fault::Status(500), When::any().verb("delete"));
         // It left too late for the start's time.
         machine.connect(&[]);
         assert_eq!(machine.after(10).await, ["a", "b-elsewhere", "ours"]);

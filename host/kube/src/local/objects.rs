@@ -99,5 +99,8 @@ fn parsed<K: Resource + Clone + Debug + DeserializeOwned>(object: DynamicObject)
 }
 
 pub(super) fn version(object: &impl ResourceExt) -> u64 {
-    object.resource_version().and_then(|version| version.parse().ok()).unwrap_or_default()
+    object
+        .resource_version()
+        .and_then(|version| version.parse().ok())
+        .unwrap_or_default()
 }

@@ -35,7 +35,10 @@ pub fn annotation_of(process: &Process) -> (String, String) {
 
 /// The processes of a claim. An annotation that cannot be read is a process whose end cannot be seen.
 fn processes_of(claim: &ResourceClaim) -> BTreeSet<Result<Process, String>> {
-    let of_processes = claim.annotations().iter().filter(|(key, _)| key.starts_with(PROCESS_ANNOTATION));
+    let of_processes = claim
+        .annotations()
+        .iter()
+        .filter(|(key, _)| key.starts_with(PROCESS_ANNOTATION));
     of_processes
         .map(|(key, value)| serde_json::from_str(value).map_err(|error| format!("{key}: {error}")))
         .collect()
@@ -59,15 +62,25 @@ pub(super) async fn follow(
         let view = views.borrow_and_update().clone();
         let mut here = BTreeSet::new();
         for (_, claim) in view.annotated() {
-            let (processes, Some(uid)) = (processes_of(claim), claim.uid()) else { continue };
+            let (processes, Some(uid)) = (processes_of(claim), claim.uid()) else {
+                continue;
+            };
             if processes.is_empty() {
                 continue;
             }
             here.insert(uid.clone());
-            if followed.get(&uid).is_some_and(|known| known.processes == processes) {
+            if followed
+                .get(&uid)
+                .is_some_and(|known| known.processes == processes)
+            {
                 continue;
             }
-            let work = end_with(client.clone(), claim.clone(), processes.clone(), prepared.clone());
+            let work = end_with(
+                client.clone(),
+                claim.clone(),
+                processes.clone(),
+                prepared.clone(),
+            );
             let task = tasks.spawn(work);
             if let Some(before) = followed.insert(uid, Followed { processes, task }) {
                 before.task.abort();
@@ -101,7 +114,12 @@ async fn end_with(
             Err(unreadable) => Err(unreadable.clone()),
         };
         if let Err(why) = ended {
-            tracing::warn!(namespace, claim = name, why, "the claim stays until it is deleted by hand");
+            tracing::warn!(
+                namespace,
+                claim = name,
+                why,
+                "the claim stays until it is deleted by hand"
+            );
             return std::future::pending().await;
         }
     }
@@ -133,7 +151,10 @@ where
             Err(error @ ProcessError::OtherNamespace(_)) => return Err(chain(&error)),
             Err(error @ ProcessError::Io { .. }) => {
                 if !std::mem::replace(&mut is_reported, true) {
-                    tracing::warn!(error = chain(&error), "a process of a claim cannot be watched, retrying");
+                    tracing::warn!(
+                        error = chain(&error),
+                        "a process of a claim cannot be watched, retrying"
+                    );
                 }
                 sleep(backoff.delay()).await;
             }
@@ -148,7 +169,8 @@ async fn end(
     claim: &ResourceClaim,
     prepared: &dyn PreparedClaims,
 ) -> Result<bool, Problem> {
-    let claims = Api::<ResourceClaim>::namespaced(client.client(), &claim.namespace().unwrap_or_default());
+    let claims =
+        Api::<ResourceClaim>::namespaced(client.client(), &claim.namespace().unwrap_or_default());
     let current = match claims.get(&claim.name_any()).await.map_err(ApiError::from) {
         Ok(current) if current.uid() == claim.uid() => current,
         Ok(_) => return Ok(true),
@@ -160,8 +182,16 @@ async fn end(
             return Ok(true);
         }
         let resource_version = current.resource_version();
-        let same = Preconditions { uid: claim.uid(), resource_version };
-        let deleted = claims.delete(&claim.name_any(), &DeleteParams::default().preconditions(same)).await;
+        let same = Preconditions {
+            uid: claim.uid(),
+            resource_version,
+        };
+        let deleted = claims
+            .delete(
+                &claim.name_any(),
+                &DeleteParams::default().preconditions(same),
+            )
+            .await;
         match deleted.map_err(ApiError::from) {
             Ok(_) => {}
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Conflict) => {
@@ -171,7 +201,9 @@ async fn end(
         }
     }
     // A prepare that is under way shows its pods in a later round.
-    prepared.unprepare_users(&claim.uid().unwrap_or_default()).await?;
+    prepared
+        .unprepare_users(&claim.uid().unwrap_or_default())
+        .await?;
     Ok(false)
 }
 
@@ -187,13 +219,21 @@ mod tests {
         let attempts = AtomicU32::new(0);
         let failing = || {
             std::future::ready(match attempts.fetch_add(1, Relaxed) {
-                0..3 => Err(ProcessError::Io { pid: 1, source: io::Error::from_raw_os_error(24) }),
+                0..3 => Err(ProcessError::Io {
+                    pid: 1,
+                    source: io::Error::from_raw_os_error(24),
+                }),
                 _ => Ok(()),
             })
         };
         assert_eq!(until_ended(failing).await, Ok(()));
         assert_eq!(attempts.load(Relaxed), 4);
-        let elsewhere = until_ended(|| std::future::ready(Err(ProcessError::OtherNamespace(7)))).await;
-        assert!(elsewhere.unwrap_err().contains("process 7 is in another PID namespace"));
+        let elsewhere =
+            until_ended(|| std::future::ready(Err(ProcessError::OtherNamespace(7)))).await;
+        assert!(
+            elsewhere
+                .unwrap_err()
+                .contains("process 7 is in another PID namespace")
+        );
     }
 }

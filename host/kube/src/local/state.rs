@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceAllocationResult, DeviceClass, DeviceRequestAllocationResult, ResourceClaim,
-    ResourceClaimConsumerReference, ResourceSlice,
+    AllocationResult, DeviceAllocationResult, DeviceClass, DeviceRequestAllocationResult,
+    ResourceClaim, ResourceClaimConsumerReference, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
@@ -40,29 +40,52 @@ pub struct NodeUse {
 impl NodeUse {
     /// Of the claims that a node has, with the names of pools that slices have.
     pub fn of(records: &[Arc<ClaimRecord>], pools: &NodePools) -> Self {
-        let device = |record: &ClaimRecord, device: &AllocatedDevice| DeviceRequestAllocationResult {
-            request: device.request.clone(),
-            driver: device.driver.to_string(),
-            pool: pools.published_in(record, &device.driver, &device.pool).to_string(),
-            device: device.device.to_string(),
-            admin_access: device.admin_access.then_some(true),
-            share_id: device.share_id.clone(),
-            consumed_capacity: (!device.consumed.is_empty()).then(|| {
-                let consumed = device.consumed.iter();
-                consumed.map(|(name, amount)| (name.clone(), Quantity(amount.clone()))).collect()
-            }),
-            ..DeviceRequestAllocationResult::default()
-        };
+        let device =
+            |record: &ClaimRecord, device: &AllocatedDevice| DeviceRequestAllocationResult {
+                request: device.request.clone(),
+                driver: device.driver.to_string(),
+                pool: pools
+                    .published_in(record, &device.driver, &device.pool)
+                    .to_string(),
+                device: device.device.to_string(),
+                admin_access: device.admin_access.then_some(true),
+                share_id: device.share_id.clone(),
+                consumed_capacity: (!device.consumed.is_empty()).then(|| {
+                    let consumed = device.consumed.iter();
+                    consumed
+                        .map(|(name, amount)| (name.clone(), Quantity(amount.clone())))
+                        .collect()
+                }),
+                ..DeviceRequestAllocationResult::default()
+            };
         let claim = |record: &Arc<ClaimRecord>| {
-            let results = record.allocation.devices.iter().map(|of| device(record, of)).collect();
-            let devices = DeviceAllocationResult { config: None, results: Some(results) };
-            let allocation = AllocationResult { devices: Some(devices), ..AllocationResult::default() };
+            let results = record
+                .allocation
+                .devices
+                .iter()
+                .map(|of| device(record, of))
+                .collect();
+            let devices = DeviceAllocationResult {
+                config: None,
+                results: Some(results),
+            };
+            let allocation = AllocationResult {
+                devices: Some(devices),
+                ..AllocationResult::default()
+            };
             (record.id.uid.to_string(), allocation)
         };
         Self {
-            pods: records.iter().flat_map(|record| record.pods.keys()).map(ToString::to_string).collect(),
+            pods: records
+                .iter()
+                .flat_map(|record| record.pods.keys())
+                .map(ToString::to_string)
+                .collect(),
             claims: records.iter().map(claim).collect(),
-            holds: records.iter().map(|record| (record.id.uid.to_string(), record.holds.clone())).collect(),
+            holds: records
+                .iter()
+                .map(|record| (record.id.uid.to_string(), record.holds.clone()))
+                .collect(),
         }
     }
 }
@@ -136,7 +159,11 @@ pub(super) fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
 }
 
 fn consumers(claim: &ResourceClaim) -> &[ResourceClaimConsumerReference] {
-    claim.status.as_ref().and_then(|status| status.reserved_for.as_deref()).unwrap_or_default()
+    claim
+        .status
+        .as_ref()
+        .and_then(|status| status.reserved_for.as_deref())
+        .unwrap_or_default()
 }
 
 fn is_ending(object: &impl ResourceExt) -> bool {
@@ -145,7 +172,10 @@ fn is_ending(object: &impl ResourceExt) -> bool {
 
 /// A pod that runs no more has no use for a claim.
 fn is_over(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
     is_ending(pod) || matches!(phase, Some("Succeeded" | "Failed"))
 }
 
@@ -176,25 +206,43 @@ impl State {
             Change::Claim(Seen::Gone(key)) => self.remove_claim(&key),
             Change::Claim(Seen::Only(keys, newest)) => {
                 // One that was made since is in no list from before.
-                let is_gone =
-                    |(key, known): &(&Key, &Known)| !keys.contains(*key) && version(&*known.claim) <= newest;
-                let gone: Vec<_> = self.claims.iter().filter(is_gone).map(|(key, _)| key.clone()).collect();
+                let is_gone = |(key, known): &(&Key, &Known)| {
+                    !keys.contains(*key) && version(&*known.claim) <= newest
+                };
+                let gone: Vec<_> = self
+                    .claims
+                    .iter()
+                    .filter(is_gone)
+                    .map(|(key, _)| key.clone())
+                    .collect();
                 gone.iter().for_each(|key| self.remove_claim(key));
                 self.unlisted.remove("claims");
             }
             Change::Class(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) { "classes" } else { "" });
+                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
+                    "classes"
+                } else {
+                    ""
+                });
                 put(&mut self.classes, seen);
                 self.epoch += 1;
             }
             Change::Slice(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) { "slices" } else { "" });
+                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
+                    "slices"
+                } else {
+                    ""
+                });
                 put(&mut self.slices, seen);
                 self.inventory = None;
                 self.epoch += 1;
             }
             Change::Pod(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) { "pods" } else { "" });
+                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
+                    "pods"
+                } else {
+                    ""
+                });
                 put(&mut self.pods, seen);
             }
             Change::Node(Seen::Is(node)) if node.name_any() == self.node.name => {
@@ -224,13 +272,15 @@ impl State {
         }) {
             return;
         }
-        let place = before.filter(|before| before.claim.uid() == claim.uid()).map(|before| before.place);
+        let place = before
+            .filter(|before| before.claim.uid() == claim.uid())
+            .map(|before| before.place);
         let created = claim.creation_timestamp().map(|time| time.0);
         let place = place.unwrap_or_else(|| (created, version(&*claim)));
         let before = before.map(|before| before.claim.clone());
-        let is_same_use = before
-            .as_ref()
-            .is_some_and(|before| before.uid() == claim.uid() && allocation(before) == allocation(&claim));
+        let is_same_use = before.as_ref().is_some_and(|before| {
+            before.uid() == claim.uid() && allocation(before) == allocation(&claim)
+        });
         if !is_same_use {
             if let Some(before) = before {
                 self.end_use(&before);
@@ -241,7 +291,14 @@ impl State {
             }
         }
         self.shown += 1;
-        self.claims.insert(key, Known { claim, place, refused: None });
+        self.claims.insert(
+            key,
+            Known {
+                claim,
+                place,
+                refused: None,
+            },
+        );
         if !is_same_use {
             self.use_foreign();
         }
@@ -265,11 +322,16 @@ impl State {
     }
 
     pub(super) fn set_node_use(&mut self, node_use: NodeUse) {
-        self.refused.retain(|uid| !node_use.claims.contains_key(uid));
+        self.refused
+            .retain(|uid| !node_use.claims.contains_key(uid));
         if node_use == self.node_use {
             return;
         }
-        let is_freed = self.node_use.claims.keys().any(|uid| !node_use.claims.contains_key(uid));
+        let is_freed = self
+            .node_use
+            .claims
+            .keys()
+            .any(|uid| !node_use.claims.contains_key(uid));
         for uid in self.node_use.claims.keys() {
             self.in_use.remove(uid);
         }
@@ -298,12 +360,19 @@ impl State {
     /// Counts what is prepared and has no allocated object: claims of manifests, and those whose object is gone; and the hardware that
     /// prepared claims have.
     fn use_foreign(&mut self) {
-        for (uid, allocation) in self.node_use.claims.iter().filter(|(uid, _)| !self.allocated.contains(*uid))
+        for (uid, allocation) in self
+            .node_use
+            .claims
+            .iter()
+            .filter(|(uid, _)| !self.allocated.contains(*uid))
         {
             self.in_use.remove(uid);
             self.in_use.add(uid, allocation);
         }
-        self.node_use.holds.iter().for_each(|(uid, holds)| self.in_use.hold(uid, holds));
+        self.node_use
+            .holds
+            .iter()
+            .for_each(|(uid, holds)| self.in_use.hold(uid, holds));
     }
 
     /// A prepare of a claim was refused, because others have its devices.
@@ -319,7 +388,8 @@ impl State {
     fn is_taken(&self, claim: &ResourceClaim) -> bool {
         let is_prepared = |uid: &str| self.node_use.claims.contains_key(uid);
         claim.uid().is_some_and(|uid| {
-            let is_taken = || self.refused.contains(&uid) || self.in_use.in_the_way(&uid).any(is_prepared);
+            let is_taken =
+                || self.refused.contains(&uid) || self.in_use.in_the_way(&uid).any(is_prepared);
             !is_prepared(&uid) && is_taken()
         })
     }
@@ -330,7 +400,8 @@ impl State {
 
     /// Why a claim is not allocated.
     pub(super) fn refusals(&self) -> BTreeMap<Key, Arc<NotAllocated>> {
-        let refused = |(key, known): (&Key, &Known)| Some((key.clone(), known.refused.as_ref()?.1.clone()));
+        let refused =
+            |(key, known): (&Key, &Known)| Some((key.clone(), known.refused.as_ref()?.1.clone()));
         self.claims.iter().filter_map(refused).collect()
     }
 
@@ -366,24 +437,39 @@ impl State {
             let wanted = self.consumers_of(key, claim, reservations.get(key));
             if is_ending(&**claim) && self.is_unused(claim, &wanted) {
                 steps.push(Step::Release(claim.clone()));
-            } else if !is_ending(&**claim) && !reservations.contains_key(key) && self.is_taken(claim) {
+            } else if !is_ending(&**claim)
+                && !reservations.contains_key(key)
+                && self.is_taken(claim)
+            {
                 steps.push(Step::Withdraw(claim.clone()));
             } else if wanted != consumers(claim) {
-                steps.push(Step::Reserve { claim: claim.clone(), consumers: wanted });
+                steps.push(Step::Reserve {
+                    claim: claim.clone(),
+                    consumers: wanted,
+                });
             }
         }
         waiting.sort_by_key(|(place, _)| *place);
         let waiting = waiting.into_iter().map(|(_, claim)| claim);
-        let complex = complex.into_iter().min_by_key(|(epoch, place, _)| (*epoch, *place));
+        let complex = complex
+            .into_iter()
+            .min_by_key(|(epoch, place, _)| (*epoch, *place));
         let complex = complex.map(|(.., claim)| claim);
-        steps.extend(waiting.chain(complex).map(|claim| Step::Allocate(claim.clone())));
+        steps.extend(
+            waiting
+                .chain(complex)
+                .map(|claim| Step::Allocate(claim.clone())),
+        );
         steps
     }
 
     /// Whether a claim may still be released, as it was decided.
     pub(super) fn may_release(&self, claim: &ResourceClaim, reservations: &Reservations) -> bool {
         let key = key(claim);
-        self.is_unused(claim, &self.consumers_of(&key, claim, reservations.get(&key)))
+        self.is_unused(
+            claim,
+            &self.consumers_of(&key, claim, reservations.get(&key)),
+        )
     }
 
     fn is_unused(&self, claim: &ResourceClaim, wanted: &[ResourceClaimConsumerReference]) -> bool {
@@ -391,7 +477,9 @@ impl State {
     }
 
     fn is_prepared(&self, claim: &ResourceClaim) -> bool {
-        claim.uid().is_some_and(|uid| self.node_use.claims.contains_key(&uid))
+        claim
+            .uid()
+            .is_some_and(|uid| self.node_use.claims.contains_key(&uid))
     }
 
     /// The consumers that a claim has, without those that are gone and with those that came, in the order they came.
@@ -402,7 +490,10 @@ impl State {
         reserving: Option<&BTreeMap<String, String>>,
     ) -> Vec<ResourceClaimConsumerReference> {
         let mut users: BTreeMap<String, String> = reserving.cloned().unwrap_or_default();
-        let pods = self.pods.values().filter(|pod| pod.namespace().as_deref() == Some(key.0.as_str()));
+        let pods = self
+            .pods
+            .values()
+            .filter(|pod| pod.namespace().as_deref() == Some(key.0.as_str()));
         for pod in pods.filter(|pod| !is_over(pod) && self.uses(pod, &key.1)) {
             users.extend(pod.uid().map(|uid| (uid, pod.name_any())));
         }
@@ -418,7 +509,12 @@ impl State {
         for (uid, name) in users {
             if !wanted.iter().any(|consumer| consumer.uid == uid) {
                 let resource = "pods".to_owned();
-                wanted.push(ResourceClaimConsumerReference { api_group: None, name, resource, uid });
+                wanted.push(ResourceClaimConsumerReference {
+                    api_group: None,
+                    name,
+                    resource,
+                    uid,
+                });
             }
         }
         wanted
@@ -426,8 +522,13 @@ impl State {
 
     /// Whether a pod uses the claim of that name.
     fn uses(&self, pod: &Pod, claim: &str) -> bool {
-        let references = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
-        references.into_iter().any(|reference| self.name_of(pod, reference).as_deref() == Some(claim))
+        let references = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.resource_claims.iter().flatten());
+        references
+            .into_iter()
+            .any(|reference| self.name_of(pod, reference).as_deref() == Some(claim))
     }
 
     /// The ResourceClaim of a pod's claim: the one that it names, or that was made for it.
@@ -435,8 +536,13 @@ impl State {
         if reference.resource_claim_name.is_some() {
             return reference.resource_claim_name.clone();
         }
-        let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
-        let named = statuses.into_iter().find(|status| status.name == reference.name);
+        let statuses = pod
+            .status
+            .iter()
+            .flat_map(|status| status.resource_claim_statuses.iter().flatten());
+        let named = statuses
+            .into_iter()
+            .find(|status| status.name == reference.name);
         named
             .and_then(|status| status.resource_claim_name.clone())
             .or_else(|| self.made_for(pod, &reference.name))
@@ -446,12 +552,20 @@ impl State {
     fn made_for(&self, pod: &Pod, pod_claim: &str) -> Option<String> {
         let uid = pod.uid()?;
         let namespace = pod.namespace().unwrap_or_default();
-        let mut claims =
-            self.claims.values().filter(|known| known.claim.namespace().as_deref() == Some(&namespace));
+        let mut claims = self
+            .claims
+            .values()
+            .filter(|known| known.claim.namespace().as_deref() == Some(&namespace));
         let made = claims.find(|known| {
             let claim = &known.claim;
-            claim.annotations().get(POD_CLAIM).is_some_and(|name| name == pod_claim)
-                && claim.owner_references().iter().any(|owner| owner.uid == uid)
+            claim
+                .annotations()
+                .get(POD_CLAIM)
+                .is_some_and(|name| name == pod_claim)
+                && claim
+                    .owner_references()
+                    .iter()
+                    .any(|owner| owner.uid == uid)
         });
         made.map(|known| known.claim.name_any())
     }
@@ -460,32 +574,50 @@ impl State {
         if is_over(pod) {
             return Vec::new();
         }
-        let references = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
-        let templated: Vec<_> =
-            references.filter(|reference| reference.resource_claim_template_name.is_some()).collect();
+        let references = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.resource_claims.iter().flatten());
+        let templated: Vec<_> = references
+            .filter(|reference| reference.resource_claim_template_name.is_some())
+            .collect();
         let mut steps = Vec::new();
         let mut named = BTreeMap::new();
         for reference in &templated {
             match self.made_for(pod, &reference.name) {
                 Some(name) => drop(named.insert(reference.name.clone(), name)),
-                None => steps.push(Step::Make { pod: pod.clone(), claim: (*reference).clone() }),
+                None => steps.push(Step::Make {
+                    pod: pod.clone(),
+                    claim: (*reference).clone(),
+                }),
             }
         }
-        let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+        let statuses = pod
+            .status
+            .iter()
+            .flat_map(|status| status.resource_claim_statuses.iter().flatten());
         let known: BTreeMap<String, String> = statuses
             .filter_map(|status| Some((status.name.clone(), status.resource_claim_name.clone()?)))
             .collect();
         if steps.is_empty() && !named.is_empty() && named != known {
-            steps.push(Step::Name { pod: pod.clone(), claims: named });
+            steps.push(Step::Name {
+                pod: pod.clone(),
+                claims: named,
+            });
         }
         steps
     }
 
     /// Takes out what an allocation needs. It has to end with [`Self::end_allocation`], or with [`Self::lost_allocation`].
-    pub(super) fn begin_allocation(&mut self, claim: &Arc<ResourceClaim>, now: Timestamp) -> Allocation {
+    pub(super) fn begin_allocation(
+        &mut self,
+        claim: &Arc<ResourceClaim>,
+        now: Timestamp,
+    ) -> Allocation {
         let (slices, node) = (&self.slices, &self.node);
-        let inventory =
-            self.inventory.get_or_insert_with(|| Arc::new(Inventory::new(slices.values().cloned(), node)));
+        let inventory = self
+            .inventory
+            .get_or_insert_with(|| Arc::new(Inventory::new(slices.values().cloned(), node)));
         Allocation {
             inventory: inventory.clone(),
             in_use: std::mem::take(&mut self.in_use),
@@ -496,7 +628,10 @@ impl State {
     }
 
     /// The devices for a claim, or why there are none, which is kept until something changes.
-    pub(super) fn end_allocation(&mut self, done: Allocated) -> Result<AllocationResult, Arc<NotAllocated>> {
+    pub(super) fn end_allocation(
+        &mut self,
+        done: Allocated,
+    ) -> Result<AllocationResult, Arc<NotAllocated>> {
         self.in_use = done.in_use;
         done.result.map_err(|refusal| {
             let refusal = Arc::new(refusal);
@@ -542,12 +677,30 @@ pub(super) struct Allocated {
 
 impl Allocation {
     pub(super) fn run(self) -> Allocated {
-        let Self { inventory, in_use, classes, claim, now } = self;
+        let Self {
+            inventory,
+            in_use,
+            classes,
+            claim,
+            now,
+        } = self;
         let class = |name: &str| classes.get(&(String::new(), name.to_owned())).cloned();
         let mut share_ids = || Uuid::new_v4().to_string();
         let bounds = Bounds::default();
-        let result = allocate(&inventory, &in_use, &class, &claim, &bounds, now, &mut share_ids);
-        Allocated { in_use, claim, result }
+        let result = allocate(
+            &inventory,
+            &in_use,
+            &class,
+            &claim,
+            &bounds,
+            now,
+            &mut share_ids,
+        );
+        Allocated {
+            in_use,
+            claim,
+            result,
+        }
     }
 }
 

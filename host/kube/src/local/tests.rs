@@ -27,7 +27,10 @@ struct Machine {
 }
 
 impl State {
-    fn allocated(&mut self, claim: &Arc<ResourceClaim>) -> Result<AllocationResult, Arc<NotAllocated>> {
+    fn allocated(
+        &mut self,
+        claim: &Arc<ResourceClaim>,
+    ) -> Result<AllocationResult, Arc<NotAllocated>> {
         let allocation = self.begin_allocation(claim, Timestamp::UNIX_EPOCH);
         self.end_allocation(allocation.run())
     }
@@ -42,14 +45,23 @@ fn name(name: &str) -> Key {
 }
 
 fn devices(result: &AllocationResult) -> Vec<String> {
-    let results = result.devices.iter().flat_map(|devices| devices.results.iter().flatten());
-    results.into_iter().map(|result| result.device.clone()).collect()
+    let results = result
+        .devices
+        .iter()
+        .flat_map(|devices| devices.results.iter().flatten());
+    results
+        .into_iter()
+        .map(|result| result.device.clone())
+        .collect()
 }
 
 impl Machine {
     fn new(devices: usize) -> Self {
         let mut machine = Self {
-            state: State::new(NodeRef { name: "n".into(), labels: BTreeMap::new() }),
+            state: State::new(NodeRef {
+                name: "n".into(),
+                labels: BTreeMap::new(),
+            }),
             version: 1,
             claims: BTreeMap::new(),
             pods: BTreeMap::new(),
@@ -62,46 +74,73 @@ impl Machine {
 
     /// What a start lists.
     fn list(&mut self, devices: usize) {
-        let names: Vec<_> = (0..devices).map(|index| json!({ "name": format!("d{index}") })).collect();
+        let names: Vec<_> = (0..devices)
+            .map(|index| json!({ "name": format!("d{index}") }))
+            .collect();
         self.put_devices(&json!(names));
         let class = json!({ "metadata": { "name": "any" }, "spec": { "selectors": [] } });
+        self.state.apply(Change::Slice(Seen::Only(
+            BTreeSet::from([(String::new(), "s".to_owned())]),
+            u64::MAX,
+        )));
         self.state
-            .apply(Change::Slice(Seen::Only(BTreeSet::from([(String::new(), "s".to_owned())]), u64::MAX)));
-        self.state.apply(Change::Class(Seen::Is(Arc::new(of(class)))));
-        self.state
-            .apply(Change::Class(Seen::Only(BTreeSet::from([(String::new(), "any".to_owned())]), u64::MAX)));
+            .apply(Change::Class(Seen::Is(Arc::new(of(class)))));
+        self.state.apply(Change::Class(Seen::Only(
+            BTreeSet::from([(String::new(), "any".to_owned())]),
+            u64::MAX,
+        )));
         for claim in self.claims.values() {
-            self.state.apply(Change::Claim(Seen::Is(Arc::new(claim.clone()))));
+            self.state
+                .apply(Change::Claim(Seen::Is(Arc::new(claim.clone()))));
         }
-        self.state.apply(Change::Claim(Seen::Only(self.claims.keys().cloned().collect(), u64::MAX)));
-        self.state.apply(Change::Pod(Seen::Only(BTreeSet::new(), u64::MAX)));
+        self.state.apply(Change::Claim(Seen::Only(
+            self.claims.keys().cloned().collect(),
+            u64::MAX,
+        )));
+        self.state
+            .apply(Change::Pod(Seen::Only(BTreeSet::new(), u64::MAX)));
         for pod in self.pods.values() {
-            self.state.apply(Change::Pod(Seen::Is(Arc::new(pod.clone()))));
+            self.state
+                .apply(Change::Pod(Seen::Is(Arc::new(pod.clone()))));
         }
         let node = json!({ "metadata": { "name": "n" } });
         self.state.apply(Change::Node(Seen::Is(Arc::new(of(node)))));
-        self.state
-            .apply(Change::Node(Seen::Only(BTreeSet::from([(String::new(), "n".to_owned())]), u64::MAX)));
+        self.state.apply(Change::Node(Seen::Only(
+            BTreeSet::from([(String::new(), "n".to_owned())]),
+            u64::MAX,
+        )));
         self.state.set_node_use(self.node_use.clone());
     }
 
     fn put_devices(&mut self, devices: &Value) {
         let slice = json!({ "metadata": { "name": "s" }, "spec": { "driver": "d.dev", "nodeName": "n",
             "pool": { "name": "n/p", "generation": 1, "resourceSliceCount": 1 }, "devices": devices } });
-        self.state.apply(Change::Slice(Seen::Is(Arc::new(of(slice)))));
+        self.state
+            .apply(Change::Slice(Seen::Is(Arc::new(of(slice)))));
     }
 
     /// As an allocation that ended so.
     fn refuse(&mut self, claim: &str, kind: NotAllocatedKind) {
         let claim = Arc::new(self.claims[&name(claim)].clone());
-        let refusal = NotAllocated { kind, message: String::new(), devices: Vec::new(), more: false };
-        let mut done = self.state.begin_allocation(&claim, Timestamp::UNIX_EPOCH).run();
+        let refusal = NotAllocated {
+            kind,
+            message: String::new(),
+            devices: Vec::new(),
+            more: false,
+        };
+        let mut done = self
+            .state
+            .begin_allocation(&claim, Timestamp::UNIX_EPOCH)
+            .run();
         done.result = Err(refusal);
         assert!(self.state.end_allocation(done).is_err());
     }
 
     fn restart(&mut self, devices: usize) {
-        self.state = State::new(NodeRef { name: "n".into(), labels: BTreeMap::new() });
+        self.state = State::new(NodeRef {
+            name: "n".into(),
+            labels: BTreeMap::new(),
+        });
         self.reservations.clear();
         self.list(devices);
     }
@@ -137,14 +176,19 @@ impl Machine {
 
     fn delete(&mut self, claim: &str) {
         if let Some(mut claim) = self.claims.get(&name(claim)).cloned() {
-            claim.metadata.deletion_timestamp.get_or_insert_with(|| of(json!("2026-01-02T00:00:00Z")));
+            claim
+                .metadata
+                .deletion_timestamp
+                .get_or_insert_with(|| of(json!("2026-01-02T00:00:00Z")));
             self.put(claim);
         }
     }
 
     /// As the node prepares an allocated claim for a pod.
     fn prepare(&mut self, claim: &str) {
-        let Some(claim) = self.claims.get(&name(claim)) else { return };
+        let Some(claim) = self.claims.get(&name(claim)) else {
+            return;
+        };
         if let (Some(uid), Some(result)) = (claim.uid(), allocation(claim)) {
             self.node_use.pods.insert(format!("pod-of-{uid}"));
             self.node_use.claims.insert(uid, result.clone());
@@ -185,8 +229,7 @@ impl Machine {
             }
             Step::Make { pod, claim } => {
                 let made = format!("{}-{}-x", pod.name_any(), claim.name);
-                let owner =
-                    json!({ "apiVersion": "v1", "kind": "Pod", "name": pod.name_any(), "uid": pod.uid() });
+                let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": pod.name_any(), "uid": pod.uid() });
                 let request = json!({ "name": "r", "exactly": { "deviceClassName": "any" } });
                 self.put(of(json!({
                     "metadata": { "name": made, "namespace": "default", "uid": format!("uid-{made}"),
@@ -241,9 +284,17 @@ impl Machine {
     }
 
     fn consumers(&self, claim: &str) -> Vec<String> {
-        let status = self.claims.get(&name(claim)).and_then(|claim| claim.status.clone());
-        let consumers = status.and_then(|status| status.reserved_for).unwrap_or_default();
-        consumers.into_iter().map(|consumer| format!("{}/{}", consumer.name, consumer.uid)).collect()
+        let status = self
+            .claims
+            .get(&name(claim))
+            .and_then(|claim| claim.status.clone());
+        let consumers = status
+            .and_then(|status| status.reserved_for)
+            .unwrap_or_default();
+        consumers
+            .into_iter()
+            .map(|consumer| format!("{}/{}", consumer.name, consumer.uid))
+            .collect()
     }
 }
 
@@ -255,15 +306,30 @@ fn claims_get_devices_in_the_order_of_their_creation_and_free_them_when_they_are
         machine.create(claim, 1);
     }
     machine.settle();
-    assert_eq!((machine.devices("c"), machine.devices("b")), (Some(vec!["d0".into()]), None));
+    assert_eq!(
+        (machine.devices("c"), machine.devices("b")),
+        (Some(vec!["d0".into()]), None)
+    );
     let refusals = machine.state.refusals();
-    assert_eq!(refusals.keys().collect::<Vec<_>>(), [&name("a"), &name("b")]);
-    assert!(refusals[&name("a")].devices[0].reason.contains("in use"), "{refusals:?}");
+    assert_eq!(
+        refusals.keys().collect::<Vec<_>>(),
+        [&name("a"), &name("b")]
+    );
+    assert!(
+        refusals[&name("a")].devices[0].reason.contains("in use"),
+        "{refusals:?}"
+    );
     machine.restart(1);
     machine.delete("c");
     machine.settle();
-    assert_eq!((machine.devices("b"), machine.devices("a")), (Some(vec!["d0".into()]), None));
-    assert!(!machine.claims.contains_key(&name("c")), "its finalizer is gone, and so is the claim");
+    assert_eq!(
+        (machine.devices("b"), machine.devices("a")),
+        (Some(vec!["d0".into()]), None)
+    );
+    assert!(
+        !machine.claims.contains_key(&name("c")),
+        "its finalizer is gone, and so is the claim"
+    );
 }
 
 #[test]
@@ -275,10 +341,16 @@ fn a_claim_that_is_prepared_keeps_its_devices_when_it_is_deleted() {
     machine.delete("a");
     machine.create("b", 1);
     machine.settle();
-    assert_eq!((machine.devices("a"), machine.devices("b")), (Some(vec!["d0".into()]), None));
+    assert_eq!(
+        (machine.devices("a"), machine.devices("b")),
+        (Some(vec!["d0".into()]), None)
+    );
     machine.unprepare_all();
     machine.settle();
-    assert_eq!((machine.devices("a"), machine.devices("b")), (None, Some(vec!["d0".into()])));
+    assert_eq!(
+        (machine.devices("a"), machine.devices("b")),
+        (None, Some(vec!["d0".into()]))
+    );
 }
 
 #[test]
@@ -289,7 +361,10 @@ fn a_device_that_was_prepared_without_the_api_is_given_to_no_claim() {
     let result = allocation(&machine.claims[&name("a")]).unwrap().clone();
     machine.delete("a");
     machine.settle();
-    machine.node_use.claims.insert("of-a-manifest".into(), result);
+    machine
+        .node_use
+        .claims
+        .insert("of-a-manifest".into(), result);
     machine.state.set_node_use(machine.node_use.clone());
     machine.create("b", 1);
     machine.settle();
@@ -303,7 +378,10 @@ fn a_device_that_was_prepared_without_the_api_is_given_to_no_claim() {
 fn a_claim_is_reserved_for_pods_that_use_it_or_prepare_it() {
     let mut machine = Machine::new(2);
     machine.create("a", 1);
-    machine.reservations.insert(name("a"), BTreeMap::from([("u1".to_owned(), "one".to_owned())]));
+    machine.reservations.insert(
+        name("a"),
+        BTreeMap::from([("u1".to_owned(), "one".to_owned())]),
+    );
     machine.settle();
     assert_eq!(machine.consumers("a"), ["one/u1"]);
     // The prepare has ended, and the node has the pod.
@@ -322,15 +400,20 @@ fn a_claim_is_reserved_for_pods_that_use_it_or_prepare_it() {
     over.status = Some(of(json!({ "phase": "Succeeded" })));
     machine.put_pod(over);
     machine.settle();
-    assert_eq!((machine.consumers("a"), machine.devices("a")), (vec![], Some(vec!["d0".into()])));
+    assert_eq!(
+        (machine.consumers("a"), machine.devices("a")),
+        (vec![], Some(vec!["d0".into()]))
+    );
 }
 
 #[test]
 fn a_claim_that_is_deleted_gets_no_new_consumer_and_goes_with_its_last_one() {
     let mut machine = Machine::new(1);
     let pod = |name: &str| {
-        of::<Pod>(json!({ "metadata": { "name": name, "namespace": "default", "uid": name },
-            "spec": { "containers": [], "resourceClaims": [{ "name": "x", "resourceClaimName": "a" }] } }))
+        of::<Pod>(
+            json!({ "metadata": { "name": name, "namespace": "default", "uid": name },
+            "spec": { "containers": [], "resourceClaims": [{ "name": "x", "resourceClaimName": "a" }] } }),
+        )
     };
     machine.create("a", 1);
     machine.put_pod(pod("one"));
@@ -343,7 +426,10 @@ fn a_claim_that_is_deleted_gets_no_new_consumer_and_goes_with_its_last_one() {
     machine.state.apply(Change::Pod(Seen::Gone(name("one"))));
     // One that is about to prepare it keeps it.
     let claim = Arc::new(machine.claims[&name("a")].clone());
-    let reserving = BTreeMap::from([(name("a"), BTreeMap::from([("u".to_owned(), "p".to_owned())]))]);
+    let reserving = BTreeMap::from([(
+        name("a"),
+        BTreeMap::from([("u".to_owned(), "p".to_owned())]),
+    )]);
     assert!(!machine.state.may_release(&claim, &reserving));
     machine.settle();
     assert!(!machine.claims.contains_key(&name("a")));
@@ -356,9 +442,15 @@ fn a_claim_that_was_made_during_a_list_is_not_taken_for_gone() {
     machine.settle();
     let before = machine.version;
     machine.create("b", 1);
-    machine.state.apply(Change::Claim(Seen::Only(BTreeSet::from([name("a")]), before)));
+    machine.state.apply(Change::Claim(Seen::Only(
+        BTreeSet::from([name("a")]),
+        before,
+    )));
     assert_eq!(machine.state.claims().count(), 2);
-    machine.state.apply(Change::Claim(Seen::Only(BTreeSet::from([name("a")]), machine.version)));
+    machine.state.apply(Change::Claim(Seen::Only(
+        BTreeSet::from([name("a")]),
+        machine.version,
+    )));
     assert_eq!(machine.state.claims().count(), 1);
 }
 
@@ -387,13 +479,25 @@ fn a_claim_whose_selector_failed_for_the_only_free_device_is_tried_again_when_an
     machine.create("a", 1);
     machine.settle();
     let of_index = [json!({ "cel": { "expression": r#"device.attributes["d.dev"].index == 0"# } })];
-    machine.create_of("b", json!({ "deviceClassName": "any", "selectors": of_index }));
+    machine.create_of(
+        "b",
+        json!({ "deviceClassName": "any", "selectors": of_index }),
+    );
     machine.create_of("no-class", json!({ "deviceClassName": "none" }));
     machine.settle();
     let kinds = |machine: &Machine| {
-        machine.state.refusals().into_iter().map(|((_, name), why)| (name, why.kind)).collect::<Vec<_>>()
+        machine
+            .state
+            .refusals()
+            .into_iter()
+            .map(|((_, name), why)| (name, why.kind))
+            .collect::<Vec<_>>()
     };
-    let (invalid, b, no_class) = (NotAllocatedKind::Invalid, "b".to_owned(), "no-class".to_owned());
+    let (invalid, b, no_class) = (
+        NotAllocatedKind::Invalid,
+        "b".to_owned(),
+        "no-class".to_owned(),
+    );
     assert_eq!(kinds(&machine), [(b, invalid), (no_class.clone(), invalid)]);
     machine.delete("a");
     machine.settle();
@@ -426,7 +530,11 @@ fn claims_that_had_too_many_combinations_are_tried_again_one_at_a_time_and_behin
     machine.create("b", 1);
     assert_eq!(tried(&machine), ["b", "complex"]);
     machine.refuse("complex", NotAllocatedKind::TooComplex);
-    assert_eq!(tried(&machine), ["b", "other"], "the one that was tried less recently");
+    assert_eq!(
+        tried(&machine),
+        ["b", "other"],
+        "the one that was tried less recently"
+    );
     machine.settle();
     assert_eq!(machine.devices("b"), Some(vec!["d0".into()]));
 }
@@ -440,8 +548,16 @@ fn a_pod_gets_a_claim_of_its_template_once() {
     machine.settle();
     assert_eq!(machine.devices("web-gpu-x"), Some(vec!["d0".into()]));
     assert_eq!(machine.consumers("web-gpu-x"), ["web/u"]);
-    let statuses = machine.pods[&name("web")].status.clone().unwrap().resource_claim_statuses.unwrap();
-    assert_eq!(statuses[0].resource_claim_name.as_deref(), Some("web-gpu-x"));
+    let statuses = machine.pods[&name("web")]
+        .status
+        .clone()
+        .unwrap()
+        .resource_claim_statuses
+        .unwrap();
+    assert_eq!(
+        statuses[0].resource_claim_name.as_deref(),
+        Some("web-gpu-x")
+    );
     machine.restart(2);
     machine.settle();
     assert_eq!(machine.claims.len(), 1);
@@ -451,7 +567,9 @@ fn a_pod_gets_a_claim_of_its_template_once() {
 fn the_object_of_the_node_is_made_again() {
     let mut machine = Machine::new(1);
     assert!(machine.state.steps(&Reservations::new()).is_empty());
-    machine.state.apply(Change::Node(Seen::Gone((String::new(), "n".to_owned()))));
+    machine
+        .state
+        .apply(Change::Node(Seen::Gone((String::new(), "n".to_owned()))));
     assert_eq!(machine.state.steps(&Reservations::new()), [Step::MakeNode]);
 }
 

@@ -25,7 +25,11 @@ pub(super) struct Writes {
 
 impl Writes {
     pub(super) fn new(kube: KubeClient, node: ObjectName) -> Self {
-        Self { client: kube.client(), kube, node }
+        Self {
+            client: kube.client(),
+            kube,
+            node,
+        }
     }
 
     /// Writes what a step says, and lets the state know.
@@ -43,14 +47,20 @@ impl Writes {
             }
             Step::Reserve { claim, consumers } => {
                 let consumers = (!consumers.is_empty()).then_some(consumers);
-                Some(self.status(&claim, json!({ "reservedFor": consumers })).await?)
+                Some(
+                    self.status(&claim, json!({ "reservedFor": consumers }))
+                        .await?,
+                )
             }
             Step::Release(claim) => Some(self.release(&claim).await?),
             Step::Withdraw(claim) => {
                 tracing::info!(claim = %format_args!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()), "a prepared claim has its hardware: it is allocated again");
                 Some(
-                    self.status(&claim, json!({ "allocation": null, "reservedFor": null, "devices": null }))
-                        .await?,
+                    self.status(
+                        &claim,
+                        json!({ "allocation": null, "reservedFor": null, "devices": null }),
+                    )
+                    .await?,
                 )
             }
             Step::Allocate(claim) => self.allocate(claim, state).await?,
@@ -66,10 +76,17 @@ impl Writes {
     }
 
     /// A claim of a template. Without the template there is none, and a later template changes nothing for the pod until it is written again.
-    async fn make(&self, pod: &Pod, claim: &PodResourceClaim) -> Result<Option<ResourceClaim>, ApiError> {
+    async fn make(
+        &self,
+        pod: &Pod,
+        claim: &PodResourceClaim,
+    ) -> Result<Option<ResourceClaim>, ApiError> {
         let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
         let templates = Api::<ResourceClaimTemplate>::namespaced(self.client.clone(), &namespace);
-        let wanted = claim.resource_claim_template_name.as_deref().unwrap_or_default();
+        let wanted = claim
+            .resource_claim_template_name
+            .as_deref()
+            .unwrap_or_default();
         let template = templates.get(wanted).await?;
         let of_template = template.spec.metadata.unwrap_or_default();
         let mut annotations = of_template.annotations.unwrap_or_default();
@@ -94,31 +111,50 @@ impl Writes {
             status: None,
         };
         let claims = Api::<ResourceClaim>::namespaced(self.client.clone(), &namespace);
-        claims.create(&PostParams::default(), &made).await.map(Some).map_err(ApiError::from)
+        claims
+            .create(&PostParams::default(), &made)
+            .await
+            .map(Some)
+            .map_err(ApiError::from)
     }
 
     async fn name(&self, pod: &Pod, claims: &BTreeMap<String, String>) -> Result<Pod, ApiError> {
-        let statuses: Vec<Value> =
-            claims.iter().map(|(name, claim)| json!({ "name": name, "resourceClaimName": claim })).collect();
+        let statuses: Vec<Value> = claims
+            .iter()
+            .map(|(name, claim)| json!({ "name": name, "resourceClaimName": claim }))
+            .collect();
         let patch = json!({
             "metadata": { "uid": pod.uid(), "resourceVersion": pod.resource_version() },
             "status": { "resourceClaimStatuses": statuses },
         });
-        let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
-        pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Merge(patch))
-            .await
-            .map_err(ApiError::from)
+        let pods =
+            Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
+        pods.patch_status(
+            &pod.name_any(),
+            &PatchParams::default(),
+            &Patch::Merge(patch),
+        )
+        .await
+        .map_err(ApiError::from)
     }
 
     /// Changes fields of the status of the claim as it was read, and no other one of its name.
-    async fn status(&self, claim: &ResourceClaim, status: Value) -> Result<ResourceClaim, ApiError> {
+    async fn status(
+        &self,
+        claim: &ResourceClaim,
+        status: Value,
+    ) -> Result<ResourceClaim, ApiError> {
         let patch = json!({
             "metadata": { "uid": claim.uid(), "resourceVersion": claim.resource_version() },
             "status": status,
         });
         let claims = self.claims(claim);
         claims
-            .patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .patch_status(
+                &claim.name_any(),
+                &PatchParams::default(),
+                &Patch::Merge(patch),
+            )
             .await
             .map_err(ApiError::from)
     }
@@ -133,7 +169,11 @@ impl Writes {
         }});
         let claims = self.claims(claim);
         claims
-            .patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .patch(
+                &claim.name_any(),
+                &PatchParams::default(),
+                &Patch::Merge(patch),
+            )
             .await
             .map_err(ApiError::from)
     }
@@ -141,7 +181,12 @@ impl Writes {
     async fn release(&self, claim: &ResourceClaim) -> Result<ResourceClaim, ApiError> {
         let ended = json!({ "allocation": null, "reservedFor": null, "devices": null });
         let claim = self.status(claim, ended).await?;
-        let others = claim.finalizers().iter().filter(|name| *name != FINALIZER).cloned().collect();
+        let others = claim
+            .finalizers()
+            .iter()
+            .filter(|name| *name != FINALIZER)
+            .cloned()
+            .collect();
         self.finalizers(&claim, others).await
     }
 
@@ -161,7 +206,11 @@ impl Writes {
         let result = match state.end_allocation(done) {
             Ok(result) => result,
             Err(refusal) => {
-                tracing::debug!(claim = claim.name_any(), why = refusal.message, "claim not allocated");
+                tracing::debug!(
+                    claim = claim.name_any(),
+                    why = refusal.message,
+                    "claim not allocated"
+                );
                 return Ok(None);
             }
         };
@@ -175,7 +224,9 @@ impl Writes {
         };
         let result = serde_json::to_value(&result)
             .map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))?;
-        let written = self.status(&protected, json!({ "allocation": result })).await?;
+        let written = self
+            .status(&protected, json!({ "allocation": result }))
+            .await?;
         tracing::info!(claim = %format_args!("{}/{}", written.namespace().unwrap_or_default(), written.name_any()), "claim allocated");
         Ok(Some(written))
     }

@@ -68,14 +68,20 @@ impl Why {
 
 /// Whether a pod of this node uses the claim, by the list of its pods and by the prepare alone.
 pub(super) fn is_used_here(held: &KubeletClaim, pods: &[NodePod]) -> bool {
-    pods.iter().any(|pod| !pod.finished && (is_among(pod, held, &held.consumers) || names(pod, held)))
+    pods.iter()
+        .any(|pod| !pod.finished && (is_among(pod, held, &held.consumers) || names(pod, held)))
 }
 
 /// Whether a claim that has these consumers is reserved for the pod, or for its group.
 fn is_among(pod: &NodePod, held: &KubeletClaim, consumers: &[Consumer]) -> bool {
-    let group = pod.group.as_ref().filter(|_| pod.namespace == held.claim.namespace);
+    let group = pod
+        .group
+        .as_ref()
+        .filter(|_| pod.namespace == held.claim.namespace);
     let is_group = |consumer: &Consumer| group.is_some_and(|group| consumer.is_pod_group(group));
-    consumers.iter().any(|consumer| consumer.uid == pod.uid || is_group(consumer))
+    consumers
+        .iter()
+        .any(|consumer| consumer.uid == pod.uid || is_group(consumer))
 }
 
 fn names(pod: &NodePod, held: &KubeletClaim) -> bool {
@@ -83,12 +89,17 @@ fn names(pod: &NodePod, held: &KubeletClaim) -> bool {
 }
 
 /// Pods that have to be read: the claim is reserved for them, and they are not among those of this node.
-pub(super) fn unseen<'a>(state: &'a ClaimState, pods: &'a [NodePod]) -> impl Iterator<Item = &'a Consumer> {
+pub(super) fn unseen<'a>(
+    state: &'a ClaimState,
+    pods: &'a [NodePod],
+) -> impl Iterator<Item = &'a Consumer> {
     let reserved_for = match state {
         ClaimState::Present { reserved_for } => reserved_for.as_slice(),
         _ => &[],
     };
-    reserved_for.iter().filter(|c| c.is_pod() && !pods.iter().any(|pod| pod.uid == c.uid))
+    reserved_for
+        .iter()
+        .filter(|c| c.is_pod() && !pods.iter().any(|pod| pod.uid == c.uid))
 }
 
 /// Returns why the claim is abandoned; None: it is used, or that is not known. `elsewhere`: the pods of those that `unseen` names that are
@@ -99,21 +110,27 @@ pub(super) fn abandoned(
     pods: &[NodePod],
     elsewhere: &BTreeSet<Uid>,
 ) -> Option<Why> {
-    let is_live = |is_used: &dyn Fn(&NodePod) -> bool| pods.iter().any(|pod| !pod.finished && is_used(pod));
+    let is_live =
+        |is_used: &dyn Fn(&NodePod) -> bool| pods.iter().any(|pod| !pod.finished && is_used(pod));
     let (why, is_used) = match state {
         ClaimState::Unknown => return None,
         ClaimState::Gone => (Why::Gone, is_live(&|pod| names(pod, held))),
         // A pod that names it means the new one only where that is reserved for it.
-        ClaimState::Replaced { reserved_for } => {
-            (Why::Replaced, is_live(&|pod| names(pod, held) && !is_among(pod, held, reserved_for)))
-        }
+        ClaimState::Replaced { reserved_for } => (
+            Why::Replaced,
+            is_live(&|pod| names(pod, held) && !is_among(pod, held, reserved_for)),
+        ),
         ClaimState::Present { reserved_for } => {
-            let needs = |consumer: &Consumer| match pods.iter().find(|pod| pod.uid == consumer.uid) {
+            let needs = |consumer: &Consumer| match pods.iter().find(|pod| pod.uid == consumer.uid)
+            {
                 Some(pod) => !pod.finished,
                 // Of other consumers it is not known whether they are on this node.
                 None => !consumer.is_pod() || !elsewhere.contains(&consumer.uid),
             };
-            (Why::NoConsumers, is_live(&|pod| names(pod, held)) || reserved_for.iter().any(needs))
+            (
+                Why::NoConsumers,
+                is_live(&|pod| names(pod, held)) || reserved_for.iter().any(needs),
+            )
         }
     };
     let is_prepared_for = is_live(&|pod| is_among(pod, held, &held.consumers));
@@ -136,7 +153,10 @@ impl AbandonedClaims {
     pub(super) fn learn(&mut self, abandoned: &[Uid], now: Instant) -> Vec<Uid> {
         self.0.retain(|uid, _| abandoned.contains(uid));
         let is_over = |uid: &&Uid| {
-            let seen = self.0.entry((*uid).clone()).or_insert(Seen { since: now, rounds: 0 });
+            let seen = self.0.entry((*uid).clone()).or_insert(Seen {
+                since: now,
+                rounds: 0,
+            });
             seen.rounds = seen.rounds.saturating_add(1);
             let is_long = now.saturating_duration_since(seen.since) >= RECONCILE_DELAY;
             is_long && seen.rounds >= RECONCILE_LOOKS_MIN
@@ -172,7 +192,12 @@ mod tests {
     }
 
     fn consumer(pod: &str) -> Consumer {
-        Consumer { api_group: String::new(), resource: "pods".to_owned(), name: name(pod), uid: uid(pod) }
+        Consumer {
+            api_group: String::new(),
+            resource: "pods".to_owned(),
+            name: name(pod),
+            uid: uid(pod),
+        }
     }
 
     fn held(consumers: &[&str]) -> KubeletClaim {
@@ -188,11 +213,19 @@ mod tests {
 
     fn group(name_of: &str, uid_of: &str) -> Consumer {
         let (api_group, resource) = ("scheduling.k8s.io".to_owned(), "podgroups".to_owned());
-        Consumer { api_group, resource, name: name(name_of), uid: uid(uid_of) }
+        Consumer {
+            api_group,
+            resource,
+            name: name(name_of),
+            uid: uid(uid_of),
+        }
     }
 
     fn member(id: &str, group: &str, claims: &[&str]) -> NodePod {
-        NodePod { group: Some(name(group)), ..pod(id, claims) }
+        NodePod {
+            group: Some(name(group)),
+            ..pod(id, claims)
+        }
     }
 
     fn pod(id: &str, claims: &[&str]) -> NodePod {
@@ -206,34 +239,75 @@ mod tests {
     }
 
     fn here(pods: &[&str]) -> ClaimState {
-        ClaimState::Present { reserved_for: pods.iter().map(|pod| consumer(pod)).collect() }
+        ClaimState::Present {
+            reserved_for: pods.iter().map(|pod| consumer(pod)).collect(),
+        }
     }
 
-    fn judged(held: &KubeletClaim, state: &ClaimState, pods: &[NodePod], elsewhere: &[&str]) -> Option<Why> {
-        abandoned(held, state, pods, &elsewhere.iter().map(|pod| uid(pod)).collect())
+    fn judged(
+        held: &KubeletClaim,
+        state: &ClaimState,
+        pods: &[NodePod],
+        elsewhere: &[&str],
+    ) -> Option<Why> {
+        abandoned(
+            held,
+            state,
+            pods,
+            &elsewhere.iter().map(|pod| uid(pod)).collect(),
+        )
     }
 
     #[test]
     fn a_claim_without_an_object_and_without_pods_is_abandoned() {
-        let replaced = ClaimState::Replaced { reserved_for: vec![consumer("new")] };
-        assert_eq!(judged(&held(&["a"]), &ClaimState::Gone, &[], &[]), Some(Why::Gone));
-        assert_eq!(judged(&held(&["a"]), &replaced, &[], &[]), Some(Why::Replaced));
-        assert_eq!(judged(&held(&["a"]), &replaced, &[pod("new", &["c"])], &[]), Some(Why::Replaced));
-        assert_eq!(judged(&held(&["a"]), &replaced, &[pod("second", &["c"])], &[]), None);
-        assert_eq!(judged(&held(&["a"]), &here(&[]), &[], &[]), Some(Why::NoConsumers));
+        let replaced = ClaimState::Replaced {
+            reserved_for: vec![consumer("new")],
+        };
+        assert_eq!(
+            judged(&held(&["a"]), &ClaimState::Gone, &[], &[]),
+            Some(Why::Gone)
+        );
+        assert_eq!(
+            judged(&held(&["a"]), &replaced, &[], &[]),
+            Some(Why::Replaced)
+        );
+        assert_eq!(
+            judged(&held(&["a"]), &replaced, &[pod("new", &["c"])], &[]),
+            Some(Why::Replaced)
+        );
+        assert_eq!(
+            judged(&held(&["a"]), &replaced, &[pod("second", &["c"])], &[]),
+            None
+        );
+        assert_eq!(
+            judged(&held(&["a"]), &here(&[]), &[], &[]),
+            Some(Why::NoConsumers)
+        );
         assert_eq!(judged(&held(&["a"]), &ClaimState::Unknown, &[], &[]), None);
-        assert_eq!(judged(&held(&["a"]), &ClaimState::Gone, &[pod("a", &[])], &[]), None);
-        assert_eq!(judged(&held(&[]), &ClaimState::Gone, &[pod("b", &["c"])], &[]), None);
+        assert_eq!(
+            judged(&held(&["a"]), &ClaimState::Gone, &[pod("a", &[])], &[]),
+            None
+        );
+        assert_eq!(
+            judged(&held(&[]), &ClaimState::Gone, &[pod("b", &["c"])], &[]),
+            None
+        );
     }
 
     #[test]
     fn pods_that_are_not_of_this_node_count_until_it_is_known_that_they_do_not_come() {
         let claim = held(&["a"]);
         assert_eq!(judged(&claim, &here(&["b"]), &[], &[]), None);
-        assert_eq!(judged(&claim, &here(&["b"]), &[], &["b"]), Some(Why::NoConsumers));
+        assert_eq!(
+            judged(&claim, &here(&["b"]), &[], &["b"]),
+            Some(Why::NoConsumers)
+        );
         let mut ended = pod("a", &["c"]);
         ended.finished = true;
-        assert_eq!(judged(&claim, &here(&["a"]), &[ended.clone()], &[]), Some(Why::NoConsumers));
+        assert_eq!(
+            judged(&claim, &here(&["a"]), &[ended.clone()], &[]),
+            Some(Why::NoConsumers)
+        );
         assert!(!is_used_here(&claim, &[ended]) && is_used_here(&claim, &[pod("x", &["c"])]));
         let mut elsewhere = pod("x", &["c"]);
         elsewhere.namespace = name("other");
@@ -241,41 +315,100 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_a_group_is_used_until_it_is_not_reserved_for_the_group_and_no_pod_of_it_runs_here() {
-        let of_group = KubeletClaim { consumers: vec![group("g", "uid-g")], ..held(&[]) };
-        let reserved = |consumers: &[Consumer]| ClaimState::Present { reserved_for: consumers.to_vec() };
+    fn a_claim_of_a_group_is_used_until_it_is_not_reserved_for_the_group_and_no_pod_of_it_runs_here()
+     {
+        let of_group = KubeletClaim {
+            consumers: vec![group("g", "uid-g")],
+            ..held(&[])
+        };
+        let reserved = |consumers: &[Consumer]| ClaimState::Present {
+            reserved_for: consumers.to_vec(),
+        };
         let for_group = reserved(&[group("g", "uid-g")]);
         assert_eq!(unseen(&for_group, &[]).count(), 0);
         for state in [&for_group, &reserved(&[group("g", "uid-g"), consumer("b")])] {
             assert_eq!(judged(&of_group, state, &[], &["b", "uid-g"]), None);
         }
-        assert_eq!(judged(&held(&["a"]), &for_group, &[], &[]), None, "its pods may come");
-        assert_eq!(judged(&of_group, &here(&[]), &[], &[]), Some(Why::NoConsumers));
+        assert_eq!(
+            judged(&held(&["a"]), &for_group, &[], &[]),
+            None,
+            "its pods may come"
+        );
+        assert_eq!(
+            judged(&of_group, &here(&[]), &[], &[]),
+            Some(Why::NoConsumers)
+        );
         assert_eq!(judged(&of_group, &here(&["b"]), &[], &[]), None);
-        assert_eq!(judged(&of_group, &here(&["b"]), &[], &["b"]), Some(Why::NoConsumers));
-        assert_eq!(judged(&of_group, &ClaimState::Gone, &[], &[]), Some(Why::Gone));
+        assert_eq!(
+            judged(&of_group, &here(&["b"]), &[], &["b"]),
+            Some(Why::NoConsumers)
+        );
+        assert_eq!(
+            judged(&of_group, &ClaimState::Gone, &[], &[]),
+            Some(Why::Gone)
+        );
         // A group that was removed by force does not end its pods, which need not name the claim.
         for state in [here(&[]), ClaimState::Gone, here(&["b"])] {
-            assert_eq!(judged(&of_group, &state, &[member("a", "g", &[])], &["b"]), None, "{state:?}");
-            assert_eq!(judged(&of_group, &state, &[pod("a", &["c"])], &["b"]), None, "{state:?}");
-            let mut others = [member("d", "h", &[]), member("e", "g", &[]), member("f", "g", &["c"])];
+            assert_eq!(
+                judged(&of_group, &state, &[member("a", "g", &[])], &["b"]),
+                None,
+                "{state:?}"
+            );
+            assert_eq!(
+                judged(&of_group, &state, &[pod("a", &["c"])], &["b"]),
+                None,
+                "{state:?}"
+            );
+            let mut others = [
+                member("d", "h", &[]),
+                member("e", "g", &[]),
+                member("f", "g", &["c"]),
+            ];
             others[1].namespace = name("other");
             others[2].finished = true;
-            assert!(judged(&of_group, &state, &others, &["b"]).is_some(), "{state:?}");
+            assert!(
+                judged(&of_group, &state, &others, &["b"]).is_some(),
+                "{state:?}"
+            );
         }
         assert!(is_used_here(&of_group, &[member("a", "g", &[])]));
         assert!(!is_used_here(&of_group, &[member("a", "h", &[])]));
         // Another claim of the name: its group's pods mean that one, unless they may be of the old group.
-        let replaced = ClaimState::Replaced { reserved_for: vec![group("new", "uid-new")] };
-        assert_eq!(judged(&of_group, &replaced, &[member("a", "new", &["c"])], &[]), Some(Why::Replaced));
-        assert_eq!(judged(&of_group, &replaced, &[member("a", "g", &["c"])], &[]), None);
-        let same_name = ClaimState::Replaced { reserved_for: vec![group("g", "uid-new")] };
-        assert_eq!(judged(&of_group, &same_name, &[member("a", "g", &["c"])], &[]), None);
+        let replaced = ClaimState::Replaced {
+            reserved_for: vec![group("new", "uid-new")],
+        };
+        assert_eq!(
+            judged(&of_group, &replaced, &[member("a", "new", &["c"])], &[]),
+            Some(Why::Replaced)
+        );
+        assert_eq!(
+            judged(&of_group, &replaced, &[member("a", "g", &["c"])], &[]),
+            None
+        );
+        let same_name = ClaimState::Replaced {
+            reserved_for: vec![group("g", "uid-new")],
+        };
+        assert_eq!(
+            judged(&of_group, &same_name, &[member("a", "g", &["c"])], &[]),
+            None
+        );
         // A consumer of a kind that nothing is known of.
-        let other = Consumer { api_group: "example.com".to_owned(), ..group("g", "uid-x") };
-        let of_other = KubeletClaim { consumers: vec![other.clone()], ..held(&[]) };
-        assert_eq!(judged(&of_other, &reserved(&[other]), &[], &["uid-x"]), None);
-        assert_eq!(judged(&of_other, &here(&[]), &[member("a", "g", &[])], &[]), Some(Why::NoConsumers));
+        let other = Consumer {
+            api_group: "example.com".to_owned(),
+            ..group("g", "uid-x")
+        };
+        let of_other = KubeletClaim {
+            consumers: vec![other.clone()],
+            ..held(&[])
+        };
+        assert_eq!(
+            judged(&of_other, &reserved(&[other]), &[], &["uid-x"]),
+            None
+        );
+        assert_eq!(
+            judged(&of_other, &here(&[]), &[member("a", "g", &[])], &[]),
+            Some(Why::NoConsumers)
+        );
     }
 
     #[test]
@@ -285,21 +418,43 @@ mod tests {
         let mut abandoned = AbandonedClaims::default();
         let (a, b) = (uid("a"), uid("b"));
         assert!(abandoned.learn(&[a.clone(), b.clone()], at(0)).is_empty());
-        assert!(abandoned.learn(std::slice::from_ref(&a), at(120)).is_empty());
+        assert!(
+            abandoned
+                .learn(std::slice::from_ref(&a), at(120))
+                .is_empty()
+        );
         assert!(abandoned.learn(&[a.clone(), b.clone()], at(299)).is_empty());
-        assert_eq!(abandoned.learn(&[a.clone(), b.clone()], at(300)), std::slice::from_ref(&a));
+        assert_eq!(
+            abandoned.learn(&[a.clone(), b.clone()], at(300)),
+            std::slice::from_ref(&a)
+        );
         // Until it is gone it is tried each time.
-        assert_eq!(abandoned.learn(std::slice::from_ref(&a), at(310)), std::slice::from_ref(&a));
+        assert_eq!(
+            abandoned.learn(std::slice::from_ref(&a), at(310)),
+            std::slice::from_ref(&a)
+        );
         abandoned.forget();
-        assert!(abandoned.is_empty() && abandoned.learn(std::slice::from_ref(&a), at(320)).is_empty());
+        assert!(
+            abandoned.is_empty()
+                && abandoned
+                    .learn(std::slice::from_ref(&a), at(320))
+                    .is_empty()
+        );
         // Two looks with an hour between them are no long look.
-        assert!(abandoned.learn(std::slice::from_ref(&a), at(4000)).is_empty());
+        assert!(
+            abandoned
+                .learn(std::slice::from_ref(&a), at(4000))
+                .is_empty()
+        );
         assert_eq!(abandoned.learn(std::slice::from_ref(&a), at(4001)), [a]);
     }
 
     /// A pod, a group, or another kind with the name of a group.
     fn any_consumer() -> impl Strategy<Value = Consumer> {
-        let other = |i| Consumer { api_group: "example.com".to_owned(), ..group(&format!("g{i}"), "other") };
+        let other = |i| Consumer {
+            api_group: "example.com".to_owned(),
+            ..group(&format!("g{i}"), "other")
+        };
         prop_oneof![
             6 => (0usize..5).prop_map(|i| consumer(&format!("p{i}"))),
             3 => (0usize..3).prop_map(|i| group(&format!("g{i}"), &format!("uid-g{i}"))),
@@ -312,7 +467,9 @@ mod tests {
         prop_oneof![
             Just(ClaimState::Unknown),
             Just(ClaimState::Gone),
-            reserved.clone().prop_map(|reserved_for| ClaimState::Present { reserved_for }),
+            reserved
+                .clone()
+                .prop_map(|reserved_for| ClaimState::Present { reserved_for }),
             reserved.prop_map(|reserved_for| ClaimState::Replaced { reserved_for }),
         ]
     }

@@ -56,18 +56,27 @@ pub(super) enum KubeletPodsError {
 
 impl KubeletPods {
     pub(super) fn new(kubelet_root: &Path) -> Self {
-        Self { socket: kubelet_root.join(SOCKET) }
+        Self {
+            socket: kubelet_root.join(SOCKET),
+        }
     }
 
     /// Every pod of the kubelet, which is that of `node`.
     pub(super) async fn list(&self, node: &ObjectName) -> Result<Vec<NodePod>, KubeletPodsError> {
         let listed = tokio::time::timeout(LIST_DEADLINE, self.call()).await;
         let too_late = || format!("no list of pods within {} s", LIST_DEADLINE.as_secs());
-        node_pods(&listed.map_err(|_| KubeletPodsError::Unreachable(too_late()))??.pods, node)
+        node_pods(
+            &listed
+                .map_err(|_| KubeletPodsError::Unreachable(too_late()))??
+                .pods,
+            node,
+        )
     }
 
     async fn call(&self) -> Result<wire::ListPodsResponse, KubeletPodsError> {
-        let channel = connect(&self.socket).await.map_err(|error| of_connection(&error))?;
+        let channel = connect(&self.socket)
+            .await
+            .map_err(|error| of_connection(&error))?;
         let mut client = PodsClient::new(channel).max_decoding_message_size(LIST_BYTES_MAX);
         let mut request = Request::new(wire::ListPodsRequest {});
         request.set_timeout(LIST_DEADLINE);
@@ -91,12 +100,19 @@ fn of_connection(error: &ConnectError) -> KubeletPodsError {
     }
 }
 
-fn node_pods(encoded: &[impl AsRef<[u8]>], node: &ObjectName) -> Result<Vec<NodePod>, KubeletPodsError> {
+fn node_pods(
+    encoded: &[impl AsRef<[u8]>],
+    node: &ObjectName,
+) -> Result<Vec<NodePod>, KubeletPodsError> {
     if encoded.len() > NODE_PODS_MAX {
         return Err(malformed(format!("it has more than {NODE_PODS_MAX} pods")));
     }
-    let decode = |bytes: &[u8]| wire::Pod::decode(bytes).map_err(|error| malformed(error.to_string()));
-    let pods: Vec<_> = encoded.iter().map(|pod| decode(pod.as_ref())).collect::<Result<_, _>>()?;
+    let decode =
+        |bytes: &[u8]| wire::Pod::decode(bytes).map_err(|error| malformed(error.to_string()));
+    let pods: Vec<_> = encoded
+        .iter()
+        .map(|pod| decode(pod.as_ref()))
+        .collect::<Result<_, _>>()?;
     if !pods.iter().any(is_of_api_server) {
         return Err(KubeletPodsError::Incomplete);
     }
@@ -104,15 +120,28 @@ fn node_pods(encoded: &[impl AsRef<[u8]>], node: &ObjectName) -> Result<Vec<Node
 }
 
 fn is_of_api_server(pod: &wire::Pod) -> bool {
-    let annotations: Option<&BTreeMap<_, _>> = pod.metadata.as_ref().map(|metadata| &metadata.annotations);
-    annotations.and_then(|all| all.get(SOURCE)).is_some_and(|source| source == SOURCE_API)
+    let annotations: Option<&BTreeMap<_, _>> =
+        pod.metadata.as_ref().map(|metadata| &metadata.annotations);
+    annotations
+        .and_then(|all| all.get(SOURCE))
+        .is_some_and(|source| source == SOURCE_API)
 }
 
 fn node_pod(pod: wire::Pod, node: &ObjectName) -> Result<NodePod, KubeletPodsError> {
-    let wire::Pod { metadata, spec, status } = pod;
-    let (metadata, spec, status) =
-        (metadata.unwrap_or_default(), spec.unwrap_or_default(), status.unwrap_or_default());
-    let shown = one_line(&format!("{}/{}", metadata.namespace, metadata.name), MESSAGE_BYTES_MAX);
+    let wire::Pod {
+        metadata,
+        spec,
+        status,
+    } = pod;
+    let (metadata, spec, status) = (
+        metadata.unwrap_or_default(),
+        spec.unwrap_or_default(),
+        status.unwrap_or_default(),
+    );
+    let shown = one_line(
+        &format!("{}/{}", metadata.namespace, metadata.name),
+        MESSAGE_BYTES_MAX,
+    );
     let bad_name = |field: &'static str| {
         let shown = shown.clone();
         move |error: NameError| malformed(format!("{field} of pod {shown}: {error}"))
@@ -120,17 +149,37 @@ fn node_pod(pod: wire::Pod, node: &ObjectName) -> Result<NodePod, KubeletPodsErr
     if spec.node_name != node.as_str() {
         return Err(malformed(format!("pod {shown} is not of this node")));
     }
-    let named = spec.resource_claims.into_iter().map(|claim| claim.resource_claim_name);
-    let made = status.resource_claim_statuses.into_iter().map(|claim| claim.resource_claim_name);
-    let extended = status.extended_resource_claim_status.map(|claim| claim.resource_claim_name);
-    let names = named.chain(made).chain(extended).filter(|name| !name.is_empty());
-    let group = spec.scheduling_group.map(|group| group.pod_group_name).filter(|name| !name.is_empty());
+    let named = spec
+        .resource_claims
+        .into_iter()
+        .map(|claim| claim.resource_claim_name);
+    let made = status
+        .resource_claim_statuses
+        .into_iter()
+        .map(|claim| claim.resource_claim_name);
+    let extended = status
+        .extended_resource_claim_status
+        .map(|claim| claim.resource_claim_name);
+    let names = named
+        .chain(made)
+        .chain(extended)
+        .filter(|name| !name.is_empty());
+    let group = spec
+        .scheduling_group
+        .map(|group| group.pod_group_name)
+        .filter(|name| !name.is_empty());
     Ok(NodePod {
         namespace: ObjectName::new(metadata.namespace).map_err(bad_name("metadata.namespace"))?,
         uid: Uid::new(metadata.uid).map_err(bad_name("metadata.uid"))?,
-        group: group.map(ObjectName::new).transpose().map_err(bad_name("spec.schedulingGroup"))?,
+        group: group
+            .map(ObjectName::new)
+            .transpose()
+            .map_err(bad_name("spec.schedulingGroup"))?,
         finished: is_finished(&status.phase),
-        claims: names.map(ObjectName::new).collect::<Result<_, _>>().map_err(bad_name("a claim"))?,
+        claims: names
+            .map(ObjectName::new)
+            .collect::<Result<_, _>>()
+            .map_err(bad_name("a claim"))?,
     })
 }
 
@@ -155,7 +204,10 @@ mod tests {
                 uid: "uid-a".to_owned(),
                 annotations: BTreeMap::from([(SOURCE.to_owned(), "api".to_owned())]),
             }),
-            spec: Some(wire::PodSpec { node_name: "node-1".to_owned(), ..wire::PodSpec::default() }),
+            spec: Some(wire::PodSpec {
+                node_name: "node-1".to_owned(),
+                ..wire::PodSpec::default()
+            }),
             status: None,
         }
     }
@@ -169,12 +221,21 @@ mod tests {
     fn a_pod_has_its_claims_by_name_its_group_and_whether_it_ended() {
         let mut full = pod();
         let (spec, text) = (full.spec.as_mut().unwrap(), str::to_owned);
-        spec.scheduling_group = Some(wire::PodSchedulingGroup { pod_group_name: text("train") });
-        let claim = |name: &str| wire::PodResourceClaim { name: text("x"), resource_claim_name: text(name) };
+        spec.scheduling_group = Some(wire::PodSchedulingGroup {
+            pod_group_name: text("train"),
+        });
+        let claim = |name: &str| wire::PodResourceClaim {
+            name: text("x"),
+            resource_claim_name: text(name),
+        };
         spec.resource_claims = vec![claim("named"), claim("")];
-        let made =
-            |name: &str| wire::PodResourceClaimStatus { name: text("x"), resource_claim_name: text(name) };
-        let extended = wire::PodExtendedResourceClaimStatus { resource_claim_name: text("extended") };
+        let made = |name: &str| wire::PodResourceClaimStatus {
+            name: text("x"),
+            resource_claim_name: text(name),
+        };
+        let extended = wire::PodExtendedResourceClaimStatus {
+            resource_claim_name: text("extended"),
+        };
         full.status = Some(wire::PodStatus {
             phase: text("Failed"),
             resource_claim_statuses: vec![made("made"), made("")],
@@ -190,7 +251,10 @@ mod tests {
         };
         assert_eq!(read(&[full]), Ok(vec![expected]));
         let plain = &read(&[pod()]).unwrap()[0];
-        assert_eq!((plain.finished, &plain.group, plain.claims.len()), (false, &None, 0));
+        assert_eq!(
+            (plain.finished, &plain.group, plain.claims.len()),
+            (false, &None, 0)
+        );
     }
 
     #[test]
@@ -202,42 +266,63 @@ mod tests {
             pod
         };
         for pods in [vec![], vec![of("file")], vec![of("file"), of("http")]] {
-            assert!(read(&pods).unwrap_err().contains("not complete"), "{pods:?}");
+            assert!(
+                read(&pods).unwrap_err().contains("not complete"),
+                "{pods:?}"
+            );
         }
         assert_eq!(read(&[of("file"), of("api")]).unwrap().len(), 2);
     }
 
     #[test]
-    fn a_list_with_a_pod_that_cannot_be_read_is_refused_and_the_error_names_the_pod_and_the_field() {
+    fn a_list_with_a_pod_that_cannot_be_read_is_refused_and_the_error_names_the_pod_and_the_field()
+    {
         let bad = |change: fn(&mut wire::Pod)| {
             let mut pod = pod();
             change(&mut pod);
             read(&[super::tests::pod(), pod]).unwrap_err()
         };
         fn claim(pod: &mut wire::Pod, name: &str) {
-            let claim = wire::PodResourceClaim { name: String::new(), resource_claim_name: name.to_owned() };
+            let claim = wire::PodResourceClaim {
+                name: String::new(),
+                resource_claim_name: name.to_owned(),
+            };
             pod.spec.as_mut().unwrap().resource_claims.push(claim);
         }
         for (error, parts) in [
-            (bad(|pod| pod.metadata.as_mut().unwrap().uid.clear()), ["default/a", "metadata.uid"]),
+            (
+                bad(|pod| pod.metadata.as_mut().unwrap().uid.clear()),
+                ["default/a", "metadata.uid"],
+            ),
             (
                 bad(|pod| pod.metadata.as_mut().unwrap().namespace = "A".to_owned()),
                 ["A/a", "metadata.namespace"],
             ),
             (bad(|pod| pod.metadata = None), ["/", "metadata.namespace"]),
-            (bad(|pod| pod.spec = None), ["default/a", "not of this node"]),
+            (
+                bad(|pod| pod.spec = None),
+                ["default/a", "not of this node"],
+            ),
             (
                 bad(|pod| pod.spec.as_mut().unwrap().node_name = "node-2".to_owned()),
                 ["default/a", "this node"],
             ),
-            (bad(|pod| claim(pod, "a/b")), ["a claim of pod default/a", "a/b"]),
+            (
+                bad(|pod| claim(pod, "a/b")),
+                ["a claim of pod default/a", "a/b"],
+            ),
         ] {
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
         let error = node_pods(&[b"\xff\xff".as_slice()], &node()).unwrap_err();
         assert!(matches!(error, KubeletPodsError::Malformed(_)), "{error}");
         let many = vec![Vec::new(); NODE_PODS_MAX + 1];
-        assert!(node_pods(&many, &node()).unwrap_err().to_string().contains("10000 pods"));
+        assert!(
+            node_pods(&many, &node())
+                .unwrap_err()
+                .to_string()
+                .contains("10000 pods")
+        );
     }
 
     proptest! {

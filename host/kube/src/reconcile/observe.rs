@@ -43,7 +43,13 @@ pub(crate) struct Observer {
 impl Observer {
     pub(super) fn new(client: KubeClient, node: ObjectName, kubelet_root: &Path) -> Self {
         let kubelet = KubeletPods::new(kubelet_root);
-        Self { client, node, kubelet, source: Mutex::default(), is_forbidden: AtomicBool::default() }
+        Self {
+            client,
+            node,
+            kubelet,
+            source: Mutex::default(),
+            is_forbidden: AtomicBool::default(),
+        }
     }
 
     /// Every pod that is bound to this node. Fails if neither the kubelet nor the API server lists them.
@@ -85,8 +91,14 @@ impl Observer {
         let mut pods = Vec::new();
         loop {
             let page = api.list(&parameters).await?;
-            if page.metadata.resource_version.is_none_or(|version| version.is_empty()) {
-                return Err(odd("the answer is no list of pods: it has no resource version"));
+            if page
+                .metadata
+                .resource_version
+                .is_none_or(|version| version.is_empty())
+            {
+                return Err(odd(
+                    "the answer is no list of pods: it has no resource version",
+                ));
             }
             for pod in page.items {
                 pods.push(self.pod(pod)?);
@@ -96,7 +108,10 @@ impl Observer {
                 return Ok(pods);
             }
             if pods.len() >= NODE_PODS_MAX {
-                return Err(odd(&format!("the node has more than {} pods", NODE_PODS_MAX)));
+                return Err(odd(&format!(
+                    "the node has more than {} pods",
+                    NODE_PODS_MAX
+                )));
             }
         }
     }
@@ -158,15 +173,24 @@ pub(crate) async fn place_of(
     if read.metadata.name.as_deref() != Some(pod.name.as_str()) || uid.is_empty() {
         return Ok(Place::Unknown);
     }
-    let phase = read.status.and_then(|status| status.phase).unwrap_or_default();
+    let phase = read
+        .status
+        .and_then(|status| status.phase)
+        .unwrap_or_default();
     if uid != pod.uid.as_str() || is_finished(&phase) {
         return Ok(Place::Elsewhere);
     }
-    Ok(match read.spec.and_then(|spec| spec.node_name).unwrap_or_default() {
-        bound if bound.is_empty() => Place::Unbound,
-        bound if bound == node.as_str() => Place::Here,
-        _ => Place::Elsewhere,
-    })
+    Ok(
+        match read
+            .spec
+            .and_then(|spec| spec.node_name)
+            .unwrap_or_default()
+        {
+            bound if bound.is_empty() => Place::Unbound,
+            bound if bound == node.as_str() => Place::Here,
+            _ => Place::Elsewhere,
+        },
+    )
 }
 
 /// Where a pod is.
@@ -184,12 +208,21 @@ pub(crate) enum Place {
 pub(crate) fn pod_of(pod: Pod) -> Result<NodePod, NameError> {
     let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
     let finished = is_finished(status.phase.as_deref().unwrap_or_default());
-    let named = spec.resource_claims.into_iter().flatten().filter_map(|claim| claim.resource_claim_name);
+    let named = spec
+        .resource_claims
+        .into_iter()
+        .flatten()
+        .filter_map(|claim| claim.resource_claim_name);
     let made = status.resource_claim_statuses.into_iter().flatten();
     let made = made.filter_map(|claim| claim.resource_claim_name);
-    let extended = status.extended_resource_claim_status.map(|claim| claim.resource_claim_name);
+    let extended = status
+        .extended_resource_claim_status
+        .map(|claim| claim.resource_claim_name);
     let group = spec.scheduling_group.and_then(|group| group.pod_group_name);
-    let names = named.chain(made).chain(extended).filter(|name| !name.is_empty());
+    let names = named
+        .chain(made)
+        .chain(extended)
+        .filter(|name| !name.is_empty());
     Ok(NodePod {
         namespace: ObjectName::new(pod.metadata.namespace.unwrap_or_default())?,
         uid: Uid::new(pod.metadata.uid.unwrap_or_default())?,
@@ -202,13 +235,20 @@ pub(crate) fn pod_of(pod: Pod) -> Result<NodePod, NameError> {
 fn state_of(claim: &ObjectRef, object: DynamicObject) -> Result<ClaimState, ApiError> {
     let metadata = &object.metadata;
     let uid = metadata.uid.as_deref().unwrap_or_default();
-    let is_claim = object.types.as_ref().is_some_and(|types| types.kind == "ResourceClaim");
+    let is_claim = object
+        .types
+        .as_ref()
+        .is_some_and(|types| types.kind == "ResourceClaim");
     let is_named = metadata.name.as_deref() == Some(claim.name.as_str())
         && metadata.namespace.as_deref() == Some(claim.namespace.as_str());
     if !is_claim || !is_named || uid.is_empty() {
         return Err(odd("the answer is about another object"));
     }
-    let reserved_for = object.data.pointer("/status/reservedFor").cloned().unwrap_or_default();
+    let reserved_for = object
+        .data
+        .pointer("/status/reservedFor")
+        .cloned()
+        .unwrap_or_default();
     let reserved_for: Option<Vec<ResourceClaimConsumerReference>> =
         serde_json::from_value(reserved_for).map_err(|error| odd(&error.to_string()))?;
     let consumers = reserved_for.into_iter().flatten().map(|consumer| {
@@ -219,8 +259,9 @@ fn state_of(claim: &ObjectRef, object: DynamicObject) -> Result<ClaimState, ApiE
             uid: Uid::new(consumer.uid)?,
         })
     });
-    let reserved_for =
-        consumers.collect::<Result<_, NameError>>().map_err(|error| odd(&error.to_string()))?;
+    let reserved_for = consumers
+        .collect::<Result<_, NameError>>()
+        .map_err(|error| odd(&error.to_string()))?;
     match uid == claim.uid.as_str() {
         true => Ok(ClaimState::Present { reserved_for }),
         false => Ok(ClaimState::Replaced { reserved_for }),

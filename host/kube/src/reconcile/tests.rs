@@ -29,7 +29,10 @@ const POD_UID: &str = "a1ddbed2-2c34-4d59-ab2d-b0193e4faa06";
 const LONG: Duration = Duration::from_secs(3600);
 
 fn fixture(name: &str) -> Value {
-    let file = format!("{}/../tests/fixtures/kubernetes-1.36/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let file = format!(
+        "{}/../tests/fixtures/kubernetes-1.36/{name}.json",
+        env!("CARGO_MANIFEST_DIR")
+    );
     serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
@@ -94,8 +97,13 @@ impl Cluster {
     fn start(self: &Arc<Self>) -> (Tasks, Reconcile) {
         let (tasks, node) = (Tasks::new(), ObjectName::new("node-1").unwrap());
         let claims = Arc::clone(self) as Arc<dyn HeldClaims>;
-        let reconcile =
-            Reconcile::start(&tasks, &over(&self.server), node, Path::new("/nonexistent"), claims);
+        let reconcile = Reconcile::start(
+            &tasks,
+            &over(&self.server),
+            node,
+            Path::new("/nonexistent"),
+            claims,
+        );
         (tasks, reconcile)
     }
 }
@@ -115,8 +123,14 @@ impl HeldClaims for Cluster {
             return Err(Problem::conflict("claim-in-use", "it was requested again"));
         }
         let uid = &seen.claim.uid;
-        self.held.lock().unwrap().retain(|held| held.claim.uid != *uid);
-        self.unprepared.lock().unwrap().push((uid.to_string(), why.to_owned()));
+        self.held
+            .lock()
+            .unwrap()
+            .retain(|held| held.claim.uid != *uid);
+        self.unprepared
+            .lock()
+            .unwrap()
+            .push((uid.to_string(), why.to_owned()));
         if let Some(object) = self.then.lock().unwrap().take() {
             self.server.put(object);
         }
@@ -132,11 +146,14 @@ async fn a_claim_that_a_pod_uses_stays_and_costs_one_list_a_round() {
     assert_eq!(cluster.unprepared(), []);
     let requests = cluster.server.requests();
     assert!(
-        requests
-            .iter()
-            .all(|seen| seen.verb == "list" && seen.query["fieldSelector"] == "spec.nodeName=node-1")
+        requests.iter().all(
+            |seen| seen.verb == "list" && seen.query["fieldSelector"] == "spec.nodeName=node-1"
+        )
     );
-    assert_eq!(requests.len() as u64, reconcile.counts.seen.get() + reconcile.counts.blind.get());
+    assert_eq!(
+        requests.len() as u64,
+        reconcile.counts.seen.get() + reconcile.counts.blind.get()
+    );
     assert!(requests.len() as u64 <= 1 + LONG.as_secs() / RECONCILE_PERIOD.as_secs());
 }
 
@@ -147,7 +164,10 @@ async fn a_claim_whose_object_and_pods_are_gone_is_unprepared_after_the_delay_an
     tokio::time::sleep(RECONCILE_DELAY - Duration::from_secs(1)).await;
     assert_eq!(cluster.unprepared(), []);
     tokio::time::sleep(enough()).await;
-    assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::Gone.words().to_owned())]);
+    assert_eq!(
+        cluster.unprepared(),
+        [(UID.to_owned(), Why::Gone.words().to_owned())]
+    );
     assert_eq!(reconcile.counts.unprepared.get(), 1);
 }
 
@@ -171,7 +191,10 @@ async fn a_claim_that_is_being_deleted_is_not_gone_until_its_pods_are() {
     assert_eq!(cluster.unprepared(), []);
     cluster.remove("pods", "pod-one-gpu-again");
     tokio::time::sleep(enough()).await;
-    assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::NoConsumers.words().to_owned())]);
+    assert_eq!(
+        cluster.unprepared(),
+        [(UID.to_owned(), Why::NoConsumers.words().to_owned())]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,7 +214,10 @@ async fn a_claim_that_is_used_again_while_others_are_unprepared_is_kept() {
     cluster.server.put(waiting);
     let (_tasks, _reconcile) = cluster.start();
     tokio::time::sleep(LONG).await;
-    assert_eq!(cluster.unprepared(), [("0-first".to_owned(), Why::Gone.words().to_owned())]);
+    assert_eq!(
+        cluster.unprepared(),
+        [("0-first".to_owned(), Why::Gone.words().to_owned())]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -243,12 +269,18 @@ async fn what_an_api_server_did_not_say_proves_nothing() {
     let another = r#"{"kind":"Status","apiVersion":"v1","reason":"NotFound","message":"none","code":404,
         "details":{"name":"another","group":"resource.k8s.io","kind":"resourceclaims"}}"#;
     let group = r#"{"kind":"APIGroup","apiVersion":"v1","name":"resource.k8s.io","versions":[{"groupVersion":"resource.k8s.io/v1","version":"v1"}]}"#;
-    let pod =
-        r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"one-gpu","namespace":"default","uid":"a"}}"#;
+    let pod = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"one-gpu","namespace":"default","uid":"a"}}"#;
     let claim = ObjectRef::new("default", "one-gpu", UID).unwrap();
     for (code, body) in [(404, another), (200, pod), (200, "{}")] {
-        let answers = vec![answer(200, "application/json", group), answer(code, "application/json", body)];
-        assert_eq!(observer(answered(answers)).claim(&claim).await, ClaimState::Unknown, "{body}");
+        let answers = vec![
+            answer(200, "application/json", group),
+            answer(code, "application/json", body),
+        ];
+        assert_eq!(
+            observer(answered(answers)).claim(&claim).await,
+            ClaimState::Unknown,
+            "{body}"
+        );
     }
 }
 
@@ -258,7 +290,10 @@ async fn without_a_kubelet_nothing_is_unprepared() {
     *cluster.no_kubelet.lock().unwrap() = true;
     let (_tasks, _reconcile) = cluster.start();
     tokio::time::sleep(LONG).await;
-    assert_eq!((cluster.unprepared().len(), cluster.server.requests().len()), (0, 0));
+    assert_eq!(
+        (cluster.unprepared().len(), cluster.server.requests().len()),
+        (0, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -280,7 +315,8 @@ async fn a_pod_that_comes_back_within_the_delay_keeps_its_claim_and_one_that_end
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_of_a_group_is_unprepared_when_it_is_not_reserved_for_it_and_the_pods_of_this_node_ended() {
+async fn a_claim_of_a_group_is_unprepared_when_it_is_not_reserved_for_it_and_the_pods_of_this_node_ended()
+ {
     let cluster = Cluster::new().await;
     cluster.remove("pods", "pod-one-gpu");
     let group = serde_json::json!({
@@ -313,17 +349,27 @@ async fn a_claim_of_a_group_is_unprepared_when_it_is_not_reserved_for_it_and_the
     tokio::time::sleep(RECONCILE_DELAY - Duration::from_secs(1)).await;
     assert_eq!(cluster.unprepared(), []);
     tokio::time::sleep(enough()).await;
-    assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::NoConsumers.words().to_owned())]);
+    assert_eq!(
+        cluster.unprepared(),
+        [(UID.to_owned(), Why::NoConsumers.words().to_owned())]
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn pods_are_listed_in_pages_and_every_page_counts() {
     let cluster = Cluster::empty().await;
     for i in 0..260 {
-        cluster.server.add_pod(Pod::new("default", &format!("pod-{i}"), "node-1"));
+        cluster
+            .server
+            .add_pod(Pod::new("default", &format!("pod-{i}"), "node-1"));
     }
-    cluster.server.add_pod(Pod::new("default", "elsewhere", "node-2"));
-    assert_eq!(observer(over(&cluster.server)).pods().await.unwrap().len(), 260);
+    cluster
+        .server
+        .add_pod(Pod::new("default", "elsewhere", "node-2"));
+    assert_eq!(
+        observer(over(&cluster.server)).pods().await.unwrap().len(),
+        260
+    );
     assert_eq!(cluster.server.requests().len(), 2);
 }
 
@@ -348,9 +394,15 @@ fn of_kubelet(pods: &[(&str, &str)]) -> PodsAnswer {
             name: format!("pod-{uid}"),
             namespace: "default".to_owned(),
             uid: (*uid).to_owned(),
-            annotations: BTreeMap::from([("kubernetes.io/config.source".to_owned(), (*source).to_owned())]),
+            annotations: BTreeMap::from([(
+                "kubernetes.io/config.source".to_owned(),
+                (*source).to_owned(),
+            )]),
         }),
-        spec: Some(wire::PodSpec { node_name: "node-1".to_owned(), ..wire::PodSpec::default() }),
+        spec: Some(wire::PodSpec {
+            node_name: "node-1".to_owned(),
+            ..wire::PodSpec::default()
+        }),
         status: None,
     };
     PodsAnswer::Pods(pods.iter().map(pod).collect())
@@ -360,20 +412,32 @@ fn of_kubelet(pods: &[(&str, &str)]) -> PodsAnswer {
 async fn listed(observer: &Observer, server: &ApiServer) -> (Vec<String>, usize) {
     server.forget_requests();
     let pods = observer.pods().await.unwrap();
-    (pods.into_iter().map(|pod| pod.uid.to_string()).collect(), server.requests().len())
+    (
+        pods.into_iter().map(|pod| pod.uid.to_string()).collect(),
+        server.requests().len(),
+    )
 }
 
 #[tokio::test]
 async fn pods_are_those_of_the_kubelet_where_it_lists_them_and_else_those_of_the_api_server() {
     let (cluster, root) = (Cluster::new().await, tempfile::tempdir().unwrap());
-    let (server, observer) = (&cluster.server, observer_on(over(&cluster.server), root.path()));
+    let (server, observer) = (
+        &cluster.server,
+        observer_on(over(&cluster.server), root.path()),
+    );
     let at_api_server = (vec![POD_UID.to_owned()], 1);
-    assert_eq!(listed(&observer, server).await, at_api_server, "there is no socket");
+    assert_eq!(
+        listed(&observer, server).await,
+        at_api_server,
+        "there is no socket"
+    );
     let kubelet = PodsApi::start(root.path(), of_kubelet(&[("static", "file"), ("a", "api")]));
     let at_kubelet = (vec!["static".to_owned(), "a".to_owned()], 0);
     assert_eq!(listed(&observer, server).await, at_kubelet);
     let without_uid = {
-        let PodsAnswer::Pods(mut pods) = of_kubelet(&[("a", "api"), ("b", "api")]) else { unreachable!() };
+        let PodsAnswer::Pods(mut pods) = of_kubelet(&[("a", "api"), ("b", "api")]) else {
+            unreachable!()
+        };
         pods[1].metadata.as_mut().unwrap().uid.clear();
         PodsAnswer::Pods(pods)
     };
@@ -392,7 +456,11 @@ async fn pods_are_those_of_the_kubelet_where_it_lists_them_and_else_those_of_the
         kubelet.set(answer.clone());
         assert_eq!(listed(&observer, server).await, at_api_server, "{answer:?}");
         kubelet.set(of_kubelet(&[("static", "file"), ("a", "api")]));
-        assert_eq!(listed(&observer, server).await, at_kubelet, "after {answer:?}");
+        assert_eq!(
+            listed(&observer, server).await,
+            at_kubelet,
+            "after {answer:?}"
+        );
     }
     // It ended, its socket stays, and it starts again.
     drop(kubelet);
@@ -406,15 +474,27 @@ async fn pods_are_those_of_the_kubelet_where_it_lists_them_and_else_those_of_the
 async fn an_account_that_may_not_read_pods_knows_those_of_the_kubelet_alone() {
     let (cluster, root) = (Cluster::new().await, tempfile::tempdir().unwrap());
     let observer = observer_on(over(&cluster.server), root.path());
-    ["list", "get"].iter().for_each(|verb| cluster.server.deny(verb, "pods"));
+    ["list", "get"]
+        .iter()
+        .for_each(|verb| cluster.server.deny(verb, "pods"));
     let error = observer.pods().await.unwrap_err();
-    assert!(error.contains("forbids") && error.contains("pods"), "{error}");
+    assert!(
+        error.contains("forbids") && error.contains("pods"),
+        "{error}"
+    );
     let kubelet = PodsApi::start(root.path(), PodsAnswer::Refusal(Code::Unavailable));
     let error = observer.pods().await.unwrap_err();
-    assert!(error.contains("forbids") && error.contains("Unavailable"), "{error}");
+    assert!(
+        error.contains("forbids") && error.contains("Unavailable"),
+        "{error}"
+    );
     kubelet.set(of_kubelet(&[("a", "api")]));
     assert_eq!(observer.pods().await.unwrap().len(), 1);
     // A pod that is not of this node may come: the claim that is reserved for it is kept.
     let pod = cluster.held()[0].consumers[0].clone();
-    assert!(observer.may_be_here(&ObjectName::new("default").unwrap(), &pod).await);
+    assert!(
+        observer
+            .may_be_here(&ObjectName::new("default").unwrap(), &pod)
+            .await
+    );
 }

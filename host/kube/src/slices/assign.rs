@@ -43,7 +43,11 @@ impl Load {
 
     /// A single device always fits.
     fn fits(self) -> bool {
-        let max = if self.heavy > 0 { limit::SLICE_HEAVY_DEVICES_MAX } else { limit::SLICE_DEVICES_MAX };
+        let max = if self.heavy > 0 {
+            limit::SLICE_HEAVY_DEVICES_MAX
+        } else {
+            limit::SLICE_DEVICES_MAX
+        };
         self.devices <= max && (self.bytes <= SLICE_BYTES_MAX || self.devices <= 1)
     }
 }
@@ -51,25 +55,42 @@ impl Load {
 /// Returns whether all devices and `more_bytes` fit into one slice.
 pub(super) fn fit_one_slice(devices: &BTreeMap<String, Entry>, more_bytes: usize) -> bool {
     let load = Load::of(devices.values());
-    Load { bytes: load.bytes + more_bytes, ..load }.fits()
+    Load {
+        bytes: load.bytes + more_bytes,
+        ..load
+    }
+    .fits()
 }
 
 /// Distributes all devices. `slices` are the devices of the present slices, in the order in which they are filled.
-pub(super) fn assign(devices: &BTreeMap<String, Entry>, slices: &[BTreeSet<String>]) -> Vec<Assignment> {
+pub(super) fn assign(
+    devices: &BTreeMap<String, Entry>,
+    slices: &[BTreeSet<String>],
+) -> Vec<Assignment> {
     let mut unassigned: BTreeSet<&String> = devices.keys().collect();
     let (mut assigned, mut halved) = (Vec::new(), BTreeSet::new());
     for (index, present) in slices.iter().enumerate() {
-        let mut kept: Vec<&String> = present.iter().filter_map(|name| unassigned.take(name)).collect();
+        let mut kept: Vec<&String> = present
+            .iter()
+            .filter_map(|name| unassigned.take(name))
+            .collect();
         while !Load::of(kept.iter().map(|name| &devices[*name])).fits() {
             unassigned.extend(kept.split_off(kept.len().div_ceil(2)));
             halved.insert(index);
         }
-        assigned.push(Assignment { slice: Some(index), devices: kept.into_iter().cloned().collect() });
+        assigned.push(Assignment {
+            slice: Some(index),
+            devices: kept.into_iter().cloned().collect(),
+        });
     }
     fill(devices, unassigned.into_iter(), &halved, &mut assigned);
     assigned.retain(|slice| !slice.devices.is_empty());
     let fresh = assign_afresh(devices, slices.len());
-    if assigned.len() > 2 * fresh.len() { fresh } else { assigned }
+    if assigned.len() > 2 * fresh.len() {
+        fresh
+    } else {
+        assigned
+    }
 }
 
 /// Puts each device into the first slice with room that is not closed, or into a new one.
@@ -83,8 +104,13 @@ fn fill<'a>(
     let mut loads: Vec<Load> = assigned.iter().map(load).collect();
     for name in unassigned {
         let device = &devices[name];
-        let mut open = loads.iter().enumerate().filter(|(index, _)| !closed.contains(index));
-        let index = open.find(|(_, load)| load.with(device).fits()).map(|(index, _)| index);
+        let mut open = loads
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| !closed.contains(index));
+        let index = open
+            .find(|(_, load)| load.with(device).fits())
+            .map(|(index, _)| index);
         let index = index.unwrap_or_else(|| {
             assigned.push(Assignment::default());
             loads.push(Load::default());
@@ -102,11 +128,18 @@ fn assign_afresh(devices: &BTreeMap<String, Entry>, slices: usize) -> Vec<Assign
     for (name, device) in devices {
         if assigned.is_empty() || !load.with(device).fits() {
             let slice = Some(assigned.len()).filter(|index| *index < slices);
-            assigned.push(Assignment { slice, devices: BTreeSet::new() });
+            assigned.push(Assignment {
+                slice,
+                devices: BTreeSet::new(),
+            });
             load = Load::default();
         }
         load = load.with(device);
-        assigned.last_mut().expect("one was pushed").devices.insert(name.clone());
+        assigned
+            .last_mut()
+            .expect("one was pushed")
+            .devices
+            .insert(name.clone());
     }
     assigned
 }
@@ -125,7 +158,10 @@ mod tests {
     fn heavy(index: usize) -> (String, Entry) {
         let name = format!("d{index:04}");
         let taints = json!([{ "key": "k", "effect": "NoSchedule" }]);
-        (name.clone(), Entry::from(json!({ "name": name, "taints": taints })))
+        (
+            name.clone(),
+            Entry::from(json!({ "name": name, "taints": taints })),
+        )
     }
 
     fn present(slices: &[Assignment]) -> Vec<BTreeSet<String>> {
@@ -160,7 +196,10 @@ mod tests {
         let after = assign(&devices, &present(&before));
         assert_eq!(counts(&after), [128, 128, 44]);
         assert!(after[1].devices.contains("d1000"));
-        assert_eq!((&after[0].devices, &after[2].devices), (&before[0].devices, &before[2].devices));
+        assert_eq!(
+            (&after[0].devices, &after[2].devices),
+            (&before[0].devices, &before[2].devices)
+        );
     }
 
     #[test]
@@ -169,11 +208,20 @@ mod tests {
         let full = assign(&devices, &[]);
         devices.extend([heavy(100)]);
         let halved = assign(&devices, &present(&full));
-        assert_eq!((counts(&halved), halved[0].slice, halved[1].slice), (vec![64, 64], Some(0), None));
+        assert_eq!(
+            (counts(&halved), halved[0].slice, halved[1].slice),
+            (vec![64, 64], Some(0), None)
+        );
         devices.extend([heavy(3), heavy(101)]);
-        assert_eq!(present(&assign(&devices, &present(&halved))), present(&halved));
+        assert_eq!(
+            present(&assign(&devices, &present(&halved))),
+            present(&halved)
+        );
         devices.extend((0..128).map(plain));
-        assert_eq!(present(&assign(&devices, &present(&halved))), present(&halved));
+        assert_eq!(
+            present(&assign(&devices, &present(&halved))),
+            present(&halved)
+        );
     }
 
     #[test]
@@ -191,7 +239,10 @@ mod tests {
         let large = |index: usize| {
             let name = format!("d{index:04}");
             let texts = vec!["x".repeat(64); 4096];
-            (name.clone(), Entry::from(json!({ "name": name, "attributes": { "a": { "strings": texts } } })))
+            (
+                name.clone(),
+                Entry::from(json!({ "name": name, "attributes": { "a": { "strings": texts } } })),
+            )
         };
         let devices: BTreeMap<_, _> = (0..10).map(large).collect();
         let slices = assign(&devices, &[]);

@@ -16,8 +16,10 @@ const NAME_BYTES_MAX: usize = 64;
 
 pub(super) fn refusal(key: &PoolKey, reason: &str) -> Problem {
     let reason = one_line(reason, QUOTED_BYTES_MAX);
-    let message =
-        format!("pool {} of driver {} cannot be published as slices: {reason}", key.pool, key.driver);
+    let message = format!(
+        "pool {} of driver {} cannot be published as slices: {reason}",
+        key.pool, key.driver
+    );
     Problem::invalid(ProblemCode::SlicesRefused, message)
 }
 
@@ -31,9 +33,15 @@ pub(super) fn clear(conditions: &Conditions, key: &PoolKey) {
 /// Sets the condition that others change what nodedock writes.
 pub(super) fn set_contested(conditions: &Conditions, key: &PoolKey, slices: &[Arc<Slice>]) {
     let managers = slices.iter().flat_map(|slice| slice.managed_fields());
-    let others: BTreeSet<&str> =
-        managers.filter_map(|manager| manager.manager.as_deref()).filter(|name| *name != NODEDOCK).collect();
-    let others: Vec<_> = others.into_iter().take(4).map(|name| one_line(name, NAME_BYTES_MAX)).collect();
+    let others: BTreeSet<&str> = managers
+        .filter_map(|manager| manager.manager.as_deref())
+        .filter(|name| *name != NODEDOCK)
+        .collect();
+    let others: Vec<_> = others
+        .into_iter()
+        .take(4)
+        .map(|name| one_line(name, NAME_BYTES_MAX))
+        .collect();
     let writer = match others.is_empty() {
         true => "another client".to_owned(),
         false => others.join(", "),
@@ -43,7 +51,10 @@ pub(super) fn set_contested(conditions: &Conditions, key: &PoolKey, slices: &[Ar
          as well; one of the two has to be removed, or a kubelet restarts all the time",
         key.pool, key.driver
     );
-    conditions.set(&key.to_string(), Problem::conflict(ProblemCode::SlicesContested, message));
+    conditions.set(
+        &key.to_string(),
+        Problem::conflict(ProblemCode::SlicesContested, message),
+    );
 }
 
 /// Sets or clears the condition that the server drops, changes or refuses fields of a driver's devices.
@@ -57,18 +68,32 @@ pub(super) fn set_dropped(conditions: &Conditions, driver: &DriverName, fields: 
          version is too old",
         one_line(&fields.join(", "), QUOTED_BYTES_MAX)
     );
-    conditions.set(driver.as_str(), Problem::unavailable(ProblemCode::SliceFieldsDropped, message));
+    conditions.set(
+        driver.as_str(),
+        Problem::unavailable(ProblemCode::SliceFieldsDropped, message),
+    );
 }
 
 /// Sets the condition of exactly these drivers that their slices are kept, since each of the `nameless` files may be theirs.
-pub(super) fn set_kept(conditions: &Conditions, drivers: &BTreeSet<DriverName>, nameless: &[String]) {
-    let files: Vec<_> = nameless.iter().take(8).map(|name| one_line(name, NAME_BYTES_MAX)).collect();
+pub(super) fn set_kept(
+    conditions: &Conditions,
+    drivers: &BTreeSet<DriverName>,
+    nameless: &[String],
+) {
+    let files: Vec<_> = nameless
+        .iter()
+        .take(8)
+        .map(|name| one_line(name, NAME_BYTES_MAX))
+        .collect();
     for driver in drivers {
         let message = format!(
             "the slices of driver {driver}, which is not present, are kept: it is not known which drivers are in {}",
             files.join(", ")
         );
-        conditions.set(driver.as_str(), Problem::unavailable(ProblemCode::SlicesKept, message));
+        conditions.set(
+            driver.as_str(),
+            Problem::unavailable(ProblemCode::SlicesKept, message),
+        );
     }
     conditions.retain(ProblemCode::SlicesKept, |subject| drivers.contains(subject));
 }
@@ -81,5 +106,6 @@ pub(super) fn set_unnameable(
 ) {
     let nameable = before.keys().filter(|key| !now.contains_key(*key));
     nameable.for_each(|key| conditions.clear(ProblemCode::SlicesRefused, &key.to_string()));
-    now.iter().for_each(|(key, reason)| conditions.set(&key.to_string(), refusal(key, reason)));
+    now.iter()
+        .for_each(|(key, reason)| conditions.set(&key.to_string(), refusal(key, reason)));
 }

@@ -10,8 +10,9 @@ use super::entry::{Entry, PREPARE_FAILED, UNHEALTHY};
 use super::health::UnhealthyTaint;
 use super::slice::{Content, PoolFields};
 use nodedock_model::{
-    AllocatableMapping, AttributeValue, BindingConditions, CapacityChoice, CapacityPolicy, CounterSet,
-    Device, DeviceName, NodeAllocatable, Pool, PoolScheduling, SkippedOperations, Taint, TaintEffect, limit,
+    AllocatableMapping, AttributeValue, BindingConditions, CapacityChoice, CapacityPolicy,
+    CounterSet, Device, DeviceName, NodeAllocatable, Pool, PoolScheduling, SkippedOperations,
+    Taint, TaintEffect, limit,
 };
 
 /// The taints that the host adds to devices of a pool.
@@ -38,42 +39,73 @@ pub(super) fn content(pool: &Pool, taints: &PoolTaints, additions: &PoolAddition
         (name.to_string(), entry(&device, known, &additions.overhead))
     });
     // The API has no pool without devices, so their counters would count nothing.
-    let sets = pool.shared_counters.iter().filter(|_| !pool.devices.is_empty());
+    let sets = pool
+        .shared_counters
+        .iter()
+        .filter(|_| !pool.devices.is_empty());
     let sets = sets.map(|set| {
-        let wire = api::CounterSet { name: set.name.clone(), counters: counters(set) };
+        let wire = api::CounterSet {
+            name: set.name.clone(),
+            counters: counters(set),
+        };
         (set.name.clone(), Entry::of(&wire))
     });
-    let PoolScheduling { partition_type_attribute, skip_node_operations } = &pool.scheduling;
+    let PoolScheduling {
+        partition_type_attribute,
+        skip_node_operations,
+    } = &pool.scheduling;
     let skipped: &[&str] = match skip_node_operations {
         None => &[],
         Some(SkippedOperations::Unprepare) => &["NodeUnprepareResources"],
-        Some(SkippedOperations::PrepareAndUnprepare) => &["NodePrepareResources", "NodeUnprepareResources"],
+        Some(SkippedOperations::PrepareAndUnprepare) => {
+            &["NodePrepareResources", "NodeUnprepareResources"]
+        }
     };
     let pool_fields = PoolFields {
         partition_type_attribute: partition_type_attribute.clone(),
         skip_node_operations: skipped.iter().map(ToString::to_string).collect(),
     };
-    Content { devices: devices.collect(), shared_counters: sets.collect(), pool_fields }
+    Content {
+        devices: devices.collect(),
+        shared_counters: sets.collect(),
+        pool_fields,
+    }
 }
 
 /// A device with the fields that `k8s-openapi` does not have yet: those of Kubernetes 1.37.
-fn entry(device: &api::Device, known: &Device, overhead: &BTreeMap<String, NodeAllocatable>) -> Entry {
+fn entry(
+    device: &api::Device,
+    known: &Device,
+    overhead: &BTreeMap<String, NodeAllocatable>,
+) -> Entry {
     let scheduling = known.scheduling.as_deref().cloned().unwrap_or_default();
     let mut resources = scheduling.node_allocatable;
     for (resource, amounts) in overhead {
-        resources.entry(resource.clone()).or_insert_with(|| amounts.clone());
+        resources
+            .entry(resource.clone())
+            .or_insert_with(|| amounts.clone());
     }
     if resources.is_empty() && scheduling.compatibility.is_empty() {
         return Entry::of(device);
     }
     let mut json = Entry::of(device).json().clone();
     if !resources.is_empty() {
-        json["nodeAllocatableResources"] =
-            resources.iter().map(|(resource, entry)| (resource.clone(), node_allocatable(entry))).collect();
+        json["nodeAllocatableResources"] = resources
+            .iter()
+            .map(|(resource, entry)| (resource.clone(), node_allocatable(entry)))
+            .collect();
     }
-    for consumed in json["consumesCounters"].as_array_mut().into_iter().flatten() {
+    for consumed in json["consumesCounters"]
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+    {
         let set = consumed["counterSet"].as_str().unwrap_or_default();
-        if let Some(groups) = scheduling.compatibility.get(set).filter(|groups| !groups.is_empty()) {
+        if let Some(groups) = scheduling
+            .compatibility
+            .get(set)
+            .filter(|groups| !groups.is_empty())
+        {
             consumed["compatibilityGroups"] = json!(groups);
         }
     }
@@ -84,11 +116,17 @@ fn entry(device: &api::Device, known: &Device, overhead: &BTreeMap<String, NodeA
 fn node_allocatable(entry: &NodeAllocatable) -> Value {
     let mapping = entry.mapping.as_ref().map(|mapping| match mapping {
         AllocatableMapping::PerDevice(amount) => json!({ "deviceMultiplier": amount }),
-        AllocatableMapping::PerCapacity { capacity, multiplier } => {
+        AllocatableMapping::PerCapacity {
+            capacity,
+            multiplier,
+        } => {
             json!({ "capacityKey": capacity.to_string(), "capacityMultiplier": multiplier })
         }
     });
-    let overhead = [("perPod", &entry.per_pod), ("perContainer", &entry.per_container)];
+    let overhead = [
+        ("perPod", &entry.per_pod),
+        ("perContainer", &entry.per_container),
+    ];
     let overhead: Map<String, Value> = overhead
         .into_iter()
         .filter_map(|(key, amount)| Some((key.to_owned(), amount.clone()?.into())))
@@ -105,21 +143,35 @@ fn device(
     added_taints: &PoolTaints,
     binding: &BindingConditions,
 ) -> api::Device {
-    let attributes = device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value)));
+    let attributes = device
+        .attributes
+        .iter()
+        .map(|(name, value)| (name.to_string(), attribute(value)));
     let capacity = device.capacities.iter().map(|(name, capacity)| {
         let request_policy = capacity.policy.as_ref().map(request_policy).filter(is_set);
-        (name.to_string(), api::DeviceCapacity { value: quantity(&capacity.value), request_policy })
+        (
+            name.to_string(),
+            api::DeviceCapacity {
+                value: quantity(&capacity.value),
+                request_policy,
+            },
+        )
     });
     let consumes = device
         .consumes
         .iter()
-        .map(|set| api::DeviceCounterConsumption { counter_set: set.name.clone(), counters: counters(set) });
+        .map(|set| api::DeviceCounterConsumption {
+            counter_set: set.name.clone(),
+            counters: counters(set),
+        });
     let scheduling = device.scheduling.as_deref();
     let named = scheduling.map(|added| BindingConditions {
         conditions: added.binding_conditions.clone(),
         failures: added.binding_failure_conditions.clone(),
     });
-    let binding = named.filter(|named| !named.is_empty()).unwrap_or_else(|| binding.clone());
+    let binding = named
+        .filter(|named| !named.is_empty())
+        .unwrap_or_else(|| binding.clone());
     api::Device {
         name: name.to_string(),
         attributes: Some(attributes.collect()).filter(is_set),
@@ -162,19 +214,42 @@ fn attribute(value: &AttributeValue) -> api::DeviceAttribute {
 fn request_policy(policy: &CapacityPolicy) -> api::CapacityRequestPolicy {
     let (valid_values, valid_range) = match &policy.choice {
         CapacityChoice::Any => (None, None),
-        CapacityChoice::Values(values) => (Some(values.iter().map(|value| quantity(value)).collect()), None),
+        CapacityChoice::Values(values) => (
+            Some(values.iter().map(|value| quantity(value)).collect()),
+            None,
+        ),
         CapacityChoice::Range { min, max, step } => {
             let (max, step) = (max.as_deref().map(quantity), step.as_deref().map(quantity));
-            (None, Some(api::CapacityRequestPolicyRange { min: quantity(min), max, step }))
+            (
+                None,
+                Some(api::CapacityRequestPolicyRange {
+                    min: quantity(min),
+                    max,
+                    step,
+                }),
+            )
         }
     };
     let default = policy.default_amount.as_deref().map(quantity);
-    api::CapacityRequestPolicy { default, valid_values, valid_range }
+    api::CapacityRequestPolicy {
+        default,
+        valid_values,
+        valid_range,
+    }
 }
 
 fn counters(set: &CounterSet) -> BTreeMap<String, api::Counter> {
     let counters = set.counters.iter();
-    counters.map(|(name, value)| (name.clone(), api::Counter { value: quantity(value) })).collect()
+    counters
+        .map(|(name, value)| {
+            (
+                name.clone(),
+                api::Counter {
+                    value: quantity(value),
+                },
+            )
+        })
+        .collect()
 }
 
 fn taints(name: &DeviceName, device: &Device, added: &PoolTaints) -> Vec<api::DeviceTaint> {
@@ -184,12 +259,20 @@ fn taints(name: &DeviceName, device: &Device, added: &PoolTaints) -> Vec<api::De
         effect: taint.effect.as_str().to_owned(),
         time_added: None,
     };
-    let of_host = host_taints(&device.taints, added.unhealthy.get(name), added.failed.contains(name));
+    let of_host = host_taints(
+        &device.taints,
+        added.unhealthy.get(name),
+        added.failed.contains(name),
+    );
     device.taints.iter().chain(&of_host).map(taint).collect()
 }
 
 /// The taints that the host adds to those of a driver. One that the device has from its driver, or for which there is no room, is not added.
-pub(super) fn host_taints(own: &[Taint], unhealthy: Option<&UnhealthyTaint>, has_failed: bool) -> Vec<Taint> {
+pub(super) fn host_taints(
+    own: &[Taint],
+    unhealthy: Option<&UnhealthyTaint>,
+    has_failed: bool,
+) -> Vec<Taint> {
     let unhealthy = unhealthy.map(|taint| Taint {
         key: UNHEALTHY.to_owned(),
         value: taint.value.clone(),
@@ -202,5 +285,7 @@ pub(super) fn host_taints(own: &[Taint], unhealthy: Option<&UnhealthyTaint>, has
     });
     let is_new = |taint: &Taint| own.iter().all(|own| own.key != taint.key);
     let added = unhealthy.into_iter().chain(failed).filter(is_new);
-    added.take(limit::TAINTS_MAX.saturating_sub(own.len())).collect()
+    added
+        .take(limit::TAINTS_MAX.saturating_sub(own.len()))
+        .collect()
 }

@@ -59,7 +59,16 @@ impl DesiredState {
     pub(super) fn new(names: PoolNames, settings: SliceSettings) -> Self {
         let (drivers, gone_since) = (BTreeMap::new(), BTreeMap::new());
         let (withdrawn, failed, new_unhealthy, mechanisms) = Default::default();
-        Self { names, settings, mechanisms, drivers, gone_since, withdrawn, failed, new_unhealthy }
+        Self {
+            names,
+            settings,
+            mechanisms,
+            drivers,
+            gone_since,
+            withdrawn,
+            failed,
+            new_unhealthy,
+        }
     }
 
     /// Takes the mechanisms that count from the next update on.
@@ -74,9 +83,13 @@ impl DesiredState {
 
     pub(super) fn pools(&self) -> BTreeMap<PoolKey, Arc<Content>> {
         let each = self.drivers.iter().flat_map(|(driver, state)| {
-            state.pools.iter().map(|(pool, content)| (driver.clone(), pool.clone(), Arc::clone(content)))
+            state
+                .pools
+                .iter()
+                .map(|(pool, content)| (driver.clone(), pool.clone(), Arc::clone(content)))
         });
-        each.map(|(driver, pool, content)| (PoolKey { driver, pool }, content)).collect()
+        each.map(|(driver, pool, content)| (PoolKey { driver, pool }, content))
+            .collect()
     }
 
     /// Returns the devices that are to have the taint of unhealthy ones, by the driver's own names.
@@ -88,12 +101,19 @@ impl DesiredState {
 
     /// Returns pools of present drivers that cannot be published under a name of the API, with the reason.
     pub(super) fn unnameable(&self, drivers: &DriverSnapshot) -> BTreeMap<PoolKey, String> {
-        let is_here =
-            |driver: &DriverName| drivers.present.contains(driver) && !drivers.native.contains(driver);
+        let is_here = |driver: &DriverName| {
+            drivers.present.contains(driver) && !drivers.native.contains(driver)
+        };
         let states = self.drivers.iter().filter(|(driver, _)| is_here(driver));
         let each = states.flat_map(|(driver, state)| {
-            let key = |pool: &PoolName| PoolKey { driver: driver.clone(), pool: pool.clone() };
-            state.unnameable.iter().map(move |(pool, reason)| (key(pool), reason.clone()))
+            let key = |pool: &PoolName| PoolKey {
+                driver: driver.clone(),
+                pool: pool.clone(),
+            };
+            state
+                .unnameable
+                .iter()
+                .map(move |(pool, reason)| (key(pool), reason.clone()))
         });
         each.collect()
     }
@@ -111,8 +131,10 @@ impl DesiredState {
         }
         // Of a driver that does not serve now, a pool that is withdrawn from slices must not be written again.
         let names = &self.names;
-        for (driver, state) in
-            self.drivers.iter_mut().filter(|(name, _)| !drivers.serving.contains_key(*name))
+        for (driver, state) in self
+            .drivers
+            .iter_mut()
+            .filter(|(name, _)| !drivers.serving.contains_key(*name))
         {
             let mechanisms = &self.mechanisms.mechanisms;
             state.pools.retain(|published, _| {
@@ -121,8 +143,9 @@ impl DesiredState {
             });
         }
         // A native plugin that took over a driver's name publishes its devices itself.
-        let is_native =
-            |driver: &DriverName| drivers.native.contains(driver) && !drivers.serving.contains_key(driver);
+        let is_native = |driver: &DriverName| {
+            drivers.native.contains(driver) && !drivers.serving.contains_key(driver)
+        };
         self.drivers.retain(|driver, _| !is_native(driver));
         let gone = self.gone(drivers, slices);
         self.withdrawn.retain(|driver| gone.contains(driver));
@@ -144,10 +167,20 @@ impl DesiredState {
     }
 
     /// Returns the drivers with slices of ours, or that served, which are not present.
-    pub(super) fn gone(&self, drivers: &DriverSnapshot, slices: &[Arc<Slice>]) -> BTreeSet<DriverName> {
-        let of_slices = slices.iter().filter(|slice| slice::is_ours(slice)).map(|slice| &slice.spec.driver);
+    pub(super) fn gone(
+        &self,
+        drivers: &DriverSnapshot,
+        slices: &[Arc<Slice>],
+    ) -> BTreeSet<DriverName> {
+        let of_slices = slices
+            .iter()
+            .filter(|slice| slice::is_ours(slice))
+            .map(|slice| &slice.spec.driver);
         let known = of_slices.chain(self.drivers.keys());
-        known.filter(|driver| !drivers.present.contains(*driver)).cloned().collect()
+        known
+            .filter(|driver| !drivers.present.contains(*driver))
+            .cloned()
+            .collect()
     }
 
     /// Derives the pools of a serving driver. Returns when the health of its devices changes without a report.
@@ -160,23 +193,33 @@ impl DesiredState {
     ) -> Option<Instant> {
         let tainted = self.tainted(driver, slices);
         let evict_after = self.settings.evict_after;
-        let state = self.drivers.entry(driver.clone()).or_insert_with(|| DriverState::new(evict_after));
-        let new = state.unhealthy.update(now, &published.health, &tainted).into_iter();
-        self.new_unhealthy.extend(new.map(|((pool, device), message)| UnhealthyDevice {
-            driver: driver.clone(),
-            pool: pool.clone(),
-            device: device.clone(),
-            message: message.to_owned(),
-        }));
+        let state = self
+            .drivers
+            .entry(driver.clone())
+            .or_insert_with(|| DriverState::new(evict_after));
+        let new = state
+            .unhealthy
+            .update(now, &published.health, &tainted)
+            .into_iter();
+        self.new_unhealthy
+            .extend(new.map(|((pool, device), message)| UnhealthyDevice {
+                driver: driver.clone(),
+                pool: pool.clone(),
+                device: device.clone(),
+                message: message.to_owned(),
+            }));
         let failed = self.failed.iter().filter(|(of, ..)| of == driver);
         let source = Source {
             published: Arc::clone(published),
             unhealthy: state.unhealthy.devices(),
-            failed: failed.map(|(_, pool, device)| (pool.clone(), device.clone())).collect(),
+            failed: failed
+                .map(|(_, pool, device)| (pool.clone(), device.clone()))
+                .collect(),
             mechanisms: self.mechanisms.clone(),
         };
         if !state.source.as_ref().is_some_and(|known| known.is(&source)) {
-            let offered = |name: &PoolName, pool| pools::offered(driver, name, pool, &source.mechanisms);
+            let offered =
+                |name: &PoolName, pool| pools::offered(driver, name, pool, &source.mechanisms);
             let additions = |pool: &PoolName| self.settings.of_pool(driver, pool);
             state.derive_pools(&self.names, &source, offered, additions);
             state.source = Some(source);
@@ -204,8 +247,9 @@ impl DesiredState {
 impl SliceSettings {
     /// Returns what the operator adds to the devices of a pool.
     fn of_pool(&self, driver: &DriverName, pool: &PoolName) -> PoolAdditions {
-        let is_meant =
-            |rule: &&Overhead| rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool);
+        let is_meant = |rule: &&Overhead| {
+            rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool)
+        };
         let rules = self.overhead.iter().filter(is_meant);
         let overhead = rules.flat_map(|rule| rule.resources.clone()).collect();
         let binding = self.binding_of(driver, pool).cloned().unwrap_or_default();
@@ -213,18 +257,28 @@ impl SliceSettings {
     }
 
     fn binding_of(&self, driver: &DriverName, pool: &PoolName) -> Option<&BindingConditions> {
-        let is_meant =
-            |rule: &&BindingRule| rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool);
-        self.binding.iter().rev().find(is_meant).map(|rule| &rule.conditions)
+        let is_meant = |rule: &&BindingRule| {
+            rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool)
+        };
+        self.binding
+            .iter()
+            .rev()
+            .find(is_meant)
+            .map(|rule| &rule.conditions)
     }
 
     /// Whether a scheduler waits for conditions of some published device.
     pub(crate) fn waits_for_binding(&self, drivers: &DriverSnapshot) -> bool {
         drivers.serving.iter().any(|(driver, published)| {
             published.inventory.pools.iter().any(|(name, pool)| {
-                let by_rule = self.binding_of(driver, name).is_some_and(|binding| !binding.is_empty());
+                let by_rule = self
+                    .binding_of(driver, name)
+                    .is_some_and(|binding| !binding.is_empty());
                 let by_driver = |device: &Device| {
-                    device.scheduling.as_ref().is_some_and(|added| !added.binding_conditions.is_empty())
+                    device
+                        .scheduling
+                        .as_ref()
+                        .is_some_and(|added| !added.binding_conditions.is_empty())
                 };
                 (by_rule && !pool.devices.is_empty()) || pool.devices.values().any(by_driver)
             })
@@ -243,7 +297,10 @@ impl Source {
 
 impl DriverState {
     fn new(evict_after: Option<Duration>) -> Self {
-        Self { unhealthy: UnhealthyDevices::new(evict_after), ..Self::default() }
+        Self {
+            unhealthy: UnhealthyDevices::new(evict_after),
+            ..Self::default()
+        }
     }
 
     fn derive_pools<'a>(
@@ -256,7 +313,9 @@ impl DriverState {
         let before = std::mem::take(&mut self.pools);
         self.unnameable.clear();
         for (name, pool) in &source.published.inventory.pools {
-            let Some(pool) = offered(name, pool) else { continue };
+            let Some(pool) = offered(name, pool) else {
+                continue;
+            };
             let published = match names.published(name) {
                 Ok(published) => published,
                 Err(error) => {
@@ -265,10 +324,13 @@ impl DriverState {
                 }
             };
             let of_pool = source.unhealthy.iter().filter(|((of, _), _)| of == name);
-            let unhealthy = of_pool.map(|((_, device), taint)| (device.clone(), taint.clone())).collect();
+            let unhealthy = of_pool
+                .map(|((_, device), taint)| (device.clone(), taint.clone()))
+                .collect();
             let failed = source.failed.iter().filter(|(of, _)| of == name);
             let failed = failed.map(|(_, device)| device.clone()).collect();
-            let content = convert::content(&pool, &PoolTaints { unhealthy, failed }, &additions(name));
+            let content =
+                convert::content(&pool, &PoolTaints { unhealthy, failed }, &additions(name));
             let known = before.get(&published).filter(|known| ***known == content);
             let content = known.map_or_else(|| Arc::new(content), Arc::clone);
             self.pools.insert(published, content);

@@ -82,12 +82,16 @@ impl KnownPool {
         let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
         self.generation = newest.unwrap_or(self.generation).max(0);
         for (name, device) in slices.iter().flat_map(|slice| &slice.spec.content.devices) {
-            let known = device.taints().filter_map(|(taint, time)| Some((taint, time?.to_owned())));
-            self.taint_times.extend(known.map(|(taint, time)| ((name.clone(), taint), time)));
+            let known = device
+                .taints()
+                .filter_map(|(taint, time)| Some((taint, time?.to_owned())));
+            self.taint_times
+                .extend(known.map(|(taint, time)| ((name.clone(), taint), time)));
         }
         let devices = desired.devices.iter();
-        let desired: BTreeSet<_> =
-            devices.flat_map(|(name, device)| device.taints().map(move |(t, _)| (name.clone(), t))).collect();
+        let desired: BTreeSet<_> = devices
+            .flat_map(|(name, device)| device.taints().map(move |(t, _)| (name.clone(), t)))
+            .collect();
         self.taint_times.retain(|taint, _| desired.contains(taint));
     }
 
@@ -95,13 +99,15 @@ impl KnownPool {
     pub(super) fn written(&mut self, slices: &[Arc<Slice>], desired: &Content, generation: i64) {
         self.observe(slices, desired);
         self.generation = generation;
-        let indexed = |slice: &Arc<Slice>| Some((index_of(slice::name(slice))?, device_names(slice)));
+        let indexed =
+            |slice: &Arc<Slice>| Some((index_of(slice::name(slice))?, device_names(slice)));
         self.layout = slices.iter().filter_map(indexed).collect();
     }
 
     fn apply_times(&self, content: &mut Content) {
         for (name, device) in &mut content.devices {
-            *device = device.with_times(|taint| self.taint_times.get(&(name.clone(), taint)).cloned());
+            *device =
+                device.with_times(|taint| self.taint_times.get(&(name.clone(), taint)).cloned());
         }
     }
 }
@@ -115,7 +121,8 @@ struct Target<'a> {
 impl Target<'_> {
     /// Whether the content differs, or the slice does not exist.
     fn is_changed(&self) -> bool {
-        self.observed.is_none_or(|slice| !slice.spec.holds(&self.content))
+        self.observed
+            .is_none_or(|slice| !slice.spec.holds(&self.content))
     }
 }
 
@@ -123,59 +130,113 @@ impl Target<'_> {
 pub(super) fn diff(desired: &DesiredPool<'_>, slices: &[Arc<Slice>]) -> Result<Diff, DoesNotFit> {
     let mut sorted: Vec<&Arc<Slice>> = slices.iter().collect();
     sorted.sort_by_key(|slice| (order(slice), slice::name(slice)));
-    let (terminating, present): (Vec<_>, Vec<_>) =
-        sorted.iter().copied().partition(|slice| slice::is_terminating(slice));
+    let (terminating, present): (Vec<_>, Vec<_>) = sorted
+        .iter()
+        .copied()
+        .partition(|slice| slice::is_terminating(slice));
     let targets = targets(desired, &present)?;
-    let kept: BTreeSet<&str> =
-        targets.iter().filter_map(|target| Some(slice::name(target.observed?))).collect();
-    let obsolete: Vec<_> =
-        present.iter().copied().filter(|slice| !kept.contains(slice::name(slice))).collect();
+    let kept: BTreeSet<&str> = targets
+        .iter()
+        .filter_map(|target| Some(slice::name(target.observed?)))
+        .collect();
+    let obsolete: Vec<_> = present
+        .iter()
+        .copied()
+        .filter(|slice| !kept.contains(slice::name(slice)))
+        .collect();
     let generation = generation(desired, &present, &terminating, &targets, obsolete.len());
     let count = i64::try_from(targets.len()).expect("a bounded number of slices");
-    let pool = SlicePool { name: desired.key.pool.clone(), generation, resource_slice_count: count };
+    let pool = SlicePool {
+        name: desired.key.pool.clone(),
+        generation,
+        resource_slice_count: count,
+    };
     let slice = |metadata: ObjectMeta, target: &Target<'_>| {
         let (driver, node_name) = (desired.key.driver.clone(), desired.node.name.to_string());
         let mut content = target.content.clone();
         desired.known.apply_times(&mut content);
-        let spec = SliceSpec { driver, node_name, pool: pool.clone(), content, sent: None };
-        Slice { types: None, metadata, spec, status: None }
+        let spec = SliceSpec {
+            driver,
+            node_name,
+            pool: pool.clone(),
+            content,
+            sent: None,
+        };
+        Slice {
+            types: None,
+            metadata,
+            spec,
+            status: None,
+        }
     };
     let mut writes: Vec<Write> = obsolete.into_iter().cloned().map(Write::Delete).collect();
     for target in &targets {
         let outdated = target.observed.filter(|slice| {
-            target.is_changed() || slice.spec.pool != pool || !slice::is_owned_by(slice, desired.node)
+            target.is_changed()
+                || slice.spec.pool != pool
+                || !slice::is_owned_by(slice, desired.node)
         });
         let metadata = outdated.map(|observed| slice::updated_metadata(observed, desired.node));
         writes.extend(metadata.map(|metadata| Write::Update(slice(metadata, target))));
     }
-    let mut taken: BTreeSet<u32> = sorted.iter().filter_map(|slice| index_of(slice::name(slice))).collect();
+    let mut taken: BTreeSet<u32> = sorted
+        .iter()
+        .filter_map(|slice| index_of(slice::name(slice)))
+        .collect();
     for target in targets.iter().filter(|target| target.observed.is_none()) {
-        let index = (0..).find(|index| !taken.contains(index)).expect("there are more indices than slices");
+        let index = (0..)
+            .find(|index| !taken.contains(index))
+            .expect("there are more indices than slices");
         taken.insert(index);
         let name_prefix = name_prefix(index, &desired.key.driver, desired.node.name.as_str());
-        writes.push(Write::Create(slice(slice::new_metadata(name_prefix, desired.node), target)));
+        writes.push(Write::Create(slice(
+            slice::new_metadata(name_prefix, desired.node),
+            target,
+        )));
     }
-    Ok(Diff { writes, generation, slices: targets.len() })
+    Ok(Diff {
+        writes,
+        generation,
+        slices: targets.len(),
+    })
 }
 
-fn targets<'a>(desired: &DesiredPool<'_>, present: &[&'a Arc<Slice>]) -> Result<Vec<Target<'a>>, DoesNotFit> {
-    let Content { devices, shared_counters, .. } = desired.content;
+fn targets<'a>(
+    desired: &DesiredPool<'_>,
+    present: &[&'a Arc<Slice>],
+) -> Result<Vec<Target<'a>>, DoesNotFit> {
+    let Content {
+        devices,
+        shared_counters,
+        ..
+    } = desired.content;
     if devices.is_empty() {
         return Ok(Vec::new());
     }
     if !shared_counters.is_empty() && desired.counters == CounterPlacement::WithDevices {
         let bytes = shared_counters.values().map(|set| set.bytes + 1).sum();
         if !fit_one_slice(devices, bytes) {
-            return Err(DoesNotFit { devices: devices.len() });
+            return Err(DoesNotFit {
+                devices: devices.len(),
+            });
         }
-        return Ok(vec![Target { observed: present.first().copied(), content: desired.content.clone() }]);
+        return Ok(vec![Target {
+            observed: present.first().copied(),
+            content: desired.content.clone(),
+        }]);
     }
     let mut rest = present.to_vec();
     let mut targets = Vec::new();
     if !shared_counters.is_empty() {
         let holds_counters = |slice: &&Arc<Slice>| !slice.spec.content.shared_counters.is_empty();
-        let observed = rest.iter().position(holds_counters).map(|index| rest.remove(index));
-        let content = Content { shared_counters: shared_counters.clone(), ..Content::default() };
+        let observed = rest
+            .iter()
+            .position(holds_counters)
+            .map(|index| rest.remove(index));
+        let content = Content {
+            shared_counters: shared_counters.clone(),
+            ..Content::default()
+        };
         targets.push(Target { observed, content });
     }
     targets.extend(device_targets(desired, present, &rest));
@@ -188,13 +249,25 @@ fn device_targets<'a>(
     present: &[&'a Arc<Slice>],
     rest: &[&'a Arc<Slice>],
 ) -> Vec<Target<'a>> {
-    let mut slices: Vec<_> =
-        rest.iter().map(|slice| (order(slice), Some(*slice), device_names(slice))).collect();
+    let mut slices: Vec<_> = rest
+        .iter()
+        .map(|slice| (order(slice), Some(*slice), device_names(slice)))
+        .collect();
     // A device in an observed slice stays there, whatever the last layout was.
-    let placed: BTreeSet<String> = slices.iter().flat_map(|(.., names)| names).cloned().collect();
+    let placed: BTreeSet<String> = slices
+        .iter()
+        .flat_map(|(.., names)| names)
+        .cloned()
+        .collect();
     let is_deleted = |index: &u32| !present.iter().any(|slice| order(slice) == *index);
-    let deleted = desired.known.layout.iter().filter(|(index, _)| is_deleted(index));
-    slices.extend(deleted.map(|(index, names)| (*index, None, names.difference(&placed).cloned().collect())));
+    let deleted = desired
+        .known
+        .layout
+        .iter()
+        .filter(|(index, _)| is_deleted(index));
+    slices.extend(
+        deleted.map(|(index, names)| (*index, None, names.difference(&placed).cloned().collect())),
+    );
     slices.sort_by_key(|(index, ..)| *index);
     let names: Vec<_> = slices.iter().map(|(.., names)| names.clone()).collect();
     let assignments = assign(&desired.content.devices, &names).into_iter();
@@ -204,8 +277,15 @@ fn device_targets<'a>(
             (name, device)
         });
         let pool_fields = desired.content.pool_fields.clone();
-        let content = Content { devices: devices.collect(), pool_fields, ..Content::default() };
-        Target { observed: assignment.slice.and_then(|index| slices[index].1), content }
+        let content = Content {
+            devices: devices.collect(),
+            pool_fields,
+            ..Content::default()
+        };
+        Target {
+            observed: assignment.slice.and_then(|index| slices[index].1),
+            content,
+        }
     });
     targets.collect()
 }
@@ -222,17 +302,22 @@ fn generation(
     targets: &[Target<'_>],
     obsolete: usize,
 ) -> i64 {
-    let newest = |slices: &[&Arc<Slice>]| slices.iter().map(|slice| slice.spec.pool.generation).max();
+    let newest =
+        |slices: &[&Arc<Slice>]| slices.iter().map(|slice| slice.spec.pool.generation).max();
     let next = |generation: i64| generation.checked_add(1).unwrap_or(1);
     let now = newest(present).unwrap_or(desired.known.generation.max(1));
     if let Some(terminating) = newest(terminating).filter(|generation| *generation >= now) {
         return next(terminating);
     }
     let count = i64::try_from(targets.len()).unwrap_or(i64::MAX);
-    let is_current =
-        |slice: &Slice| slice.spec.pool.generation == now && slice.spec.pool.resource_slice_count == count;
+    let is_current = |slice: &Slice| {
+        slice.spec.pool.generation == now && slice.spec.pool.resource_slice_count == count
+    };
     let changed = targets.iter().filter(|target| target.is_changed()).count();
-    let created = targets.iter().filter(|target| target.observed.is_none()).count();
+    let created = targets
+        .iter()
+        .filter(|target| target.observed.is_none())
+        .count();
     let is_complete = present.iter().all(|slice| is_current(slice)) && created + obsolete == 0;
     let is_outdated = |target: &Target<'_>| {
         target.observed.is_some_and(|slice| {
@@ -240,7 +325,11 @@ fn generation(
         })
     };
     let can_be_completed = !targets.iter().any(is_outdated) && (obsolete == 0 || changed == 0);
-    if (is_complete && changed <= 1) || can_be_completed { now } else { next(now) }
+    if (is_complete && changed <= 1) || can_be_completed {
+        now
+    } else {
+        next(now)
+    }
 }
 
 /// Returns the start of a slice's name: its index, which orders the slices of a pool, then for people the driver and the node.
@@ -260,5 +349,8 @@ fn index_of(name: &str) -> Option<u32> {
     let (digits, _) = name.split_once('-')?;
     let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let is_index = (5..=8).contains(&digits.len()) && digits.bytes().all(is_hex);
-    is_index.then(|| u32::from_str_radix(digits, 16).ok()).flatten().filter(|index| *index < u32::MAX)
+    is_index
+        .then(|| u32::from_str_radix(digits, 16).ok())
+        .flatten()
+        .filter(|index| *index < u32::MAX)
 }

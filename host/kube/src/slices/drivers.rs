@@ -33,8 +33,16 @@ impl DriverSnapshot {
             let published = driver.inventory?.borrow().clone();
             Some((driver.identity.name.clone(), published))
         };
-        let serving = registry.all_serving().into_iter().filter_map(inventory).collect();
-        let mut snapshot = Self { serving, is_settled, ..Self::default() };
+        let serving = registry
+            .all_serving()
+            .into_iter()
+            .filter_map(inventory)
+            .collect();
+        let mut snapshot = Self {
+            serving,
+            is_settled,
+            ..Self::default()
+        };
         snapshot.present.extend(snapshot.serving.keys().cloned());
         for view in registry.list() {
             match view.name {
@@ -62,7 +70,8 @@ pub fn watch_drivers(
 ) -> watch::Receiver<DriverSnapshot> {
     let (mut drivers, mut devices) = (changes.listen(), changes.listen());
     let mut serving = registry.serving_changes();
-    let (publish, snapshots) = watch::channel(DriverSnapshot::of(&registry, *settled.borrow_and_update()));
+    let (publish, snapshots) =
+        watch::channel(DriverSnapshot::of(&registry, *settled.borrow_and_update()));
     tasks.spawn_until_stopped("slice-drivers", async move {
         loop {
             tokio::select! {

@@ -62,14 +62,20 @@ impl From<Value> for Entry {
             fields.retain(|_, value| *value != Value::Bool(false));
         }
         let bytes = json.to_string().len();
-        Self { json: Arc::new(json), normalized: Arc::new(normalized), bytes }
+        Self {
+            json: Arc::new(json),
+            normalized: Arc::new(normalized),
+            bytes,
+        }
     }
 }
 
 impl Entry {
     /// Makes the entry of a type of the API.
     pub(super) fn of(object: &impl Serialize) -> Self {
-        serde_json::to_value(object).expect("types of the API have texts as keys").into()
+        serde_json::to_value(object)
+            .expect("types of the API have texts as keys")
+            .into()
     }
 
     pub(super) fn json(&self) -> &Value {
@@ -85,64 +91,119 @@ impl Entry {
 
     /// Names of the attributes that are lists.
     pub(super) fn list_attributes(&self) -> impl Iterator<Item = &String> {
-        let is_list = |value: &Value| LIST_ATTRIBUTES.iter().any(|list| value.get(*list).is_some());
-        let attributes = self.json.get("attributes").and_then(Value::as_object).into_iter().flatten();
-        attributes.filter(move |(_, value)| is_list(value)).map(|(name, _)| name)
+        let is_list = |value: &Value| {
+            LIST_ATTRIBUTES
+                .iter()
+                .any(|list| value.get(*list).is_some())
+        };
+        let attributes = self
+            .json
+            .get("attributes")
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten();
+        attributes
+            .filter(move |(_, value)| is_list(value))
+            .map(|(name, _)| name)
     }
 
     pub(super) fn without_lists(&self) -> Self {
         let mut json = (*self.json).clone();
         if let Some(attributes) = json.get_mut("attributes").and_then(Value::as_object_mut) {
-            self.list_attributes().for_each(|name| drop(attributes.remove(name)));
+            self.list_attributes()
+                .for_each(|name| drop(attributes.remove(name)));
         }
         json.into()
     }
 
     /// Returns what distinguishes each taint from the device's others, and the time at which it was added.
     pub(super) fn taints(&self) -> impl Iterator<Item = (String, Option<&str>)> {
-        let added = list(&self.json, "taints").iter().map(|taint| taint.get("timeAdded")?.as_str());
-        list(&self.normalized, "taints").iter().map(Value::to_string).zip(added)
+        let added = list(&self.json, "taints")
+            .iter()
+            .map(|taint| taint.get("timeAdded")?.as_str());
+        list(&self.normalized, "taints")
+            .iter()
+            .map(Value::to_string)
+            .zip(added)
     }
 
     /// Returns the taint of unhealthy devices, if the device has it, with the time since it was added; zero if that is not known.
     pub(super) fn unhealthy(&self, now: Timestamp) -> Option<(UnhealthyTaint, Duration)> {
-        let taint = list(&self.json, "taints").iter().find(|taint| taint["key"] == UNHEALTHY)?;
+        let taint = list(&self.json, "taints")
+            .iter()
+            .find(|taint| taint["key"] == UNHEALTHY)?;
         let value = taint["value"].as_str().unwrap_or_default().to_owned();
-        let added = taint["timeAdded"].as_str().and_then(|time| time.parse::<Timestamp>().ok());
+        let added = taint["timeAdded"]
+            .as_str()
+            .and_then(|time| time.parse::<Timestamp>().ok());
         let age = added.and_then(|added| Duration::try_from(now.duration_since(added)).ok());
-        Some((UnhealthyTaint { value, evicts: taint["effect"] == "NoExecute" }, age.unwrap_or_default()))
+        Some((
+            UnhealthyTaint {
+                value,
+                evicts: taint["effect"] == "NoExecute",
+            },
+            age.unwrap_or_default(),
+        ))
     }
 
     /// Returns the entry with the times at which its taints were added, as far as they are known.
     pub(super) fn with_times(&self, time: impl Fn(String) -> Option<String>) -> Self {
         let mut json = Arc::clone(&self.json);
         for (index, taint) in list(&self.normalized, "taints").iter().enumerate() {
-            let added = Arc::make_mut(&mut json)["taints"].get_mut(index).and_then(Value::as_object_mut);
+            let added = Arc::make_mut(&mut json)["taints"]
+                .get_mut(index)
+                .and_then(Value::as_object_mut);
             if let (Some(added), Some(time)) = (added, time(taint.to_string())) {
                 added.insert("timeAdded".to_owned(), Value::String(time));
             }
         }
-        Self { json, ..self.clone() }
+        Self {
+            json,
+            ..self.clone()
+        }
     }
 
     /// Returns the device as `v1beta1` has it.
     pub(super) fn v1beta1(&self) -> Self {
         let mut fields = (*self.json).clone();
-        let name = fields.as_object_mut().and_then(|fields| fields.remove("name"));
-        Self { json: Arc::new(json!({ "name": name, "basic": fields })), ..self.clone() }
+        let name = fields
+            .as_object_mut()
+            .and_then(|fields| fields.remove("name"));
+        Self {
+            json: Arc::new(json!({ "name": name, "basic": fields })),
+            ..self.clone()
+        }
     }
 
     /// Adds the fields of this entry that `returned`, which the server made of it, lacks or has otherwise.
-    pub(super) fn dropped_in(&self, returned: Option<&Self>, path: &str, fields: &mut BTreeSet<String>) {
-        dropped(&self.normalized, returned.map(|entry| &*entry.normalized), path, fields);
+    pub(super) fn dropped_in(
+        &self,
+        returned: Option<&Self>,
+        path: &str,
+        fields: &mut BTreeSet<String>,
+    ) {
+        dropped(
+            &self.normalized,
+            returned.map(|entry| &*entry.normalized),
+            path,
+            fields,
+        );
     }
 }
 
 fn dropped(sent: &Value, returned: Option<&Value>, path: &str, fields: &mut BTreeSet<String>) {
     match (sent, returned) {
         (Value::Object(sent), Some(Value::Object(returned))) => {
-            for (field, sent) in sent.iter().filter(|(field, sent)| returned.get(*field) != Some(sent)) {
-                dropped(sent, returned.get(field), &format!("{path}.{field}"), fields);
+            for (field, sent) in sent
+                .iter()
+                .filter(|(field, sent)| returned.get(*field) != Some(sent))
+            {
+                dropped(
+                    sent,
+                    returned.get(field),
+                    &format!("{path}.{field}"),
+                    fields,
+                );
             }
         }
         _ => drop(fields.insert(path.to_owned())),
@@ -154,8 +215,12 @@ fn normalize(value: &mut Value, is_quantity: bool) {
     match value {
         Value::String(text) if is_quantity => *text = quantity::normalized(text),
         // An API server takes a number for a quantity and returns a text.
-        Value::Number(number) if is_quantity => *value = quantity::normalized(&number.to_string()).into(),
-        Value::Array(list) => list.iter_mut().for_each(|item| normalize(item, is_quantity)),
+        Value::Number(number) if is_quantity => {
+            *value = quantity::normalized(&number.to_string()).into()
+        }
+        Value::Array(list) => list
+            .iter_mut()
+            .for_each(|item| normalize(item, is_quantity)),
         Value::Object(fields) => {
             for (field, value) in fields.iter_mut() {
                 match field.as_str() {
@@ -187,5 +252,9 @@ fn is_empty(value: &Value) -> bool {
 }
 
 fn list<'a>(object: &'a Value, field: &str) -> &'a [Value] {
-    object.get(field).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+    object
+        .get(field)
+        .and_then(Value::as_array)
+        .map(Vec::as_slice)
+        .unwrap_or_default()
 }

@@ -41,7 +41,11 @@ pub(super) struct UnhealthyTaint {
 
 impl UnhealthyTaint {
     pub(super) fn effect(&self) -> TaintEffect {
-        if self.evicts { TaintEffect::NoExecute } else { TaintEffect::NoSchedule }
+        if self.evicts {
+            TaintEffect::NoExecute
+        } else {
+            TaintEffect::NoSchedule
+        }
     }
 }
 
@@ -76,7 +80,10 @@ struct Illness {
 
 impl UnhealthyDevices {
     pub(super) fn new(evict_after: Option<Duration>) -> Self {
-        Self { devices: BTreeMap::new(), evict_after }
+        Self {
+            devices: BTreeMap::new(),
+            evict_after,
+        }
     }
 
     /// Takes the driver's current report, and the taints in observed slices. Returns the devices that became unhealthy, and why.
@@ -100,7 +107,9 @@ impl UnhealthyDevices {
             let illness = self.devices.entry(device.clone()).or_insert_with(new);
             illness.taint.value.clone_from(&taint.value);
         }
-        self.devices.values_mut().for_each(|illness| illness.is_unhealthy = false);
+        self.devices
+            .values_mut()
+            .for_each(|illness| illness.is_unhealthy = false);
         for (device, health) in report {
             let known = self.devices.get(device).filter(|illness| !illness.is_over);
             let is_unhealthy = match health.state {
@@ -114,15 +123,29 @@ impl UnhealthyDevices {
                 if known.is_none() {
                     new.push((device, health.message.as_str()));
                 }
-                let new = || UnhealthyTaint { value: taint_value(&health.message), evicts: false };
+                let new = || UnhealthyTaint {
+                    value: taint_value(&health.message),
+                    evicts: false,
+                };
                 let taint = taint.unwrap_or_else(new);
-                let (since, before) =
-                    known.map_or((now, Duration::ZERO), |illness| (illness.since, illness.before));
-                let is_confirmed =
-                    health.state == HealthState::Unhealthy || known.is_some_and(|known| known.is_confirmed);
+                let (since, before) = known.map_or((now, Duration::ZERO), |illness| {
+                    (illness.since, illness.before)
+                });
+                let is_confirmed = health.state == HealthState::Unhealthy
+                    || known.is_some_and(|known| known.is_confirmed);
                 let (last, is_over) = (now, false);
-                let mut illness = Illness { taint, since, before, is_confirmed, last, is_unhealthy, is_over };
-                illness.taint.evicts |= self.evict_after.is_some_and(|after| now >= illness.due(after));
+                let mut illness = Illness {
+                    taint,
+                    since,
+                    before,
+                    is_confirmed,
+                    last,
+                    is_unhealthy,
+                    is_over,
+                };
+                illness.taint.evicts |= self
+                    .evict_after
+                    .is_some_and(|after| now >= illness.due(after));
                 self.devices.insert(device.clone(), illness);
             }
         }
@@ -131,14 +154,17 @@ impl UnhealthyDevices {
             // The operator may have turned it off since the slice was written.
             illness.taint.evicts &= self.evict_after.is_some();
         }
-        self.devices.retain(|device, illness| !illness.is_over || tainted.contains_key(device));
+        self.devices
+            .retain(|device, illness| !illness.is_over || tainted.contains_key(device));
         new
     }
 
     /// Returns the devices that are to have the taint.
     pub(super) fn devices(&self) -> TaintedDevices {
         let tainted = self.devices.iter().filter(|(_, illness)| !illness.is_over);
-        tainted.map(|(device, illness)| (device.clone(), illness.taint.clone())).collect()
+        tainted
+            .map(|(device, illness)| (device.clone(), illness.taint.clone()))
+            .collect()
     }
 
     /// Returns when the next taint changes if no further report comes.
@@ -155,17 +181,26 @@ impl UnhealthyDevices {
 impl Illness {
     /// When the pods of the device are evicted.
     fn due(&self, after: Duration) -> Instant {
-        let before = if self.is_confirmed { self.before } else { Duration::ZERO };
+        let before = if self.is_confirmed {
+            self.before
+        } else {
+            Duration::ZERO
+        };
         self.since + after.saturating_sub(before)
     }
 }
 
 /// The first part of a message as the value of a taint: its words, joined by dashes.
 fn taint_value(message: &str) -> String {
-    let first = message.split([':', ';', ',', '(']).next().unwrap_or_default();
+    let first = message
+        .split([':', ';', ',', '('])
+        .next()
+        .unwrap_or_default();
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let words = first.split(|c| !is_allowed(c));
-    let words = words.map(|word| word.trim_matches(['-', '_', '.'])).filter(|word| !word.is_empty());
+    let words = words
+        .map(|word| word.trim_matches(['-', '_', '.']))
+        .filter(|word| !word.is_empty());
     let mut value = String::new();
     for word in words {
         let dash = if value.is_empty() { "" } else { "-" };
@@ -191,11 +226,20 @@ mod tests {
     }
 
     fn because(state: HealthState, message: &str) -> HealthReport {
-        HealthReport::from([(device(), DeviceHealth { state, message: message.to_owned() })])
+        HealthReport::from([(
+            device(),
+            DeviceHealth {
+                state,
+                message: message.to_owned(),
+            },
+        )])
     }
 
     fn taint(value: &str, evicts: bool) -> UnhealthyTaint {
-        UnhealthyTaint { value: value.to_owned(), evicts }
+        UnhealthyTaint {
+            value: value.to_owned(),
+            evicts,
+        }
     }
 
     fn tainted(value: &str) -> ObservedTaints {
@@ -221,7 +265,10 @@ mod tests {
         let mut devices = UnhealthyDevices::default();
         let mut update = |at: u64, state| {
             devices.update(start + Duration::from_secs(at), &report(state), &none());
-            (is_tainted(&devices), devices.next_change().map(|due| (due - start).as_secs()))
+            (
+                is_tainted(&devices),
+                devices.next_change().map(|due| (due - start).as_secs()),
+            )
         };
         for (at, state, expected) in [
             (0, Unknown, (false, None)),
@@ -240,11 +287,16 @@ mod tests {
     }
 
     #[test]
-    fn a_taint_without_a_known_reason_is_kept_for_a_while_and_not_adopted_again_while_it_is_removed() {
+    fn a_taint_without_a_known_reason_is_kept_for_a_while_and_not_adopted_again_while_it_is_removed()
+     {
         let (start, tainted) = (Instant::now(), tainted(""));
         let mut devices = UnhealthyDevices::default();
         let mut update = |at: u64, tainted: &ObservedTaints| {
-            devices.update(start + Duration::from_secs(at), &report(HealthState::Healthy), tainted);
+            devices.update(
+                start + Duration::from_secs(at),
+                &report(HealthState::Healthy),
+                tainted,
+            );
             is_tainted(&devices)
         };
         assert!(update(0, &tainted));
@@ -274,25 +326,40 @@ mod tests {
         let mut update = |at: u64, state, message, tainted: &ObservedTaints| {
             let report = because(state, message);
             let new = devices.update(start + Duration::from_secs(at), &report, tainted);
-            (new.len(), devices.devices().remove(&device()).map(|taint| taint.value))
+            (
+                new.len(),
+                devices.devices().remove(&device()).map(|taint| taint.value),
+            )
         };
         let value = |value: &str| Some(value.to_owned());
-        assert_eq!(update(0, Unhealthy, "90 C: throttled", &none()), (1, value("90-C")));
+        assert_eq!(
+            update(0, Unhealthy, "90 C: throttled", &none()),
+            (1, value("90-C"))
+        );
         let tainted_90 = tainted("90-C");
-        assert_eq!(update(1, Unhealthy, "91 C", &tainted_90), (0, value("90-C")));
+        assert_eq!(
+            update(1, Unhealthy, "91 C", &tainted_90),
+            (0, value("90-C"))
+        );
         assert_eq!(update(2, Healthy, "", &tainted_90), (0, value("90-C")));
         assert_eq!(update(3, Unknown, "92 C", &tainted_90), (0, value("90-C")));
         assert_eq!(update(4, Healthy, "", &tainted_90), (0, value("90-C")));
         assert_eq!(update(40, Healthy, "", &tainted_90), (0, None));
         // It is unhealthy again before the slice was written: the slice stays as it is.
-        assert_eq!(update(41, Unhealthy, "93 C", &tainted_90), (1, value("90-C")));
+        assert_eq!(
+            update(41, Unhealthy, "93 C", &tainted_90),
+            (1, value("90-C"))
+        );
         assert_eq!(update(60, Healthy, "", &tainted_90), (0, value("90-C")));
         assert_eq!(update(111, Healthy, "", &tainted_90), (0, None));
         assert_eq!(update(112, Unhealthy, "94 C", &none()), (1, value("94-C")));
         // What another instance wrote stays too, and is not new after a restart.
         assert_eq!(update(113, Unhealthy, "95 C", &tainted("")), (0, value("")));
         let mut devices = UnhealthyDevices::default();
-        assert_eq!(devices.update(start, &because(Unhealthy, "96 C"), &tainted_90), []);
+        assert_eq!(
+            devices.update(start, &because(Unhealthy, "96 C"), &tainted_90),
+            []
+        );
         assert_eq!(devices.devices()[&device()], taint("90-C", false));
     }
 
@@ -303,8 +370,14 @@ mod tests {
         let mut devices = UnhealthyDevices::new(Some(Duration::from_secs(60)));
         let mut update = |at: u64, state| {
             devices.update(start + Duration::from_secs(at), &report(state), &none());
-            let evicts = devices.devices().remove(&device()).map(|taint| taint.evicts);
-            (evicts, devices.next_change().map(|due| (due - start).as_secs()))
+            let evicts = devices
+                .devices()
+                .remove(&device())
+                .map(|taint| taint.evicts);
+            (
+                evicts,
+                devices.next_change().map(|due| (due - start).as_secs()),
+            )
         };
         for (at, state, expected) in [
             (0, Unhealthy, (Some(false), Some(60))),
@@ -331,17 +404,28 @@ mod tests {
     fn the_time_until_pods_are_evicted_goes_on_over_a_restart() {
         use HealthState::{Healthy, Unhealthy, Unknown};
         let start = Instant::now();
-        for (age, evicts, due) in
-            [(0, false, Some(60)), (50, false, Some(10)), (60, true, None), (900, true, None)]
-        {
+        for (age, evicts, due) in [
+            (0, false, Some(60)),
+            (50, false, Some(10)),
+            (60, true, None),
+            (900, true, None),
+        ] {
             let mut devices = UnhealthyDevices::new(Some(Duration::from_secs(60)));
             devices.update(start, &report(Unhealthy), &observed(taint("x", false), age));
             let next = devices.next_change().map(|next| (next - start).as_secs());
-            assert_eq!((devices.devices()[&device()].evicts, next), (evicts, due), "{age}");
+            assert_eq!(
+                (devices.devices()[&device()].evicts, next),
+                (evicts, due),
+                "{age}"
+            );
         }
         let mut devices = UnhealthyDevices::new(Some(Duration::from_secs(60)));
         devices.update(start, &report(Unknown), &observed(taint("x", false), 900));
-        assert_eq!(devices.devices()[&device()], taint("x", false), "it is not known to be unhealthy still");
+        assert_eq!(
+            devices.devices()[&device()],
+            taint("x", false),
+            "it is not known to be unhealthy still"
+        );
         devices.update(start, &report(Healthy), &observed(taint("x", false), 900));
         assert_eq!(
             devices.devices()[&device()],

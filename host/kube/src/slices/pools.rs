@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::extended_resources::{ATTRIBUTE, DeviceIds, Mechanism, MechanismsView, attribute};
 use nodedock_model::{
-    AttributeValue, Device, DeviceName, DriverName, ExtendedResource, Pool, PoolName, QualifiedName, limit,
+    AttributeValue, Device, DeviceName, DriverName, ExtendedResource, Pool, PoolName,
+    QualifiedName, limit,
 };
 
 /// Returns the pool as slices have it; `None`: it is not in slices.
@@ -24,19 +25,33 @@ pub(super) fn offered<'a>(
         return None;
     }
     let is_allocated = |device: &DeviceName| is_allocated(&view.allocated, driver, name, device);
-    let allocated: Vec<_> = pool.devices.iter().filter(|(name, _)| is_allocated(name)).collect();
+    let allocated: Vec<_> = pool
+        .devices
+        .iter()
+        .filter(|(name, _)| is_allocated(name))
+        .collect();
     if resource.is_none() && allocated.is_empty() {
         return Some(Cow::Borrowed(pool));
     }
     let free = free_devices(&pool.devices, &allocated);
-    let mut pool = Pool { devices: free, ..without_devices(pool) };
+    let mut pool = Pool {
+        devices: free,
+        ..without_devices(pool)
+    };
     if let Some(resource) = resource {
-        pool.devices.values_mut().for_each(|device| add_attribute(device, resource));
+        pool.devices
+            .values_mut()
+            .for_each(|device| add_attribute(device, resource));
     }
     Some(Cow::Owned(pool))
 }
 
-fn is_allocated(allocated: &DeviceIds, driver: &DriverName, pool: &PoolName, device: &DeviceName) -> bool {
+fn is_allocated(
+    allocated: &DeviceIds,
+    driver: &DriverName,
+    pool: &PoolName,
+    device: &DeviceName,
+) -> bool {
     !allocated.is_empty() && allocated.contains(&(driver.clone(), format!("{pool}/{device}")))
 }
 
@@ -56,14 +71,24 @@ fn free_devices(
     allocated: &[(&DeviceName, &Device)],
 ) -> BTreeMap<DeviceName, Device> {
     let of_allocated = || allocated.iter().map(|(_, device)| device);
-    let sets: BTreeSet<_> = of_allocated().flat_map(|device| &device.consumes).map(|set| &set.name).collect();
+    let sets: BTreeSet<_> = of_allocated()
+        .flat_map(|device| &device.consumes)
+        .map(|set| &set.name)
+        .collect();
     let identities: BTreeSet<_> = of_allocated().flat_map(|device| &device.identity).collect();
     let is_free = |(name, device): &(&DeviceName, &Device)| {
         !allocated.iter().any(|(allocated, _)| allocated == name)
             && !device.consumes.iter().any(|set| sets.contains(&set.name))
-            && !device.identity.iter().any(|identity| identities.contains(identity))
+            && !device
+                .identity
+                .iter()
+                .any(|identity| identities.contains(identity))
     };
-    devices.iter().filter(is_free).map(|(name, device)| (name.clone(), device.clone())).collect()
+    devices
+        .iter()
+        .filter(is_free)
+        .map(|(name, device)| (name.clone(), device.clone()))
+        .collect()
 }
 
 /// A device with as many attributes as the API permits stays without: no class selects it for the resource.
@@ -73,7 +98,9 @@ fn add_attribute(device: &mut Device, resource: &ExtendedResource) {
         && values < limit::ATTRIBUTE_VALUES_MAX;
     let name = QualifiedName::new(ATTRIBUTE).expect("the name is one of the API");
     if has_room || device.attributes.contains_key(&name) {
-        device.attributes.insert(name, AttributeValue::Text(attribute(resource)));
+        device
+            .attributes
+            .insert(name, AttributeValue::Text(attribute(resource)));
     }
 }
 
@@ -93,17 +120,29 @@ mod tests {
         "gpus".parse().unwrap()
     }
 
-    fn pool(devices: impl IntoIterator<Item = (&'static str, Device)>, resource: Option<&str>) -> Pool {
+    fn pool(
+        devices: impl IntoIterator<Item = (&'static str, Device)>,
+        resource: Option<&str>,
+    ) -> Pool {
         Pool {
-            devices: devices.into_iter().map(|(name, device)| (name.parse().unwrap(), device)).collect(),
+            devices: devices
+                .into_iter()
+                .map(|(name, device)| (name.parse().unwrap(), device))
+                .collect(),
             extended_resource: resource.map(|name| name.parse().unwrap()),
             ..Pool::default()
         }
     }
 
     fn view(mechanism: Mechanism, allocated: &[&str]) -> MechanismsView {
-        let allocated: DeviceIds = allocated.iter().map(|id| (driver(), (*id).to_owned())).collect();
-        MechanismsView { allocated: Arc::new(allocated), ..ExtendedResources::fixed(mechanism).view() }
+        let allocated: DeviceIds = allocated
+            .iter()
+            .map(|id| (driver(), (*id).to_owned()))
+            .collect();
+        MechanismsView {
+            allocated: Arc::new(allocated),
+            ..ExtendedResources::fixed(mechanism).view()
+        }
     }
 
     fn names(pool: &Pool, view: &MechanismsView) -> Option<Vec<String>> {
@@ -117,30 +156,60 @@ mod tests {
         assert_eq!(names(&named, &view(Mechanism::DevicePlugin, &[])), None);
         let view = view(Mechanism::Dra, &[]);
         let offered = offered(&driver(), &pool_name(), &named, &view).unwrap();
-        let attributes: Vec<_> = offered.devices.values().flat_map(|device| &device.attributes).collect();
+        let attributes: Vec<_> = offered
+            .devices
+            .values()
+            .flat_map(|device| &device.attributes)
+            .collect();
         let value = AttributeValue::Text("example.com/gpu".to_owned());
-        assert_eq!(attributes, [(&QualifiedName::new("nodedock.dev/extendedResource").unwrap(), &value)]);
+        assert_eq!(
+            attributes,
+            [(
+                &QualifiedName::new("nodedock.dev/extendedResource").unwrap(),
+                &value
+            )]
+        );
         let plain = pool([("0", Device::default())], None);
-        assert!(matches!(super::offered(&driver(), &pool_name(), &plain, &view), Some(Cow::Borrowed(_))));
+        assert!(matches!(
+            super::offered(&driver(), &pool_name(), &plain, &view),
+            Some(Cow::Borrowed(_))
+        ));
     }
 
     #[test]
     fn a_device_without_room_for_the_attribute_stays_as_it_is() {
-        let attribute = |n| (QualifiedName::new(format!("a{n}")).unwrap(), AttributeValue::Int(n));
+        let attribute = |n| {
+            (
+                QualifiedName::new(format!("a{n}")).unwrap(),
+                AttributeValue::Int(n),
+            )
+        };
         let attributes: BTreeMap<_, _> = (0..limit::ATTRIBUTES_MAX as i64).map(attribute).collect();
-        let full = Device { attributes: attributes.clone(), ..Device::default() };
+        let full = Device {
+            attributes: attributes.clone(),
+            ..Device::default()
+        };
         let pool = pool([("0", full)], Some("example.com/gpu"));
         let offered = offered(&driver(), &pool_name(), &pool, &view(Mechanism::Dra, &[])).unwrap();
-        assert_eq!(offered.devices.values().next().unwrap().attributes, attributes);
+        assert_eq!(
+            offered.devices.values().next().unwrap().attributes,
+            attributes
+        );
     }
 
     #[test]
     fn allocated_devices_and_what_overlaps_with_them_are_left_out() {
         let partition = |set: &str| Device {
-            consumes: vec![CounterSet { name: set.to_owned(), counters: BTreeMap::new() }],
+            consumes: vec![CounterSet {
+                name: set.to_owned(),
+                counters: BTreeMap::new(),
+            }],
             ..Device::default()
         };
-        let of = |identity: &str| Device { identity: vec![identity.to_owned()], ..Device::default() };
+        let of = |identity: &str| Device {
+            identity: vec![identity.to_owned()],
+            ..Device::default()
+        };
         let devices = [
             ("a", Device::default()),
             ("b", Device::default()),
@@ -152,7 +221,10 @@ mod tests {
         ];
         for resource in [Some("example.com/gpu"), None] {
             let pool = pool(devices.clone(), resource);
-            let left = names(&pool, &view(Mechanism::Dra, &["gpus/a", "gpus/c", "gpus/f", "other/b"]));
+            let left = names(
+                &pool,
+                &view(Mechanism::Dra, &["gpus/a", "gpus/c", "gpus/f", "other/b"]),
+            );
             assert_eq!(left.unwrap(), ["b", "e"]);
         }
     }

@@ -102,7 +102,11 @@ impl Reconciler {
             self.changed(&key);
         }
         // The server may have been upgraded.
-        for pool in self.pools.values_mut().filter(|pool| is_list && pool.without_lists) {
+        for pool in self
+            .pools
+            .values_mut()
+            .filter(|pool| is_list && pool.without_lists)
+        {
             pool.without_lists = false;
             pool.pace.changed(Instant::now());
         }
@@ -120,8 +124,14 @@ impl Reconciler {
         if self.derive_at.is_some_and(|at| at <= now) {
             self.derive(now);
         }
-        let due = self.pools.iter().filter_map(|(key, pool)| Some((pool.pace.due()?, key)));
-        let first = due.filter(|(at, _)| *at <= now).min().map(|(_, key)| key.clone());
+        let due = self
+            .pools
+            .iter()
+            .filter_map(|(key, pool)| Some((pool.pace.due()?, key)));
+        let first = due
+            .filter(|(at, _)| *at <= now)
+            .min()
+            .map(|(_, key)| key.clone());
         let node = self.node.borrow().clone();
         if let (Some(key), Some(node)) = (first, node) {
             self.reconcile(&key, node).await;
@@ -133,7 +143,12 @@ impl Reconciler {
     }
 
     fn all_changed(&mut self) {
-        let pools: BTreeSet<_> = self.desired.pools().into_keys().chain(self.store.pools()).collect();
+        let pools: BTreeSet<_> = self
+            .desired
+            .pools()
+            .into_keys()
+            .chain(self.store.pools())
+            .collect();
         pools.iter().for_each(|key| self.changed(key));
     }
 
@@ -148,7 +163,11 @@ impl Reconciler {
 
     /// Returns the observed pools that are deleted unless they are desired.
     fn managed(&self) -> BTreeSet<PoolKey> {
-        self.store.pools().into_iter().filter(|key| self.is_managed(&key.driver)).collect()
+        self.store
+            .pools()
+            .into_iter()
+            .filter(|key| self.is_managed(&key.driver))
+            .collect()
     }
 
     /// Derives the desired state from the current drivers.
@@ -163,22 +182,39 @@ impl Reconciler {
         let generation = view.mechanisms.generation;
         self.desired.set_mechanisms(view);
         self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));
-        self.parts.extended_resources.slices_derived(generation, self.store.pools());
-        self.managed().difference(&managed).for_each(|key| self.changed(key));
+        self.parts
+            .extended_resources
+            .slices_derived(generation, self.store.pools());
+        self.managed()
+            .difference(&managed)
+            .for_each(|key| self.changed(key));
         let unnameable = self.desired.unnameable(&snapshot);
         conditions::set_unnameable(&self.parts.conditions, &self.unnameable, &unnameable);
         self.unnameable = unnameable;
         let is_uncertain = snapshot.is_settled && !snapshot.nameless.is_empty();
-        let kept = if is_uncertain { self.desired.gone(&snapshot, &slices) } else { BTreeSet::new() };
+        let kept = if is_uncertain {
+            self.desired.gone(&snapshot, &slices)
+        } else {
+            BTreeSet::new()
+        };
         conditions::set_kept(&self.parts.conditions, &kept, &snapshot.nameless);
     }
 
     /// Changes the desired state and makes the pools due whose content changes.
-    fn update_desired(&mut self, now: Instant, update: impl FnOnce(&mut DesiredState) -> Option<Instant>) {
+    fn update_desired(
+        &mut self,
+        now: Instant,
+        update: impl FnOnce(&mut DesiredState) -> Option<Instant>,
+    ) {
         let before = self.desired.pools();
         let next = update(&mut self.desired);
-        self.parts.report.set_tainted(self.desired.unhealthy(), &self.desired.failed);
-        self.desired.new_unhealthy.drain(..).for_each(|device| (self.parts.on_unhealthy)(&device));
+        self.parts
+            .report
+            .set_tainted(self.desired.unhealthy(), &self.desired.failed);
+        self.desired
+            .new_unhealthy
+            .drain(..)
+            .for_each(|device| (self.parts.on_unhealthy)(&device));
         self.derive_at = earliest(self.derive_at, next);
         let after = self.desired.pools();
         for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
@@ -198,7 +234,9 @@ impl Reconciler {
         if let Some(published) = self.snapshot.serving.get(&key.driver).cloned() {
             // A taint that another instance added is adopted before this one would remove it.
             let slices = self.store.all();
-            self.update_desired(now, |desired| desired.update_driver(&key.driver, &published, &slices, now));
+            self.update_desired(now, |desired| {
+                desired.update_driver(&key.driver, &published, &slices, now)
+            });
         }
         let content = match self.desired.content(key) {
             Some(content) => Arc::clone(content),
@@ -206,19 +244,34 @@ impl Reconciler {
             None => return self.forget(key),
         };
         let plain = content.without_lists().map(Arc::new);
-        let content = plain.clone().filter(|_| self.pool(key).without_lists).unwrap_or(content);
+        let content = plain
+            .clone()
+            .filter(|_| self.pool(key).without_lists)
+            .unwrap_or(content);
         let (slices, counters) = (self.store.of_pool(key), self.counters);
         if self.pool(key).pace.started(now) {
-            self.parts.conditions.clear(ProblemCode::SlicesContested, &key.to_string());
+            self.parts
+                .conditions
+                .clear(ProblemCode::SlicesContested, &key.to_string());
         }
         let pool = self.pool(key);
         pool.known.observe(&slices, &content);
-        let desired = DesiredPool { key, node: &node, content: &content, counters, known: &pool.known };
+        let desired = DesiredPool {
+            key,
+            node: &node,
+            content: &content,
+            counters,
+            known: &pool.known,
+        };
         let diff = match diff(&desired, &slices) {
             Ok(diff) => diff,
             Err(error) => return self.refused(key, &error.to_string()),
         };
-        let Diff { writes, generation, slices } = diff;
+        let Diff {
+            writes,
+            generation,
+            slices,
+        } = diff;
         let wrote = !writes.is_empty();
         for write in writes {
             if let Err(error) = self.carry_out(write).await {
@@ -235,25 +288,48 @@ impl Reconciler {
         }
         let written_ms = match wrote {
             true => Some(now_ms()),
-            false => self.parts.report.pool(key).and_then(|status| status.written_ms),
+            false => self
+                .parts
+                .report
+                .pool(key)
+                .and_then(|status| status.written_ms),
         };
         let devices = content.devices.len();
-        let status = PoolStatus { is_current: true, slices, devices, generation, written_ms, problem: None };
+        let status = PoolStatus {
+            is_current: true,
+            slices,
+            devices,
+            generation,
+            written_ms,
+            problem: None,
+        };
         self.succeeded(key, status, wrote, (content, node));
     }
 
-    fn succeeded(&mut self, key: &PoolKey, status: PoolStatus, wrote: bool, done: (Arc<Content>, NodeFacts)) {
+    fn succeeded(
+        &mut self,
+        key: &PoolKey,
+        status: PoolStatus,
+        wrote: bool,
+        done: (Arc<Content>, NodeFacts),
+    ) {
         let (now, slices) = (Instant::now(), self.store.of_pool(key));
         let pool = self.pool(key);
         pool.known.written(&slices, &done.0, status.generation);
         pool.pace.succeeded(now, wrote);
-        let is_same = |(content, node): &(Arc<Content>, NodeFacts)| *content == done.0 && *node == done.1;
+        let is_same =
+            |(content, node): &(Arc<Content>, NodeFacts)| *content == done.0 && *node == done.1;
         let is_repair = wrote && pool.done.as_ref().is_some_and(is_same);
         let is_contested = is_repair && pool.pace.repaired(now);
         let is_deleted = done.0.is_empty();
         pool.done = Some(done);
         let is_idle = pool.pace.is_idle();
-        let PoolStatus { slices: count, devices, generation, .. } = status;
+        let PoolStatus {
+            slices: count,
+            devices,
+            generation,
+            ..
+        } = status;
         if !is_deleted {
             self.parts.report.set(key, status);
         }
@@ -267,7 +343,9 @@ impl Reconciler {
         if is_contested {
             conditions::set_contested(&self.parts.conditions, key, &slices);
         }
-        self.parts.conditions.clear(ProblemCode::SlicesRefused, &key.to_string());
+        self.parts
+            .conditions
+            .clear(ProblemCode::SlicesRefused, &key.to_string());
         self.report_dropped(&key.driver);
         if !is_deleted {
             return;
@@ -280,12 +358,20 @@ impl Reconciler {
 
     fn report_dropped(&self, driver: &DriverName) {
         let slices = self.store.all();
-        let desired = slices.iter().filter(|slice| slice.spec.driver == *driver).filter_map(|slice| {
-            let desired = self.desired.content(&slice.spec.key())?;
-            Some((&slice.spec, &**desired))
-        });
-        let mut fields: BTreeSet<_> = desired.flat_map(|(slice, desired)| slice.dropped(desired)).collect();
-        let plain = self.pools.iter().filter(|(key, pool)| key.driver == *driver && pool.without_lists);
+        let desired = slices
+            .iter()
+            .filter(|slice| slice.spec.driver == *driver)
+            .filter_map(|slice| {
+                let desired = self.desired.content(&slice.spec.key())?;
+                Some((&slice.spec, &**desired))
+            });
+        let mut fields: BTreeSet<_> = desired
+            .flat_map(|(slice, desired)| slice.dropped(desired))
+            .collect();
+        let plain = self
+            .pools
+            .iter()
+            .filter(|(key, pool)| key.driver == *driver && pool.without_lists);
         let lists = plain.filter_map(|(key, _)| self.desired.content(key));
         fields.extend(
             lists
@@ -325,7 +411,13 @@ impl Reconciler {
     }
 
     fn count<T>(&self, verb: Verb, answer: Result<T, ApiError>) -> Result<T, ApiError> {
-        self.parts.report.writes(verb, answer.as_ref().map_or_else(outcome, |_| Outcome::Done)).inc();
+        self.parts
+            .report
+            .writes(
+                verb,
+                answer.as_ref().map_or_else(outcome, |_| Outcome::Done),
+            )
+            .inc();
         answer
     }
 
@@ -357,7 +449,14 @@ impl Reconciler {
 
     fn report_problem(&self, key: &PoolKey, problem: Problem) {
         let known = self.parts.report.pool(key).unwrap_or_default();
-        self.parts.report.set(key, PoolStatus { is_current: false, problem: Some(problem), ..known });
+        self.parts.report.set(
+            key,
+            PoolStatus {
+                is_current: false,
+                problem: Some(problem),
+                ..known
+            },
+        );
     }
 }
 

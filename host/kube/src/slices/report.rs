@@ -73,7 +73,10 @@ impl Default for SliceReport {
             repairs: Counter::default(),
         };
         // The samples exist from the start.
-        for (verb, outcome) in WRITES.iter().flat_map(|verb| Outcome::ALL.iter().map(move |o| (verb, o))) {
+        for (verb, outcome) in WRITES
+            .iter()
+            .flat_map(|verb| Outcome::ALL.iter().map(move |o| (verb, o)))
+        {
             drop(report.writes(*verb, *outcome));
         }
         report
@@ -101,7 +104,9 @@ impl SliceReport {
         let tainted = self.tainted.lock();
         let of_driver = tainted.unhealthy.get(driver);
         let unhealthy = of_driver.and_then(|devices| devices.get(&(pool.clone(), device.clone())));
-        let has_failed = tainted.failed.contains(&(driver.clone(), pool.clone(), device.clone()));
+        let has_failed = tainted
+            .failed
+            .contains(&(driver.clone(), pool.clone(), device.clone()));
         host_taints(own, unhealthy, has_failed)
     }
 
@@ -110,11 +115,15 @@ impl SliceReport {
         unhealthy: BTreeMap<DriverName, TaintedDevices>,
         failed: &FailedDevices,
     ) {
-        *self.tainted.lock() = Tainted { unhealthy, failed: failed.clone() };
+        *self.tainted.lock() = Tainted {
+            unhealthy,
+            failed: failed.clone(),
+        };
     }
 
     pub(super) fn writes(&self, verb: Verb, outcome: Outcome) -> Counter {
-        self.writes.get_or_create_owned(&[("verb", verb.as_str()), ("outcome", outcome.as_str())])
+        self.writes
+            .get_or_create_owned(&[("verb", verb.as_str()), ("outcome", outcome.as_str())])
     }
 
     pub(super) fn set(&self, key: &PoolKey, status: PoolStatus) {

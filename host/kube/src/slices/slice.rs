@@ -95,7 +95,10 @@ mod by_name {
     ) -> Result<BTreeMap<String, Entry>, D::Error> {
         let list = Option::<Vec<Value>>::deserialize(deserializer)?.unwrap_or_default();
         let name = |item: &Value| Some(item.get("name")?.as_str()?.to_owned());
-        Ok(list.into_iter().filter_map(|item| Some((name(&item)?, Entry::from(item)))).collect())
+        Ok(list
+            .into_iter()
+            .filter_map(|item| Some((name(&item)?, Entry::from(item))))
+            .collect())
     }
 }
 
@@ -115,7 +118,10 @@ impl Content {
     pub(super) fn without_lists(&self) -> Option<Self> {
         self.list_attributes().next()?;
         let mut content = self.clone();
-        let devices = content.devices.values_mut().filter(|device| device.list_attributes().next().is_some());
+        let devices = content
+            .devices
+            .values_mut()
+            .filter(|device| device.list_attributes().next().is_some());
         devices.for_each(|device| *device = device.without_lists());
         Some(content)
     }
@@ -132,7 +138,10 @@ impl Content {
 
 impl SliceSpec {
     pub(super) fn key(&self) -> PoolKey {
-        PoolKey { driver: self.driver.clone(), pool: self.pool.name.clone() }
+        PoolKey {
+            driver: self.driver.clone(),
+            pool: self.pool.name.clone(),
+        }
     }
 
     /// Whether writing `content` would change nothing.
@@ -143,7 +152,9 @@ impl SliceSpec {
     /// Returns the fields of the `desired` pool that the server dropped or changed in this slice.
     pub(super) fn dropped(&self, desired: &Content) -> BTreeSet<String> {
         let mut fields = BTreeSet::new();
-        let Some(sent) = &self.sent else { return fields };
+        let Some(sent) = &self.sent else {
+            return fields;
+        };
         let (ours, theirs) = (&sent.pool_fields, &self.content.pool_fields);
         if ours.partition_type_attribute != theirs.partition_type_attribute {
             fields.insert("partitionTypeAttribute".to_owned());
@@ -151,11 +162,23 @@ impl SliceSpec {
         if ours.skip_node_operations != theirs.skip_node_operations {
             fields.insert("skipNodeOperations".to_owned());
         }
-        for (name, device) in desired.devices.iter().filter(|(name, _)| sent.devices.contains_key(*name)) {
+        for (name, device) in desired
+            .devices
+            .iter()
+            .filter(|(name, _)| sent.devices.contains_key(*name))
+        {
             device.dropped_in(self.content.devices.get(name), "devices[]", &mut fields);
         }
-        for (name, set) in desired.shared_counters.iter().filter(|_| !sent.shared_counters.is_empty()) {
-            set.dropped_in(self.content.shared_counters.get(name), "sharedCounters[]", &mut fields);
+        for (name, set) in desired
+            .shared_counters
+            .iter()
+            .filter(|_| !sent.shared_counters.is_empty())
+        {
+            set.dropped_in(
+                self.content.shared_counters.get(name),
+                "sharedCounters[]",
+                &mut fields,
+            );
         }
         fields
     }
@@ -176,12 +199,18 @@ pub(super) fn is_ours(slice: &Slice) -> bool {
 }
 
 pub(crate) fn has_our_label(slice: &impl ResourceExt) -> bool {
-    slice.labels().get(MANAGED_BY).is_some_and(|manager| manager == NODEDOCK)
+    slice
+        .labels()
+        .get(MANAGED_BY)
+        .is_some_and(|manager| manager == NODEDOCK)
 }
 
 /// Whether a slice has the label and the owner that nodedock gives it.
 pub(super) fn is_owned_by(slice: &Slice, node: &NodeFacts) -> bool {
-    let mut owners = slice.owner_references().iter().filter(|owner| is_node(owner));
+    let mut owners = slice
+        .owner_references()
+        .iter()
+        .filter(|owner| is_node(owner));
     owners.next() == Some(&owner(node)) && owners.next().is_none() && is_ours(slice)
 }
 
@@ -197,8 +226,14 @@ pub(super) fn new_metadata(name_prefix: String, node: &NodeFacts) -> ObjectMeta 
 
 /// Returns the metadata of a slice to be updated: what others added is kept.
 pub(super) fn updated_metadata(slice: &Slice, node: &NodeFacts) -> ObjectMeta {
-    let mut metadata = ObjectMeta { managed_fields: None, ..slice.metadata.clone() };
-    metadata.labels.get_or_insert_default().insert(MANAGED_BY.to_owned(), NODEDOCK.to_owned());
+    let mut metadata = ObjectMeta {
+        managed_fields: None,
+        ..slice.metadata.clone()
+    };
+    metadata
+        .labels
+        .get_or_insert_default()
+        .insert(MANAGED_BY.to_owned(), NODEDOCK.to_owned());
     let owners = metadata.owner_references.get_or_insert_default();
     owners.retain(|known| !is_node(known) && known.controller != Some(true));
     owners.push(owner(node));

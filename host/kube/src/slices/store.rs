@@ -30,7 +30,11 @@ fn resource() -> ApiResource {
 impl SliceStore {
     pub(super) fn new() -> Self {
         let writer = Writer::new(resource());
-        Self { store: writer.as_reader(), writer, is_listed: false }
+        Self {
+            store: writer.as_reader(),
+            writer,
+            is_listed: false,
+        }
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Slice>> {
@@ -38,7 +42,9 @@ impl SliceStore {
     }
 
     pub(super) fn of_pool(&self, key: &PoolKey) -> Vec<Arc<Slice>> {
-        self.store.state_filter(|slice| slice.spec.driver == key.driver && slice.spec.pool.name == key.pool)
+        self.store.state_filter(|slice| {
+            slice.spec.driver == key.driver && slice.spec.pool.name == key.pool
+        })
     }
 
     pub(super) fn pools(&self) -> BTreeSet<PoolKey> {
@@ -48,8 +54,12 @@ impl SliceStore {
     /// Takes an event of the watch and returns the pools that it may have changed.
     pub(super) fn apply(&mut self, event: Event<DynamicObject>) -> BTreeSet<PoolKey> {
         match event {
-            Event::Apply(object) => return self.reported(object, Event::Apply).into_iter().collect(),
-            Event::Delete(object) => return self.reported(object, Event::Delete).into_iter().collect(),
+            Event::Apply(object) => {
+                return self.reported(object, Event::Apply).into_iter().collect();
+            }
+            Event::Delete(object) => {
+                return self.reported(object, Event::Delete).into_iter().collect();
+            }
             Event::InitApply(object) => drop(self.reported(object, Event::InitApply)),
             Event::Init => self.writer.apply_watcher_event(&Event::Init),
             Event::InitDone => {
@@ -63,12 +73,19 @@ impl SliceStore {
     }
 
     /// Takes a reported slice, unless it is older than the server's answer to a write.
-    fn reported(&mut self, object: DynamicObject, event: fn(Slice) -> Event<Slice>) -> Option<PoolKey> {
+    fn reported(
+        &mut self,
+        object: DynamicObject,
+        event: fn(Slice) -> Event<Slice>,
+    ) -> Option<PoolKey> {
         let slice = object.try_parse::<Slice>();
         // Not one of ours, and left alone.
-        let slice = slice.inspect_err(|error| tracing::debug!(error = chain(error), "a slice is ignored"));
+        let slice =
+            slice.inspect_err(|error| tracing::debug!(error = chain(error), "a slice is ignored"));
         let mut slice = slice.ok()?;
-        let known = self.store.get(&ObjectRef::from_obj_with(&slice, resource()));
+        let known = self
+            .store
+            .get(&ObjectRef::from_obj_with(&slice, resource()));
         if known.is_none() && self.store.len() >= SLICES_MAX {
             return None;
         }
@@ -81,7 +98,10 @@ impl SliceStore {
             }
         }
         // They are as large as the slice, and only their managers are used.
-        slice.managed_fields_mut().iter_mut().for_each(|manager| manager.fields_v1 = None);
+        slice
+            .managed_fields_mut()
+            .iter_mut()
+            .for_each(|manager| manager.fields_v1 = None);
         let key = slice.spec.key();
         self.writer.apply_watcher_event(&event(slice));
         Some(key)
@@ -96,11 +116,17 @@ impl SliceStore {
 
     /// Removes a slice that was deleted, before the watch reports it.
     pub(super) fn deleted(&mut self, slice: &Slice) {
-        self.writer.apply_watcher_event(&Event::Delete(slice.clone()));
+        self.writer
+            .apply_watcher_event(&Event::Delete(slice.clone()));
     }
 }
 
 /// Versions that are no numbers are not compared.
 fn version(slice: &Slice) -> u64 {
-    slice.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(u64::MAX)
+    slice
+        .metadata
+        .resource_version
+        .as_deref()
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(u64::MAX)
 }

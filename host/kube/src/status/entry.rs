@@ -37,7 +37,10 @@ impl Key {
     pub(super) fn of(value: &Value) -> Option<Self> {
         let key = Self::deserialize(value).ok()?;
         // An empty share is none: older servers write it so.
-        Some(Self { share_id: key.share_id.filter(|id| !id.is_empty()), ..key })
+        Some(Self {
+            share_id: key.share_id.filter(|id| !id.is_empty()),
+            ..key
+        })
     }
 }
 
@@ -53,9 +56,19 @@ pub(super) fn entry(
     let mut entry = serde_json::to_value(key).expect("its fields are texts");
     let conditions = conditions(&status.conditions, before, now, left_out);
     let conditions = Some(Value::from(conditions)).filter(|list| *list != json!([]));
-    let data = status.data.as_deref().and_then(|data| object(data, left_out));
-    let network = status.network.as_ref().and_then(|network| network_data(network, left_out));
-    for (field, value) in [("conditions", conditions), ("data", data), ("networkData", network)] {
+    let data = status
+        .data
+        .as_deref()
+        .and_then(|data| object(data, left_out));
+    let network = status
+        .network
+        .as_ref()
+        .and_then(|network| network_data(network, left_out));
+    for (field, value) in [
+        ("conditions", conditions),
+        ("data", data),
+        ("networkData", network),
+    ] {
         if let Some(value) = value {
             entry[field] = value;
         }
@@ -74,11 +87,17 @@ fn conditions(
     for condition in reported {
         let kind = condition.kind.as_str();
         if kind.len() > limit::CONDITION_TYPE_BYTES_MAX || !is_label_key(kind) {
-            left_out.push(format!("a condition whose type {:?} is no qualified name", cut(kind, 64)));
+            left_out.push(format!(
+                "a condition whose type {:?} is no qualified name",
+                cut(kind, 64)
+            ));
         } else if !kinds.insert(kind) {
             left_out.push(format!("a second condition {kind}"));
         } else if conditions.len() == limit::STATUS_CONDITIONS_MAX {
-            left_out.push(format!("condition {kind}: at most {} are taken", limit::STATUS_CONDITIONS_MAX));
+            left_out.push(format!(
+                "condition {kind}: at most {} are taken",
+                limit::STATUS_CONDITIONS_MAX
+            ));
         } else {
             conditions.push(self::condition(condition, before, now));
         }
@@ -92,10 +111,14 @@ fn condition(condition: &Condition, before: Option<&Value>, now: &str) -> Value 
         Some(false) => "False",
         None => "Unknown",
     };
-    let current = before.and_then(|entry| entry.get("conditions")).and_then(Value::as_array);
+    let current = before
+        .and_then(|entry| entry.get("conditions"))
+        .and_then(Value::as_array);
     let same = |c: &&Value| c["type"] == condition.kind.as_str() && c["status"] == status;
     let since = current.and_then(|conditions| conditions.iter().find(same));
-    let since = since.and_then(|c| c["lastTransitionTime"].as_str()).unwrap_or(now);
+    let since = since
+        .and_then(|c| c["lastTransitionTime"].as_str())
+        .unwrap_or(now);
     json!({
         "type": condition.kind,
         "status": status,
@@ -109,8 +132,11 @@ fn condition(condition: &Condition, before: Option<&Value>, now: &str) -> Value 
 fn reason(text: &str) -> String {
     let bytes = text.as_bytes();
     let inner = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b',' | b':');
-    let ends = bytes.last().is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
-    let fits = bytes.first().is_some_and(u8::is_ascii_alphabetic) && ends && bytes.iter().all(inner);
+    let ends = bytes
+        .last()
+        .is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
+    let fits =
+        bytes.first().is_some_and(u8::is_ascii_alphabetic) && ends && bytes.iter().all(inner);
     if fits && text.len() <= limit::CONDITION_REASON_BYTES_MAX {
         return text.to_owned();
     }
@@ -125,7 +151,10 @@ fn object(data: &str, left_out: &mut Vec<String>) -> Option<Value> {
     };
     let bytes = value.to_string().len();
     if bytes > limit::STATUS_DATA_BYTES_MAX {
-        left_out.push(format!("data of {bytes} bytes: at most {} are taken", limit::STATUS_DATA_BYTES_MAX));
+        left_out.push(format!(
+            "data of {bytes} bytes: at most {} are taken",
+            limit::STATUS_DATA_BYTES_MAX
+        ));
         return None;
     }
     Some(value)
@@ -134,12 +163,23 @@ fn object(data: &str, left_out: &mut Vec<String>) -> Option<Value> {
 fn network_data(network: &NetworkData, left_out: &mut Vec<String>) -> Option<Value> {
     let mut data = Map::new();
     let texts = [
-        ("interfaceName", &network.interface_name, limit::INTERFACE_NAME_BYTES_MAX),
-        ("hardwareAddress", &network.hardware_address, limit::HARDWARE_ADDRESS_BYTES_MAX),
+        (
+            "interfaceName",
+            &network.interface_name,
+            limit::INTERFACE_NAME_BYTES_MAX,
+        ),
+        (
+            "hardwareAddress",
+            &network.hardware_address,
+            limit::HARDWARE_ADDRESS_BYTES_MAX,
+        ),
     ];
     for (name, text, max) in texts {
         if text.len() > max {
-            left_out.push(format!("{name} of {} bytes: at most {max} are taken", text.len()));
+            left_out.push(format!(
+                "{name} of {} bytes: at most {max} are taken",
+                text.len()
+            ));
         } else if !text.is_empty() {
             data.insert(name.to_owned(), text.as_str().into());
         }
@@ -147,11 +187,17 @@ fn network_data(network: &NetworkData, left_out: &mut Vec<String>) -> Option<Val
     let mut ips: Vec<String> = Vec::new();
     for ip in &network.ips {
         match interface_address(ip) {
-            None => left_out.push(format!("the address {:?}: not such as 192.0.2.5/24", cut(ip, 64))),
+            None => left_out.push(format!(
+                "the address {:?}: not such as 192.0.2.5/24",
+                cut(ip, 64)
+            )),
             // A duplicate.
             Some(ip) if ips.contains(&ip) => {}
             Some(ip) if ips.len() == limit::STATUS_IPS_MAX => {
-                left_out.push(format!("the address {ip}: at most {} are taken", limit::STATUS_IPS_MAX));
+                left_out.push(format!(
+                    "the address {ip}: at most {} are taken",
+                    limit::STATUS_IPS_MAX
+                ));
             }
             Some(ip) => ips.push(ip),
         }
@@ -172,8 +218,12 @@ fn interface_address(text: &str) -> Option<String> {
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => return None,
         IpAddr::V6(_) => 128,
     };
-    let digits = !length.is_empty() && length.len() <= 3 && length.bytes().all(|b| b.is_ascii_digit());
-    let length: u8 = length.parse().ok().filter(|length| digits && *length <= bits)?;
+    let digits =
+        !length.is_empty() && length.len() <= 3 && length.bytes().all(|b| b.is_ascii_digit());
+    let length: u8 = length
+        .parse()
+        .ok()
+        .filter(|length| digits && *length <= bits)?;
     Some(format!("{address}/{length}"))
 }
 
@@ -193,7 +243,12 @@ mod tests {
     }
 
     fn ready(status: Option<bool>, reason: &str) -> Condition {
-        Condition { kind: "Ready".to_owned(), status, reason: reason.to_owned(), message: "words".to_owned() }
+        Condition {
+            kind: "Ready".to_owned(),
+            status,
+            reason: reason.to_owned(),
+            message: "words".to_owned(),
+        }
     }
 
     fn made(status: &DeviceStatus, before: Option<&Value>) -> (Value, Vec<String>) {
@@ -208,7 +263,10 @@ mod tests {
             attributes: Default::default(),
             conditions: vec![
                 ready(Some(true), "Prepared"),
-                Condition { kind: "a/Link".to_owned(), ..ready(None, "") },
+                Condition {
+                    kind: "a/Link".to_owned(),
+                    ..ready(None, "")
+                },
             ],
             data: Some(r#"{"numa": 0}"#.to_owned()),
             network: Some(NetworkData {
@@ -240,7 +298,10 @@ mod tests {
     fn a_transition_has_a_new_time_and_a_condition_that_stands_keeps_its_own() {
         let before = json!({"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"}]});
         let time = |status| {
-            let status = DeviceStatus { conditions: vec![ready(status, "Other")], ..DeviceStatus::default() };
+            let status = DeviceStatus {
+                conditions: vec![ready(status, "Other")],
+                ..DeviceStatus::default()
+            };
             made(&status, Some(&before)).0["conditions"][0]["lastTransitionTime"].clone()
         };
         assert_eq!(time(Some(true)), "2020-01-01T00:00:00Z");
@@ -250,20 +311,35 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_left_out_and_said_and_the_rest_goes() {
-        let many = (0..10).map(|i| Condition { kind: format!("C{i}"), ..ready(Some(true), "link-up") });
-        let odd =
-            ["", "a b", "Ready/", "C1"].map(|kind| Condition { kind: kind.to_owned(), ..ready(None, "x") });
+        let many = (0..10).map(|i| Condition {
+            kind: format!("C{i}"),
+            ..ready(Some(true), "link-up")
+        });
+        let odd = ["", "a b", "Ready/", "C1"].map(|kind| Condition {
+            kind: kind.to_owned(),
+            ..ready(None, "x")
+        });
         let status = DeviceStatus {
             attributes: Default::default(),
             conditions: many.chain(odd).collect(),
-            data: Some(format!(r#"{{"a":"{}"}}"#, "x".repeat(limit::STATUS_DATA_BYTES_MAX))),
+            data: Some(format!(
+                r#"{{"a":"{}"}}"#,
+                "x".repeat(limit::STATUS_DATA_BYTES_MAX)
+            )),
             network: Some(NetworkData {
                 interface_name: "n".repeat(257),
                 ips: (0..20)
                     .map(|i| format!("192.0.2.{i}/24"))
                     .chain(
-                        ["::ffff:1.2.3.4/96", "1.2.3.4", "1.2.3.4/33", "1.2.3.04/8", "1.2.3.4/+8", "x/8"]
-                            .map(str::to_owned),
+                        [
+                            "::ffff:1.2.3.4/96",
+                            "1.2.3.4",
+                            "1.2.3.4/33",
+                            "1.2.3.04/8",
+                            "1.2.3.4/+8",
+                            "x/8",
+                        ]
+                        .map(str::to_owned),
                     )
                     .collect(),
                 hardware_address: "00:00:5e:00:53:01".to_owned(),
@@ -273,12 +349,18 @@ mod tests {
         assert_eq!(entry["conditions"].as_array().map(Vec::len), Some(8));
         assert_eq!(entry["conditions"][0]["reason"], "LinkUp");
         assert_eq!(entry.get("data"), None);
-        assert_eq!(entry["networkData"]["ips"].as_array().map(Vec::len), Some(16));
+        assert_eq!(
+            entry["networkData"]["ips"].as_array().map(Vec::len),
+            Some(16)
+        );
         assert_eq!(entry["networkData"].get("interfaceName"), None);
         assert_eq!(entry["networkData"]["hardwareAddress"], "00:00:5e:00:53:01");
         assert_eq!(left_out.len(), 2 + 4 + 1 + 1 + 4 + 6, "{left_out:#?}");
         for data in ["[]", "null", "3", "{"] {
-            let status = DeviceStatus { data: Some(data.to_owned()), ..DeviceStatus::default() };
+            let status = DeviceStatus {
+                data: Some(data.to_owned()),
+                ..DeviceStatus::default()
+            };
             assert_eq!(made(&status, None).1.len(), 1, "{data}");
         }
     }

@@ -36,16 +36,34 @@ pub(super) fn plan(
     left_out: &mut Vec<String>,
 ) -> Plan {
     let driver = &status.driver;
-    let list = |pointer: &str| claim.data.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
-    let is_allocated = claim.data.pointer("/status/allocation").is_some_and(Value::is_object);
+    let list = |pointer: &str| {
+        claim
+            .data
+            .pointer(pointer)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+    };
+    let is_allocated = claim
+        .data
+        .pointer("/status/allocation")
+        .is_some_and(Value::is_object);
     if !is_allocated || claim.metadata.uid.as_deref() != Some(status.claim.uid.as_str()) {
         return Plan::Past;
     }
-    let allocated: Vec<Key> = list("/status/allocation/devices/results").filter_map(Key::of).collect();
+    let allocated: Vec<Key> = list("/status/allocation/devices/results")
+        .filter_map(Key::of)
+        .collect();
     let ours = list("/status/devices").filter_map(|entry| Some((Key::of(entry)?, entry)));
-    let current: BTreeMap<Key, &Value> = ours.filter(|(key, _)| key.driver == driver.as_str()).collect();
+    let current: BTreeMap<Key, &Value> = ours
+        .filter(|(key, _)| key.driver == driver.as_str())
+        .collect();
     let mut wanted = BTreeMap::new();
-    for report in status.devices.iter().filter(|report| report.status != DeviceStatus::default()) {
+    for report in status
+        .devices
+        .iter()
+        .filter(|report| report.status != DeviceStatus::default())
+    {
         let key = Key::new(report);
         if !allocated.contains(&key) {
             left_out.push(format!(
@@ -54,10 +72,19 @@ pub(super) fn plan(
             ));
             continue;
         }
-        let entry = entry(&key, &report.status, current.get(&key).copied(), now, left_out);
+        let entry = entry(
+            &key,
+            &report.status,
+            current.get(&key).copied(),
+            now,
+            left_out,
+        );
         wanted.insert(key, entry);
     }
-    if wanted.iter().eq(current.iter().map(|(key, entry)| (key, *entry))) {
+    if wanted
+        .iter()
+        .eq(current.iter().map(|(key, entry)| (key, *entry)))
+    {
         return Plan::Unchanged;
     }
     Plan::Apply(wanted.into_values().collect())
@@ -70,7 +97,8 @@ mod tests {
     use super::*;
     use nodedock_model::{Condition, DeviceName, PoolName};
 
-    const CLAIM: &str = include_str!("../../../tests/fixtures/kubernetes-1.36/claim-gpu-and-nic.json");
+    const CLAIM: &str =
+        include_str!("../../../tests/fixtures/kubernetes-1.36/claim-gpu-and-nic.json");
     const SHARE: &str = include_str!("../../../tests/fixtures/kubernetes-1.36/claim-share-a.json");
     const THEN: &str = "2026-11-20T08:15:57Z";
     const NOW: &str = "2026-11-22T07:00:00Z";
@@ -99,14 +127,22 @@ mod tests {
             pool: PoolName::new(&key.pool).unwrap(),
             device: DeviceName::new(&key.device).unwrap(),
             share_id: key.share_id.clone(),
-            status: DeviceStatus { conditions: vec![condition], ..DeviceStatus::default() },
+            status: DeviceStatus {
+                conditions: vec![condition],
+                ..DeviceStatus::default()
+            },
         }
     }
 
     fn status(claim: &str, devices: Vec<ReportedDevice>) -> DriverStatus {
         let uid = recorded(claim, vec![]).metadata.uid.unwrap();
         let claim = ObjectRef::new("default", "gpu-and-nic", &uid).unwrap();
-        DriverStatus { claim, allocated_ms: 0, driver: DriverName::new("gpu.example.com").unwrap(), devices }
+        DriverStatus {
+            claim,
+            allocated_ms: 0,
+            driver: DriverName::new("gpu.example.com").unwrap(),
+            devices,
+        }
     }
 
     fn planned(claim: &DynamicObject, status: &DriverStatus, now: &str) -> (Plan, usize) {
@@ -116,7 +152,9 @@ mod tests {
     }
 
     fn applied(plan: Plan) -> Vec<Value> {
-        let Plan::Apply(entries) = plan else { panic!("{plan:?}") };
+        let Plan::Apply(entries) = plan else {
+            panic!("{plan:?}")
+        };
         entries
     }
 
@@ -126,8 +164,7 @@ mod tests {
         let ours = status(CLAIM, vec![report(&key, "Prepared")]);
         let (first, left_out) = planned(&recorded(CLAIM, vec![]), &ours, THEN);
         assert_eq!(left_out, 0);
-        let nic =
-            json!({"driver": "nic.example.com", "pool": "node-1", "device": "nic-0", "later": {"a": 1}});
+        let nic = json!({"driver": "nic.example.com", "pool": "node-1", "device": "nic-0", "later": {"a": 1}});
         let claim = recorded(CLAIM, applied(first).into_iter().chain([nic]).collect());
         assert_eq!(planned(&claim, &ours, NOW), (Plan::Unchanged, 0));
         let other_words = status(CLAIM, vec![report(&key, "Other")]);
@@ -136,23 +173,53 @@ mod tests {
         assert_eq!(entries[0]["conditions"][0]["lastTransitionTime"], THEN);
         assert_eq!(entries[0]["conditions"][0]["reason"], "Other");
         // Nothing is reported any more.
-        let silent = ReportedDevice { status: DeviceStatus::default(), ..report(&key, "") };
+        let silent = ReportedDevice {
+            status: DeviceStatus::default(),
+            ..report(&key, "")
+        };
         for nothing in [vec![], vec![silent]] {
-            assert_eq!(planned(&claim, &status(CLAIM, nothing), NOW).0, Plan::Apply(vec![]));
+            assert_eq!(
+                planned(&claim, &status(CLAIM, nothing), NOW).0,
+                Plan::Apply(vec![])
+            );
         }
-        assert_eq!(planned(&recorded(CLAIM, vec![]), &status(CLAIM, vec![]), NOW).0, Plan::Unchanged);
+        assert_eq!(
+            planned(&recorded(CLAIM, vec![]), &status(CLAIM, vec![]), NOW).0,
+            Plan::Unchanged
+        );
     }
 
     #[test]
     fn a_device_that_the_claim_does_not_have_is_left_out_and_its_share_counts() {
-        let none = Key { device: "gpu-77".to_owned(), ..allocated(CLAIM) };
+        let none = Key {
+            device: "gpu-77".to_owned(),
+            ..allocated(CLAIM)
+        };
         let none = status(CLAIM, vec![report(&none, "a")]);
-        assert_eq!(planned(&recorded(CLAIM, vec![]), &none, NOW), (Plan::Unchanged, 1));
+        assert_eq!(
+            planned(&recorded(CLAIM, vec![]), &none, NOW),
+            (Plan::Unchanged, 1)
+        );
         let key = allocated(SHARE);
-        let unshared = status(SHARE, vec![report(&Key { share_id: None, ..key.clone() }, "a")]);
-        assert_eq!(planned(&recorded(SHARE, vec![]), &unshared, NOW), (Plan::Unchanged, 1));
+        let unshared = status(
+            SHARE,
+            vec![report(
+                &Key {
+                    share_id: None,
+                    ..key.clone()
+                },
+                "a",
+            )],
+        );
+        assert_eq!(
+            planned(&recorded(SHARE, vec![]), &unshared, NOW),
+            (Plan::Unchanged, 1)
+        );
         let shared = status(SHARE, vec![report(&key, "a")]);
-        assert!(matches!(planned(&recorded(SHARE, vec![]), &shared, NOW), (Plan::Apply(_), 0)));
+        assert!(matches!(
+            planned(&recorded(SHARE, vec![]), &shared, NOW),
+            (Plan::Apply(_), 0)
+        ));
     }
 
     #[test]

@@ -5,7 +5,9 @@ use tokio::time::Duration;
 use super::super::client::tests::over;
 use super::*;
 use crate::events::KUBE_FORBIDDEN_PAUSE;
-use nodedock_model::{Condition, DeviceName, DeviceStatus, ObjectRef, PoolName, ProblemCode, ReportedDevice};
+use nodedock_model::{
+    Condition, DeviceName, DeviceStatus, ObjectRef, PoolName, ProblemCode, ReportedDevice,
+};
 
 struct Cluster {
     server: Arc<ApiServer>,
@@ -20,8 +22,19 @@ impl Cluster {
         let server = Arc::new(ApiServer::start().await);
         let uid = server.allocate_claim(claim);
         let (tasks, conditions) = (Tasks::new(), Conditions::default());
-        let writer = Statuses::start(&tasks, &over(&server), conditions.clone(), limit::STATUSES_MAX);
-        Self { server, conditions, writer, tasks, claim: ObjectRef::new("default", "one", &uid).unwrap() }
+        let writer = Statuses::start(
+            &tasks,
+            &over(&server),
+            conditions.clone(),
+            limit::STATUSES_MAX,
+        );
+        Self {
+            server,
+            conditions,
+            writer,
+            tasks,
+            claim: ObjectRef::new("default", "one", &uid).unwrap(),
+        }
     }
 
     /// Drivers report these reasons, and others nothing.
@@ -34,27 +47,48 @@ impl Cluster {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let requests = self.server.requests();
         self.server.forget_requests();
-        requests.into_iter().filter(|seen| seen.resource == "resourceclaims").collect()
+        requests
+            .into_iter()
+            .filter(|seen| seen.resource == "resourceclaims")
+            .collect()
     }
 
     /// Drivers and reasons of the first condition in the claim's status.
     fn entries(&self) -> Vec<(String, String)> {
         let claim = self.server.get("resourceclaims", "default", "one").unwrap();
-        let entries = claim["status"]["devices"].as_array().cloned().unwrap_or_default();
+        let entries = claim["status"]["devices"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         entries
             .iter()
-            .map(|entry| (text(&entry["driver"]), text(&entry["conditions"][0]["reason"])))
+            .map(|entry| {
+                (
+                    text(&entry["driver"]),
+                    text(&entry["conditions"][0]["reason"]),
+                )
+            })
             .collect()
     }
 
     fn counts(&self) -> [u64; 4] {
         let counts = &self.writer.counts;
-        [&counts.written, &counts.unchanged, &counts.refused, &counts.dropped].map(Counter::get)
+        [
+            &counts.written,
+            &counts.unchanged,
+            &counts.refused,
+            &counts.dropped,
+        ]
+        .map(Counter::get)
     }
 
     fn codes(&self) -> Vec<String> {
-        self.conditions.list().into_iter().map(|condition| condition.problem.code).collect()
+        self.conditions
+            .list()
+            .into_iter()
+            .map(|condition| condition.problem.code)
+            .collect()
     }
 }
 
@@ -84,14 +118,25 @@ fn reported(claim: &ObjectRef, drivers: &[(&str, &[&str])]) -> Reported {
         },
     };
     let devices = drivers.iter().map(device).collect();
-    [(claim.uid.clone(), ClaimStatuses { claim: claim.clone(), allocated_ms: 0, devices })].into()
+    [(
+        claim.uid.clone(),
+        ClaimStatuses {
+            claim: claim.clone(),
+            allocated_ms: 0,
+            devices,
+        },
+    )]
+    .into()
 }
 
 const GPU: &str = "gpu.example.com";
 const NIC: &str = "nic.example.com";
 
 fn pairs(entries: &[(&str, &str)]) -> Vec<(String, String)> {
-    entries.iter().map(|(driver, reason)| ((*driver).to_owned(), (*reason).to_owned())).collect()
+    entries
+        .iter()
+        .map(|(driver, reason)| ((*driver).to_owned(), (*reason).to_owned()))
+        .collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,17 +146,45 @@ async fn a_status_is_read_and_applied_and_one_that_is_there_is_not_written_again
     // Of two reports that wait the newer counts.
     cluster.report(&[(GPU, &["New"])]);
     let requests = cluster.written().await;
-    let verbs: Vec<_> = requests.iter().map(|seen| (seen.verb.as_str(), seen.full_resource())).collect();
-    assert_eq!(verbs, [("get", "resourceclaims".to_owned()), ("patch", "resourceclaims/status".to_owned())]);
+    let verbs: Vec<_> = requests
+        .iter()
+        .map(|seen| (seen.verb.as_str(), seen.full_resource()))
+        .collect();
+    assert_eq!(
+        verbs,
+        [
+            ("get", "resourceclaims".to_owned()),
+            ("patch", "resourceclaims/status".to_owned())
+        ]
+    );
     assert_eq!(requests[1].content_type, "application/apply-patch+yaml");
-    assert_eq!(requests[1].query["fieldManager"], "nodedock/gpu.example.com");
-    assert_eq!((cluster.entries(), cluster.counts()), (pairs(&[(GPU, "New")]), [1, 0, 0, 0]));
+    assert_eq!(
+        requests[1].query["fieldManager"],
+        "nodedock/gpu.example.com"
+    );
+    assert_eq!(
+        (cluster.entries(), cluster.counts()),
+        (pairs(&[(GPU, "New")]), [1, 0, 0, 0])
+    );
     cluster.report(&[(GPU, &["New"])]);
-    assert_eq!((cluster.written().await.len(), cluster.counts()), (0, [1, 0, 0, 0]));
-    let restarted =
-        Statuses::start(&cluster.tasks, &over(&cluster.server), Conditions::default(), limit::STATUSES_MAX);
+    assert_eq!(
+        (cluster.written().await.len(), cluster.counts()),
+        (0, [1, 0, 0, 0])
+    );
+    let restarted = Statuses::start(
+        &cluster.tasks,
+        &over(&cluster.server),
+        Conditions::default(),
+        limit::STATUSES_MAX,
+    );
     restarted.set(reported(&cluster.claim, &[(GPU, &["New"])]));
-    assert_eq!((cluster.written().await.len(), restarted.counts.unchanged.get()), (1, 1));
+    assert_eq!(
+        (
+            cluster.written().await.len(),
+            restarted.counts.unchanged.get()
+        ),
+        (1, 1)
+    );
     assert!(cluster.tasks.drain(Duration::from_secs(1)).await);
 }
 
@@ -123,8 +196,12 @@ async fn each_driver_has_its_own_entries_and_takes_back_its_own_only() {
     cluster.written().await;
     assert_eq!(cluster.entries(), pairs(&[(GPU, "A"), (NIC, "B")]));
     let tasks = Tasks::new();
-    let restarted =
-        Statuses::start(&tasks, &over(&cluster.server), Conditions::default(), limit::STATUSES_MAX);
+    let restarted = Statuses::start(
+        &tasks,
+        &over(&cluster.server),
+        Conditions::default(),
+        limit::STATUSES_MAX,
+    );
     restarted.set(reported(&cluster.claim, &[(NIC, &["C"])]));
     cluster.written().await;
     assert_eq!(cluster.entries(), pairs(&[(GPU, "A"), (NIC, "C")]));
@@ -136,15 +213,23 @@ async fn each_driver_has_its_own_entries_and_takes_back_its_own_only() {
 #[tokio::test(start_paused = true)]
 async fn a_conflict_is_read_again_and_a_claim_that_is_another_or_gone_is_left_alone() {
     let cluster = Cluster::new(allocated()).await;
-    cluster.server.fail_times(2, Fault::Status(409), When::any().verb("patch"));
+    cluster
+        .server
+        .fail_times(2, Fault::Status(409), When::any().verb("patch"));
     cluster.report(&[(GPU, &["New"])]);
-    assert_eq!((cluster.written().await.len(), cluster.counts()), (6, [1, 0, 0, 0]));
+    assert_eq!(
+        (cluster.written().await.len(), cluster.counts()),
+        (6, [1, 0, 0, 0])
+    );
     cluster.server.delete("resourceclaims", "default", "one");
     cluster.report(&[(GPU, &["Newer"])]);
     assert_eq!(cluster.written().await.len(), 1);
     cluster.server.allocate_claim(allocated());
     cluster.report(&[(GPU, &["Newest"])]);
-    assert_eq!((cluster.written().await.len(), cluster.counts()), (1, [1, 0, 0, 0]));
+    assert_eq!(
+        (cluster.written().await.len(), cluster.counts()),
+        (1, [1, 0, 0, 0])
+    );
     assert_eq!((cluster.entries(), cluster.codes()), (vec![], vec![]));
 }
 
@@ -154,7 +239,10 @@ async fn a_conflict_is_read_again_and_a_claim_that_is_another_or_gone_is_left_al
 async fn a_claim_whose_parameters_have_white_space_is_a_condition_until_it_is_unprepared() {
     let cluster = Cluster::new(allocated().with_spaced_parameters()).await;
     cluster.report(&[(GPU, &["New"])]);
-    assert_eq!((cluster.written().await.len(), cluster.counts()), (2, [0, 0, 1, 0]));
+    assert_eq!(
+        (cluster.written().await.len(), cluster.counts()),
+        (2, [0, 0, 1, 0])
+    );
     let condition = cluster.conditions.list().remove(0);
     assert_eq!(
         (condition.subject.as_str(), condition.problem.code.as_str()),
@@ -168,9 +256,14 @@ async fn a_claim_whose_parameters_have_white_space_is_a_condition_until_it_is_un
 #[tokio::test(start_paused = true)]
 async fn what_is_refused_for_good_is_not_tried_again() {
     let cluster = Cluster::new(allocated()).await;
-    cluster.server.fail(Fault::Status(422), When::any().verb("patch"));
+    cluster
+        .server
+        .fail(Fault::Status(422), When::any().verb("patch"));
     cluster.report(&[(GPU, &["New"])]);
-    assert_eq!((cluster.written().await.len(), cluster.counts()), (2, [0, 0, 1, 0]));
+    assert_eq!(
+        (cluster.written().await.len(), cluster.counts()),
+        (2, [0, 0, 1, 0])
+    );
     assert_eq!(cluster.codes(), [""; 0]);
 }
 
@@ -186,7 +279,10 @@ async fn what_is_forbidden_is_one_condition_and_not_hammered() {
     );
     cluster.server.allow_all();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!((cluster.entries(), cluster.codes()), (pairs(&[(GPU, "New")]), vec![]));
+    assert_eq!(
+        (cluster.entries(), cluster.codes()),
+        (pairs(&[(GPU, "New")]), vec![])
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -199,33 +295,55 @@ async fn while_the_api_server_is_unreachable_the_newest_waits() {
     cluster.report(&[(GPU, &["New"])]);
     cluster.server.lift(fault);
     tokio::time::sleep(limit::KUBE_RETRY_MAX).await;
-    assert_eq!((cluster.entries(), cluster.counts()), (pairs(&[(GPU, "New")]), [1, 0, 0, 0]));
+    assert_eq!(
+        (cluster.entries(), cluster.counts()),
+        (pairs(&[(GPU, "New")]), [1, 0, 0, 0])
+    );
 }
 
 /// Claims by their UIDs, each with a driver that reports something.
 fn of_claims(claims: &[(&str, &str)]) -> Reported {
     let of_claim = |(uid, driver): &(&str, &str)| {
-        reported(&ObjectRef::new("default", "one", uid).unwrap(), &[(*driver, &["A"])])
+        reported(
+            &ObjectRef::new("default", "one", uid).unwrap(),
+            &[(*driver, &["A"])],
+        )
     };
     claims.iter().flat_map(of_claim).collect()
 }
 
 async fn writer() -> Writer {
     let server = Arc::new(ApiServer::start().await);
-    Writer::new(over(&server), Arc::default(), Conditions::default(), limit::STATUSES_MAX)
+    Writer::new(
+        over(&server),
+        Arc::default(),
+        Conditions::default(),
+        limit::STATUSES_MAX,
+    )
 }
 
 #[tokio::test]
 async fn statuses_have_a_bound_and_those_of_claims_that_are_gone_go() {
     let mut writer = writer().await;
-    let uids: Vec<_> = (0..=limit::STATUSES_MAX).map(|index| format!("uid-{index}")).collect();
+    let uids: Vec<_> = (0..=limit::STATUSES_MAX)
+        .map(|index| format!("uid-{index}"))
+        .collect();
     let claims: Vec<_> = uids.iter().map(|uid| (uid.as_str(), GPU)).collect();
     writer.update(&of_claims(&claims));
-    assert_eq!((writer.parts.len(), writer.counts.dropped.get()), (limit::STATUSES_MAX, 1));
+    assert_eq!(
+        (writer.parts.len(), writer.counts.dropped.get()),
+        (limit::STATUSES_MAX, 1)
+    );
     // Written ones need no room.
-    writer.parts.values_mut().for_each(|part| part.is_written = true);
+    writer
+        .parts
+        .values_mut()
+        .for_each(|part| part.is_written = true);
     writer.update(&of_claims(&claims));
-    assert_eq!((writer.parts.len(), writer.counts.dropped.get()), (limit::STATUSES_MAX + 1, 1));
+    assert_eq!(
+        (writer.parts.len(), writer.counts.dropped.get()),
+        (limit::STATUSES_MAX + 1, 1)
+    );
     writer.update(&of_claims(&claims[..2]));
     assert_eq!(writer.parts.len(), 2);
 }

@@ -6,7 +6,9 @@ use kube::api::DynamicObject;
 use serde_json::Value;
 
 use nodedock_base::printable::one_line;
-use nodedock_model::{DeviceName, DriverName, ObjectName, PoolName, is_label_key, is_label_value, limit};
+use nodedock_model::{
+    DeviceName, DriverName, ObjectName, PoolName, is_label_key, is_label_value, limit,
+};
 
 /// Rules that are kept: a cluster has few. Of more the first that were read are kept.
 pub(super) const TAINT_RULES_MAX: usize = 4096;
@@ -64,7 +66,9 @@ impl TaintRules {
     pub(super) fn apply(&mut self, object: &DynamicObject) -> Result<(), RuleError> {
         let name = object.metadata.name.clone().unwrap_or_default();
         self.0.remove(&name);
-        let Some(rule) = parse(&name, &object.data)? else { return Ok(()) };
+        let Some(rule) = parse(&name, &object.data)? else {
+            return Ok(());
+        };
         if self.0.len() >= TAINT_RULES_MAX {
             return Err(error(
                 &name,
@@ -77,20 +81,27 @@ impl TaintRules {
     }
 
     pub(super) fn remove(&mut self, object: &DynamicObject) {
-        self.0.remove(object.metadata.name.as_deref().unwrap_or_default());
+        self.0
+            .remove(object.metadata.name.as_deref().unwrap_or_default());
     }
 
     /// Returns the taints of a device: the first of them, at most as many as a device can have in a slice, and the number of the others.
     pub(super) fn of(&self, device: PublishedDevice<'_>) -> (Vec<RuleTaint>, usize) {
         let mut matching = self.0.values().filter(|rule| rule.selector.matches(device));
-        let first = matching.by_ref().take(limit::TAINTS_MAX).map(|rule| rule.taint.clone()).collect();
+        let first = matching
+            .by_ref()
+            .take(limit::TAINTS_MAX)
+            .map(|rule| rule.taint.clone())
+            .collect();
         (first, matching.count())
     }
 }
 
 impl Selector {
     fn matches(&self, device: PublishedDevice<'_>) -> bool {
-        let is = |criterion: &Option<String>, name: &str| criterion.as_deref().is_none_or(|of| of == name);
+        let is = |criterion: &Option<String>, name: &str| {
+            criterion.as_deref().is_none_or(|of| of == name)
+        };
         is(&self.driver, device.driver.as_str())
             && is(&self.pool, device.pool.as_str())
             && is(&self.device, device.device.as_str())
@@ -99,7 +110,8 @@ impl Selector {
 
 /// Returns `None` for a rule without a selector, which taints nothing. The empty selector taints every device.
 fn parse(name: &str, object: &Value) -> Result<Option<TaintRule>, RuleError> {
-    let rule = ObjectName::new(name).map_err(|why| error(name, "metadata.name", why.to_string()))?;
+    let rule =
+        ObjectName::new(name).map_err(|why| error(name, "metadata.name", why.to_string()))?;
     let spec = &object["spec"];
     let selector = match &spec["deviceSelector"] {
         Value::Null => return Ok(None),
@@ -121,32 +133,63 @@ fn parse(name: &str, object: &Value) -> Result<Option<TaintRule>, RuleError> {
         *criterion = text(name, &format!("spec.deviceSelector.{field}"), value)?;
     }
     let of_taint = |field: &str| text(name, &format!("spec.taint.{field}"), &spec["taint"][field]);
-    let (key, value) = (of_taint("key")?.unwrap_or_default(), of_taint("value")?.unwrap_or_default());
+    let (key, value) = (
+        of_taint("key")?.unwrap_or_default(),
+        of_taint("value")?.unwrap_or_default(),
+    );
     if !is_label_key(&key) {
-        return Err(error(name, "spec.taint.key", format!("{key:?} is no label key")));
+        return Err(error(
+            name,
+            "spec.taint.key",
+            format!("{key:?} is no label key"),
+        ));
     }
     if !is_label_value(&value) {
-        return Err(error(name, "spec.taint.value", format!("{value:?} is no label value")));
+        return Err(error(
+            name,
+            "spec.taint.value",
+            format!("{value:?} is no label value"),
+        ));
     }
     let effect = of_taint("effect")?.unwrap_or_default();
     if effect.is_empty() || !effect.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-        return Err(error(name, "spec.taint.effect", format!("{effect:?} is no effect")));
+        return Err(error(
+            name,
+            "spec.taint.effect",
+            format!("{effect:?} is no effect"),
+        ));
     }
-    Ok(Some(TaintRule { selector: criteria, taint: RuleTaint { rule, key, value, effect } }))
+    Ok(Some(TaintRule {
+        selector: criteria,
+        taint: RuleTaint {
+            rule,
+            key,
+            value,
+            effect,
+        },
+    }))
 }
 
 fn text(rule: &str, field: &str, value: &Value) -> Result<Option<String>, RuleError> {
     match value {
         Value::Null => Ok(None),
         Value::String(text) if text.len() <= TEXT_BYTES_MAX => Ok(Some(text.clone())),
-        Value::String(_) => Err(error(rule, field, format!("has more than {TEXT_BYTES_MAX} bytes"))),
+        Value::String(_) => Err(error(
+            rule,
+            field,
+            format!("has more than {TEXT_BYTES_MAX} bytes"),
+        )),
         _ => Err(error(rule, field, "is no text")),
     }
 }
 
 fn error(rule: &str, field: &str, why: impl AsRef<str>) -> RuleError {
     let short = |text: &str| one_line(text, limit::API_WORDS_BYTES_MAX);
-    RuleError { rule: short(rule), field: short(field), why: short(why.as_ref()) }
+    RuleError {
+        rule: short(rule),
+        field: short(field),
+        why: short(why.as_ref()),
+    }
 }
 
 #[cfg(test)]
@@ -169,9 +212,19 @@ mod tests {
     /// The names of the rules that taint `gpu.example.com/POOL/DEVICE`.
     fn rules_of(rules: &TaintRules, pool: &str, device: &str) -> Vec<String> {
         let driver = DriverName::new("gpu.example.com").unwrap();
-        let (pool, device) = (PoolName::new(pool).unwrap(), DeviceName::new(device).unwrap());
-        let (taints, _) = rules.of(PublishedDevice { driver: &driver, pool: &pool, device: &device });
-        taints.into_iter().map(|taint| taint.rule.to_string()).collect()
+        let (pool, device) = (
+            PoolName::new(pool).unwrap(),
+            DeviceName::new(device).unwrap(),
+        );
+        let (taints, _) = rules.of(PublishedDevice {
+            driver: &driver,
+            pool: &pool,
+            device: &device,
+        });
+        taints
+            .into_iter()
+            .map(|taint| taint.rule.to_string())
+            .collect()
     }
 
     #[test]
@@ -179,38 +232,68 @@ mod tests {
         let mut rules = TaintRules::default();
         for (name, selector) in [
             ("all", json!({})),
-            ("nulls", json!({ "driver": null, "pool": null, "device": null })),
+            (
+                "nulls",
+                json!({ "driver": null, "pool": null, "device": null }),
+            ),
             ("none", Value::Null),
             ("driver", json!({ "driver": "gpu.example.com" })),
             ("pool", json!({ "pool": "node-1/gpus" })),
             ("device", json!({ "device": "gpu-0" })),
-            ("one", json!({ "driver": "gpu.example.com", "pool": "node-1/gpus", "device": "gpu-0" })),
-            ("other-driver", json!({ "driver": "nic.example.com", "device": "gpu-0" })),
-            ("other-pool", json!({ "driver": "gpu.example.com", "pool": "gpus" })),
+            (
+                "one",
+                json!({ "driver": "gpu.example.com", "pool": "node-1/gpus", "device": "gpu-0" }),
+            ),
+            (
+                "other-driver",
+                json!({ "driver": "nic.example.com", "device": "gpu-0" }),
+            ),
+            (
+                "other-pool",
+                json!({ "driver": "gpu.example.com", "pool": "gpus" }),
+            ),
             ("empty-driver", json!({ "driver": "" })),
         ] {
             rules.apply(&object(name, &rule(&selector))).unwrap();
         }
         let named = ["all", "device", "driver", "nulls", "one", "pool"];
         assert_eq!(rules_of(&rules, "node-1/gpus", "gpu-0"), named);
-        assert_eq!(rules_of(&rules, "node-1/gpus", "gpu-1"), ["all", "driver", "nulls", "pool"]);
-        assert_eq!(rules_of(&rules, "node-2/gpus", "gpu-1"), ["all", "driver", "nulls"]);
+        assert_eq!(
+            rules_of(&rules, "node-1/gpus", "gpu-1"),
+            ["all", "driver", "nulls", "pool"]
+        );
+        assert_eq!(
+            rules_of(&rules, "node-2/gpus", "gpu-1"),
+            ["all", "driver", "nulls"]
+        );
         // A change, and a removal.
-        rules.apply(&object("all", &rule(&json!({ "device": "gpu-7" })))).unwrap();
+        rules
+            .apply(&object("all", &rule(&json!({ "device": "gpu-7" }))))
+            .unwrap();
         rules.remove(&object("nulls", &Value::Null));
         assert_eq!(rules_of(&rules, "node-2/gpus", "gpu-1"), ["driver"]);
         let mut without_selector = rule(&Value::Null);
-        without_selector.as_object_mut().unwrap().remove("deviceSelector");
+        without_selector
+            .as_object_mut()
+            .unwrap()
+            .remove("deviceSelector");
         rules.apply(&object("driver", &without_selector)).unwrap();
-        assert_eq!(rules_of(&rules, "node-2/gpus", "gpu-1"), Vec::<String>::new());
+        assert_eq!(
+            rules_of(&rules, "node-2/gpus", "gpu-1"),
+            Vec::<String>::new()
+        );
     }
 
     #[test]
     fn a_taint_is_shown_as_the_rule_has_it_also_with_an_effect_that_is_not_known() {
         let mut rules = TaintRules::default();
-        let taint =
-            json!({ "key": "worn", "effect": "NoExecuteGently", "timeAdded": "2026-11-20T08:16:05Z" });
-        rules.apply(&object("a", &json!({ "deviceSelector": {}, "taint": taint }))).unwrap();
+        let taint = json!({ "key": "worn", "effect": "NoExecuteGently", "timeAdded": "2026-11-20T08:16:05Z" });
+        rules
+            .apply(&object(
+                "a",
+                &json!({ "deviceSelector": {}, "taint": taint }),
+            ))
+            .unwrap();
         let text = str::to_owned;
         let expected = RuleTaint {
             rule: ObjectName::new("a").unwrap(),
@@ -232,9 +315,21 @@ mod tests {
         for (name, spec, parts) in [
             ("Bad\nname", rule(&json!({})), ["metadata.name", "Bad"]),
             ("a", json!("text"), ["a", "spec.taint.key"]),
-            ("a", with("/deviceSelector", json!(["driver"])), ["spec.deviceSelector", "is no object"]),
-            ("a", rule(&json!({ "driver": 7 })), ["spec.deviceSelector.driver", "is no text"]),
-            ("a", rule(&json!({ "pool": long })), ["spec.deviceSelector.pool", "317 bytes"]),
+            (
+                "a",
+                with("/deviceSelector", json!(["driver"])),
+                ["spec.deviceSelector", "is no object"],
+            ),
+            (
+                "a",
+                rule(&json!({ "driver": 7 })),
+                ["spec.deviceSelector.driver", "is no text"],
+            ),
+            (
+                "a",
+                rule(&json!({ "pool": long })),
+                ["spec.deviceSelector.pool", "317 bytes"],
+            ),
             (
                 "a",
                 rule(&json!({ "selectors": [{ "cel": {} }] })),
@@ -245,12 +340,36 @@ mod tests {
                 rule(&json!({ "deviceClassName": "gpu" })),
                 ["deviceSelector.deviceClassName", "not evaluated"],
             ),
-            ("a", with("/taint", Value::Null), ["spec.taint.key", "no label key"]),
-            ("a", with("/taint/key", json!("a b")), ["spec.taint.key", "\"a b\" is no label key"]),
-            ("a", with("/taint/value", json!("-")), ["spec.taint.value", "\"-\" is no label value"]),
-            ("a", with("/taint/value", json!("a".repeat(64))), ["spec.taint.value", "no label value"]),
-            ("a", with("/taint/effect", Value::Null), ["spec.taint.effect", "no effect"]),
-            ("a", with("/taint/effect", json!("No\u{1b}[0m")), ["spec.taint.effect", "no effect"]),
+            (
+                "a",
+                with("/taint", Value::Null),
+                ["spec.taint.key", "no label key"],
+            ),
+            (
+                "a",
+                with("/taint/key", json!("a b")),
+                ["spec.taint.key", "\"a b\" is no label key"],
+            ),
+            (
+                "a",
+                with("/taint/value", json!("-")),
+                ["spec.taint.value", "\"-\" is no label value"],
+            ),
+            (
+                "a",
+                with("/taint/value", json!("a".repeat(64))),
+                ["spec.taint.value", "no label value"],
+            ),
+            (
+                "a",
+                with("/taint/effect", Value::Null),
+                ["spec.taint.effect", "no effect"],
+            ),
+            (
+                "a",
+                with("/taint/effect", json!("No\u{1b}[0m")),
+                ["spec.taint.effect", "no effect"],
+            ),
         ] {
             // It had been good before.
             let mut rules = TaintRules::default();
@@ -263,7 +382,10 @@ mod tests {
             };
             let error = error.to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
-            assert!(error.starts_with("DeviceTaintRule \"") && !error.contains('\n'), "{error}");
+            assert!(
+                error.starts_with("DeviceTaintRule \"") && !error.contains('\n'),
+                "{error}"
+            );
             assert_eq!(rules.0.contains_key("a"), name != "a", "{error}");
         }
     }
@@ -272,14 +394,28 @@ mod tests {
     fn thousands_of_rules_are_bounded_and_so_are_the_taints_of_a_device() {
         let mut rules = TaintRules::default();
         for i in 0..TAINT_RULES_MAX {
-            rules.apply(&object(&format!("r{i:05}"), &rule(&json!({})))).unwrap();
+            rules
+                .apply(&object(&format!("r{i:05}"), &rule(&json!({}))))
+                .unwrap();
         }
-        let error = rules.apply(&object("zz", &rule(&json!({})))).unwrap_err().to_string();
-        assert!(error.contains("\"zz\"") && error.contains("4096"), "{error}");
-        rules.apply(&object("r00000", &rule(&json!({ "device": "x" })))).unwrap();
+        let error = rules
+            .apply(&object("zz", &rule(&json!({}))))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("\"zz\"") && error.contains("4096"),
+            "{error}"
+        );
+        rules
+            .apply(&object("r00000", &rule(&json!({ "device": "x" }))))
+            .unwrap();
         let driver = DriverName::new("gpu.example.com").unwrap();
         let (pool, device) = (PoolName::new("p").unwrap(), DeviceName::new("d").unwrap());
-        let (taints, more) = rules.of(PublishedDevice { driver: &driver, pool: &pool, device: &device });
+        let (taints, more) = rules.of(PublishedDevice {
+            driver: &driver,
+            pool: &pool,
+            device: &device,
+        });
         assert_eq!((taints.len(), more), (16, TAINT_RULES_MAX - 1 - 16));
         assert_eq!(taints[0].rule.as_str(), "r00001");
     }

@@ -29,7 +29,11 @@ fn rule(name: &str, selector: &Value, effect: &str) -> Value {
 async fn server() -> Arc<ApiServer> {
     let server = Arc::new(ApiServer::start().await);
     server.serve_taint_rules();
-    server.put(rule("pool", &json!({ "driver": "gpu.example.com", "pool": "node-1/gpus" }), "NoExecute"));
+    server.put(rule(
+        "pool",
+        &json!({ "driver": "gpu.example.com", "pool": "node-1/gpus" }),
+        "NoExecute",
+    ));
     server
 }
 
@@ -37,26 +41,54 @@ impl Scene {
     fn start(server: Arc<ApiServer>) -> Self {
         let (tasks, changes) = (Tasks::new(), Changes::default());
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
-        let pools = NodePools { names: PoolNames { node: ObjectName::new("node-1").unwrap() }, registry };
+        let pools = NodePools {
+            names: PoolNames {
+                node: ObjectName::new("node-1").unwrap(),
+            },
+            registry,
+        };
         let listener = changes.listen();
         let conditions = Conditions::default();
         let report = SliceReport::default();
-        let taints = DeviceTaints::start(&tasks, &over(&server), changes, conditions.clone(), report, pools);
-        Self { server, taints, changes: listener, conditions, _tasks: tasks }
+        let taints = DeviceTaints::start(
+            &tasks,
+            &over(&server),
+            changes,
+            conditions.clone(),
+            report,
+            pools,
+        );
+        Self {
+            server,
+            taints,
+            changes: listener,
+            conditions,
+            _tasks: tasks,
+        }
     }
 
     /// Rules of `gpu.example.com/POOL/gpu-0` with their effects.
     fn of(&self, pool: &str) -> Vec<String> {
         let driver = DriverName::new("gpu.example.com").unwrap();
-        let (pool, device) = (PoolName::new(pool).unwrap(), DeviceName::new("gpu-0").unwrap());
+        let (pool, device) = (
+            PoolName::new(pool).unwrap(),
+            DeviceName::new("gpu-0").unwrap(),
+        );
         let added = self.taints.of(&driver, &pool, &device, &[]);
         assert_eq!((added.host, added.more_rules), (vec![], 0));
-        added.rules.into_iter().map(|taint| format!("{} {}", taint.rule, taint.effect)).collect()
+        added
+            .rules
+            .into_iter()
+            .map(|taint| format!("{} {}", taint.rule, taint.effect))
+            .collect()
     }
 
     fn requests(&self, verb: &str) -> usize {
         let requests = self.server.requests();
-        requests.iter().filter(|seen| seen.verb == verb && seen.resource == "devicetaintrules").count()
+        requests
+            .iter()
+            .filter(|seen| seen.verb == verb && seen.resource == "devicetaintrules")
+            .count()
     }
 }
 
@@ -67,10 +99,17 @@ async fn rules_are_followed_by_the_published_names_of_pools_with_one_list_and_on
     assert_eq!(scene.of("gpus"), ["pool NoExecute"]);
     assert_eq!(scene.of("others"), Vec::<String>::new());
     let changed = scene.changes.try_recv().unwrap();
-    assert_eq!((changed.kind, changed.name.as_str()), (ChangedKind::Device, "devicetaintrules"));
+    assert_eq!(
+        (changed.kind, changed.name.as_str()),
+        (ChangedKind::Device, "devicetaintrules")
+    );
     scene.server.put(rule("all", &json!({}), "Unheard"));
-    scene.server.put(rule("pool", &json!({ "pool": "node-2/gpus" }), "NoExecute"));
-    scene.server.put(rule("bad", &json!({ "driver": 7 }), "None"));
+    scene
+        .server
+        .put(rule("pool", &json!({ "pool": "node-2/gpus" }), "NoExecute"));
+    scene
+        .server
+        .put(rule("bad", &json!({ "driver": 7 }), "None"));
     sleep(SOON).await;
     assert_eq!(scene.of("gpus"), ["all Unheard"]);
     let conditions = scene.conditions.list();
@@ -134,15 +173,25 @@ async fn a_version_may_be_served_without_rules() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_not_serve_rules_is_not_asked_for_them_until_it_does() {
-    for (versions, served) in
-        [(&["v1beta1"][..], None), (&["v1beta1", "v1beta2"], Some("v1beta2")), (&[], None)]
-    {
+    for (versions, served) in [
+        (&["v1beta1"][..], None),
+        (&["v1beta1", "v1beta2"], Some("v1beta2")),
+        (&[], None),
+    ] {
         let server = server().await;
         server.serve_versions(versions);
         let scene = Scene::start(server);
         sleep(SOON).await;
-        assert_eq!(scene.of("gpus").len(), usize::from(served.is_some()), "{versions:?}");
-        assert_eq!(scene.requests("list"), usize::from(served.is_some()), "{versions:?}");
+        assert_eq!(
+            scene.of("gpus").len(),
+            usize::from(served.is_some()),
+            "{versions:?}"
+        );
+        assert_eq!(
+            scene.requests("list"),
+            usize::from(served.is_some()),
+            "{versions:?}"
+        );
         scene.server.serve_versions(&["v1", "v1beta1"]);
         scene.server.close_watches();
         sleep(TAINT_RULES_RETRY + API_RETRY_MAX * 2).await;

@@ -141,13 +141,22 @@ const WITHOUT_IOMMU: &str = "noiommu-";
 
 /// Returns how a grant has to name a device node; `None`: no driver may have it.
 pub fn device_node(facts: NodeFacts<'_>) -> Option<Naming> {
-    let NodeFacts { kind, major, minor, name, subsystem, is_console } = facts;
+    let NodeFacts {
+        kind,
+        major,
+        minor,
+        name,
+        subsystem,
+        is_console,
+    } = facts;
     if kind != NodeKind::Character {
         return Some(Naming::Path);
     }
     let is_terminal = (major == VIRTUAL_CONSOLES_MAJOR && minor < VIRTUAL_CONSOLES)
         || (major == TERMINALS_MAJOR && minor < TERMINALS)
-        || PSEUDO_TERMINALS.iter().any(|majors| majors.contains(&major));
+        || PSEUDO_TERMINALS
+            .iter()
+            .any(|majors| majors.contains(&major));
     let is_memory = major == MEMORY_MAJOR && !HARMLESS_MINORS.contains(&minor);
     let has_name = |names: &[&str]| name.is_some_and(|name| names.contains(&name));
     match subsystem {
@@ -173,8 +182,12 @@ static SYSTEM_LIBRARIES: LazyLock<PatternSet> = LazyLock::new(|| {
     ])
 });
 
-static KERNEL_FACTS: LazyLock<PatternSet> =
-    LazyLock::new(|| patterns(&["/proc/driver/**", "/proc/{cpuinfo,devices,filesystems,meminfo,modules}"]));
+static KERNEL_FACTS: LazyLock<PatternSet> = LazyLock::new(|| {
+    patterns(&[
+        "/proc/driver/**",
+        "/proc/{cpuinfo,devices,filesystems,meminfo,modules}",
+    ])
+});
 
 /// The configuration of the node's own services, and accounts. In lower case: the path is compared in lower case too.
 static SERVICES: LazyLock<PatternSet> = LazyLock::new(|| {
@@ -202,7 +215,9 @@ static SECRETS: LazyLock<PatternSet> = LazyLock::new(|| {
 });
 
 fn with_all_below(texts: &[&str]) -> PatternSet {
-    let texts = texts.iter().flat_map(|path| [(*path).to_owned(), format!("{path}/**")]);
+    let texts = texts
+        .iter()
+        .flat_map(|path| [(*path).to_owned(), format!("{path}/**")]);
     PatternSet::new(texts).expect("the patterns above are globs")
 }
 
@@ -250,7 +265,15 @@ const NEVER_MOUNTED: &[&str] = &[
 static MOUNTS_DENIED: LazyLock<PatternSet> = LazyLock::new(|| with_all_below(NEVER_MOUNTED));
 
 /// Directories that are never mounted as a whole, since what is below them is decided by itself.
-pub const SHARED_PARENTS: &[&str] = &["/", "/etc", "/run", "/usr", "/var", "/var/cache", "/var/lib"];
+pub const SHARED_PARENTS: &[&str] = &[
+    "/",
+    "/etc",
+    "/run",
+    "/usr",
+    "/var",
+    "/var/cache",
+    "/var/lib",
+];
 
 /// Directories whose names other paths must not stand for: a bind mount of one of them elsewhere is no way round a rule.
 pub const WELL_KNOWN: &[&str] = &[
@@ -288,7 +311,10 @@ pub const WELL_KNOWN: &[&str] = &[
 
 /// Below them a container may write, if the grant says so.
 static WRITABLE: LazyLock<PatternSet> = LazyLock::new(|| {
-    patterns(&["/{opt,run,srv,mnt,media,data,scratch}/**", "/var/{cache,lib,opt,scratch}/**"])
+    patterns(&[
+        "/{opt,run,srv,mnt,media,data,scratch}/**",
+        "/var/{cache,lib,opt,scratch}/**",
+    ])
 });
 
 /// Programs that the node runs as root are there as well.
@@ -297,7 +323,9 @@ static RUN_BY_THE_NODE: LazyLock<PatternSet> =
 
 /// Returns how a grant has to name the source of a mount; `None`: it is never mounted. `path` is absolute, plain and without links.
 pub fn mount_source(path: &str) -> Option<Naming> {
-    if SHARED_PARENTS.contains(&path) || MOUNTS_DENIED.matches(path) || SERVICES.matches(&path.to_lowercase())
+    if SHARED_PARENTS.contains(&path)
+        || MOUNTS_DENIED.matches(path)
+        || SERVICES.matches(&path.to_lowercase())
     {
         return None;
     }
@@ -305,7 +333,12 @@ pub fn mount_source(path: &str) -> Option<Naming> {
         return Some(Naming::Glob);
     }
     let vendors = ["/etc/", "/run/", "/var/lib/"];
-    Some(vendors.iter().find_map(|parent| below_vendor(path, parent)).unwrap_or(Naming::Path))
+    Some(
+        vendors
+            .iter()
+            .find_map(|parent| below_vendor(path, parent))
+            .unwrap_or(Naming::Path),
+    )
 }
 
 /// Returns how a grant has to name, with `:rw`, a source that a container may write to; `None`: no container may.

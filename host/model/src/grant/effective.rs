@@ -18,7 +18,11 @@ struct Both {
 }
 
 impl Both {
-    fn new(asked: &[String], granted: &[String], only_by_name: &[&str]) -> Result<Self, PatternError> {
+    fn new(
+        asked: &[String],
+        granted: &[String],
+        only_by_name: &[&str],
+    ) -> Result<Self, PatternError> {
         Ok(Self {
             asked: PatternSet::new(asked)?,
             granted: PatternSet::new(granted)?,
@@ -32,7 +36,11 @@ impl Both {
 
     /// Returns whether the grant allows the text, and names it as explicitly as that.
     fn allows_named(&self, text: &str, naming: Naming) -> bool {
-        let naming = if self.only_by_name.matches(text) { Naming::Path } else { naming };
+        let naming = if self.only_by_name.matches(text) {
+            Naming::Path
+        } else {
+            naming
+        };
         self.granted.allows(text, naming) && self.asked.matches(text)
     }
 
@@ -49,13 +57,22 @@ impl WriteRules {
     fn new(entries: &[ValueGrant]) -> Result<Self, EffectiveError> {
         let rule = |entry: &ValueGrant| {
             let glob = PatternSet::new([&entry.glob])?;
-            Ok((glob, whole_value(&entry.pattern).map_err(EffectiveError::Value)?))
+            Ok((
+                glob,
+                whole_value(&entry.pattern).map_err(EffectiveError::Value)?,
+            ))
         };
-        entries.iter().map(rule).collect::<Result<_, EffectiveError>>().map(Self)
+        entries
+            .iter()
+            .map(rule)
+            .collect::<Result<_, EffectiveError>>()
+            .map(Self)
     }
 
     fn allow(&self, path: &str, value: &str) -> bool {
-        self.0.iter().any(|(glob, pattern)| glob.matches(path) && pattern.is_match(value))
+        self.0
+            .iter()
+            .any(|(glob, pattern)| glob.matches(path) && pattern.is_match(value))
     }
 }
 
@@ -101,7 +118,11 @@ impl Effective {
     }
 
     pub fn new(request: &Capabilities, grant: &Grant) -> Result<Self, EffectiveError> {
-        let Grant { allowed, unrequested, .. } = grant;
+        let Grant {
+            allowed,
+            unrequested,
+            ..
+        } = grant;
         Ok(Self {
             revoked: AtomicBool::new(false),
             sysfs_read: Both::new(&request.sysfs_read, &allowed.sysfs_read, &[])?,
@@ -134,7 +155,8 @@ impl Effective {
 
     /// Returns whether a driver can change the node itself. Everything else that is granted is for containers, or only read.
     pub fn can_change_node(&self) -> bool {
-        let both = |asked: &WriteRules, granted: &WriteRules| !asked.0.is_empty() && !granted.0.is_empty();
+        let both =
+            |asked: &WriteRules, granted: &WriteRules| !asked.0.is_empty() && !granted.0.is_empty();
         both(&self.sysfs_write_asked, &self.sysfs_write_granted)
             || both(&self.pci_driver_asked, &self.pci_driver_granted)
     }

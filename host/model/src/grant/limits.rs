@@ -14,7 +14,9 @@ use crate::side_file::SideFileError;
 pub type LimitValues = BTreeMap<LimitKey, u32>;
 
 /// A limit with its unit, as a grant file names it: `memoryMiB`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, Display, VariantArray)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, Display, VariantArray,
+)]
 #[serde(rename_all = "camelCase")]
 #[strum(serialize_all = "camelCase")]
 pub enum LimitKey {
@@ -60,7 +62,10 @@ impl LimitKey {
 
     /// Returns whether a driver can request it; the others are set by the operator only.
     pub fn can_be_requested(self) -> bool {
-        matches!(self, Self::MemoryMiB | Self::WallMs | Self::CpuMs | Self::ConcurrentCalls)
+        matches!(
+            self,
+            Self::MemoryMiB | Self::WallMs | Self::CpuMs | Self::ConcurrentCalls
+        )
     }
 
     /// Returns the default and the maximum.
@@ -70,13 +75,24 @@ impl LimitKey {
             Self::WallMs => (millis(limit::CALL_WALL), millis(limit::CALL_WALL_MAX)),
             Self::CpuMs => (millis(limit::CALL_CPU), millis(limit::CALL_CPU_MAX)),
             Self::AnswerMiB => (mib(limit::HOSTCALL_BYTES), mib(limit::HOSTCALL_BYTES_MAX)),
-            Self::HostOperations => {
-                (small(limit::HOST_OPERATIONS_PER_CALL), small(limit::HOST_OPERATIONS_PER_CALL_MAX))
+            Self::HostOperations => (
+                small(limit::HOST_OPERATIONS_PER_CALL),
+                small(limit::HOST_OPERATIONS_PER_CALL_MAX),
+            ),
+            Self::HostMiB => (
+                mib(limit::HOST_BYTES_PER_CALL),
+                mib(limit::HOST_BYTES_PER_CALL_MAX),
+            ),
+            Self::LogLinesPerSecond => {
+                (limit::LOG_LINES_PER_SECOND, limit::LOG_LINES_PER_SECOND_MAX)
             }
-            Self::HostMiB => (mib(limit::HOST_BYTES_PER_CALL), mib(limit::HOST_BYTES_PER_CALL_MAX)),
-            Self::LogLinesPerSecond => (limit::LOG_LINES_PER_SECOND, limit::LOG_LINES_PER_SECOND_MAX),
-            Self::LogBytesPerSecond => (limit::LOG_BYTES_PER_SECOND, limit::LOG_BYTES_PER_SECOND_MAX),
-            Self::ConcurrentCalls => (small(limit::CALLS_PER_DRIVER), small(limit::CALLS_PER_DRIVER_MAX)),
+            Self::LogBytesPerSecond => {
+                (limit::LOG_BYTES_PER_SECOND, limit::LOG_BYTES_PER_SECOND_MAX)
+            }
+            Self::ConcurrentCalls => (
+                small(limit::CALLS_PER_DRIVER),
+                small(limit::CALLS_PER_DRIVER_MAX),
+            ),
         }
     }
 
@@ -99,7 +115,9 @@ impl LimitKey {
     pub fn effective(self, requested: &LimitValues, granted: &LimitValues) -> u32 {
         let (default, max) = self.bounds();
         let most = granted.get(&self).copied().unwrap_or(default).clamp(1, max);
-        requested.get(&self).map_or(most, |requested| (*requested).clamp(1, most))
+        requested
+            .get(&self)
+            .map_or(most, |requested| (*requested).clamp(1, most))
     }
 }
 
@@ -128,24 +146,39 @@ pub fn requested_limits(
         (LimitKey::CpuMs, cpu_ms),
         (LimitKey::ConcurrentCalls, concurrent_calls),
     ];
-    values.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    values
+        .into_iter()
+        .filter_map(|(key, value)| Some((key, value?)))
+        .collect()
 }
 
 /// Checks the limits of a grant file.
-pub(super) fn check(entries: BTreeMap<LimitKey, Option<Spanned<u32>>>) -> Result<LimitValues, SideFileError> {
+pub(super) fn check(
+    entries: BTreeMap<LimitKey, Option<Spanned<u32>>>,
+) -> Result<LimitValues, SideFileError> {
     let check = |(key, entry): (LimitKey, Spanned<u32>)| match key.bounds() {
-        (_, max) if !(1..=max).contains(&entry.value) => {
-            Err(SideFileError::at(&entry, format!("{key} is {}, and 1 to {max} is allowed", entry.value)))
-        }
+        (_, max) if !(1..=max).contains(&entry.value) => Err(SideFileError::at(
+            &entry,
+            format!("{key} is {}, and 1 to {max} is allowed", entry.value),
+        )),
         _ => Ok((key, entry.value)),
     };
-    entries.into_iter().filter_map(|(key, entry)| Some((key, entry?))).map(check).collect()
+    entries
+        .into_iter()
+        .filter_map(|(key, entry)| Some((key, entry?)))
+        .map(check)
+        .collect()
 }
 
 /// Returns the requested limits beyond the grant, one readable line each.
-pub(super) fn beyond(requested: &LimitValues, granted: &LimitValues) -> impl Iterator<Item = String> {
+pub(super) fn beyond(
+    requested: &LimitValues,
+    granted: &LimitValues,
+) -> impl Iterator<Item = String> {
     let granted = |key: &LimitKey| granted.get(key).copied().unwrap_or(key.bounds().0);
-    let beyond = requested.iter().filter(move |(key, requested)| **requested > granted(key));
+    let beyond = requested
+        .iter()
+        .filter(move |(key, requested)| **requested > granted(key));
     beyond.map(|(key, requested)| format!("limits.{key}: {requested}"))
 }
 

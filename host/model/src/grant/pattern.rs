@@ -54,15 +54,23 @@ pub fn literal_prefix(text: &str) -> &str {
 /// Returns how many segments are before the first one with a wildcard, in each alternative (`{a,b}`).
 pub fn literal_segments(glob: &str) -> usize {
     let before = |glob: &String| {
-        glob.trim_start_matches('/').split('/').take_while(|segment| is_literal(segment)).count()
+        glob.trim_start_matches('/')
+            .split('/')
+            .take_while(|segment| is_literal(segment))
+            .count()
     };
-    alternatives(glob).and_then(|all| all.iter().map(before).min()).unwrap_or(0)
+    alternatives(glob)
+        .and_then(|all| all.iter().map(before).min())
+        .unwrap_or(0)
 }
 
 /// Parses a glob, relative or absolute.
 pub fn compile(text: &str) -> Result<Glob, PatternError> {
     check(text)?;
-    let built = GlobBuilder::new(text).literal_separator(true).backslash_escape(false).build();
+    let built = GlobBuilder::new(text)
+        .literal_separator(true)
+        .backslash_escape(false)
+        .build();
     built.map_err(|error| PatternError::Syntax(error.kind().to_string()))
 }
 
@@ -92,7 +100,9 @@ fn check(text: &str) -> Result<(), PatternError> {
 fn check_classes(text: &str) -> Result<(), PatternError> {
     for part in text.split('[').skip(1) {
         let inside = part.split(']').next().unwrap_or(part);
-        let plain = inside.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        let plain = inside
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || c == '-');
         if inside.is_empty() || !plain || inside.starts_with('-') || inside.contains("--") {
             return Err(PatternError::Class);
         }
@@ -114,7 +124,9 @@ impl PatternSet {
         for text in &texts {
             builder.add(compile(text)?);
         }
-        let globs = builder.build().map_err(|error| PatternError::Syntax(error.kind().to_string()))?;
+        let globs = builder
+            .build()
+            .map_err(|error| PatternError::Syntax(error.kind().to_string()))?;
         Ok(Self { globs, texts })
     }
 
@@ -163,12 +175,16 @@ pub fn covers(granted: &str, requested: &str) -> bool {
     if granted.len() * requested.len() > ALTERNATIVES_MAX {
         return false;
     }
-    requested.iter().all(|r| granted.iter().any(|g| path_covers(g, r)))
+    requested
+        .iter()
+        .all(|r| granted.iter().any(|g| path_covers(g, r)))
 }
 
 /// Expands `{a,b}`; returns `None` if braces are nested, unbalanced or too many.
 fn alternatives(text: &str) -> Option<Vec<String>> {
-    let Some(open) = text.find('{') else { return Some(vec![text.to_owned()]) };
+    let Some(open) = text.find('{') else {
+        return Some(vec![text.to_owned()]);
+    };
     let close = open + text[open..].find('}')?;
     let inside = &text[open + 1..close];
     // A brace inside a class is a literal; this does not distinguish it.
@@ -206,7 +222,9 @@ fn segments_cover(granted: &[&str], requested: &[&str]) -> bool {
 fn segment_covers(granted: &str, requested: &str) -> bool {
     let any = |_: usize, token: &Token<'_>| (*token == Token::Star).then_some(0);
     match (tokens(granted), tokens(requested)) {
-        (Some(granted), Some(requested)) => covers_sequence(&granted, &requested, any, Token::takes),
+        (Some(granted), Some(requested)) => {
+            covers_sequence(&granted, &requested, any, Token::takes)
+        }
         _ => false,
     }
 }
@@ -232,7 +250,9 @@ fn covers_sequence<G, R>(
                     further |= tails.get(at + least).copied().unwrap_or(false);
                     further
                 }
-                None => requested.get(at).is_some_and(|asked| tails[at + 1] && takes(entry, asked)),
+                None => requested
+                    .get(at)
+                    .is_some_and(|asked| tails[at + 1] && takes(entry, asked)),
             };
         }
         tails = next;
@@ -323,7 +343,10 @@ mod tests {
             ("**/vendor", "bus/pci/devices/*/vendor"),
             ("class/net/eth*/address", "class/net/eth0/address"),
             ("class/net/e*/address", "class/net/eth*/address"),
-            ("class/net/*/{address,speed,mtu}", "class/net/*/{speed,address}"),
+            (
+                "class/net/*/{address,speed,mtu}",
+                "class/net/*/{speed,address}",
+            ),
             ("class/drm/card?/device", "class/drm/card[0-9]/device"),
             ("class/**/device", "class/device"),
         ] {
@@ -354,7 +377,10 @@ mod tests {
             ("class/{a,{b,c}}", "class/{a,b}"),
             ("class/[a-z]", "class/?"),
         ] {
-            assert!(!covers(granted, requested), "{granted} does not cover {requested}");
+            assert!(
+                !covers(granted, requested),
+                "{granted} does not cover {requested}"
+            );
         }
     }
 

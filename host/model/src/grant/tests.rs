@@ -9,7 +9,9 @@ fn grant(body: &str) -> Grant {
 }
 
 fn refusal(body: &str) -> String {
-    Grant::parse(&format!("{HEAD}{body}")).unwrap_err().to_string()
+    Grant::parse(&format!("{HEAD}{body}"))
+        .unwrap_err()
+        .to_string()
 }
 
 fn strings(entries: &[&str]) -> Vec<String> {
@@ -26,8 +28,17 @@ fn every_key_but_the_head_is_optional() {
          limits: {memoryMiB: 128, wallMs: 20000, cpuMs: 4000, answerMiB: 32, hostOperations: 200000, hostMiB: 64, \
          logLinesPerSecond: 100, logBytesPerSecond: 100000, concurrentCalls: 4}\n",
     );
-    assert_eq!(full.allowed.sysfs_write, [ValueGrant { glob: "a/b".into(), pattern: "[0-9]+".into() }]);
-    assert_eq!(full.allowed.mounts, ["/opt/acme/**", "/var/lib/acme/*", "/srv/acme"]);
+    assert_eq!(
+        full.allowed.sysfs_write,
+        [ValueGrant {
+            glob: "a/b".into(),
+            pattern: "[0-9]+".into()
+        }]
+    );
+    assert_eq!(
+        full.allowed.mounts,
+        ["/opt/acme/**", "/var/lib/acme/*", "/srv/acme"]
+    );
     let unrequested = Unrequested {
         extended_resources: strings(&["acme.com/*"]),
         groups: vec![44],
@@ -36,27 +47,69 @@ fn every_key_but_the_head_is_optional() {
         writable_mounts: strings(&["/var/lib/acme/*"]),
     };
     assert_eq!(full.unrequested, unrequested);
-    assert_eq!(full.driver.as_ref().map(DriverName::as_str), Some("acme.example.com"));
+    assert_eq!(
+        full.driver.as_ref().map(DriverName::as_str),
+        Some("acme.example.com")
+    );
     let values = [128, 20_000, 4000, 32, 200_000, 64, 100, 100_000, 4];
-    assert_eq!(full.limits, LimitKey::ALL.iter().copied().zip(values).collect());
+    assert_eq!(
+        full.limits,
+        LimitKey::ALL.iter().copied().zip(values).collect()
+    );
 }
 
 #[test]
 fn a_refused_file_names_line_and_column() {
     for (body, place, reason) in [
         ("sysfsRaed: []\n", "line 3, column 1", "sysfsRaed"),
-        ("sysfsRead:\n  - class/net\n  - /class/net\n", "line 5, column 5", "relative"),
+        (
+            "sysfsRead:\n  - class/net\n  - /class/net\n",
+            "line 5, column 5",
+            "relative",
+        ),
         ("deviceNodes: [dev/fuse]\n", "line 3, column 15", "absolute"),
-        ("hooks: [/usr/bin/*]\n", "line 3, column 9", "without wildcards"),
-        ("env: [\"*\"]\n", "line 3, column 7", "prefix that ends in '_'"),
+        (
+            "hooks: [/usr/bin/*]\n",
+            "line 3, column 9",
+            "without wildcards",
+        ),
+        (
+            "env: [\"*\"]\n",
+            "line 3, column 7",
+            "prefix that ends in '_'",
+        ),
         ("env: [\"ACME*\"]\n", "line 3, column 7", "exact name"),
         ("env: [\"_*\"]\n", "line 3, column 7", "exact name"),
-        ("env: [\"{ACME_,LD_}*\"]\n", "line 3, column 7", "exact name"),
-        ("sysfsWrite: [{glob: \"a/*\", pattern: x}]\n", "line 3, column 21", "last segment"),
-        ("sysfsWrite: [{glob: \"class/net/**\", pattern: x}]\n", "line 3, column 21", "last segment"),
-        ("annotations: [\"*\"]\n", "line 3, column 15", "prefix that ends in '/'"),
-        ("annotations: [\"acme.com/a*\"]\n", "line 3, column 15", "exact key"),
-        ("extendedResources: [\"*\"]\n", "line 3, column 21", "DOMAIN/NAME"),
+        (
+            "env: [\"{ACME_,LD_}*\"]\n",
+            "line 3, column 7",
+            "exact name",
+        ),
+        (
+            "sysfsWrite: [{glob: \"a/*\", pattern: x}]\n",
+            "line 3, column 21",
+            "last segment",
+        ),
+        (
+            "sysfsWrite: [{glob: \"class/net/**\", pattern: x}]\n",
+            "line 3, column 21",
+            "last segment",
+        ),
+        (
+            "annotations: [\"*\"]\n",
+            "line 3, column 15",
+            "prefix that ends in '/'",
+        ),
+        (
+            "annotations: [\"acme.com/a*\"]\n",
+            "line 3, column 15",
+            "exact key",
+        ),
+        (
+            "extendedResources: [\"*\"]\n",
+            "line 3, column 21",
+            "DOMAIN/NAME",
+        ),
         ("groups: [44, 0]\n", "line 3, column 14", "root"),
         ("groups: [video]\n", "line 3, column 10", ""),
         ("driver: Acme\n", "line 3, column 9", "driver"),
@@ -64,26 +117,67 @@ fn a_refused_file_names_line_and_column() {
         ("mounts: [\"/opt/a:\"]\n", "line 3, column 10", ":rw"),
         ("mounts: [\"opt/a:rw\"]\n", "line 3, column 10", "absolute"),
         ("env: [\"a/b\"]\n", "line 3, column 7", "'/'"),
-        ("sysfsWrite: [{glob: a, pattern: \"(\"}]\n", "line 3, column 33", "regular expression"),
+        (
+            "sysfsWrite: [{glob: a, pattern: \"(\"}]\n",
+            "line 3, column 33",
+            "regular expression",
+        ),
         ("limits: {memoryMiB: 100000}\n", "line 3, column 21", "512"),
         ("limits: {wallMs: 0}\n", "line 3, column 18", "wallMs"),
         ("limits: {cpuMs: lots}\n", "line 3, column 17", ""),
-        ("limits: {answerMiB: 65}\n", "line 3, column 21", "answerMiB is 65, and 1 to 64"),
-        ("limits: {hostOperations: 1000001}\n", "line 3, column 26", "1 to 1000000"),
+        (
+            "limits: {answerMiB: 65}\n",
+            "line 3, column 21",
+            "answerMiB is 65, and 1 to 64",
+        ),
+        (
+            "limits: {hostOperations: 1000001}\n",
+            "line 3, column 26",
+            "1 to 1000000",
+        ),
         ("limits: {hostMiB: 129}\n", "line 3, column 19", "1 to 128"),
-        ("limits: {logLinesPerSecond: 0}\n", "line 3, column 29", "1 to 1000"),
-        ("limits: {logBytesPerSecond: 1048577}\n", "line 3, column 29", "1 to 1048576"),
-        ("limits:\n  cpuMs: 1\n  concurrentCalls: 33\n", "line 5, column 20", "1 to 32"),
-        ("limits: {concurrentCall: 3}\n", "line 3, column 10", "concurrentCall"),
+        (
+            "limits: {logLinesPerSecond: 0}\n",
+            "line 3, column 29",
+            "1 to 1000",
+        ),
+        (
+            "limits: {logBytesPerSecond: 1048577}\n",
+            "line 3, column 29",
+            "1 to 1048576",
+        ),
+        (
+            "limits:\n  cpuMs: 1\n  concurrentCalls: 33\n",
+            "line 5, column 20",
+            "1 to 32",
+        ),
+        (
+            "limits: {concurrentCall: 3}\n",
+            "line 3, column 10",
+            "concurrentCall",
+        ),
         ("env: [\n", "line ", ""),
     ] {
         let text = refusal(body);
-        assert!(text.contains(place) && text.contains(reason), "{body:?}: {text}");
+        assert!(
+            text.contains(place) && text.contains(reason),
+            "{body:?}: {text}"
+        );
     }
-    let foreign = Grant::parse("apiVersion: v1\nkind: DriverGrant\n").unwrap_err().to_string();
-    assert!(foreign.contains("line 1, column 13") && foreign.contains("nodedock.dev/v1"), "{foreign}");
-    let kind = Grant::parse("apiVersion: nodedock.dev/v1\nkind: Pod\n").unwrap_err().to_string();
-    assert!(kind.contains("line 2") && kind.contains("DriverGrant"), "{kind}");
+    let foreign = Grant::parse("apiVersion: v1\nkind: DriverGrant\n")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        foreign.contains("line 1, column 13") && foreign.contains("nodedock.dev/v1"),
+        "{foreign}"
+    );
+    let kind = Grant::parse("apiVersion: nodedock.dev/v1\nkind: Pod\n")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        kind.contains("line 2") && kind.contains("DriverGrant"),
+        "{kind}"
+    );
     assert!(Grant::parse("").is_err());
     assert!(Grant::parse(&" ".repeat(1 << 20)).is_err());
 }
@@ -91,14 +185,21 @@ fn a_refused_file_names_line_and_column() {
 #[test]
 fn lists_are_bounded() {
     let body = format!("env: [{}]\n", "A,".repeat(limit::GRANT_ENTRIES_MAX + 1));
-    assert!(refusal(&body).contains("more than 64"), "{}", refusal(&body));
+    assert!(
+        refusal(&body).contains("more than 64"),
+        "{}",
+        refusal(&body)
+    );
 }
 
 #[test]
 fn the_difference_is_readable() {
     let request = Capabilities {
         sysfs_read: strings(&["class/net/*", "class/drm/card0"]),
-        sysfs_write: vec![ValueGrant { glob: "a/b".into(), pattern: "1".into() }],
+        sysfs_write: vec![ValueGrant {
+            glob: "a/b".into(),
+            pattern: "1".into(),
+        }],
         device_nodes: strings(&["/dev/dri/*", "/dev/kvm"]),
         hooks: strings(&["/usr/bin/hook"]),
         env: strings(&["ACME_X", "LD_PRELOAD"]),
@@ -131,7 +232,10 @@ fn the_difference_is_readable() {
 fn allowed_is_what_is_asked_for_and_granted() {
     let request = Capabilities {
         sysfs_read: strings(&["class/net/*/address", "class/drm/*"]),
-        sysfs_write: vec![ValueGrant { glob: "*/b".into(), pattern: "[0-9]".into() }],
+        sysfs_write: vec![ValueGrant {
+            glob: "*/b".into(),
+            pattern: "[0-9]".into(),
+        }],
         device_nodes: strings(&["/dev/*"]),
         hooks: strings(&["/usr/bin/hook"]),
         env: strings(&["ACME_*", "LD_*", "PATH", "PYTHONPATH"]),
@@ -142,11 +246,20 @@ fn allowed_is_what_is_asked_for_and_granted() {
                 hooks: [/usr/bin/hook]\nenv: [\"ACME_*\", \"LD_*\", PATH]\nnetDevices: [eth0]\n";
     let effective = Effective::new(&request, &grant(body)).unwrap();
     assert!(effective.allows_sysfs_read("class/net/eth0/address"));
-    assert!(!effective.allows_sysfs_read("class/net/eth0/speed"), "granted, not asked for");
-    assert!(!effective.allows_sysfs_read("class/drm/card0"), "asked for, not granted");
+    assert!(
+        !effective.allows_sysfs_read("class/net/eth0/speed"),
+        "granted, not asked for"
+    );
+    assert!(
+        !effective.allows_sysfs_read("class/drm/card0"),
+        "asked for, not granted"
+    );
     assert!(effective.allows_sysfs_write("a/b", "3"));
     assert!(!effective.allows_sysfs_write("a/b", "7"));
-    assert!(!effective.allows_sysfs_write("a/b", "33"), "the whole value is matched");
+    assert!(
+        !effective.allows_sysfs_write("a/b", "33"),
+        "the whole value is matched"
+    );
     assert!(!effective.allows_sysfs_write("a/b", "3\n"));
     assert!(!effective.allows_sysfs_write("a/c", "3"));
     let node = |path: &str, naming| effective.allows_device_node(path, naming);
@@ -163,7 +276,10 @@ fn allowed_is_what_is_asked_for_and_granted() {
 /// All limits of a printed grant, including the proposed ones, are the effective defaults.
 #[test]
 fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
-    for asked in [LimitValues::new(), requested_limits(None, None, Some(500), None)] {
+    for asked in [
+        LimitValues::new(),
+        requested_limits(None, None, Some(500), None),
+    ] {
         let printed = to_yaml("acme.example.com", "", &Capabilities::default(), &asked);
         let (head, limits) = printed.split_once("# Limits.").unwrap();
         let plain = |line: &str| line.strip_prefix("# ").unwrap_or(line).to_owned() + "\n";
@@ -171,7 +287,11 @@ fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
         let whole = Grant::parse(&format!("{head}{in_force}")).unwrap();
         let bare = Grant::parse(&printed).unwrap();
         assert_eq!(bare.limits, asked);
-        assert_eq!(Limits::new(&asked, &whole.limits), Limits::new(&asked, &bare.limits), "{printed}");
+        assert_eq!(
+            Limits::new(&asked, &whole.limits),
+            Limits::new(&asked, &bare.limits),
+            "{printed}"
+        );
         assert_eq!(whole.limits.len(), LimitKey::ALL.len(), "{printed}");
     }
 }
@@ -179,10 +299,16 @@ fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
 #[test]
 fn the_page_on_security_tells_every_limit_of_a_grant() {
     let page = include_str!("../../../../docs/security.md");
-    let rows: Vec<Vec<&str>> = page.lines().map(|line| line.split('|').map(str::trim).collect()).collect();
+    let rows: Vec<Vec<&str>> = page
+        .lines()
+        .map(|line| line.split('|').map(str::trim).collect())
+        .collect();
     for limit in LimitKey::ALL {
         let (key, (default, max)) = (format!("`{limit}`"), limit.bounds());
-        let row = rows.iter().find(|row| row.get(1) == Some(&key.as_str())).expect(&key);
+        let row = rows
+            .iter()
+            .find(|row| row.get(1) == Some(&key.as_str()))
+            .expect(&key);
         assert_eq!(row[3..5], [default.to_string(), max.to_string()], "{key}");
     }
 }
@@ -197,7 +323,10 @@ fn limits_stay_within_grant_and_ceiling() {
         hostcall_bytes: limit::HOSTCALL_BYTES,
         host_operations: limit::HOST_OPERATIONS_PER_CALL,
         host_bytes: limit::HOST_BYTES_PER_CALL,
-        log: LogRates { lines: limit::LOG_LINES_PER_SECOND, bytes: limit::LOG_BYTES_PER_SECOND },
+        log: LogRates {
+            lines: limit::LOG_LINES_PER_SECOND,
+            bytes: limit::LOG_BYTES_PER_SECOND,
+        },
         concurrent_calls: limit::CALLS_PER_DRIVER,
     };
     assert_eq!(default, expected);
@@ -213,16 +342,25 @@ fn limits_stay_within_grant_and_ceiling() {
     assert_eq!(limits.memory, limit::CALL_MEMORY_MAX);
     assert_eq!(limits.wall, Duration::from_millis(1));
     assert_eq!(limits.cpu, Duration::from_secs(1));
-    assert_eq!((limits.hostcall_bytes, limits.concurrent_calls), (limit::HOSTCALL_BYTES_MAX, 1));
+    assert_eq!(
+        (limits.hostcall_bytes, limits.concurrent_calls),
+        (limit::HOSTCALL_BYTES_MAX, 1)
+    );
 }
 
 #[test]
 fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
     let allowed = Capabilities {
         sysfs_read: strings(&["a/*", "a/b"]),
-        sysfs_write: vec![ValueGrant { glob: "a/b".into(), pattern: "1".into() }],
+        sysfs_write: vec![ValueGrant {
+            glob: "a/b".into(),
+            pattern: "1".into(),
+        }],
         host_files: strings(&["/opt/*"]),
-        pci_driver: vec![ValueGrant { glob: "0000:00:04.0".into(), pattern: "vfio-pci".into() }],
+        pci_driver: vec![ValueGrant {
+            glob: "0000:00:04.0".into(),
+            pattern: "vfio-pci".into(),
+        }],
         device_nodes: strings(&["/dev/a"]),
         mounts: strings(&["/opt/a"]),
         hooks: strings(&["/usr/bin/a"]),
@@ -236,7 +374,11 @@ fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
         annotations: strings(&["a.com/k"]),
         writable_mounts: strings(&["/opt/a"]),
     };
-    let grant = Grant { allowed: allowed.clone(), unrequested, ..Grant::default() };
+    let grant = Grant {
+        allowed: allowed.clone(),
+        unrequested,
+        ..Grant::default()
+    };
     let effective = Effective::new(&allowed, &grant).unwrap();
     let allows = || {
         [
@@ -269,8 +411,17 @@ fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
 fn rules_that_cover_nothing_that_was_read_are_found() {
     let rules = strings(&["class/net/**", "class/drm/*/device"]);
     let read = |texts: &[&str]| texts.iter().map(ToString::to_string).collect();
-    assert_eq!(unused(&rules, &read(&["class/net/*/address", "class/block/sda"])), ["class/drm/*/device"]);
-    assert!(unused(&rules, &read(&["class/net", "class/net/eth0", "class/drm/card0/device"])).is_empty());
+    assert_eq!(
+        unused(&rules, &read(&["class/net/*/address", "class/block/sda"])),
+        ["class/drm/*/device"]
+    );
+    assert!(
+        unused(
+            &rules,
+            &read(&["class/net", "class/net/eth0", "class/drm/card0/device"])
+        )
+        .is_empty()
+    );
     assert_eq!(unused(&rules, &read(&[])).len(), 2);
 }
 
@@ -278,7 +429,11 @@ fn rules_that_cover_nothing_that_was_read_are_found() {
 fn annotations_of_runtimes_need_their_exact_keys() {
     let body = "annotations: [\"acme.com/*\", \"devices.nri.io/*\", \"containerd.io/*\", run.oci.keep_original_groups, devices.nri.io/container.a]\n";
     let effective = Effective::new(&Capabilities::default(), &grant(body)).unwrap();
-    for key in ["acme.com/x", "run.oci.keep_original_groups", "devices.nri.io/container.a"] {
+    for key in [
+        "acme.com/x",
+        "run.oci.keep_original_groups",
+        "devices.nri.io/container.a",
+    ] {
         assert!(effective.allows_annotation(key), "{key}");
     }
     for key in [
@@ -303,9 +458,14 @@ fn a_request_that_a_glob_does_not_name_is_missing() {
     let wide = grant("mounts: [\"/**\"]\nhostFiles: [\"/**\"]\n");
     assert_eq!(
         missing(&request, &LimitValues::new(), &wide),
-        ["hostFiles: /etc/acme/list", "mounts: /usr/bin/acme", "mounts: /etc/acme/conf"]
+        [
+            "hostFiles: /etc/acme/list",
+            "mounts: /usr/bin/acme",
+            "mounts: /etc/acme/conf"
+        ]
     );
-    let named =
-        grant("mounts: [/usr/bin/acme, \"/opt/**\", \"/etc/acme/*\"]\nhostFiles: [\"/etc/acme/**\"]\n");
+    let named = grant(
+        "mounts: [/usr/bin/acme, \"/opt/**\", \"/etc/acme/*\"]\nhostFiles: [\"/etc/acme/**\"]\n",
+    );
     assert!(missing(&request, &LimitValues::new(), &named).is_empty());
 }

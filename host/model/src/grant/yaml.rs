@@ -5,7 +5,12 @@ use crate::rule::is_unprintable;
 use super::{Capabilities, GRANT_API_VERSION, GRANT_KIND, LimitKey, LimitValues, ValueGrant};
 
 /// Returns a grant file with all capabilities that a driver requests. `driver` and `summary` are in its header.
-pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &LimitValues) -> String {
+pub fn to_yaml(
+    driver: &str,
+    summary: &str,
+    request: &Capabilities,
+    limits: &LimitValues,
+) -> String {
     let summary = summary.replace(is_unprintable, " ");
     let mut lines = vec![
         format!("# What {driver} asks for: {summary}"),
@@ -25,21 +30,43 @@ pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &Lim
         format!("{{glob: {}, pattern: {}}}", quoted(glob), quoted(pattern))
     };
     list("sysfsRead", "Paths below /sys.", all(&request.sysfs_read));
-    let written = "Paths below /sys that it writes while it prepares and unprepares, and the values.";
-    list("sysfsWrite", written, request.sysfs_write.iter().map(write).collect());
-    list("hostFiles", "Files outside /sys and /dev that it reads.", all(&request.host_files));
+    let written =
+        "Paths below /sys that it writes while it prepares and unprepares, and the values.";
+    list(
+        "sysfsWrite",
+        written,
+        request.sysfs_write.iter().map(write).collect(),
+    );
+    list(
+        "hostFiles",
+        "Files outside /sys and /dev that it reads.",
+        all(&request.host_files),
+    );
     let bind = |ValueGrant { glob, pattern }: &ValueGrant| {
-        format!("{{functions: {}, drivers: {}}}", quoted(glob), quoted(pattern))
+        format!(
+            "{{functions: {}, drivers: {}}}",
+            quoted(glob),
+            quoted(pattern)
+        )
     };
-    let bound = "PCI functions that it binds while it prepares and unprepares, and the kernel drivers.";
-    list("pciDriver", bound, request.pci_driver.iter().map(bind).collect());
+    let bound =
+        "PCI functions that it binds while it prepares and unprepares, and the kernel drivers.";
+    list(
+        "pciDriver",
+        bound,
+        request.pci_driver.iter().map(bind).collect(),
+    );
     let nodes = "Device nodes that it looks at and gives to containers.";
     list("deviceNodes", nodes, all(&request.device_nodes));
     let mounts = "Directories and files of the node that it mounts into containers.";
     list("mounts", mounts, all(&request.mounts));
     let hooks = "Programs of the node that run as root when a container starts.";
     list("hooks", hooks, all(&request.hooks));
-    list("env", "Environment variables that it sets in containers.", all(&request.env));
+    list(
+        "env",
+        "Environment variables that it sets in containers.",
+        all(&request.env),
+    );
     let interfaces = "Network interfaces that it looks at and moves into containers.";
     list("netDevices", interfaces, all(&request.net_devices));
     lines.extend(UNREQUESTED.lines().map(str::to_owned));
@@ -59,7 +86,10 @@ const UNREQUESTED: &str = r#"# Not requested, and refused without a grant when t
 /// Prints the limits that the driver requests, and all others as comments.
 fn push_limits(lines: &mut Vec<String>, requested: &LimitValues) {
     lines.push("# Limits. What is commented out applies as it stands here.".to_owned());
-    lines.push(format!("{}limits:", if requested.is_empty() { "# " } else { "" }));
+    lines.push(format!(
+        "{}limits:",
+        if requested.is_empty() { "# " } else { "" }
+    ));
     lines.extend(LimitKey::ALL.iter().map(|key| {
         let ((default, max), comment) = (key.bounds(), key.comment());
         match requested.get(key) {

@@ -85,7 +85,10 @@ impl<S: PluginSink> ResourceController<S> {
                 () = self.advance() => {}
             }
             self.reconcile(&mut pending);
-            if self.registered.is_none() && pending.is_none() && self.shared.end_if_idle(&self.resource) {
+            if self.registered.is_none()
+                && pending.is_none()
+                && self.shared.end_if_idle(&self.resource)
+            {
                 return;
             }
         }
@@ -95,23 +98,47 @@ impl<S: PluginSink> ResourceController<S> {
     /// accepted takes over.
     fn reconcile(&mut self, pending: &mut Option<Pending>) {
         let mut slots = self.shared.slots();
-        let Some(slot) = slots.get_mut(&self.resource) else { return };
+        let Some(slot) = slots.get_mut(&self.resource) else {
+            return;
+        };
         let is_gone = |location: &Location| match location {
-            Location::At { endpoint, registration } => slot.accepted.get(registration) != Some(endpoint),
+            Location::At {
+                endpoint,
+                registration,
+            } => slot.accepted.get(registration) != Some(endpoint),
             Location::Beside { .. } => false,
         };
         let next = slot.next.take().filter(|next| !is_gone(&next.location));
         pending.take_if(|pending| is_gone(&pending.registration.location));
-        let is_ended = self.registered.take_if(|location| is_gone(location)).is_some();
+        let is_ended = self
+            .registered
+            .take_if(|location| is_gone(location))
+            .is_some();
         let is_idle = self.registered.is_none() && pending.is_none();
-        let other = slot.accepted.last_key_value().filter(|_| is_idle).map(|(registration, endpoint)| {
-            let (endpoint, registration) = (endpoint.clone(), registration.clone());
-            Registration { location: Location::At { endpoint, registration }, done: None }
-        });
+        let other =
+            slot.accepted
+                .last_key_value()
+                .filter(|_| is_idle)
+                .map(|(registration, endpoint)| {
+                    let (endpoint, registration) = (endpoint.clone(), registration.clone());
+                    Registration {
+                        location: Location::At {
+                            endpoint,
+                            registration,
+                        },
+                        done: None,
+                    }
+                });
         drop(slots);
         if is_ended {
-            let message = format!("the registration socket of device plugin {} is gone", self.resource);
-            self.leave(&Problem::unavailable(ProblemCode::DriverNotRegistered, message));
+            let message = format!(
+                "the registration socket of device plugin {} is gone",
+                self.resource
+            );
+            self.leave(&Problem::unavailable(
+                ProblemCode::DriverNotRegistered,
+                message,
+            ));
         }
         if let Some(registration) = next.or(other) {
             *pending = Some(self.begin(registration));
@@ -139,11 +166,18 @@ impl<S: PluginSink> ResourceController<S> {
                 }
             }
         };
-        Pending { registration, plugin: plugin.boxed() }
+        Pending {
+            registration,
+            plugin: plugin.boxed(),
+        }
     }
 
     /// Handles the end of a registration. `None`: its caller was cancelled.
-    fn conclude(&mut self, registration: Registration, connected: Option<Result<DevicePlugin, Problem>>) {
+    fn conclude(
+        &mut self,
+        registration: Registration,
+        connected: Option<Result<DevicePlugin, Problem>>,
+    ) {
         let Registration { location, done } = registration;
         let Some(connected) = connected else { return };
         let outcome = connected.map(|plugin| {
@@ -163,13 +197,20 @@ impl<S: PluginSink> ResourceController<S> {
 
     /// Reports a plugin and starts to watch it. It replaces the previous one.
     fn serve(&mut self, plugin: Arc<DevicePlugin>) {
-        let Some(location) = &self.registered else { return };
+        let Some(location) = &self.registered else {
+            return;
+        };
         let following = plugin.follow(request::new_id());
         let (resource, source) = (self.resource.clone(), location.path());
         let id = self.shared.sink.plugin_arrived(resource, source, plugin);
         (self.missing_since, self.complained) = (None, false);
-        self.serving =
-            Some(Serving { id, following, since: Instant::now(), has_listed: false, complained: false });
+        self.serving = Some(Serving {
+            id,
+            following,
+            since: Instant::now(),
+            has_listed: false,
+            complained: false,
+        });
     }
 
     fn leave(&mut self, why: &Problem) {
@@ -180,7 +221,9 @@ impl<S: PluginSink> ResourceController<S> {
 
     /// Takes the next step: watches the plugin to its end, or connects again.
     async fn advance(&mut self) {
-        let Some(location) = self.registered.clone() else { return std::future::pending().await };
+        let Some(location) = self.registered.clone() else {
+            return std::future::pending().await;
+        };
         if let Some(serving) = &mut self.serving {
             let why = follow(&self.shared.sink, &self.resource, serving).await;
             return self.lost(&why);
@@ -222,7 +265,13 @@ impl<S: PluginSink> ResourceController<S> {
 
 /// Resolves when the plugin of a registration is connected or refused. `None`: the caller was cancelled.
 async fn connected(pending: Option<&mut Pending>) -> Option<Result<DevicePlugin, Problem>> {
-    let Some(Pending { registration, plugin }) = pending else { return std::future::pending().await };
+    let Some(Pending {
+        registration,
+        plugin,
+    }) = pending
+    else {
+        return std::future::pending().await;
+    };
     match &mut registration.done {
         Some(done) => tokio::select! {
             () = done.closed() => None,

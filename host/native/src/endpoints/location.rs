@@ -16,7 +16,10 @@ pub enum Location {
     /// By a call on `kubelet.sock`: a file in the directory of device plugins.
     Beside { directory: PathBuf, name: String },
     /// By a registration socket, whose removal ends the registration: an absolute path, checked at its registration.
-    At { endpoint: PathBuf, registration: String },
+    At {
+        endpoint: PathBuf,
+        registration: String,
+    },
 }
 
 impl Location {
@@ -24,7 +27,10 @@ impl Location {
     pub fn beside(directory: &Path, endpoint: &str, reserved: &str) -> Result<Self, Problem> {
         let invalid = |why: &str| {
             let shown: String = endpoint.chars().take(SHOWN_CHARS_MAX).collect();
-            Problem::invalid(ProblemCode::EndpointNotValid, format!("endpoint {shown:?}: {why}"))
+            Problem::invalid(
+                ProblemCode::EndpointNotValid,
+                format!("endpoint {shown:?}: {why}"),
+            )
         };
         let is_name = !matches!(endpoint, "" | "." | "..") && !endpoint.contains(['/', '\0']);
         if !is_name {
@@ -36,9 +42,14 @@ impl Location {
             return Err(invalid("this is the socket on which plugins register"));
         }
         if directory.as_os_str().len() + 1 + endpoint.len() > limit::SOCKET_PATH_BYTES_MAX {
-            return Err(invalid("with its directory it is longer than the 107 bytes of a socket's path"));
+            return Err(invalid(
+                "with its directory it is longer than the 107 bytes of a socket's path",
+            ));
         }
-        Ok(Self::Beside { directory: directory.to_owned(), name: endpoint.to_owned() })
+        Ok(Self::Beside {
+            directory: directory.to_owned(),
+            name: endpoint.to_owned(),
+        })
     }
 
     pub fn path(&self) -> PathBuf {
@@ -53,12 +64,17 @@ impl Location {
         let path = self.path();
         let shown = path.display();
         let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                Problem::not_found(ProblemCode::EndpointMissing, format!("the socket {shown} does not exist"))
-            }
-            _ => Problem::unavailable(ProblemCode::EndpointUnreadable, format!("check {shown}: {error}")),
+            io::ErrorKind::NotFound => Problem::not_found(
+                ProblemCode::EndpointMissing,
+                format!("the socket {shown} does not exist"),
+            ),
+            _ => Problem::unavailable(
+                ProblemCode::EndpointUnreadable,
+                format!("check {shown}: {error}"),
+            ),
         };
-        let invalid = |why: &str| Problem::invalid(ProblemCode::EndpointNotValid, format!("{shown} {why}"));
+        let invalid =
+            |why: &str| Problem::invalid(ProblemCode::EndpointNotValid, format!("{shown} {why}"));
         let resolved = tokio::fs::canonicalize(&path).await.map_err(failed)?;
         if let Self::Beside { directory, .. } = self {
             let directory = tokio::fs::canonicalize(directory).await.map_err(failed)?;
@@ -66,7 +82,9 @@ impl Location {
                 return Err(invalid("leads out of its directory"));
             }
         }
-        let found = tokio::fs::symlink_metadata(&resolved).await.map_err(failed)?;
+        let found = tokio::fs::symlink_metadata(&resolved)
+            .await
+            .map_err(failed)?;
         if !found.file_type().is_socket() {
             return Err(invalid("is not a socket"));
         }

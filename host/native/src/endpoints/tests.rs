@@ -49,7 +49,12 @@ impl PluginSink for Sink {
         self.calls.lock().push(resource.to_string());
     }
 
-    fn plugin_arrived(&self, _: ExtendedResource, _: PathBuf, driver: Arc<dyn DeviceDriver>) -> u64 {
+    fn plugin_arrived(
+        &self,
+        _: ExtendedResource,
+        _: PathBuf,
+        driver: Arc<dyn DeviceDriver>,
+    ) -> u64 {
         let mut drivers = self.drivers.lock();
         drivers.push(driver);
         let id = drivers.len() as u64;
@@ -85,9 +90,23 @@ impl Bench {
     pub(crate) fn new() -> Self {
         let (sender, reports) = mpsc::unbounded_channel();
         let tasks = Tasks::new();
-        let sink = Sink { reports: sender, drivers: Arc::default(), calls: Arc::default() };
-        let endpoints = Endpoints::new(sink, PluginTimes::default(), Recordings::default(), tasks.clone());
-        Self { dir: tempfile::tempdir().unwrap(), endpoints, tasks, reports }
+        let sink = Sink {
+            reports: sender,
+            drivers: Arc::default(),
+            calls: Arc::default(),
+        };
+        let endpoints = Endpoints::new(
+            sink,
+            PluginTimes::default(),
+            Recordings::default(),
+            tasks.clone(),
+        );
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            endpoints,
+            tasks,
+            reports,
+        }
     }
 
     /// Registers the plugins in the directory `reg`, and returns their states.
@@ -95,7 +114,11 @@ impl Bench {
         let (directory, tasks) = (self.dir.path().join("reg"), self.tasks.clone());
         std::fs::create_dir(&directory).unwrap();
         let (registry, endpoints) = (
-            Registry::new(changes, nodedock_base::conditions::Conditions::default(), None),
+            Registry::new(
+                changes,
+                nodedock_base::conditions::Conditions::default(),
+                None,
+            ),
             self.endpoints.clone(),
         );
         let recordings = Recordings::default();
@@ -128,7 +151,9 @@ impl Bench {
     async fn start_as(&self, resource: &str, name: &str, device: &str) -> Plugin {
         let mut options = Options::new(resource, &self.dir.path().join(name));
         options.register = Register::PluginsRegistry(self.dir.path().join("reg").join(name));
-        Plugin::start(options, Script::ok(), vec![Device::healthy(device)]).await.unwrap()
+        Plugin::start(options, Script::ok(), vec![Device::healthy(device)])
+            .await
+            .unwrap()
     }
 
     pub(crate) fn plugin(&self, script: Script, devices: &[&str]) -> Plugin {
@@ -148,7 +173,10 @@ impl Bench {
     }
 
     pub(crate) async fn report(&mut self) -> Report {
-        tokio::time::timeout(PATIENCE, self.reports.recv()).await.expect("no report arrives").unwrap()
+        tokio::time::timeout(PATIENCE, self.reports.recv())
+            .await
+            .expect("no report arrives")
+            .unwrap()
     }
 
     pub(crate) async fn arrived(&mut self) -> u64 {
@@ -199,7 +227,10 @@ fn location(dir: &tempfile::TempDir, endpoint: &str) -> Location {
 }
 
 async fn allocate(driver: &Arc<dyn DeviceDriver>) -> Result<String, Problem> {
-    let call = Call { request_id: "r-1".into(), deadline: PATIENCE };
+    let call = Call {
+        request_id: "r-1".into(),
+        deadline: PATIENCE,
+    };
     let allocation = driver.allocate(&call, &["a".to_owned()]).await?;
     Ok(allocation.env["NATIVE_DEVICES"].clone())
 }
@@ -237,7 +268,14 @@ async fn a_registration_that_fails_leaves_the_one_before_as_it_is() {
     let refused = bench.endpoints.register(&resource(RESOURCE), nowhere).await;
     assert_eq!(refused.unwrap_err().kind, ProblemKind::NotFound);
     good.set_script(Script::ok().options(Answer::refuse("no GPU")));
-    assert!(bench.register(&good).await.unwrap_err().message.contains("no GPU"));
+    assert!(
+        bench
+            .register(&good)
+            .await
+            .unwrap_err()
+            .message
+            .contains("no GPU")
+    );
     good.list(vec![Device::healthy("b")]);
     bench.listed(one, &["b"]).await;
 }
@@ -260,7 +298,8 @@ async fn a_call_in_flight_ends_with_its_plugin_and_the_next_goes_to_the_one_in_i
 }
 
 #[tokio::test]
-async fn a_socket_that_is_replaced_does_not_harm_a_call_in_flight_and_is_taken_when_the_old_one_ends() {
+async fn a_socket_that_is_replaced_does_not_harm_a_call_in_flight_and_is_taken_when_the_old_one_ends()
+ {
     let mut bench = Bench::new();
     let due = Arc::new(Notify::new());
     let answer = Answer::After(due.clone(), Box::new(Answer::ok(&["old".to_owned()])));
@@ -273,7 +312,10 @@ async fn a_socket_that_is_replaced_does_not_harm_a_call_in_flight_and_is_taken_w
         new
     });
     assert_eq!(answer.unwrap(), "old");
-    assert!(bench.is_quiet(), "the old plugin serves as long as it lives");
+    assert!(
+        bench.is_quiet(),
+        "the old plugin serves as long as it lives"
+    );
     old.die();
     bench.left(one).await;
     bench.arrived_with(&["b"]).await;
@@ -290,7 +332,10 @@ async fn of_two_registrations_at_once_the_later_counts() {
         assert_eq!(slow.event().await, Event::OptionsAsked);
         bench.register(&quick).await
     });
-    assert_eq!(earlier.unwrap_err().code, ProblemCode::RegistrationSuperseded);
+    assert_eq!(
+        earlier.unwrap_err().code,
+        ProblemCode::RegistrationSuperseded
+    );
     later.unwrap();
     bench.arrived_with(&["b"]).await;
 }
@@ -302,7 +347,9 @@ async fn five_hundred_registrations_of_a_resource_leave_one_plugin() {
     let outcomes = futures::future::join_all((0..500).map(|_| bench.register(&plugin))).await;
     for outcome in &outcomes[..499] {
         assert!(
-            outcome.as_ref().is_err_and(|problem| problem.code == ProblemCode::RegistrationSuperseded),
+            outcome
+                .as_ref()
+                .is_err_and(|problem| problem.code == ProblemCode::RegistrationSuperseded),
             "{outcome:?}"
         );
     }
@@ -316,19 +363,33 @@ async fn five_hundred_registrations_of_a_resource_leave_one_plugin() {
 async fn five_hundred_resources_are_accepted_up_to_the_bound_and_the_others_are_refused() {
     let mut bench = Bench::new();
     let plugin = bench.plugin(Script::ok(), &["a"]);
-    let names: Vec<_> = (0..500).map(|index| resource(&format!("null.example.com/{index}"))).collect();
+    let names: Vec<_> = (0..500)
+        .map(|index| resource(&format!("null.example.com/{index}")))
+        .collect();
     let directory = bench.dir.path().to_owned();
     let here = || Location::beside(&directory, &plugin.options().endpoint, "kubelet.sock").unwrap();
-    let all = names.iter().map(|name| bench.endpoints.register(name, here()));
+    let all = names
+        .iter()
+        .map(|name| bench.endpoints.register(name, here()));
     let outcomes = futures::future::join_all(all).await;
-    let refused: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+    let refused: Vec<_> = outcomes
+        .iter()
+        .filter_map(|outcome| outcome.as_ref().err())
+        .collect();
     assert_eq!(refused.len(), 500 - limit::PLUGIN_RESOURCES_MAX);
-    assert!(refused.iter().all(|problem| problem.message.contains("256 resources already")));
+    assert!(
+        refused
+            .iter()
+            .all(|problem| problem.message.contains("256 resources already"))
+    );
     for _ in 0..limit::PLUGIN_RESOURCES_MAX * 2 {
         assert!(!matches!(bench.report().await, Report::Left(..)));
     }
-    let accepted =
-        bench.endpoints.accept("/reg/a.sock", &resource("other.example.com/device"), "/a.sock".into());
+    let accepted = bench.endpoints.accept(
+        "/reg/a.sock",
+        &resource("other.example.com/device"),
+        "/a.sock".into(),
+    );
     assert_eq!(accepted.unwrap_err().code, ProblemCode::TooManyResources);
     // A known resource may register again although the maximum of resources is reached.
     bench.endpoints.register(&names[0], here()).await.unwrap();
@@ -351,8 +412,10 @@ async fn plugins_that_do_not_answer_are_asked_a_few_at_a_time() {
     let bench = Bench::new();
     let plugin = bench.plugin(Script::ok().options(Answer::Hang), &[]);
     for index in 0..REGISTRATIONS_AT_ONCE * 2 {
-        let (endpoints, location) =
-            (bench.endpoints.clone(), location(&bench.dir, &plugin.options().endpoint));
+        let (endpoints, location) = (
+            bench.endpoints.clone(),
+            location(&bench.dir, &plugin.options().endpoint),
+        );
         bench.tasks.spawn("registration", async move {
             let name = resource(&format!("null.example.com/{index}"));
             drop(endpoints.register(&name, location).await);
@@ -376,9 +439,16 @@ async fn a_plugin_whose_stream_ends_at_once_is_tried_ever_more_seldom() {
         plugin.fail_lists(Status::internal("driver unloaded"));
         assert_eq!(bench.arrived_with(&[]).await, round);
         let why = bench.left(round).await;
-        assert!(why.message.contains(RESOURCE) && why.message.contains("driver unloaded"), "{why}");
+        assert!(
+            why.message.contains(RESOURCE) && why.message.contains("driver unloaded"),
+            "{why}"
+        );
     }
-    assert!(began.elapsed() >= RECONNECT_MIN * (1 + 2 + 4 + 8 + 16), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() >= RECONNECT_MIN * (1 + 2 + 4 + 8 + 16),
+        "{:?}",
+        began.elapsed()
+    );
 }
 
 #[tokio::test]
@@ -392,7 +462,11 @@ async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_removed() {
     // From here on there is no IO but checks of the directory, so that the paused clock advances by itself.
     tokio::time::pause();
     bench.tasks.finished().await;
-    assert!(lost.elapsed() >= limit::RESOURCE_GRACE, "{:?}", lost.elapsed());
+    assert!(
+        lost.elapsed() >= limit::RESOURCE_GRACE,
+        "{:?}",
+        lost.elapsed()
+    );
     assert!(bench.endpoints.0.slots().is_empty());
     assert!(bench.is_quiet());
 }
@@ -416,7 +490,11 @@ async fn a_registration_socket_brings_a_plugin_and_takes_it_away() {
     bench.listed(one, &["a", "b"]).await;
     unregister(&plugin);
     assert_eq!(bench.left(one).await.code, "driver-not-registered");
-    assert_eq!(allocate(&driver).await.unwrap(), "a", "who has the driver may end its calls");
+    assert_eq!(
+        allocate(&driver).await.unwrap(),
+        "a",
+        "who has the driver may end its calls"
+    );
 }
 
 #[tokio::test]
@@ -442,7 +520,9 @@ async fn of_two_registration_sockets_the_older_goes_without_a_word() {
     until_registered(&old).await;
     unregister(&old);
     // Reports of this one follow all effects of the older one's end.
-    let other = bench.start_as("other.example.com/device", "other", "c").await;
+    let other = bench
+        .start_as("other.example.com/device", "other", "c")
+        .await;
     bench.arrived_with(&["c"]).await;
     until_registered(&other).await;
     new.list(vec![Device::healthy("d")]);
@@ -466,7 +546,11 @@ async fn a_plugin_that_is_accepted_before_it_serves_is_taken_up_when_it_does() {
     plugin.list(vec![Device::healthy("a")]);
     // A call that came later and failed does not end the attempts.
     let nowhere = location(&bench.dir, "nowhere.sock");
-    bench.endpoints.register(&resource(RESOURCE), nowhere).await.unwrap_err();
+    bench
+        .endpoints
+        .register(&resource(RESOURCE), nowhere)
+        .await
+        .unwrap_err();
     plugin.serve().unwrap();
     bench.arrived_with(&["a"]).await;
 }

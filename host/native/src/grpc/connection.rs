@@ -45,7 +45,11 @@ impl Connection {
     pub fn open(socket: PathBuf, tasks: &Tasks) -> Self {
         let (sender, state) = watch::channel(State::default());
         let redial = Arc::new(Notify::new());
-        let task = ConnectionTask { socket, state: sender, redial: redial.clone() };
+        let task = ConnectionTask {
+            socket,
+            state: sender,
+            redial: redial.clone(),
+        };
         tasks.spawn("plugin-connection", task.run(tasks.clone()));
         Self { state, redial }
     }
@@ -69,7 +73,8 @@ impl Connection {
     /// Returns a channel, after waiting at most `wait` for one. The error is the current link.
     pub(super) async fn channel(&self, wait: Duration) -> Result<Channel, Link> {
         let mut receiver = self.state.clone();
-        let settled = receiver.wait_for(|state| state.channel.is_some() || state.link == Link::Closed);
+        let settled =
+            receiver.wait_for(|state| state.channel.is_some() || state.link == Link::Closed);
         if let Ok(Ok(state)) = tokio::time::timeout(wait, settled).await
             && let Some(channel) = state.channel.clone()
         {
@@ -108,7 +113,10 @@ impl ConnectionTask {
                 () = tokio::time::sleep(backoff.delay()) => {}
             }
         }
-        self.state.send_replace(State { link: Link::Closed, channel: None });
+        self.state.send_replace(State {
+            link: Link::Closed,
+            channel: None,
+        });
     }
 
     /// Connects, and returns when the connection is lost or failed.
@@ -116,7 +124,10 @@ impl ConnectionTask {
         let lost = match dial(&self.socket, PLUGIN_DIAL).await {
             Ok((channel, ended)) => {
                 backoff.reset();
-                self.state.send_replace(State { link: Link::Connected, channel: Some(channel) });
+                self.state.send_replace(State {
+                    link: Link::Connected,
+                    channel: Some(channel),
+                });
                 // no error: in both cases the stream has ended
                 ended.await.ok();
                 "the plugin closed the connection".to_owned()
@@ -138,6 +149,9 @@ pub(super) async fn dial(
 ) -> Result<(Channel, oneshot::Receiver<()>), DialError> {
     let (open, ended) = oneshot::channel();
     let connected = tokio::time::timeout(deadline, socket::connect_plugin(socket, open)).await;
-    let channel = connected.map_err(|_| DialError::Deadline { socket: socket.to_owned(), deadline })??;
+    let channel = connected.map_err(|_| DialError::Deadline {
+        socket: socket.to_owned(),
+        deadline,
+    })??;
     Ok((channel, ended))
 }

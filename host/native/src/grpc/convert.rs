@@ -23,12 +23,20 @@ pub(super) fn plugin_info(info: registration::PluginInfo) -> PluginInfo {
         kind: info.r#type,
         name: info.name,
         endpoint: info.endpoint.into(),
-        services: info.supported_versions.into_iter().take(PLUGIN_SERVICES_MAX).collect(),
+        services: info
+            .supported_versions
+            .into_iter()
+            .take(PLUGIN_SERVICES_MAX)
+            .collect(),
     }
 }
 
 pub(super) fn claim(id: &ObjectRef) -> wire::Claim {
-    wire::Claim { namespace: id.namespace.to_string(), uid: id.uid.to_string(), name: id.name.to_string() }
+    wire::Claim {
+        namespace: id.namespace.to_string(),
+        uid: id.uid.to_string(),
+        name: id.name.to_string(),
+    }
 }
 
 /// Checks every entry of a response, by claim UID; a UID may occur twice. A missing value is a success without devices.
@@ -38,7 +46,10 @@ pub(super) fn prepared(
     answer: wire::NodePrepareResourcesResponse,
 ) -> impl Iterator<Item = (String, Result<PreparedClaim, Problem>)> {
     let checked = move |answer| prepared_claim(peer, service, answer);
-    answer.claims.into_iter().map(move |entry| (entry.key, checked(entry.value.unwrap_or_default())))
+    answer
+        .claims
+        .into_iter()
+        .map(move |entry| (entry.key, checked(entry.value.unwrap_or_default())))
 }
 
 /// Reads every entry of a response as `prepared` does.
@@ -47,7 +58,10 @@ pub(super) fn unprepared(
     answer: wire::NodeUnprepareResourcesResponse,
 ) -> impl Iterator<Item = (String, Result<(), Problem>)> {
     let outcome = move |answer: wire::NodeUnprepareResourceResponse| refused(peer, &answer.error);
-    answer.claims.into_iter().map(move |entry| (entry.key, outcome(entry.value.unwrap_or_default())))
+    answer
+        .claims
+        .into_iter()
+        .map(move |entry| (entry.key, outcome(entry.value.unwrap_or_default())))
 }
 
 fn prepared_claim(
@@ -57,31 +71,49 @@ fn prepared_claim(
 ) -> Result<PreparedClaim, Problem> {
     refused(peer, &answer.error)?;
     if service == DraService::V1beta1 {
-        answer.devices.iter_mut().for_each(|device| device.share_id = None);
+        answer
+            .devices
+            .iter_mut()
+            .for_each(|device| device.share_id = None);
     }
     let devices = prepared_devices(answer.devices).map_err(|why| problem::not_valid(peer, &why))?;
-    Ok(PreparedClaim { devices, ..PreparedClaim::default() })
+    Ok(PreparedClaim {
+        devices,
+        ..PreparedClaim::default()
+    })
 }
 
 /// An empty error is success.
 fn refused(peer: &str, error: &str) -> Result<(), Problem> {
-    if error.is_empty() { Ok(()) } else { Err(problem::of_claim(peer, error)) }
+    if error.is_empty() {
+        Ok(())
+    } else {
+        Err(problem::of_claim(peer, error))
+    }
 }
 
 pub(super) fn prepared_devices(answers: Vec<wire::Device>) -> Result<Vec<PreparedDevice>, String> {
     at_most("devices", answers.len(), PLUGIN_DEVICES_MAX)?;
     let mut devices: Vec<PreparedDevice> = Vec::with_capacity(answers.len());
     for answer in answers {
-        let subject = format!("pool {} device {}", shown(&answer.pool_name), shown(&answer.device_name));
+        let subject = format!(
+            "pool {} device {}",
+            shown(&answer.pool_name),
+            shown(&answer.device_name)
+        );
         let device = prepared_device(answer).map_err(|why| format!("{subject}: {why}"))?;
         let same = |other: &&mut PreparedDevice| {
             (&other.pool, &other.device, &other.share_id, &other.requests)
-                == (&device.pool, &device.device, &device.share_id, &device.requests)
+                == (
+                    &device.pool,
+                    &device.device,
+                    &device.share_id,
+                    &device.requests,
+                )
         };
         match devices.iter_mut().find(same) {
-            Some(other) => {
-                merge(&mut other.access, device.access).map_err(|why| format!("{subject}: {why}"))?
-            }
+            Some(other) => merge(&mut other.access, device.access)
+                .map_err(|why| format!("{subject}: {why}"))?,
             None => devices.push(device),
         }
     }
@@ -89,9 +121,20 @@ pub(super) fn prepared_devices(answers: Vec<wire::Device>) -> Result<Vec<Prepare
 }
 
 fn prepared_device(answer: wire::Device) -> Result<PreparedDevice, String> {
-    at_most("CDI devices", answer.cdi_device_ids.len(), PLUGIN_CDI_NAMES_MAX)?;
-    if let Some(bad) = answer.cdi_device_ids.iter().find(|name| !is_cdi_qualified_name(name)) {
-        return Err(format!("CDI device {} is not VENDOR/CLASS=NAME", shown(bad)));
+    at_most(
+        "CDI devices",
+        answer.cdi_device_ids.len(),
+        PLUGIN_CDI_NAMES_MAX,
+    )?;
+    if let Some(bad) = answer
+        .cdi_device_ids
+        .iter()
+        .find(|name| !is_cdi_qualified_name(name))
+    {
+        return Err(format!(
+            "CDI device {} is not VENDOR/CLASS=NAME",
+            shown(bad)
+        ));
     }
     if let Some(share_id) = answer.share_id.as_ref().filter(|id| !is_share_id(id)) {
         return Err(format!("share {} is no UUID", shown(share_id)));
@@ -118,7 +161,11 @@ fn base_requests(requests: Vec<String>) -> Result<Vec<String>, String> {
             Err(format!("request {} is no name", shown(&request)))
         }
     };
-    requests.into_iter().map(base).collect::<Result<_, _>>().map(unique)
+    requests
+        .into_iter()
+        .map(base)
+        .collect::<Result<_, _>>()
+        .map(unique)
 }
 
 /// A plugin may append to its earlier result in a repeated call.
@@ -134,7 +181,10 @@ fn merge(known: &mut DeviceAccess, more: DeviceAccess) -> Result<(), String> {
 /// Removes duplicates, in the order of first occurrence.
 fn unique(names: Vec<String>) -> Vec<String> {
     let mut seen = std::collections::HashSet::new();
-    names.into_iter().filter(|name| seen.insert(name.clone())).collect()
+    names
+        .into_iter()
+        .filter(|name| seen.insert(name.clone()))
+        .collect()
 }
 
 fn is_share_id(id: &str) -> bool {
@@ -144,7 +194,11 @@ fn is_share_id(id: &str) -> bool {
 }
 
 fn at_most(what: &str, count: usize, max: usize) -> Result<(), String> {
-    if count <= max { Ok(()) } else { Err(format!("{count} {what}, at most {max} are allowed")) }
+    if count <= max {
+        Ok(())
+    } else {
+        Err(format!("{count} {what}, at most {max} are allowed"))
+    }
 }
 
 fn shown(text: &str) -> String {

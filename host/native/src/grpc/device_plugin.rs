@@ -21,7 +21,9 @@ use super::{PluginTimes, Tap, clean, convert, problem, rpc};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, DeviceDriver, DeviceLists, DeviceOptions};
-use nodedock_model::{ContainerAllocation, ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
+use nodedock_model::{
+    ContainerAllocation, ExtendedResource, PluginDevice, Problem, ProblemCode, limit,
+};
 
 /// The path of the call whose stream are the lists.
 const LISTS: &str = "/v1beta1.DevicePlugin/ListAndWatch";
@@ -62,11 +64,21 @@ impl DevicePlugin {
         })?;
         let mut client =
             Client::new(channel.clone()).max_decoding_message_size(limit::PLUGIN_ANSWER_BYTES_MAX);
-        let call = Call { request_id: nodedock_base::request::new_id(), deadline: times.options };
+        let call = Call {
+            request_id: nodedock_base::request::new_id(),
+            deadline: times.options,
+        };
         let exchange = tap.begin(&call.request_id, "GetDevicePluginOptions", &wire::Empty {});
         let asked = client.get_device_plugin_options(rpc::request(&call, wire::Empty {}));
         let options = convert::device_plugin::options(within(&peer, &call, exchange, asked).await?);
-        Ok(Self { peer, client, channel, options, tap, tasks: tasks.clone() })
+        Ok(Self {
+            peer,
+            client,
+            channel,
+            options,
+            tap,
+            tasks: tasks.clone(),
+        })
     }
 
     /// Opens a stream of lists.
@@ -104,11 +116,21 @@ impl DeviceDriver for DevicePlugin {
         Ok(self.follow(call.request_id.clone()).lists)
     }
 
-    async fn allocate(&self, call: &Call, device_ids: &[String]) -> Result<ContainerAllocation, Problem> {
+    async fn allocate(
+        &self,
+        call: &Call,
+        device_ids: &[String],
+    ) -> Result<ContainerAllocation, Problem> {
         let message = convert::device_plugin::allocate_request(device_ids);
         let mut client = self.client.clone();
         let exchange = self.tap.begin(&call.request_id, "Allocate", &message);
-        let answer = within(&self.peer, call, exchange, client.allocate(rpc::request(call, message))).await?;
+        let answer = within(
+            &self.peer,
+            call,
+            exchange,
+            client.allocate(rpc::request(call, message)),
+        )
+        .await?;
         convert::device_plugin::allocation(answer).map_err(|why| self.not_valid(&why))
     }
 
@@ -121,7 +143,9 @@ impl DeviceDriver for DevicePlugin {
     ) -> Result<Vec<String>, Problem> {
         let message = convert::device_plugin::preferred_request(available, must_include, size);
         let mut client = self.client.clone();
-        let exchange = self.tap.begin(&call.request_id, "GetPreferredAllocation", &message);
+        let exchange = self
+            .tap
+            .begin(&call.request_id, "GetPreferredAllocation", &message);
         let asked = client.get_preferred_allocation(rpc::request(call, message));
         let answer = within(&self.peer, call, exchange, asked).await?;
         convert::device_plugin::preferred(answer).map_err(|why| self.not_valid(&why))
@@ -129,10 +153,17 @@ impl DeviceDriver for DevicePlugin {
 
     async fn pre_start(&self, call: &Call, device_ids: &[String]) -> Result<(), Problem> {
         let deadline = call.deadline.min(limit::PRE_START);
-        let call = Call { request_id: call.request_id.clone(), deadline };
-        let message = wire::PreStartContainerRequest { devices_ids: device_ids.to_vec() };
+        let call = Call {
+            request_id: call.request_id.clone(),
+            deadline,
+        };
+        let message = wire::PreStartContainerRequest {
+            devices_ids: device_ids.to_vec(),
+        };
         let mut client = self.client.clone();
-        let exchange = self.tap.begin(&call.request_id, "PreStartContainer", &message);
+        let exchange = self
+            .tap
+            .begin(&call.request_id, "PreStartContainer", &message);
         let asked = client.pre_start_container(rpc::request(&call, message));
         within(&self.peer, &call, exchange, asked).await.map(drop)
     }
@@ -161,7 +192,14 @@ async fn read(
     lists: &watch::Sender<Option<Arc<[PluginDevice]>>>,
 ) -> Problem {
     let asked = rpc::named(request_id, Request::new(wire::Empty {}));
-    let mut stream = match rpc::stream(channel, LISTS.to_owned(), asked, limit::PLUGIN_LIST_BYTES_MAX).await {
+    let mut stream = match rpc::stream(
+        channel,
+        LISTS.to_owned(),
+        asked,
+        limit::PLUGIN_LIST_BYTES_MAX,
+    )
+    .await
+    {
         Ok(stream) => stream,
         Err(status) => return problem::of_status(peer, &status),
     };

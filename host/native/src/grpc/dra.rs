@@ -50,12 +50,23 @@ impl Caller {
         A: Message + Serialize + Default + 'static,
     {
         let until = Instant::now() + call.deadline;
-        let channel = self.connection.channel(RECONNECT_WAIT.min(call.deadline)).await;
+        let channel = self
+            .connection
+            .channel(RECONNECT_WAIT.min(call.deadline))
+            .await;
         let channel = channel.map_err(|link| problem::not_connected(&self.peer(), &link))?;
         let exchange = self.tap.begin(&call.request_id, method, &message);
         let started = Instant::now();
-        let deadline = until.saturating_duration_since(started).max(Duration::from_millis(1));
-        let request = rpc::request(&Call { request_id: call.request_id.clone(), deadline }, message);
+        let deadline = until
+            .saturating_duration_since(started)
+            .max(Duration::from_millis(1));
+        let request = rpc::request(
+            &Call {
+                request_id: call.request_id.clone(),
+                deadline,
+            },
+            message,
+        );
         let path = format!("/{service}/{method}");
         let ended = timeout_at(until, rpc::unary(channel, path.clone(), request)).await;
         let code = match &ended {
@@ -87,15 +98,25 @@ impl Caller {
     }
 
     /// A kubelet does not compare a plugin's devices with the allocation, and some plugins return other devices.
-    pub(super) fn note_strangers(&self, call: &Call, asked: &DriverClaim, prepared: &PreparedClaim) {
+    pub(super) fn note_strangers(
+        &self,
+        call: &Call,
+        asked: &DriverClaim,
+        prepared: &PreparedClaim,
+    ) {
         for device in &prepared.devices {
-            let allocated =
-                |a: &&nodedock_model::AllocatedDevice| a.pool == device.pool && a.device == device.device;
+            let allocated = |a: &&nodedock_model::AllocatedDevice| {
+                a.pool == device.pool && a.device == device.device
+            };
             let (driver, claim, request) = (&self.name, &asked.id, &call.request_id);
             let (pool, name) = (&device.pool, &device.device);
             if !asked.devices.iter().any(|a| allocated(&a)) {
                 tracing::warn!(%driver, %claim, %request, %pool, device = %name, "the driver prepared a device that is not allocated");
-            } else if device.requests.iter().any(|r| !asked.devices.iter().any(|a| a.base_request() == r)) {
+            } else if device
+                .requests
+                .iter()
+                .any(|r| !asked.devices.iter().any(|a| a.base_request() == r))
+            {
                 tracing::warn!(%driver, %claim, %request, %pool, device = %name, "the driver named a request that the claim does not have");
             }
         }
@@ -108,7 +129,10 @@ impl DraPlugin {
         Q: Message + Serialize + 'static,
         A: Message + Serialize + Default + 'static,
     {
-        let service = format!("k8s.io.kubelet.pkg.apis.dra.{}.DRAPlugin", self.service.version());
+        let service = format!(
+            "k8s.io.kubelet.pkg.apis.dra.{}.DRAPlugin",
+            self.service.version()
+        );
         self.caller.call(call, &service, method, message).await
     }
 }
@@ -122,14 +146,20 @@ impl ClaimDriver for DraPlugin {
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let asked = || claims.iter().map(|claim| &claim.id.uid);
         let request = wire::NodePrepareResourcesRequest {
-            claims: claims.iter().map(|claim| convert::claim(&claim.id)).collect(),
+            claims: claims
+                .iter()
+                .map(|claim| convert::claim(&claim.id))
+                .collect(),
         };
         let answer = match self.call(call, "NodePrepareResources", request).await {
             Ok(answer) => answer,
             Err(problem) => return all_failed(asked(), &problem),
         };
-        let outcomes =
-            self.caller.settle(call, asked(), convert::prepared(&self.caller.peer(), self.service, answer));
+        let outcomes = self.caller.settle(
+            call,
+            asked(),
+            convert::prepared(&self.caller.peer(), self.service, answer),
+        );
         for claim in claims {
             if let Some(Ok(prepared)) = outcomes.get(&claim.id.uid) {
                 self.caller.note_strangers(call, claim, prepared);
@@ -141,10 +171,17 @@ impl ClaimDriver for DraPlugin {
     async fn unprepare(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         let asked = || claims.iter().map(|live| &live.claim.id.uid);
         let request = wire::NodeUnprepareResourcesRequest {
-            claims: claims.iter().map(|live| convert::claim(&live.claim.id)).collect(),
+            claims: claims
+                .iter()
+                .map(|live| convert::claim(&live.claim.id))
+                .collect(),
         };
         match self.call(call, "NodeUnprepareResources", request).await {
-            Ok(answer) => self.caller.settle(call, asked(), convert::unprepared(&self.caller.peer(), answer)),
+            Ok(answer) => self.caller.settle(
+                call,
+                asked(),
+                convert::unprepared(&self.caller.peer(), answer),
+            ),
             Err(problem) => all_failed(asked(), &problem),
         }
     }

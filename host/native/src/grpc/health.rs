@@ -46,7 +46,13 @@ impl Health {
         tasks: &Tasks,
     ) -> Self {
         let health = Self::default();
-        let watch = Watch { driver, service, connection, tap, health: health.clone() };
+        let watch = Watch {
+            driver,
+            service,
+            connection,
+            tap,
+            health: health.clone(),
+        };
         // Safe to drop: the next stream sends the health again.
         tasks.spawn_until_stopped("plugin-health", watch.run());
         health
@@ -55,9 +61,17 @@ impl Health {
     /// Returns the current health. A device without a report within its timeout is unknown.
     pub fn now(&self) -> HealthReport {
         let now = Instant::now();
-        let fresh =
-            |last: &Reported| if now < last.until { last.health.clone() } else { DeviceHealth::default() };
-        self.lock().iter().map(|(key, last)| (key.clone(), fresh(last))).collect()
+        let fresh = |last: &Reported| {
+            if now < last.until {
+                last.health.clone()
+            } else {
+                DeviceHealth::default()
+            }
+        };
+        self.lock()
+            .iter()
+            .map(|(key, last)| (key.clone(), fresh(last)))
+            .collect()
     }
 
     /// Applies a message. Devices that it omits keep their report until its timeout. Returns the number of devices whose names are not
@@ -70,7 +84,13 @@ impl Health {
             match device {
                 Some(device) if known.len() < DEVICES_MAX || known.contains_key(&device.key) => {
                     let until = now + device.timeout;
-                    known.insert(device.key, Reported { health: device.health, until });
+                    known.insert(
+                        device.key,
+                        Reported {
+                            health: device.health,
+                            until,
+                        },
+                    );
                 }
                 _ => dropped += 1,
             }
@@ -119,11 +139,20 @@ impl Watch {
         let channel = connected.map_err(|link| Status::unavailable(link.as_str()))?;
         let request = wire::NodeWatchResourcesRequest {};
         let path = format!("/{}/NodeWatchResources", self.service.listed_as());
-        let messages = rpc::stream(channel, path, Request::new(request), PLUGIN_ANSWER_BYTES_MAX).await?;
+        let messages = rpc::stream(
+            channel,
+            path,
+            Request::new(request),
+            PLUGIN_ANSWER_BYTES_MAX,
+        )
+        .await?;
         self.drain(messages).await
     }
 
-    async fn drain(&self, mut messages: Streaming<wire::NodeWatchResourcesResponse>) -> Result<(), Status> {
+    async fn drain(
+        &self,
+        mut messages: Streaming<wire::NodeWatchResourcesResponse>,
+    ) -> Result<(), Status> {
         while let Some(message) = messages.message().await? {
             self.tap.received("", "NodeWatchResources", &message);
             let devices = message.devices.into_iter().map(convert::health::device);
@@ -142,25 +171,41 @@ mod tests {
     use nodedock_model::HealthState;
 
     fn key(device: &str) -> (PoolName, DeviceName) {
-        (PoolName::new("pool").unwrap(), DeviceName::new(device).unwrap())
+        (
+            PoolName::new("pool").unwrap(),
+            DeviceName::new(device).unwrap(),
+        )
     }
 
     fn report(device: &str, seconds: u64) -> [Option<DeviceReport>; 1] {
-        let health = DeviceHealth { state: HealthState::Healthy, message: "fine".into() };
-        [Some(DeviceReport { key: key(device), health, timeout: Duration::from_secs(seconds) })]
+        let health = DeviceHealth {
+            state: HealthState::Healthy,
+            message: "fine".into(),
+        };
+        [Some(DeviceReport {
+            key: key(device),
+            health,
+            timeout: Duration::from_secs(seconds),
+        })]
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_device_reads_unknown_when_its_time_is_over_and_others_do_not() {
         let health = Health::default();
         assert_eq!(health.take(report("short", 10), Instant::now()), 0);
-        assert_eq!(health.take([None].into_iter().chain(report("long", 60)), Instant::now()), 1);
+        assert_eq!(
+            health.take([None].into_iter().chain(report("long", 60)), Instant::now()),
+            1
+        );
         tokio::time::advance(Duration::from_secs(9)).await;
         assert_eq!(health.now()[&key("short")].state, HealthState::Healthy);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(health.now()[&key("short")], DeviceHealth::default());
         assert_eq!(health.now()[&key("long")].message, "fine");
-        assert!(!health.now().contains_key(&key("other")), "it had no report");
+        assert!(
+            !health.now().contains_key(&key("other")),
+            "it had no report"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -183,6 +228,10 @@ mod tests {
             assert_eq!(health.take(report(&format!("d{index}"), 30), now), 0);
         }
         assert_eq!(health.take(report("one-more", 30), now), 1);
-        assert_eq!(health.take(report("d0", 30), now), 0, "known ones are refreshed");
+        assert_eq!(
+            health.take(report("d0", 30), now),
+            0,
+            "known ones are refreshed"
+        );
     }
 }

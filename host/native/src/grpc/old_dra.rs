@@ -24,8 +24,9 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, Published, all_failed};
 use nodedock_model::{
     AllocatedDevice, AttributeValue, Capacity, Device, DeviceAccess, DeviceName, DriverClaim,
-    DriverClaimRecord, DriverName, Inventory, OpaqueConfig, Pool, PoolName, PreparedClaim, PreparedDevice,
-    Problem, ProblemCode, QualifiedName, device_id, device_name, is_cdi_qualified_name, limit, quantity,
+    DriverClaimRecord, DriverName, Inventory, OpaqueConfig, Pool, PoolName, PreparedClaim,
+    PreparedDevice, Problem, ProblemCode, QualifiedName, device_id, device_name,
+    is_cdi_qualified_name, limit, quantity,
 };
 
 const V1ALPHA3: &str = "v1alpha3.Node";
@@ -55,19 +56,28 @@ impl OldDraPlugin {
             let request = wire::NodePrepareResourcesRequest {
                 claims: claims.iter().map(|claim| self.claim(claim)).collect(),
             };
-            let answer: Result<wire::NodePrepareResourcesResponse, _> =
-                self.caller.call(call, V1ALPHA3, "NodePrepareResources", request).await;
+            let answer: Result<wire::NodePrepareResourcesResponse, _> = self
+                .caller
+                .call(call, V1ALPHA3, "NodePrepareResources", request)
+                .await;
             match answer {
                 Ok(answer) => return self.of_batch(call, claims, answer),
                 Err(problem) if self.is_without(&problem) => {}
-                Err(problem) => return all_failed(claims.iter().map(|claim| &claim.id.uid), &problem),
+                Err(problem) => {
+                    return all_failed(claims.iter().map(|claim| &claim.id.uid), &problem);
+                }
             }
         }
         let mut outcomes = Outcomes::new();
         for claim in claims {
             let call = remaining(call, until);
-            let wire::Claim { namespace, uid, name, resource_handle, structured_resource_handle } =
-                self.claim(claim);
+            let wire::Claim {
+                namespace,
+                uid,
+                name,
+                resource_handle,
+                structured_resource_handle,
+            } = self.claim(claim);
             let request = v1alpha2::NodePrepareResourceRequest {
                 namespace,
                 claim_uid: uid,
@@ -75,10 +85,19 @@ impl OldDraPlugin {
                 resource_handle,
                 structured_resource_handle,
             };
-            let answer: Result<v1alpha2::NodePrepareResourceResponse, _> =
-                self.caller.call(&call, V1ALPHA2, "NodePrepareResource", request).await;
+            let answer: Result<v1alpha2::NodePrepareResourceResponse, _> = self
+                .caller
+                .call(&call, V1ALPHA2, "NodePrepareResource", request)
+                .await;
             let devices = |answer: v1alpha2::NodePrepareResourceResponse| {
-                self.devices(claim, answer.cdi_devices.into_iter().map(String::into_bytes).collect())
+                self.devices(
+                    claim,
+                    answer
+                        .cdi_devices
+                        .into_iter()
+                        .map(String::into_bytes)
+                        .collect(),
+                )
             };
             outcomes.insert(claim.id.uid.clone(), answer.and_then(devices));
         }
@@ -91,8 +110,10 @@ impl OldDraPlugin {
         claims: &[DriverClaim],
         answer: wire::NodePrepareResourcesResponse,
     ) -> Outcomes<PreparedClaim> {
-        let by_uid: BTreeMap<&str, &DriverClaim> =
-            claims.iter().map(|claim| (claim.id.uid.as_str(), claim)).collect();
+        let by_uid: BTreeMap<&str, &DriverClaim> = claims
+            .iter()
+            .map(|claim| (claim.id.uid.as_str(), claim))
+            .collect();
         let peer = self.caller.peer();
         let one = |(uid, one): (String, wire::NodePrepareResourceResponse)| {
             let outcome = match by_uid.get(uid.as_str()) {
@@ -103,7 +124,9 @@ impl OldDraPlugin {
             (uid, outcome)
         };
         let answers = answer.into_claims().into_iter().map(one);
-        let outcomes = self.caller.settle(call, claims.iter().map(|claim| &claim.id.uid), answers);
+        let outcomes = self
+            .caller
+            .settle(call, claims.iter().map(|claim| &claim.id.uid), answers);
         for claim in claims {
             if let Some(Ok(prepared)) = outcomes.get(&claim.id.uid) {
                 self.caller.note_strangers(call, claim, prepared);
@@ -127,13 +150,20 @@ impl OldDraPlugin {
             uid: claim.id.uid.to_string(),
             name: claim.id.name.to_string(),
             resource_handle: parameters(claim, None).unwrap_or_default(),
-            structured_resource_handle: self.lists.then(|| self.handle(claim)).into_iter().collect(),
+            structured_resource_handle: self
+                .lists
+                .then(|| self.handle(claim))
+                .into_iter()
+                .collect(),
         }
     }
 
     fn handle(&self, claim: &DriverClaim) -> wire::StructuredResourceHandle {
-        let raw =
-            |parameters: Option<String>| parameters.map(|text| wire::RawExtension { raw: text.into_bytes() });
+        let raw = |parameters: Option<String>| {
+            parameters.map(|text| wire::RawExtension {
+                raw: text.into_bytes(),
+            })
+        };
         let result = |device: &AllocatedDevice| wire::DriverAllocationResult {
             vendor_request_parameters: raw(parameters(claim, Some(device))),
             allocation_result_model: Some(wire::AllocationResultModel {
@@ -152,24 +182,40 @@ impl OldDraPlugin {
 
     /// The devices of an answer, whose entries are CDI names, or devices as `v1beta1` has them. CDI names are for all of the claim's requests: the
     /// first device has them.
-    fn devices(&self, claim: &DriverClaim, entries: Vec<Vec<u8>>) -> Result<PreparedClaim, Problem> {
+    fn devices(
+        &self,
+        claim: &DriverClaim,
+        entries: Vec<Vec<u8>>,
+    ) -> Result<PreparedClaim, Problem> {
         let not_valid = |why: &str| problem::not_valid(&self.caller.peer(), why);
         // A message begins with the number of a field, a name with a letter or a digit.
         let is_message = |entry: &Vec<u8>| entry.first().is_none_or(|first| *first < b' ');
         if entries.iter().any(is_message) {
-            let devices = entries.iter().map(|entry| v1::Device::decode(entry.as_slice()));
-            let devices = devices.collect::<Result<_, _>>().map_err(|error| not_valid(&error.to_string()))?;
+            let devices = entries
+                .iter()
+                .map(|entry| v1::Device::decode(entry.as_slice()));
+            let devices = devices
+                .collect::<Result<_, _>>()
+                .map_err(|error| not_valid(&error.to_string()))?;
             let devices = convert::prepared_devices(devices).map_err(|why| not_valid(&why))?;
-            return Ok(PreparedClaim { devices, ..PreparedClaim::default() });
+            return Ok(PreparedClaim {
+                devices,
+                ..PreparedClaim::default()
+            });
         }
         if entries.len() > limit::PLUGIN_CDI_NAMES_MAX {
             return Err(not_valid("too many CDI devices"));
         }
         let name = |entry: Vec<u8>| {
-            let name = String::from_utf8(entry).ok().filter(|name| is_cdi_qualified_name(name));
+            let name = String::from_utf8(entry)
+                .ok()
+                .filter(|name| is_cdi_qualified_name(name));
             name.ok_or_else(|| not_valid("a CDI device is not VENDOR/CLASS=NAME"))
         };
-        let names = entries.into_iter().map(name).collect::<Result<Vec<_>, _>>()?;
+        let names = entries
+            .into_iter()
+            .map(name)
+            .collect::<Result<Vec<_>, _>>()?;
         let first = claim.devices.first().filter(|_| !names.is_empty());
         let device = |device: &AllocatedDevice| PreparedDevice {
             requests: Vec::new(),
@@ -180,7 +226,10 @@ impl OldDraPlugin {
             status: None,
             attributes: None,
         };
-        Ok(PreparedClaim { devices: first.map(device).into_iter().collect(), ..PreparedClaim::default() })
+        Ok(PreparedClaim {
+            devices: first.map(device).into_iter().collect(),
+            ..PreparedClaim::default()
+        })
     }
 
     async fn unprepared(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
@@ -191,15 +240,22 @@ impl OldDraPlugin {
             let request = wire::NodeUnprepareResourcesRequest {
                 claims: claims.iter().map(|live| self.claim(&live.claim)).collect(),
             };
-            let answer: Result<wire::NodeUnprepareResourcesResponse, _> =
-                self.caller.call(call, V1ALPHA3, "NodeUnprepareResources", request).await;
+            let answer: Result<wire::NodeUnprepareResourcesResponse, _> = self
+                .caller
+                .call(call, V1ALPHA3, "NodeUnprepareResources", request)
+                .await;
             match answer {
                 Ok(answer) => {
                     let one = |(uid, one): (String, wire::NodeUnprepareResourceResponse)| {
-                        let refused = (!one.error.is_empty()).then(|| problem::of_claim(&peer, &one.error));
+                        let refused =
+                            (!one.error.is_empty()).then(|| problem::of_claim(&peer, &one.error));
                         (uid, refused.map_or(Ok(()), Err))
                     };
-                    return self.caller.settle(call, asked(), answer.into_claims().into_iter().map(one));
+                    return self.caller.settle(
+                        call,
+                        asked(),
+                        answer.into_claims().into_iter().map(one),
+                    );
                 }
                 Err(problem) if self.is_without(&problem) => {}
                 Err(problem) => return all_failed(asked(), &problem),
@@ -208,8 +264,13 @@ impl OldDraPlugin {
         let mut outcomes = Outcomes::new();
         for live in claims {
             let call = remaining(call, until);
-            let wire::Claim { namespace, uid, name, resource_handle, structured_resource_handle } =
-                self.claim(&live.claim);
+            let wire::Claim {
+                namespace,
+                uid,
+                name,
+                resource_handle,
+                structured_resource_handle,
+            } = self.claim(&live.claim);
             let request = v1alpha2::NodeUnprepareResourceRequest {
                 namespace,
                 claim_uid: uid,
@@ -217,8 +278,10 @@ impl OldDraPlugin {
                 resource_handle,
                 structured_resource_handle,
             };
-            let answer: Result<v1alpha2::NodeUnprepareResourceResponse, _> =
-                self.caller.call(&call, V1ALPHA2, "NodeUnprepareResource", request).await;
+            let answer: Result<v1alpha2::NodeUnprepareResourceResponse, _> = self
+                .caller
+                .call(&call, V1ALPHA2, "NodeUnprepareResource", request)
+                .await;
             outcomes.insert(live.claim.id.uid.clone(), answer.map(drop));
         }
         outcomes
@@ -243,7 +306,10 @@ impl ClaimDriver for OldDraPlugin {
 /// A call with what is left of the time of all.
 fn remaining(call: &Call, until: Instant) -> Call {
     let deadline = until.saturating_duration_since(Instant::now());
-    Call { request_id: call.request_id.clone(), deadline }
+    Call {
+        request_id: call.request_id.clone(),
+        deadline,
+    }
 }
 
 /// The opaque parameters of a claim, or of a device: of several the last counts, as the later entries take precedence. A scheduler names the
@@ -255,7 +321,10 @@ fn parameters(claim: &DriverClaim, device: Option<&AllocatedDevice>) -> Option<S
     };
     match device {
         Some(device) => newest(&|config| {
-            config.requests.iter().any(|of| *of == device.request || of == device.base_request())
+            config
+                .requests
+                .iter()
+                .any(|of| *of == device.request || of == device.base_request())
         }),
         None => newest(&|config| config.requests.is_empty()).or_else(|| newest(&|_| true)),
     }
@@ -315,20 +384,30 @@ pub async fn inventory(
 type Lists = Streaming<wire::NodeListAndWatchResourcesResponse>;
 
 /// By a connection of its own: that of the calls may still be to a process that ends.
-async fn first_list(endpoint: &Path) -> Result<(Lists, wire::NodeListAndWatchResourcesResponse), Status> {
-    let (channel, _) =
-        dial(endpoint, FIRST_LIST).await.map_err(|error| Status::unavailable(chain(&error)))?;
+async fn first_list(
+    endpoint: &Path,
+) -> Result<(Lists, wire::NodeListAndWatchResourcesResponse), Status> {
+    let (channel, _) = dial(endpoint, FIRST_LIST)
+        .await
+        .map_err(|error| Status::unavailable(chain(&error)))?;
     let path = format!("/{V1ALPHA3}/NodeListAndWatchResources");
     let asked = Request::new(wire::NodeListAndWatchResourcesRequest {});
-    let mut stream: Lists = rpc::stream(channel, path, asked, limit::PLUGIN_ANSWER_BYTES_MAX).await?;
-    let list = stream.message().await?.ok_or_else(|| Status::unavailable("the list ended"))?;
+    let mut stream: Lists =
+        rpc::stream(channel, path, asked, limit::PLUGIN_ANSWER_BYTES_MAX).await?;
+    let list = stream
+        .message()
+        .await?
+        .ok_or_else(|| Status::unavailable("the list ended"))?;
     Ok((stream, list))
 }
 
 /// The devices of a list as a pool, each with the name that encodes the plugin's own. One whose name is too long for that, and an attribute that
 /// the API has no room for, are left out.
 fn published(driver: &DriverName, list: wire::NodeListAndWatchResourcesResponse) -> Published {
-    let models = list.resources.into_iter().filter_map(|model| model.named_resources);
+    let models = list
+        .resources
+        .into_iter()
+        .filter_map(|model| model.named_resources);
     let mut devices = BTreeMap::new();
     let mut dropped = 0;
     for instance in models.flat_map(|model| model.instances) {
@@ -343,9 +422,17 @@ fn published(driver: &DriverName, list: wire::NodeListAndWatchResourcesResponse)
     if dropped > 0 {
         tracing::warn!(%driver, dropped, "the driver lists devices whose names are too long, or too many");
     }
-    let pool = Pool { devices, ..Pool::default() };
+    let pool = Pool {
+        devices,
+        ..Pool::default()
+    };
     let name = PoolName::new(POOL).expect("it is a DNS label");
-    Published { inventory: Inventory { pools: [(name, pool)].into() }, ..Published::default() }
+    Published {
+        inventory: Inventory {
+            pools: [(name, pool)].into(),
+        },
+        ..Published::default()
+    }
 }
 
 /// The plugin's own name of a device. Before names were encoded a claim had the name itself.
@@ -356,13 +443,21 @@ fn own_name(name: &DeviceName) -> String {
 fn device(attributes: Vec<wire::NamedResourcesAttribute>) -> Device {
     let mut device = Device::default();
     for wire::NamedResourcesAttribute { name, value } in attributes {
-        let (Ok(name), Some(value)) = (QualifiedName::new(&name), value) else { continue };
+        let (Ok(name), Some(value)) = (QualifiedName::new(&name), value) else {
+            continue;
+        };
         if device.attributes.len() + device.capacities.len() >= limit::ATTRIBUTES_MAX {
             break;
         }
         if let Some(wire::Quantity { string }) = &value.quantity {
             if quantity::nanos(string).is_some() {
-                device.capacities.insert(name, Capacity { value: string.clone(), policy: None });
+                device.capacities.insert(
+                    name,
+                    Capacity {
+                        value: string.clone(),
+                        policy: None,
+                    },
+                );
             }
         } else if let Some(value) = attribute(value) {
             device.attributes.insert(name, value);
@@ -372,10 +467,23 @@ fn device(attributes: Vec<wire::NamedResourcesAttribute>) -> Device {
 }
 
 fn attribute(value: wire::NamedResourcesAttributeValue) -> Option<AttributeValue> {
-    let wire::NamedResourcesAttributeValue { bool, string, int, version, .. } = value;
-    let text = string.filter(|text| text.len() <= limit::ATTRIBUTE_TEXT_MAX).map(AttributeValue::Text);
-    let version = version.and_then(|text| semver::Version::parse(&text).ok()).map(AttributeValue::Version);
-    bool.map(AttributeValue::Bool).or(int.map(AttributeValue::Int)).or(text).or(version)
+    let wire::NamedResourcesAttributeValue {
+        bool,
+        string,
+        int,
+        version,
+        ..
+    } = value;
+    let text = string
+        .filter(|text| text.len() <= limit::ATTRIBUTE_TEXT_MAX)
+        .map(AttributeValue::Text);
+    let version = version
+        .and_then(|text| semver::Version::parse(&text).ok())
+        .map(AttributeValue::Version);
+    bool.map(AttributeValue::Bool)
+        .or(int.map(AttributeValue::Int))
+        .or(text)
+        .or(version)
 }
 
 #[cfg(test)]

@@ -12,7 +12,11 @@ use nodedock_model::{Problem, ProblemCode, ProblemKind};
 /// Converts the error of a whole call.
 pub(super) fn of_status(peer: &str, status: &Status) -> Problem {
     let ((kind, code), grpc_code) = (meaning(status), format!("{:?}", status.code()));
-    let text = if status.message().is_empty() { &grpc_code } else { status.message() };
+    let text = if status.message().is_empty() {
+        &grpc_code
+    } else {
+        status.message()
+    };
     Problem::new(kind, code, clean(&format!("{peer}: {text}"))).with("grpc-code", grpc_code)
 }
 
@@ -21,13 +25,17 @@ fn meaning(status: &Status) -> (ProblemKind, ProblemCode) {
         Code::Unknown | Code::Cancelled if is_broken(status) => {
             (ProblemKind::Unavailable, ProblemCode::DriverUnavailable)
         }
-        Code::DeadlineExceeded | Code::Cancelled => (ProblemKind::Unavailable, ProblemCode::DriverDeadline),
+        Code::DeadlineExceeded | Code::Cancelled => {
+            (ProblemKind::Unavailable, ProblemCode::DriverDeadline)
+        }
         Code::Unavailable => (ProblemKind::Unavailable, ProblemCode::DriverUnavailable),
         // The local decoder's error for a message above the bound.
         Code::OutOfRange => (ProblemKind::Internal, ProblemCode::DriverAnswerTooLarge),
         Code::InvalidArgument => (ProblemKind::Invalid, ProblemCode::DriverRefused),
         Code::NotFound => (ProblemKind::NotFound, ProblemCode::DriverRefused),
-        Code::PermissionDenied | Code::Unauthenticated => (ProblemKind::Denied, ProblemCode::DriverRefused),
+        Code::PermissionDenied | Code::Unauthenticated => {
+            (ProblemKind::Denied, ProblemCode::DriverRefused)
+        }
         Code::AlreadyExists | Code::Aborted => (ProblemKind::Conflict, ProblemCode::DriverRefused),
         Code::Unimplemented => (ProblemKind::Internal, ProblemCode::DriverWithoutService),
         Code::Internal | Code::DataLoss => (ProblemKind::Internal, ProblemCode::DriverFailed),
@@ -45,12 +53,16 @@ fn is_broken(status: &Status) -> bool {
 /// Returns whether the call ended at the local deadline.
 fn is_late(status: &Status) -> bool {
     let first = std::error::Error::source(status);
-    std::iter::successors(first, |error| error.source()).any(|error| error.is::<tonic::TimeoutExpired>())
+    std::iter::successors(first, |error| error.source())
+        .any(|error| error.is::<tonic::TimeoutExpired>())
 }
 
 /// A claim that a plugin refuses by its `error`. The API has no kinds of errors, and the caller retries, as a kubelet does.
 pub(super) fn of_claim(peer: &str, error: &str) -> Problem {
-    Problem::unavailable(ProblemCode::DriverRefused, clean(&format!("{peer}: {error}")))
+    Problem::unavailable(
+        ProblemCode::DriverRefused,
+        clean(&format!("{peer}: {error}")),
+    )
 }
 
 /// A response that violates the API.
@@ -70,9 +82,10 @@ pub(super) fn of_call<T>(
     match ended {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(status)) if !is_late(&status) => match meaning(&status) {
-            (_, ProblemCode::DriverDeadline) => {
-                Err(of_status(&format!("{peer} did not answer in time"), &status))
-            }
+            (_, ProblemCode::DriverDeadline) => Err(of_status(
+                &format!("{peer} did not answer in time"),
+                &status,
+            )),
             _ => Err(of_status(peer, &status)),
         },
         Ok(Err(_)) | Err(_) => {
@@ -88,5 +101,8 @@ pub(super) fn not_connected(peer: &str, link: &Link) -> Problem {
         Link::Closed => "its registration is gone",
         Link::Connecting | Link::Connected => "the connection is not made yet",
     };
-    Problem::unavailable(ProblemCode::DriverNotConnected, clean(&format!("{peer} is not connected: {why}")))
+    Problem::unavailable(
+        ProblemCode::DriverNotConnected,
+        clean(&format!("{peer} is not connected: {why}")),
+    )
 }

@@ -4,7 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nodedock_proto::kubelet::registration::{self as wire, registration_client::RegistrationClient};
+use nodedock_proto::kubelet::registration::{
+    self as wire, registration_client::RegistrationClient,
+};
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -36,7 +38,10 @@ pub enum RegistrarError {
     #[error(transparent)]
     Dial(#[from] DialError),
     #[error("{step}: no answer within {} ms", deadline.as_millis())]
-    Deadline { step: &'static str, deadline: Duration },
+    Deadline {
+        step: &'static str,
+        deadline: Duration,
+    },
     #[error("{step}: {text}")]
     Refused { step: &'static str, text: String },
 }
@@ -77,9 +82,13 @@ pub struct Registrar {
 impl Registrar {
     pub async fn dial(socket: &Path, times: PluginTimes) -> Result<Self, RegistrarError> {
         let connected = tokio::time::timeout(times.dial, socket::connect_to_user(socket)).await;
-        let late = |_| DialError::Deadline { socket: socket.to_owned(), deadline: times.dial };
+        let late = |_| DialError::Deadline {
+            socket: socket.to_owned(),
+            deadline: times.dial,
+        };
         let (channel, uid) = connected.map_err(late)?.map_err(DialError::from)?;
-        let client = RegistrationClient::new(channel).max_decoding_message_size(limit::PLUGIN_INFO_BYTES_MAX);
+        let client = RegistrationClient::new(channel)
+            .max_decoding_message_size(limit::PLUGIN_INFO_BYTES_MAX);
         Ok(Self { client, times, uid })
     }
 
@@ -98,9 +107,16 @@ impl Registrar {
     /// Notifies the plugin that it is registered (an error of the plugin reverts the registration), or why it is not.
     pub async fn notify(&mut self, outcome: Result<(), &str>) -> Result<(), RegistrarError> {
         let error = clean(outcome.err().unwrap_or_default());
-        let status = wire::RegistrationStatus { plugin_registered: outcome.is_ok(), error };
-        let call = self.client.notify_registration_status(rpc::timed(self.times.notify, status));
-        within("NotifyRegistrationStatus", self.times.notify, call).await.map(drop)
+        let status = wire::RegistrationStatus {
+            plugin_registered: outcome.is_ok(),
+            error,
+        };
+        let call = self
+            .client
+            .notify_registration_status(rpc::timed(self.times.notify, status));
+        within("NotifyRegistrationStatus", self.times.notify, call)
+            .await
+            .map(drop)
     }
 }
 

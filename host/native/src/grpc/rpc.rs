@@ -31,12 +31,19 @@ pub(super) fn request<T>(call: &Call, message: T) -> Request<T> {
     named(&call.request_id, timed(call.deadline, message))
 }
 
-pub(super) async fn unary<Q, A>(channel: Channel, path: String, request: Request<Q>) -> Result<A, Status>
+pub(super) async fn unary<Q, A>(
+    channel: Channel,
+    path: String,
+    request: Request<Q>,
+) -> Result<A, Status>
 where
     Q: Message + 'static,
     A: Message + Default + 'static,
 {
-    let answer = ready(channel).await?.unary(request, plain(path), ProstCodec::default()).await;
+    let answer = ready(channel)
+        .await?
+        .unary(request, plain(path), ProstCodec::default())
+        .await;
     answer.map(Response::into_inner)
 }
 
@@ -53,7 +60,9 @@ where
 {
     let client = ready(channel).await?;
     let mut client = client.max_decoding_message_size(answer_bytes_max);
-    let answer = client.server_streaming(request, plain(path), ProstCodec::default()).await;
+    let answer = client
+        .server_streaming(request, plain(path), ProstCodec::default())
+        .await;
     answer.map(Response::into_inner)
 }
 

@@ -29,7 +29,10 @@ impl Rpcs {
 
     pub fn list(&self) -> RpcSeconds {
         let calls = self.0.lock();
-        calls.iter().map(|(labels, seconds)| (labels.clone(), seconds.clone())).collect()
+        calls
+            .iter()
+            .map(|(labels, seconds)| (labels.clone(), seconds.clone()))
+            .collect()
     }
 }
 
@@ -45,13 +48,17 @@ mod tests {
         for code in [Code::DeadlineExceeded, Code::Cancelled] {
             rpcs.record("/a/Unprepare".to_owned(), Duration::ZERO, code);
         }
-        let counts = rpcs.list().into_iter().map(|([method, code], seconds)| (method, code, seconds.count()));
+        let counts = rpcs
+            .list()
+            .into_iter()
+            .map(|([method, code], seconds)| (method, code, seconds.count()));
         let expected = [
             ("/a/Prepare", "OK", 2),
             ("/a/Unprepare", "Canceled", 1),
             ("/a/Unprepare", "DeadlineExceeded", 1),
         ];
-        let expected = expected.map(|(method, code, count)| (method.to_owned(), code.to_owned(), count));
+        let expected =
+            expected.map(|(method, code, count)| (method.to_owned(), code.to_owned(), count));
         assert_eq!(counts.collect::<Vec<_>>(), expected);
     }
 }

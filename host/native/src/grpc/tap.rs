@@ -9,7 +9,9 @@ use tonic::Status;
 
 use super::clean;
 use nodedock_base::clock::now_ms;
-use nodedock_core::recording::{Answer, Failure, Raw, RecordedCall, Recorder, Recordings, Revision, raw};
+use nodedock_core::recording::{
+    Answer, Failure, Raw, RecordedCall, Recorder, Recordings, Revision, raw,
+};
 
 /// The recorder of a plugin. The default records nothing.
 #[derive(Debug, Clone, Default)]
@@ -21,7 +23,10 @@ pub struct Tap {
 impl Tap {
     /// For a DRA driver, or for a device plugin by its extended resource.
     pub fn new(recordings: &Recordings, name: &str) -> Self {
-        Self { recorder: recordings.recorder(name), revision: Some(Arc::new(Revision::native(name))) }
+        Self {
+            recorder: recordings.recorder(name),
+            revision: Some(Arc::new(Revision::native(name))),
+        }
     }
 
     /// Begins to record a call, if the plugin is recorded.
@@ -46,7 +51,12 @@ impl Tap {
     }
 
     /// Records a message of a stream, as the answer to nothing.
-    pub(super) fn received<A: Message + Serialize>(&self, request_id: &str, method: &str, message: &A) {
+    pub(super) fn received<A: Message + Serialize>(
+        &self,
+        request_id: &str,
+        method: &str,
+        message: &A,
+    ) {
         if let Some(exchange) = self.begin(request_id, method, &()) {
             exchange.returned(message);
         }
@@ -89,9 +99,22 @@ impl Exchange {
     }
 
     fn record(self, answer: Answer<Raw>) {
-        let Self { recorder, revision, method, request, at_ms, arguments } = self;
-        let call =
-            RecordedCall { operation: method.into(), request, at_ms, arguments, host: Vec::new(), answer };
+        let Self {
+            recorder,
+            revision,
+            method,
+            request,
+            at_ms,
+            arguments,
+        } = self;
+        let call = RecordedCall {
+            operation: method.into(),
+            request,
+            at_ms,
+            arguments,
+            host: Vec::new(),
+            answer,
+        };
         recorder.record(&revision, call);
     }
 }
@@ -113,8 +136,13 @@ pub(super) mod tests {
     impl Recorded {
         pub(in crate::grpc) fn new(name: &str) -> Self {
             let directory = tempfile::tempdir().unwrap();
-            let recordings = Recordings::start(directory.path(), [name.to_owned()], 1 << 20).unwrap();
-            Self { recordings, name: name.to_owned(), _directory: directory }
+            let recordings =
+                Recordings::start(directory.path(), [name.to_owned()], 1 << 20).unwrap();
+            Self {
+                recordings,
+                name: name.to_owned(),
+                _directory: directory,
+            }
         }
 
         pub(in crate::grpc) fn tap(&self) -> Tap {
@@ -126,7 +154,10 @@ pub(super) mod tests {
             let mut calls = Vec::new();
             for segment in self.recordings.read(&self.name).await.unwrap().segments {
                 let text = segment.read().unwrap();
-                for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+                for line in text
+                    .split(|byte| *byte == b'\n')
+                    .filter(|line| !line.is_empty())
+                {
                     if let Line::Call(call) = serde_json::from_slice(line).unwrap() {
                         calls.push((call.operation.into_owned(), call.arguments, call.answer));
                     }

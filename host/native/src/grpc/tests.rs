@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use native_null::{
-    Answer, Device, DeviceHealth as Said, Event, HealthState as SaidState, Operation, Options, Plugin, Script,
+    Answer, Device, DeviceHealth as Said, Event, HealthState as SaidState, Operation, Options,
+    Plugin, Script,
 };
 use tokio::sync::Notify;
 use tonic::Code;
@@ -17,8 +18,8 @@ use nodedock_core::driver::{Call, ClaimDriver};
 use nodedock_core::recording::Answer::{Failed, Returned};
 use nodedock_model::rule::is_unprintable;
 use nodedock_model::{
-    AllocatedDevice, DeviceAccess, DeviceName, DriverClaim, DriverClaimRecord, DriverName, HealthReport,
-    HealthState, ObjectRef, PoolName, PreparedClaim, Problem, ProblemKind,
+    AllocatedDevice, DeviceAccess, DeviceName, DriverClaim, DriverClaimRecord, DriverName,
+    HealthReport, HealthState, ObjectRef, PoolName, PreparedClaim, Problem, ProblemKind,
 };
 
 const DRIVER: &str = "null.example.com";
@@ -38,26 +39,48 @@ impl Bench {
 
     fn with(script: Script, service: DraService, change: impl FnOnce(&mut Options)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let mut options = Options::new(DRIVER, &dir.path().join("reg"), &dir.path().join("plugins"));
+        let mut options =
+            Options::new(DRIVER, &dir.path().join("reg"), &dir.path().join("plugins"));
         change(&mut options);
         let plugin = Plugin::unregistered(options, script).unwrap();
         let tasks = Tasks::new();
         let connection = Connection::open(plugin.endpoint().to_owned(), &tasks);
         let name = DriverName::new(DRIVER).unwrap();
-        let caller =
-            Caller { name, connection: connection.clone(), rpcs: Rpcs::default(), tap: Tap::default() };
+        let caller = Caller {
+            name,
+            connection: connection.clone(),
+            rpcs: Rpcs::default(),
+            tap: Tap::default(),
+        };
         let driver = DraPlugin { caller, service };
-        Self { _dir: dir, plugin, connection, tasks, driver }
+        Self {
+            _dir: dir,
+            plugin,
+            connection,
+            tasks,
+            driver,
+        }
     }
 
     async fn prepare(&self, uid: &str) -> Result<PreparedClaim, Problem> {
         self.prepare_within(uid, Duration::from_secs(30)).await
     }
 
-    async fn prepare_within(&self, uid: &str, deadline: Duration) -> Result<PreparedClaim, Problem> {
+    async fn prepare_within(
+        &self,
+        uid: &str,
+        deadline: Duration,
+    ) -> Result<PreparedClaim, Problem> {
         let claim = claim(uid);
-        let mut outcomes = self.driver.prepare(&call(deadline), std::slice::from_ref(&claim)).await;
-        assert_eq!(outcomes.len(), 1, "an outcome for each claim asked for, and no other");
+        let mut outcomes = self
+            .driver
+            .prepare(&call(deadline), std::slice::from_ref(&claim))
+            .await;
+        assert_eq!(
+            outcomes.len(),
+            1,
+            "an outcome for each claim asked for, and no other"
+        );
         outcomes.remove(uid).unwrap()
     }
 
@@ -75,7 +98,10 @@ impl Bench {
 }
 
 fn call(deadline: Duration) -> Call {
-    Call { request_id: "r-1".into(), deadline }
+    Call {
+        request_id: "r-1".into(),
+        deadline,
+    }
 }
 
 fn claim(uid: &str) -> DriverClaim {
@@ -111,7 +137,12 @@ fn live(uid: &str) -> DriverClaimRecord {
 
 fn device(cdi_names: &[&str]) -> Device {
     let cdi_names = cdi_names.iter().map(|name| (*name).to_owned()).collect();
-    Device { pool: "null".into(), device: "null-0".into(), cdi_names, ..Device::default() }
+    Device {
+        pool: "null".into(),
+        device: "null-0".into(),
+        cdi_names,
+        ..Device::default()
+    }
 }
 
 fn devices(devices: Vec<Device>) -> Script {
@@ -132,13 +163,26 @@ async fn a_call_carries_the_claim_its_request_id_and_its_deadline() {
         let bench = Bench::with(Script::ok(DRIVER), service, |_| ());
         let prepared = bench.prepare("c1").await.unwrap();
         assert_eq!(cdi_names(&prepared), [["null.example.com/null=c1"]]);
-        let Event::Called { operation, service, claims, request_id, deadline } = bench.plugin.event().await
+        let Event::Called {
+            operation,
+            service,
+            claims,
+            request_id,
+            deadline,
+        } = bench.plugin.event().await
         else {
             panic!("no call");
         };
-        assert_eq!((operation, service, request_id.as_str()), (Operation::Prepare, name, "r-1"));
         assert_eq!(
-            (claims[0].namespace.as_str(), claims[0].name.as_str(), claims[0].uid.as_str()),
+            (operation, service, request_id.as_str()),
+            (Operation::Prepare, name, "r-1")
+        );
+        assert_eq!(
+            (
+                claims[0].namespace.as_str(),
+                claims[0].name.as_str(),
+                claims[0].uid.as_str()
+            ),
             ("default", "claim-c1", "c1")
         );
         assert!(deadline.is_some());
@@ -154,34 +198,65 @@ async fn claims_of_one_call_have_outcomes_of_their_own() {
     });
     let bench = Bench::new(script);
     let claims = [claim("good"), claim("bad"), claim("gone")];
-    let outcomes = bench.driver.prepare(&call(Duration::from_secs(30)), &claims).await;
+    let outcomes = bench
+        .driver
+        .prepare(&call(Duration::from_secs(30)), &claims)
+        .await;
     assert!(outcomes["good"].is_ok());
     let refused = outcomes["bad"].as_ref().unwrap_err();
-    assert_eq!((refused.kind, refused.code.as_str()), (ProblemKind::Unavailable, "driver-refused"));
+    assert_eq!(
+        (refused.kind, refused.code.as_str()),
+        (ProblemKind::Unavailable, "driver-refused")
+    );
     assert!(refused.message.contains("no such GPU"), "{refused}");
     assert_eq!(outcomes["gone"].as_ref().unwrap_err().code, "claim-skipped");
-    let unprepared =
-        bench.driver.unprepare(&call(Duration::from_secs(30)), &[live("good"), live("bad")]).await;
-    assert_eq!((unprepared["good"].is_ok(), unprepared["bad"].is_err()), (true, true));
+    let unprepared = bench
+        .driver
+        .unprepare(&call(Duration::from_secs(30)), &[live("good"), live("bad")])
+        .await;
+    assert_eq!(
+        (unprepared["good"].is_ok(), unprepared["bad"].is_err()),
+        (true, true)
+    );
 }
 
 #[tokio::test]
 async fn a_claim_answered_twice_is_a_defect_and_a_strangers_claim_is_dropped() {
     assert_eq!(
-        Bench::refusal(Script::prepare(Answer::Twice(vec![device(&["v/c=1"])]))).await.code,
+        Bench::refusal(Script::prepare(Answer::Twice(vec![device(&["v/c=1"])])))
+            .await
+            .code,
         "claim-answered-twice"
     );
-    let bench = Bench::new(Script::prepare(Answer::Stranger("another-claim".into(), Vec::new())));
+    let bench = Bench::new(Script::prepare(Answer::Stranger(
+        "another-claim".into(),
+        Vec::new(),
+    )));
     assert_eq!(bench.prepare("c1").await.unwrap(), PreparedClaim::default());
 }
 
 #[tokio::test]
 async fn repeated_devices_are_one_and_subrequests_lose_their_second_part() {
-    let first = Device { requests: vec!["gpu/big".into(), "gpu".into()], ..device(&["v/c=1", "v/c=1"]) };
-    let again = Device { requests: vec!["gpu".into()], ..device(&["v/c=1", "v/c=2"]) };
-    let share = Device { share_id: Some("6f1c2d7e-0f7b-4d1f-9d3b-2a6f0e9c1b11".into()), ..again.clone() };
-    let prepared = Bench::new(devices(vec![first, again, share])).prepare("c1").await.unwrap();
-    assert_eq!(cdi_names(&prepared), [["v/c=1", "v/c=2"], ["v/c=1", "v/c=2"]]);
+    let first = Device {
+        requests: vec!["gpu/big".into(), "gpu".into()],
+        ..device(&["v/c=1", "v/c=1"])
+    };
+    let again = Device {
+        requests: vec!["gpu".into()],
+        ..device(&["v/c=1", "v/c=2"])
+    };
+    let share = Device {
+        share_id: Some("6f1c2d7e-0f7b-4d1f-9d3b-2a6f0e9c1b11".into()),
+        ..again.clone()
+    };
+    let prepared = Bench::new(devices(vec![first, again, share]))
+        .prepare("c1")
+        .await
+        .unwrap();
+    assert_eq!(
+        cdi_names(&prepared),
+        [["v/c=1", "v/c=2"], ["v/c=1", "v/c=2"]]
+    );
     assert_eq!(prepared.devices[0].requests, ["gpu"]);
     assert_eq!(prepared.devices[0].share_id, None);
     assert!(prepared.devices[1].share_id.is_some());
@@ -189,26 +264,70 @@ async fn repeated_devices_are_one_and_subrequests_lose_their_second_part() {
 
 #[tokio::test]
 async fn a_device_that_is_not_allocated_is_taken_as_a_kubelet_takes_it() {
-    let other = Device { pool: "elsewhere".into(), device: "other".into(), ..device(&["v/c=1"]) };
-    let prepared = Bench::new(devices(vec![other])).prepare("c1").await.unwrap();
+    let other = Device {
+        pool: "elsewhere".into(),
+        device: "other".into(),
+        ..device(&["v/c=1"])
+    };
+    let prepared = Bench::new(devices(vec![other]))
+        .prepare("c1")
+        .await
+        .unwrap();
     assert_eq!(prepared.devices[0].pool.as_str(), "elsewhere");
 }
 
 #[tokio::test]
 async fn answers_that_break_a_rule_are_refused_with_the_rule() {
-    let many = |count: usize| (0..count).map(|index| format!("v/c={index}")).collect::<Vec<_>>();
+    let many = |count: usize| {
+        (0..count)
+            .map(|index| format!("v/c={index}"))
+            .collect::<Vec<_>>()
+    };
     let cases = [
-        (Device { pool: "Not A Pool".into(), ..device(&[]) }, "pool name"),
-        (Device { device: String::new(), ..device(&[]) }, "device name"),
+        (
+            Device {
+                pool: "Not A Pool".into(),
+                ..device(&[])
+            },
+            "pool name",
+        ),
+        (
+            Device {
+                device: String::new(),
+                ..device(&[])
+            },
+            "device name",
+        ),
         (device(&["no-cdi-name"]), "VENDOR/CLASS=NAME"),
         (device(&["v/c=a\nb"]), "VENDOR/CLASS=NAME"),
-        (Device { share_id: Some("../x".into()), ..device(&[]) }, "share"),
-        (Device { requests: vec!["a b".into()], ..device(&[]) }, "request"),
-        (Device { cdi_names: many(100), ..device(&[]) }, "at most 64"),
+        (
+            Device {
+                share_id: Some("../x".into()),
+                ..device(&[])
+            },
+            "share",
+        ),
+        (
+            Device {
+                requests: vec!["a b".into()],
+                ..device(&[])
+            },
+            "request",
+        ),
+        (
+            Device {
+                cdi_names: many(100),
+                ..device(&[])
+            },
+            "at most 64",
+        ),
     ];
     for (device, rule) in cases {
         let problem = Bench::refusal(devices(vec![device])).await;
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-answer-not-valid"));
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::Internal, "driver-answer-not-valid")
+        );
         assert!(problem.message.contains(rule), "{problem}");
         assert!(!problem.message.contains('\n'));
     }
@@ -218,33 +337,63 @@ async fn answers_that_break_a_rule_are_refused_with_the_rule() {
 
 #[tokio::test]
 async fn an_answer_without_devices_is_success() {
-    assert_eq!(Bench::new(devices(Vec::new())).prepare("c1").await.unwrap(), PreparedClaim::default());
+    assert_eq!(
+        Bench::new(devices(Vec::new())).prepare("c1").await.unwrap(),
+        PreparedClaim::default()
+    );
 }
 
 #[tokio::test]
 async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
     let status = |code, text: &str| Script::prepare(Answer::Status(code, text.into()));
     let cases = [
-        (Code::Unavailable, ProblemKind::Unavailable, "driver-unavailable"),
-        (Code::DeadlineExceeded, ProblemKind::Unavailable, "driver-deadline"),
+        (
+            Code::Unavailable,
+            ProblemKind::Unavailable,
+            "driver-unavailable",
+        ),
+        (
+            Code::DeadlineExceeded,
+            ProblemKind::Unavailable,
+            "driver-deadline",
+        ),
         (Code::Cancelled, ProblemKind::Unavailable, "driver-deadline"),
         (Code::Unknown, ProblemKind::Unavailable, "driver-refused"),
-        (Code::InvalidArgument, ProblemKind::Invalid, "driver-refused"),
+        (
+            Code::InvalidArgument,
+            ProblemKind::Invalid,
+            "driver-refused",
+        ),
         (Code::NotFound, ProblemKind::NotFound, "driver-refused"),
-        (Code::PermissionDenied, ProblemKind::Denied, "driver-refused"),
+        (
+            Code::PermissionDenied,
+            ProblemKind::Denied,
+            "driver-refused",
+        ),
         (Code::Aborted, ProblemKind::Conflict, "driver-refused"),
         (Code::Internal, ProblemKind::Internal, "driver-failed"),
     ];
     for (code, kind, name) in cases {
         let problem = Bench::refusal(status(code, "why")).await;
-        assert_eq!((problem.kind, problem.code.as_str()), (kind, name), "{code:?}");
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (kind, name),
+            "{code:?}"
+        );
         assert!(problem.message.contains("why"), "{problem}");
         // The plugin may end a call at the deadline before the host does.
         let is_late = matches!(code, Code::DeadlineExceeded | Code::Cancelled);
-        assert_eq!(problem.message.contains("did not answer"), is_late, "{problem}");
+        assert_eq!(
+            problem.message.contains("did not answer"),
+            is_late,
+            "{problem}"
+        );
     }
     let long = format!("line\nline\u{7}{}", "x".repeat(20_000));
-    for script in [status(Code::Unknown, &long), Script::prepare(Answer::Error(long))] {
+    for script in [
+        status(Code::Unknown, &long),
+        Script::prepare(Answer::Error(long)),
+    ] {
         let problem = Bench::refusal(script).await;
         assert!(problem.message.len() <= 1024 && !problem.message.contains(is_unprintable));
         assert!(problem.message.contains("line line"), "{problem}");
@@ -255,7 +404,10 @@ async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
 async fn an_answer_of_five_mebibytes_is_a_problem_that_says_so_and_the_next_call_goes_well() {
     let bench = Bench::new(Script::prepare(Answer::Huge(5 << 20)));
     let problem = bench.prepare("c1").await.unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-answer-too-large"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Internal, "driver-answer-too-large")
+    );
     bench.plugin.set_script(Script::ok(DRIVER));
     assert!(bench.prepare("c1").await.is_ok());
 }
@@ -265,21 +417,34 @@ async fn a_plugin_that_never_answers_meets_the_deadline_and_does_not_hold_up_oth
     let stuck = Bench::new(Script::prepare(Answer::Hang));
     let good = Bench::new(Script::ok(DRIVER));
     let release = Arc::new(Notify::new());
-    good.plugin
-        .set_script(Script::prepare(Answer::After(release.clone(), Box::new(Answer::Devices(Vec::new())))));
-    let (problem, prepared) = tokio::join!(stuck.prepare_within("c1", Duration::from_millis(100)), async {
-        release.notify_one();
-        good.prepare("c2").await
-    });
+    good.plugin.set_script(Script::prepare(Answer::After(
+        release.clone(),
+        Box::new(Answer::Devices(Vec::new())),
+    )));
+    let (problem, prepared) = tokio::join!(
+        stuck.prepare_within("c1", Duration::from_millis(100)),
+        async {
+            release.notify_one();
+            good.prepare("c2").await
+        }
+    );
     assert!(prepared.is_ok());
     let problem = problem.unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-deadline"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Unavailable, "driver-deadline")
+    );
 }
 
 #[tokio::test]
 async fn a_service_that_the_plugin_does_not_have_is_named() {
-    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.v1 = false);
-    assert_eq!(bench.prepare("c1").await.unwrap_err().code, "driver-without-service");
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
+        options.versions.v1 = false
+    });
+    assert_eq!(
+        bench.prepare("c1").await.unwrap_err().code,
+        "driver-without-service"
+    );
 }
 
 #[tokio::test]
@@ -287,11 +452,21 @@ async fn a_plugin_that_dies_in_a_call_fails_it_and_the_connection_comes_back_wit
     let bench = Bench::new(Script::prepare(Answer::Die));
     bench.link("connected").await;
     let problem = bench.prepare("c1").await.unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-unavailable"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Unavailable, "driver-unavailable")
+    );
     bench.link("lost").await;
-    let problem = bench.prepare_within("c1", Duration::from_millis(10)).await.unwrap_err();
+    let problem = bench
+        .prepare_within("c1", Duration::from_millis(10))
+        .await
+        .unwrap_err();
     assert_eq!(problem.code, "driver-not-connected");
-    let mut options = Options::new(DRIVER, &PathBuf::from("/nowhere"), &PathBuf::from("/nowhere"));
+    let mut options = Options::new(
+        DRIVER,
+        &PathBuf::from("/nowhere"),
+        &PathBuf::from("/nowhere"),
+    );
     options.endpoint = bench.plugin.endpoint().to_owned();
     let _again = Plugin::unregistered(options, Script::ok(DRIVER)).unwrap();
     // The call waits for the connection.
@@ -304,11 +479,20 @@ async fn a_connection_ends_with_its_tasks_and_says_that_it_is_closed() {
     bench.link("connected").await;
     bench.tasks.stop();
     bench.link("closed").await;
-    assert_eq!(bench.prepare("c1").await.unwrap_err().code, "driver-not-connected");
+    assert_eq!(
+        bench.prepare("c1").await.unwrap_err().code,
+        "driver-not-connected"
+    );
 }
 
 fn health(device: &str, state: SaidState, message: &str) -> Said {
-    Said { pool: "null".into(), device: device.into(), state, timeout_seconds: 0, message: message.into() }
+    Said {
+        pool: "null".into(),
+        device: device.into(),
+        state,
+        timeout_seconds: 0,
+        message: message.into(),
+    }
 }
 
 /// The first report.
@@ -323,7 +507,10 @@ async fn reported(health_of: &Health) -> HealthReport {
 
 #[tokio::test]
 async fn health_is_followed_in_either_version() {
-    for (service, name) in [(HealthService::V1, "v1"), (HealthService::V1alpha1, "v1alpha1")] {
+    for (service, name) in [
+        (HealthService::V1, "v1"),
+        (HealthService::V1alpha1, "v1alpha1"),
+    ] {
         let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
             options.versions.health_v1 = true;
             options.versions.health_v1alpha1 = true;
@@ -341,17 +528,31 @@ async fn health_is_followed_in_either_version() {
             health("NOT A NAME", SaidState::Healthy, ""),
         ]);
         let report = reported(&health_of).await;
-        let key = (PoolName::new("null").unwrap(), DeviceName::new("null-0").unwrap());
-        assert_eq!((report.len(), report[&key].state), (1, HealthState::Unhealthy));
+        let key = (
+            PoolName::new("null").unwrap(),
+            DeviceName::new("null-0").unwrap(),
+        );
+        assert_eq!(
+            (report.len(), report[&key].state),
+            (1, HealthState::Unhealthy)
+        );
         assert_eq!(report[&key].message, "too hot ");
     }
 }
 
 #[tokio::test]
 async fn calls_at_once_and_the_health_stream_share_one_connection() {
-    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
+        options.versions.health_v1 = true
+    });
     let (name, tasks) = (bench.driver.caller.name.clone(), &bench.tasks);
-    Health::follow(name, HealthService::V1, bench.connection.clone(), Tap::default(), tasks);
+    Health::follow(
+        name,
+        HealthService::V1,
+        bench.connection.clone(),
+        Tap::default(),
+        tasks,
+    );
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
     let uids: Vec<_> = (0..10).map(|n| format!("c{n}")).collect();
     let prepared = futures::future::join_all(uids.iter().map(|uid| bench.prepare(uid))).await;
@@ -361,9 +562,17 @@ async fn calls_at_once_and_the_health_stream_share_one_connection() {
 
 #[tokio::test]
 async fn a_health_stream_that_breaks_is_begun_again_and_ends_with_its_tasks() {
-    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
+        options.versions.health_v1 = true
+    });
     let (name, tasks) = (bench.driver.caller.name.clone(), bench.tasks.child());
-    Health::follow(name, HealthService::V1, bench.connection.clone(), Tap::default(), &tasks);
+    Health::follow(
+        name,
+        HealthService::V1,
+        bench.connection.clone(),
+        Tap::default(),
+        &tasks,
+    );
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
     bench.plugin.disconnect();
     bench.link("lost").await;
@@ -395,24 +604,50 @@ async fn a_health_service_that_is_not_there_is_asked_once() {
 #[tokio::test]
 async fn messages_of_a_recorded_driver_are_recorded_with_their_answers() {
     let recorded = Recorded::new(DRIVER);
-    let mut bench =
-        Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    let mut bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
+        options.versions.health_v1 = true
+    });
     bench.driver.caller.tap = recorded.tap();
     bench.prepare("c1").await.unwrap();
-    bench.driver.unprepare(&call(Duration::from_secs(30)), &[live("c1")]).await["c1"].as_ref().unwrap();
-    let mut broken = Bench::new(Script::prepare(Answer::Status(Code::Internal, "no\nluck".to_owned())));
+    bench
+        .driver
+        .unprepare(&call(Duration::from_secs(30)), &[live("c1")])
+        .await["c1"]
+        .as_ref()
+        .unwrap();
+    let mut broken = Bench::new(Script::prepare(Answer::Status(
+        Code::Internal,
+        "no\nluck".to_owned(),
+    )));
     broken.driver.caller.tap = recorded.tap();
     broken.prepare("c2").await.unwrap_err();
     let calls = recorded.calls().await;
     let methods: Vec<_> = calls.iter().map(|(method, ..)| method.as_str()).collect();
-    assert_eq!(methods, ["NodePrepareResources", "NodeUnprepareResources", "NodePrepareResources"]);
+    assert_eq!(
+        methods,
+        [
+            "NodePrepareResources",
+            "NodeUnprepareResources",
+            "NodePrepareResources"
+        ]
+    );
     let (_, arguments, answer) = &calls[0];
     assert_eq!(arguments["claims"][0]["uid"], "c1");
-    let Returned(answer) = answer else { panic!("{answer:?}") };
+    let Returned(answer) = answer else {
+        panic!("{answer:?}")
+    };
     let device = &answer["claims"][0]["value"]["devices"][0];
-    assert_eq!(device["cdi_device_ids"][0], "null.example.com/null=c1", "{answer}");
-    let (_, _, Failed(failure)) = &calls[2] else { panic!("{calls:?}") };
-    assert_eq!((failure.code.as_str(), failure.message.as_str()), ("Internal", "no luck"));
+    assert_eq!(
+        device["cdi_device_ids"][0], "null.example.com/null=c1",
+        "{answer}"
+    );
+    let (_, _, Failed(failure)) = &calls[2] else {
+        panic!("{calls:?}")
+    };
+    assert_eq!(
+        (failure.code.as_str(), failure.message.as_str()),
+        ("Internal", "no luck")
+    );
     let plain = Bench::new(Script::ok(DRIVER));
     plain.prepare("c3").await.unwrap();
     assert_eq!(recorded.calls().await.len(), 3, "it is not recorded");
@@ -421,13 +656,26 @@ async fn messages_of_a_recorded_driver_are_recorded_with_their_answers() {
 #[tokio::test]
 async fn health_of_a_recorded_driver_is_recorded() {
     let recorded = Recorded::new(DRIVER);
-    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
+        options.versions.health_v1 = true
+    });
     let (name, connection) = (bench.driver.caller.name.clone(), bench.connection.clone());
-    let health_of = Health::follow(name, HealthService::V1, connection, recorded.tap(), &bench.tasks);
+    let health_of = Health::follow(
+        name,
+        HealthService::V1,
+        connection,
+        recorded.tap(),
+        &bench.tasks,
+    );
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
-    bench.plugin.report_health(vec![health("null-0", SaidState::Unhealthy, "too hot")]);
+    bench
+        .plugin
+        .report_health(vec![health("null-0", SaidState::Unhealthy, "too hot")]);
     reported(&health_of).await;
     let (method, _, answer) = recorded.calls().await.pop().unwrap();
     let text = serde_json::to_string(&answer).unwrap();
-    assert!(method == "NodeWatchResources" && text.contains("too hot"), "{text}");
+    assert!(
+        method == "NodeWatchResources" && text.contains("too hot"),
+        "{text}"
+    );
 }

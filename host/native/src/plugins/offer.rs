@@ -13,7 +13,10 @@ const SHOWN_BYTES_MAX: usize = 300;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Offer {
     Dra(DraOffer),
-    DevicePlugin { resource: ExtendedResource, endpoint: PathBuf },
+    DevicePlugin {
+        resource: ExtendedResource,
+        endpoint: PathBuf,
+    },
 }
 
 impl Offer {
@@ -46,7 +49,10 @@ pub(super) enum OfferError {
     #[error(
         "plugin validation failed with err: none of services supported by the plugin ({offered}) are supported here ({served})"
     )]
-    NoCommonService { offered: String, served: &'static str },
+    NoCommonService {
+        offered: String,
+        served: &'static str,
+    },
     #[error("plugin validation failed with err: endpoint {endpoint}: {why}")]
     EndpointFile { endpoint: String, why: String },
     #[error("plugin validation failed with err: endpoint {0} is not an absolute path without '..'")]
@@ -71,12 +77,29 @@ fn dra(info: PluginInfo, socket: &Path) -> Result<DraOffer, OfferError> {
     let name = DriverName::new(&info.name)?;
     let endpoint = endpoint(&info.endpoint, socket)?;
     let listed = |wanted: &str| info.services.iter().any(|service| service == wanted);
-    let old = || info.services.iter().any(|service| is_former(service)).then_some(DraService::Alpha);
-    let service = DraService::ALL.into_iter().find(|service| listed(service.listed_as())).or_else(old);
-    let health = HealthService::ALL.into_iter().find(|service| listed(service.listed_as()));
-    let service = service.ok_or_else(|| no_common(&info.services, "v1.DRAPlugin, v1beta1.DRAPlugin"))?;
+    let old = || {
+        info.services
+            .iter()
+            .any(|service| is_former(service))
+            .then_some(DraService::Alpha)
+    };
+    let service = DraService::ALL
+        .into_iter()
+        .find(|service| listed(service.listed_as()))
+        .or_else(old);
+    let health = HealthService::ALL
+        .into_iter()
+        .find(|service| listed(service.listed_as()));
+    let service =
+        service.ok_or_else(|| no_common(&info.services, "v1.DRAPlugin, v1beta1.DRAPlugin"))?;
     let services = info.services.iter().map(|service| shown(service)).collect();
-    Ok(DraOffer { name, endpoint, service, health, services })
+    Ok(DraOffer {
+        name,
+        endpoint,
+        service,
+        health,
+        services,
+    })
 }
 
 /// Plugins before `v1beta1` list a version of the registration: `1.0.0`.
@@ -90,7 +113,11 @@ fn is_former(version: &str) -> bool {
 fn device_plugin(info: &PluginInfo, socket: &Path) -> Result<Offer, OfferError> {
     let resource = ExtendedResource::new(&info.name)?;
     let endpoint = endpoint(&info.endpoint, socket)?;
-    if !info.services.iter().any(|version| version == DEVICE_PLUGIN_VERSION) {
+    if !info
+        .services
+        .iter()
+        .any(|version| version == DEVICE_PLUGIN_VERSION)
+    {
         return Err(no_common(&info.services, DEVICE_PLUGIN_VERSION));
     }
     Ok(Offer::DevicePlugin { resource, endpoint })
@@ -100,7 +127,10 @@ fn no_common(offered: &[String], served: &'static str) -> OfferError {
     if offered.is_empty() {
         return OfferError::NoServices;
     }
-    OfferError::NoCommonService { offered: shown(&offered.join(", ")), served }
+    OfferError::NoCommonService {
+        offered: shown(&offered.join(", ")),
+        served,
+    }
 }
 
 /// Parses the endpoint; empty: the registration socket itself. Removes double slashes and single dots, as a kubelet does.
@@ -110,14 +140,19 @@ fn endpoint(endpoint: &Path, socket: &Path) -> Result<PathBuf, OfferError> {
     }
     let text = endpoint.to_string_lossy();
     if !endpoint.is_absolute()
-        || endpoint.components().any(|part| part == Component::ParentDir)
+        || endpoint
+            .components()
+            .any(|part| part == Component::ParentDir)
         || text.contains('\0')
     {
         return Err(OfferError::EndpointPath(shown(&text)));
     }
     let length = endpoint.as_os_str().len();
     if length > limit::SOCKET_PATH_BYTES_MAX {
-        return Err(OfferError::EndpointLength { endpoint: shown(&text), length });
+        return Err(OfferError::EndpointLength {
+            endpoint: shown(&text),
+            length,
+        });
     }
     Ok(endpoint.components().collect())
 }
@@ -131,12 +166,23 @@ mod tests {
     use super::*;
 
     fn info(kind: &str, name: &str, endpoint: &str, services: &[&str]) -> PluginInfo {
-        let services = services.iter().map(|service| (*service).to_owned()).collect();
-        PluginInfo { kind: kind.into(), name: name.into(), endpoint: endpoint.into(), services }
+        let services = services
+            .iter()
+            .map(|service| (*service).to_owned())
+            .collect();
+        PluginInfo {
+            kind: kind.into(),
+            name: name.into(),
+            endpoint: endpoint.into(),
+            services,
+        }
     }
 
     fn offer(endpoint: &str, services: &[&str]) -> Result<Offer, OfferError> {
-        read(info("DRAPlugin", "gpu.example.com", endpoint, services), Path::new("/reg/gpu.sock"))
+        read(
+            info("DRAPlugin", "gpu.example.com", endpoint, services),
+            Path::new("/reg/gpu.sock"),
+        )
     }
 
     fn dra_offer(services: &[&str]) -> DraOffer {
@@ -154,25 +200,40 @@ mod tests {
             "v1alpha1.DRAResourceHealth",
             "v1.DRAResourceHealth",
         ]);
-        assert_eq!((both.service, both.health), (DraService::V1, Some(HealthService::V1)));
+        assert_eq!(
+            (both.service, both.health),
+            (DraService::V1, Some(HealthService::V1))
+        );
         let old = dra_offer(&["v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]);
-        assert_eq!((old.service, old.health), (DraService::V1beta1, Some(HealthService::V1alpha1)));
+        assert_eq!(
+            (old.service, old.health),
+            (DraService::V1beta1, Some(HealthService::V1alpha1))
+        );
         assert_eq!(dra_offer(&["v1.DRAPlugin"]).health, None);
         let among_strangers = dra_offer(&["v2.DRAPlugin", "v1beta1.DRAPlugin", "another.Service"]);
-        assert_eq!((among_strangers.service, among_strangers.health), (DraService::V1beta1, None));
+        assert_eq!(
+            (among_strangers.service, among_strangers.health),
+            (DraService::V1beta1, None)
+        );
     }
 
     #[test]
     fn versions_of_former_times_are_known_and_others_and_none_are_refused_in_a_kubelets_words() {
         let text = |services: &[&str]| offer("/run/dra.sock", services).unwrap_err().to_string();
         assert!(
-            text(&[]).contains("plugin validation failed with err: empty list of supported gRPC services")
+            text(&[]).contains(
+                "plugin validation failed with err: empty list of supported gRPC services"
+            )
         );
         assert_eq!(dra_offer(&["1.0.0"]).service, DraService::Alpha);
-        assert_eq!(dra_offer(&["1.0.0", "v1beta1.DRAPlugin"]).service, DraService::V1beta1);
+        assert_eq!(
+            dra_offer(&["1.0.0", "v1beta1.DRAPlugin"]).service,
+            DraService::V1beta1
+        );
         for other in ["2.0.0", "1.0", "1.0.x", "1.0.0.0", "1..0"] {
             let refusal = text(&[other]);
-            let wanted = format!("none of services supported by the plugin ({other}) are supported");
+            let wanted =
+                format!("none of services supported by the plugin ({other}) are supported");
             assert!(refusal.contains(&wanted), "{refusal}");
         }
         text(&["k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"]);
@@ -182,19 +243,30 @@ mod tests {
     #[test]
     fn other_types_are_refused_by_name() {
         for kind in ["CSIPlugin", "draplugin", "", "X\n"] {
-            let error = read(info(kind, "a", "/a", &["v1.DRAPlugin"]), Path::new("/s")).unwrap_err();
+            let error =
+                read(info(kind, "a", "/a", &["v1.DRAPlugin"]), Path::new("/s")).unwrap_err();
             assert!(matches!(error, OfferError::UnknownType(_)), "{kind}");
         }
     }
 
     #[test]
     fn an_endpoint_is_absolute_plain_and_short_and_none_is_the_socket_itself() {
-        let endpoint = |text: &str| offer(text, &["v1.DRAPlugin"]).map(|offer| offer.endpoint().to_owned());
+        let endpoint =
+            |text: &str| offer(text, &["v1.DRAPlugin"]).map(|offer| offer.endpoint().to_owned());
         assert_eq!(endpoint("").unwrap(), Path::new("/reg/gpu.sock"));
-        assert_eq!(endpoint("/run//x/./dra.sock").unwrap(), Path::new("/run/x/dra.sock"));
+        assert_eq!(
+            endpoint("/run//x/./dra.sock").unwrap(),
+            Path::new("/run/x/dra.sock")
+        );
         let long = format!("/{}", "x".repeat(107));
-        for bad in ["dra.sock", "./dra.sock", "/run/../dra.sock", "unix:///dra.sock", long.as_str(), "/a\0b"]
-        {
+        for bad in [
+            "dra.sock",
+            "./dra.sock",
+            "/run/../dra.sock",
+            "unix:///dra.sock",
+            long.as_str(),
+            "/a\0b",
+        ] {
             assert!(endpoint(bad).is_err(), "{bad:?}");
         }
     }
@@ -202,22 +274,38 @@ mod tests {
     #[test]
     fn a_driver_name_is_a_short_dns_subdomain() {
         for bad in ["", "GPU", "a/b", &"a".repeat(64)] {
-            assert!(read(info("DRAPlugin", bad, "/a", &["v1.DRAPlugin"]), Path::new("/s")).is_err(), "{bad}");
+            assert!(
+                read(
+                    info("DRAPlugin", bad, "/a", &["v1.DRAPlugin"]),
+                    Path::new("/s")
+                )
+                .is_err(),
+                "{bad}"
+            );
         }
     }
 
     #[test]
     fn a_device_plugin_names_an_extended_resource_and_its_version() {
-        let read =
-            |name, versions: &[&str]| read(info("DevicePlugin", name, "/d.sock", versions), Path::new("/s"));
-        assert!(matches!(read("example.com/gpu", &["v1beta1"]), Ok(Offer::DevicePlugin { .. })));
+        let read = |name, versions: &[&str]| {
+            read(
+                info("DevicePlugin", name, "/d.sock", versions),
+                Path::new("/s"),
+            )
+        };
+        assert!(matches!(
+            read("example.com/gpu", &["v1beta1"]),
+            Ok(Offer::DevicePlugin { .. })
+        ));
         assert!(read("cpu", &["v1beta1"]).is_err());
         assert!(read("example.com/gpu", &["v1"]).is_err());
     }
 
     #[test]
     fn what_a_plugin_says_is_cut_and_cleaned_before_it_is_repeated() {
-        let text = offer("/a", &[&"9\n".repeat(10_000)]).unwrap_err().to_string();
+        let text = offer("/a", &[&"9\n".repeat(10_000)])
+            .unwrap_err()
+            .to_string();
         assert!(text.len() < 600 && !text.contains('\n'));
     }
 }

@@ -34,22 +34,40 @@ impl Dock {
     fn retrying(retry: Duration) -> Self {
         let (bench, changes) = (Bench::new(), Changes::default());
         let (listener, info) = (changes.listen(), Duration::from_millis(200));
-        let times = PluginTimes { info, retry_min: retry, retry_max: retry, ..PluginTimes::default() };
+        let times = PluginTimes {
+            info,
+            retry_min: retry,
+            retry_max: retry,
+            ..PluginTimes::default()
+        };
         let registry = bench.watch(times, changes);
-        Self { bench, registry, changes: listener }
+        Self {
+            bench,
+            registry,
+            changes: listener,
+        }
     }
 
     fn options(&self, driver: &str) -> Options {
-        Options::new(driver, &self.bench.dir.path().join("reg"), &self.bench.dir.path().join("plugins"))
+        Options::new(
+            driver,
+            &self.bench.dir.path().join("reg"),
+            &self.bench.dir.path().join("plugins"),
+        )
     }
 
     async fn start(&self, options: Options) -> Plugin {
         let name = options.registration_name.clone();
-        Plugin::start(options, Script::ok("v")).await.unwrap_or_else(|error| panic!("{name}: {error}"))
+        Plugin::start(options, Script::ok("v"))
+            .await
+            .unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
     fn view(&self, source: &Path) -> Option<DriverView> {
-        self.registry.list().into_iter().find(|view| Path::new(&view.source) == source)
+        self.registry
+            .list()
+            .into_iter()
+            .find(|view| Path::new(&view.source) == source)
     }
 
     /// Waits until the registry satisfies a condition.
@@ -73,12 +91,15 @@ impl Dock {
 
     async fn gone(&mut self, source: &Path) {
         let source = source.to_owned();
-        self.until("gone", move |dock| dock.view(&source).is_none()).await;
+        self.until("gone", move |dock| dock.view(&source).is_none())
+            .await;
     }
 
     /// Returns the serving source of a name.
     fn served_by(&self, driver: &str) -> Result<String, Problem> {
-        self.registry.serving(&DriverName::new(driver).unwrap()).map(|driver| driver.identity.source.clone())
+        self.registry
+            .serving(&DriverName::new(driver).unwrap())
+            .map(|driver| driver.identity.source.clone())
     }
 
     /// Checks the refusal that the plugin is notified of and that the state shows.
@@ -89,7 +110,10 @@ impl Dock {
         let socket = plugin.registration_socket();
         self.state(&socket, DriverState::Failed).await;
         let shown = self.view(&socket).unwrap().reason;
-        assert!(message.starts_with(&shown), "message {message:?}, shown {shown:?}");
+        assert!(
+            message.starts_with(&shown),
+            "message {message:?}, shown {shown:?}"
+        );
         message
     }
 }
@@ -107,8 +131,17 @@ fn claim() -> DriverClaim {
 }
 
 async fn prepare(driver: &Driver) -> bool {
-    let call = Call { request_id: "r".into(), deadline: PATIENCE };
-    driver.claims.as_ref().unwrap().prepare(&call, &[claim()]).await["uid-1"].is_ok()
+    let call = Call {
+        request_id: "r".into(),
+        deadline: PATIENCE,
+    };
+    driver
+        .claims
+        .as_ref()
+        .unwrap()
+        .prepare(&call, &[claim()])
+        .await["uid-1"]
+        .is_ok()
 }
 
 #[tokio::test]
@@ -121,12 +154,24 @@ async fn a_plugin_is_called_then_notified_and_serves() {
     dock.state(&socket, DriverState::Serving).await;
     let view = dock.view(&socket).unwrap();
     assert_eq!(
-        (view.name.unwrap().as_str(), view.version.as_str(), view.reason.as_str()),
+        (
+            view.name.unwrap().as_str(),
+            view.version.as_str(),
+            view.reason.as_str()
+        ),
         (DRIVER, "v1", "")
     );
     let native = view.native.unwrap();
     assert_eq!((native.connection, native.services.len()), ("connected", 2));
-    assert!(prepare(&dock.registry.serving(&DriverName::new(DRIVER).unwrap()).unwrap()).await);
+    assert!(
+        prepare(
+            &dock
+                .registry
+                .serving(&DriverName::new(DRIVER).unwrap())
+                .unwrap()
+        )
+        .await
+    );
 }
 
 #[tokio::test]
@@ -145,7 +190,10 @@ async fn a_plugin_may_serve_both_on_its_registration_socket_or_in_a_directory_be
     let plugin = dock.start(options).await;
     let socket = plugin.registration_socket();
     dock.state(&socket, DriverState::Serving).await;
-    assert_eq!(dock.view(&socket).unwrap().native.unwrap().endpoint, socket.display().to_string());
+    assert_eq!(
+        dock.view(&socket).unwrap().native.unwrap().endpoint,
+        socket.display().to_string()
+    );
 }
 
 #[tokio::test]
@@ -161,8 +209,18 @@ async fn refusals_are_sent_to_the_plugin_and_shown_with_a_kubelets_texts() {
             with("a.example.com", |o| o.plugin_type = "CSIPlugin".into()),
             "no handler registered for plugin type: CSIPlugin",
         ),
-        (with("f.example.com", |o| o.said_endpoint = Some("/dev/null".into())), "not a socket"),
-        (with("g.example.com", |o| o.said_endpoint = Some("/no/such.sock".into())), "No such file"),
+        (
+            with("f.example.com", |o| {
+                o.said_endpoint = Some("/dev/null".into())
+            }),
+            "not a socket",
+        ),
+        (
+            with("g.example.com", |o| {
+                o.said_endpoint = Some("/no/such.sock".into())
+            }),
+            "No such file",
+        ),
         (with("Bad_Name", |_| ()), "driver name"),
     ];
     for (options, wanted) in cases {
@@ -178,7 +236,10 @@ async fn a_plugin_cannot_name_a_socket_of_the_daemon_as_its_endpoint() {
     let mut dock = Dock::retrying(PATIENCE);
     let own = dock.bench.dir.path().join("nodedock.sock");
     let _listener = nodedock_base::socket::bind(&own).await.unwrap();
-    let (link, name) = (own.with_file_name("link.sock"), own.with_file_name("name.sock"));
+    let (link, name) = (
+        own.with_file_name("link.sock"),
+        own.with_file_name("name.sock"),
+    );
     std::os::unix::fs::symlink(&own, &link).unwrap();
     std::fs::hard_link(&own, &name).unwrap();
     for (kind, domain, endpoint) in [
@@ -195,7 +256,10 @@ async fn a_plugin_cannot_name_a_socket_of_the_daemon_as_its_endpoint() {
         }
         options.plugin_type = kind.to_owned();
         let message = dock.refusal(options).await;
-        assert!(message.contains("it is a socket of this daemon"), "{kind}: {message}");
+        assert!(
+            message.contains("it is a socket of this daemon"),
+            "{kind}: {message}"
+        );
     }
     assert!(dock.registry.all_serving().is_empty());
 }
@@ -204,15 +268,23 @@ async fn a_plugin_cannot_name_a_socket_of_the_daemon_as_its_endpoint() {
 #[tokio::test]
 async fn a_connection_to_a_plugin_never_leads_to_the_daemon() {
     let dir = tempfile::tempdir().unwrap();
-    let (own, endpoint) = (dir.path().join("nodedock.sock"), dir.path().join("dra.sock"));
+    let (own, endpoint) = (
+        dir.path().join("nodedock.sock"),
+        dir.path().join("dra.sock"),
+    );
     let listener = nodedock_base::socket::bind(&own).await.unwrap();
     std::os::unix::fs::symlink(&own, &endpoint).unwrap();
     let tasks = Tasks::new();
     let mut connection = Connection::open(endpoint, &tasks);
     connection.changed().await;
-    let Link::Lost(why) = connection.link() else { panic!("{:?}", connection.link()) };
+    let Link::Lost(why) = connection.link() else {
+        panic!("{:?}", connection.link())
+    };
     assert!(why.contains("is a socket of this daemon"), "{why}");
-    assert!(futures::FutureExt::now_or_never(listener.accept()).is_none(), "nothing connected");
+    assert!(
+        futures::FutureExt::now_or_never(listener.accept()).is_none(),
+        "nothing connected"
+    );
     tasks.stop();
 }
 
@@ -252,7 +324,8 @@ async fn a_plugin_that_accepts_and_never_answers_does_not_hold_up_another() {
     let mute = dock.bench.dir.path().join("reg/mute.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&mute).unwrap();
     let plugin = dock.start(dock.options(DRIVER)).await;
-    dock.state(&plugin.registration_socket(), DriverState::Serving).await;
+    dock.state(&plugin.registration_socket(), DriverState::Serving)
+        .await;
     dock.state(&mute, DriverState::Failed).await;
     let reason = dock.view(&mute).unwrap().reason;
     assert!(reason.contains("GetInfo"), "{reason}");
@@ -276,7 +349,10 @@ async fn a_replaced_socket_is_registered_again_and_a_removed_one_is_deregistered
 async fn a_renamed_socket_is_the_same_plugin_under_another_name() {
     let mut dock = Dock::new();
     let plugin = dock.start(dock.options(DRIVER)).await;
-    let (old, new) = (plugin.registration_socket(), dock.bench.dir.path().join("reg/new.sock"));
+    let (old, new) = (
+        plugin.registration_socket(),
+        dock.bench.dir.path().join("reg/new.sock"),
+    );
     dock.state(&old, DriverState::Serving).await;
     std::fs::rename(&old, &new).unwrap();
     dock.gone(&old).await;
@@ -287,21 +363,34 @@ async fn a_renamed_socket_is_the_same_plugin_under_another_name() {
 async fn of_two_instances_the_newest_serves_and_the_other_takes_over_when_it_is_gone() {
     let mut dock = Dock::new();
     let old = dock.start(dock.options(DRIVER).instance("old")).await;
-    dock.state(&old.registration_socket(), DriverState::Serving).await;
+    dock.state(&old.registration_socket(), DriverState::Serving)
+        .await;
     let new = dock.start(dock.options(DRIVER).instance("new")).await;
-    dock.state(&new.registration_socket(), DriverState::Serving).await;
-    dock.state(&old.registration_socket(), DriverState::Draining).await;
-    assert_eq!(dock.served_by(DRIVER).unwrap(), new.registration_socket().display().to_string());
+    dock.state(&new.registration_socket(), DriverState::Serving)
+        .await;
+    dock.state(&old.registration_socket(), DriverState::Draining)
+        .await;
+    assert_eq!(
+        dock.served_by(DRIVER).unwrap(),
+        new.registration_socket().display().to_string()
+    );
     // The other instance unprepares a claim of the first: drivers are called by name.
     new.disconnect();
-    dock.state(&new.registration_socket(), DriverState::Lost).await;
-    dock.state(&old.registration_socket(), DriverState::Serving).await;
-    assert_eq!(dock.served_by(DRIVER).unwrap(), old.registration_socket().display().to_string());
+    dock.state(&new.registration_socket(), DriverState::Lost)
+        .await;
+    dock.state(&old.registration_socket(), DriverState::Serving)
+        .await;
+    assert_eq!(
+        dock.served_by(DRIVER).unwrap(),
+        old.registration_socket().display().to_string()
+    );
     new.serve().unwrap();
-    dock.state(&new.registration_socket(), DriverState::Serving).await;
+    dock.state(&new.registration_socket(), DriverState::Serving)
+        .await;
     new.unregister().unwrap();
     dock.gone(&new.registration_socket()).await;
-    dock.state(&old.registration_socket(), DriverState::Serving).await;
+    dock.state(&old.registration_socket(), DriverState::Serving)
+        .await;
 }
 
 #[tokio::test]
@@ -312,24 +401,37 @@ async fn a_lost_connection_keeps_the_registration_and_comes_back() {
     dock.state(&socket, DriverState::Serving).await;
     plugin.disconnect();
     dock.state(&socket, DriverState::Lost).await;
-    assert!(dock.served_by(DRIVER).is_ok(), "a call waits a short time for the plugin");
+    assert!(
+        dock.served_by(DRIVER).is_ok(),
+        "a call waits a short time for the plugin"
+    );
     plugin.serve().unwrap();
     dock.state(&socket, DriverState::Serving).await;
-    assert!(prepare(&dock.registry.serving(&DriverName::new(DRIVER).unwrap()).unwrap()).await);
+    assert!(
+        prepare(
+            &dock
+                .registry
+                .serving(&DriverName::new(DRIVER).unwrap())
+                .unwrap()
+        )
+        .await
+    );
 }
 
 #[tokio::test]
 async fn an_endpoint_serves_one_registration_and_is_free_when_that_is_gone() {
     let mut dock = Dock::retrying(PATIENCE);
     let first = dock.start(dock.options(DRIVER)).await;
-    dock.state(&first.registration_socket(), DriverState::Serving).await;
+    dock.state(&first.registration_socket(), DriverState::Serving)
+        .await;
     let link = dock.bench.dir.path().join("link.sock");
     std::os::unix::fs::symlink(first.endpoint(), &link).unwrap();
     let mut thief = dock.options("thief.example.com");
     thief.said_endpoint = Some(link.display().to_string());
     let message = dock.refusal(thief).await;
     assert!(
-        message.contains("plugin registration failed with err: endpoint") && message.contains(DRIVER),
+        message.contains("plugin registration failed with err: endpoint")
+            && message.contains(DRIVER),
         "{message}"
     );
     let mut second = dock.options(DRIVER);
@@ -340,7 +442,8 @@ async fn an_endpoint_serves_one_registration_and_is_free_when_that_is_gone() {
     assert!(!second.notified().await.0);
     // Long before its retry: the name that it waits for is free.
     first.unregister().unwrap();
-    dock.state(&second.registration_socket(), DriverState::Serving).await;
+    dock.state(&second.registration_socket(), DriverState::Serving)
+        .await;
 }
 
 #[tokio::test]
@@ -354,14 +457,23 @@ async fn a_name_of_a_wasm_driver_is_refused_on_both_sides_until_it_is_free() {
         source: "null.wasm".into(),
         summary: String::new(),
     };
-    let wasm = Driver { identity: identity.into(), claims: None, inventory: None };
+    let wasm = Driver {
+        identity: identity.into(),
+        claims: None,
+        inventory: None,
+    };
     dock.registry.serve("null.wasm", wasm.clone()).unwrap();
     let plugin = dock.start(dock.options(DRIVER)).await;
     let (registered, message) = plugin.notified().await;
-    assert!(!registered && message.contains("taken by null.wasm"), "{message}");
-    dock.state(&plugin.registration_socket(), DriverState::Failed).await;
+    assert!(
+        !registered && message.contains("taken by null.wasm"),
+        "{message}"
+    );
+    dock.state(&plugin.registration_socket(), DriverState::Failed)
+        .await;
     dock.registry.retire("null.wasm");
-    dock.state(&plugin.registration_socket(), DriverState::Serving).await;
+    dock.state(&plugin.registration_socket(), DriverState::Serving)
+        .await;
     let other = dock.registry.serve("null.wasm", wasm).unwrap_err();
     assert_eq!(other, plugin.registration_socket().display().to_string());
 }
@@ -377,7 +489,12 @@ async fn a_device_plugin_is_left_to_the_device_manager() {
     assert_eq!(plugin.notified().await, (true, String::new()));
     let socket = plugin.registration_socket();
     dock.state(&socket, DriverState::Described).await;
-    assert!(dock.view(&socket).unwrap().reason.contains("the device manager connects"));
+    assert!(
+        dock.view(&socket)
+            .unwrap()
+            .reason
+            .contains("the device manager connects")
+    );
     plugin.unregister().unwrap();
     dock.gone(&socket).await;
 }
@@ -391,6 +508,9 @@ async fn an_operator_registers_a_plugin_again() {
     let socket = plugin.registration_socket();
     dock.state(&socket, DriverState::Failed).await;
     plugin.fail_notifications(None);
-    dock.registry.reload(&socket.display().to_string()).await.unwrap();
+    dock.registry
+        .reload(&socket.display().to_string())
+        .await
+        .unwrap();
     dock.state(&socket, DriverState::Serving).await;
 }

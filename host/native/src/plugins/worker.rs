@@ -12,8 +12,8 @@ use super::Plugins;
 use super::offer::{self, DraOffer, Offer, OfferError};
 use crate::endpoints::PluginSink;
 use crate::grpc::{
-    Caller, Connection, DraPlugin, DraService, Health, OldDraPlugin, PluginInfo, Registrar, RegistrarError,
-    Rpcs, Tap, inventory,
+    Caller, Connection, DraPlugin, DraService, Health, OldDraPlugin, PluginInfo, Registrar,
+    RegistrarError, Rpcs, Tap, inventory,
 };
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
@@ -79,7 +79,11 @@ enum Refusal {
     #[error("plugin registration failed with err: {0}")]
     Taken(#[from] Taken),
     #[error("plugin registration failed with err: {}", name_problem(name, by, why))]
-    Name { name: DriverName, by: String, why: NameRefusal },
+    Name {
+        name: DriverName,
+        by: String,
+        why: NameRefusal,
+    },
     #[error("plugin registration failed with err: the driver name {name}: {why}")]
     NameNotStored { name: DriverName, why: BindError },
     #[error("plugin registration failed with err: {0}")]
@@ -91,7 +95,16 @@ impl<S: PluginSink> Worker<S> {
         let source = socket.display().to_string();
         let backoff = Backoff::new(shared.times.retry_min, shared.times.retry_max);
         let names = shared.registry.freed_changes();
-        Self { shared, socket, source, backoff, registered: None, waiting: None, user: None, names }
+        Self {
+            shared,
+            socket,
+            source,
+            backoff,
+            registered: None,
+            waiting: None,
+            user: None,
+            names,
+        }
     }
 
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
@@ -142,10 +155,15 @@ impl<S: PluginSink> Worker<S> {
     /// Handles the removal of the socket; claims stay.
     fn leave(&mut self) {
         if self.registered.is_some() {
-            tracing::info!(socket = self.source, "registration socket gone, the plugin's claims are kept");
+            tracing::info!(
+                socket = self.source,
+                "registration socket gone, the plugin's claims are kept"
+            );
         }
         self.dismiss();
-        self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
+        self.shared
+            .conditions
+            .clear(ProblemCode::DriverNameTaken, &self.source);
         self.shared.registry.remove(&self.source);
     }
 
@@ -157,7 +175,9 @@ impl<S: PluginSink> Worker<S> {
     }
 
     fn show(&self, change: impl FnOnce(&mut DriverView)) {
-        self.shared.registry.update(DriverKind::Grpc, &self.source, change);
+        self.shared
+            .registry
+            .update(DriverKind::Grpc, &self.source, change);
     }
 
     /// Registers from the first step. The previous registration of the socket stays until the new one succeeds, so that a plugin
@@ -173,9 +193,16 @@ impl<S: PluginSink> Worker<S> {
             Ok(info) => {
                 self.waiting = None;
                 self.backoff.reset();
-                self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
+                self.shared
+                    .conditions
+                    .clear(ProblemCode::DriverNameTaken, &self.source);
                 let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-                tracing::info!(plugin = info, socket = self.source, duration_us, "plugin registered");
+                tracing::info!(
+                    plugin = info,
+                    socket = self.source,
+                    duration_us,
+                    "plugin registered"
+                );
                 self.show(|view| {
                     view.problem = None;
                     view.note("registered", cause, duration_us, None);
@@ -190,10 +217,14 @@ impl<S: PluginSink> Worker<S> {
 
     /// Returns the plugin's name. After a failure the caller must remove `registered`.
     async fn shake_hands(&mut self) -> Result<String, Refusal> {
-        self.shared.registry.set_source(&self.source, self.user.clone());
+        self.shared
+            .registry
+            .set_source(&self.source, self.user.clone());
         let mut registrar = Registrar::dial(&self.socket, self.shared.times).await?;
         self.user = Some(NameSource::plugin(registrar.uid()));
-        self.shared.registry.set_source(&self.source, self.user.clone());
+        self.shared
+            .registry
+            .set_source(&self.source, self.user.clone());
         let info = registrar.info().await?;
         let name = info.name.clone();
         if let Err(refusal) = self.admit(info).await {
@@ -213,17 +244,25 @@ impl<S: PluginSink> Worker<S> {
         let resolved = resolve(offer.endpoint()).await?;
         match offer {
             Offer::Dra(offer) => self.admit_dra(offer, resolved).await?,
-            Offer::DevicePlugin { resource, endpoint } => self.admit_device_plugin(&resource, endpoint)?,
+            Offer::DevicePlugin { resource, endpoint } => {
+                self.admit_device_plugin(&resource, endpoint)?
+            }
         }
         Ok(())
     }
 
-    fn admit_device_plugin(&mut self, resource: &ExtendedResource, endpoint: PathBuf) -> Result<(), Problem> {
+    fn admit_device_plugin(
+        &mut self,
+        resource: &ExtendedResource,
+        endpoint: PathBuf,
+    ) -> Result<(), Problem> {
         if self.instance().is_some() {
             self.dismiss();
         }
         self.shared.registry.forget_source(&self.source);
-        self.shared.endpoints.accept(&self.source, resource, endpoint)?;
+        self.shared
+            .endpoints
+            .accept(&self.source, resource, endpoint)?;
         self.show(|view| {
             view.name = None;
             view.state = DriverState::Described;
@@ -236,7 +275,13 @@ impl<S: PluginSink> Worker<S> {
     }
 
     async fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Refusal> {
-        let DraOffer { name, endpoint, service, health, services } = offer;
+        let DraOffer {
+            name,
+            endpoint,
+            service,
+            health,
+            services,
+        } = offer;
         let registry = &self.shared.registry;
         registry.set_described(&self.source, &name);
         // Before the plugin is called for anything else.
@@ -283,8 +328,20 @@ impl<S: PluginSink> Worker<S> {
             source: self.source.clone(),
             summary: String::new(),
         };
-        let driver = Driver { identity: identity.into(), claims: Some(claims), inventory };
-        let follow = |service| Health::follow(name.clone(), service, connection.clone(), tap, &health_tasks);
+        let driver = Driver {
+            identity: identity.into(),
+            claims: Some(claims),
+            inventory,
+        };
+        let follow = |service| {
+            Health::follow(
+                name.clone(),
+                service,
+                connection.clone(),
+                tap,
+                &health_tasks,
+            )
+        };
         let health = health.map(follow);
         let link = connection.clone();
         let native = Native {
@@ -293,12 +350,22 @@ impl<S: PluginSink> Worker<S> {
             link: Box::new(move || link.link()),
             health: health.map(|health| Box::new(move || health.now()) as _),
         };
-        let now = DraInstance { name, endpoint, connection, tasks, health_tasks };
+        let now = DraInstance {
+            name,
+            endpoint,
+            connection,
+            tasks,
+            health_tasks,
+        };
         if let Err(why) = reserved.bind().await {
             now.tasks.stop();
             return Err(self.not_bound(&now.name, why));
         }
-        if let Err(taken) = self.shared.registry.serve_instance(&self.source, driver, native) {
+        if let Err(taken) = self
+            .shared
+            .registry
+            .serve_instance(&self.source, driver, native)
+        {
             now.tasks.stop();
             return Err(taken.into());
         }
@@ -308,27 +375,44 @@ impl<S: PluginSink> Worker<S> {
         self.shared.endpoints.withdraw(&self.source);
         if let Some(Registered::Dra(before)) = self.registered.take() {
             let is_reused = before.endpoint == now.endpoint;
-            if is_reused { before.health_tasks.stop() } else { before.tasks.stop() }
+            if is_reused {
+                before.health_tasks.stop()
+            } else {
+                before.tasks.stop()
+            }
         }
         self.registered = Some(Registered::Dra(now));
         Ok(())
     }
 
     fn not_named(&self, name: &DriverName, why: NameRefusal) -> Refusal {
-        Refusal::Name { name: name.clone(), by: self.source.clone(), why }
+        Refusal::Name {
+            name: name.clone(),
+            by: self.source.clone(),
+            why,
+        }
     }
 
     fn not_bound(&self, name: &DriverName, why: BindError) -> Refusal {
         match why {
             BindError::Refused(why) => self.not_named(name, why),
-            why @ BindError::NotStored(_) => Refusal::NameNotStored { name: name.clone(), why },
+            why @ BindError::NotStored(_) => Refusal::NameNotStored {
+                name: name.clone(),
+                why,
+            },
         }
     }
 
     /// Removes the registration if the name belongs to another source by now.
     fn leave_name(&mut self) {
-        let Some(name) = self.instance().map(|dra| dra.name.clone()) else { return };
-        let owner = self.shared.registry.owner_of(&name).filter(|owner| Some(owner) != self.user.as_ref());
+        let Some(name) = self.instance().map(|dra| dra.name.clone()) else {
+            return;
+        };
+        let owner = self
+            .shared
+            .registry
+            .owner_of(&name)
+            .filter(|owner| Some(owner) != self.user.as_ref());
         if let Some(owner) = owner {
             self.dismiss();
             self.failed(&self.not_named(&name, NameRefusal::Belongs(owner)), "name");
@@ -359,9 +443,16 @@ impl<S: PluginSink> Worker<S> {
         };
         let conditions = &self.shared.conditions;
         conditions.update(ProblemCode::DriverNameTaken, &self.source, of_name.clone());
-        let is_new = self.waiting.as_ref().is_none_or(|waiting| waiting.reason != reason);
+        let is_new = self
+            .waiting
+            .as_ref()
+            .is_none_or(|waiting| waiting.reason != reason);
         if is_new {
-            tracing::warn!(socket = self.source, reason, "plugin not registered, retrying");
+            tracing::warn!(
+                socket = self.source,
+                reason,
+                "plugin not registered, retrying"
+            );
         }
         self.show(|view| {
             view.state = DriverState::Failed;
@@ -370,18 +461,25 @@ impl<S: PluginSink> Worker<S> {
                 // Else those who look for the driver by its name would find this plugin.
                 view.name = None;
             }
-            let problem = Problem::unavailable(ProblemCode::PluginNotRegistered, &reason).retry_after(delay);
+            let problem =
+                Problem::unavailable(ProblemCode::PluginNotRegistered, &reason).retry_after(delay);
             view.problem = Some(problem.clone());
             if is_new {
                 view.note("failed", cause, 0, Some(problem));
             }
         });
-        self.waiting = Some(Waiting { until: Instant::now() + delay, reason, until_freed });
+        self.waiting = Some(Waiting {
+            until: Instant::now() + delay,
+            reason,
+            until_freed,
+        });
     }
 
     /// Removes the registration without notifying the plugin, as a kubelet does; calls in flight continue.
     fn dismiss(&mut self) {
-        let Some(registered) = self.registered.take() else { return };
+        let Some(registered) = self.registered.take() else {
+            return;
+        };
         self.shared.registry.retire(&self.source);
         self.shared.endpoints.withdraw(&self.source);
         if let Registered::Dra(dra) = registered {
@@ -392,7 +490,9 @@ impl<S: PluginSink> Worker<S> {
 
 /// Resolves when the next attempt is due, or when the name or endpoint that it waits for is free.
 async fn retry(waiting: Option<&Waiting>, freed: &mut watch::Receiver<u64>) {
-    let Some(waiting) = waiting else { return std::future::pending().await };
+    let Some(waiting) = waiting else {
+        return std::future::pending().await;
+    };
     let due = tokio::time::sleep_until(waiting.until);
     if !waiting.until_freed {
         return due.await;
@@ -413,7 +513,10 @@ async fn link_changed(registered: Option<&mut Registered>) {
 
 /// Returns the endpoint with its links resolved. It must be a socket: connecting to a file would be retried forever.
 async fn resolve(endpoint: &Path) -> Result<PathBuf, OfferError> {
-    let invalid = |why: String| OfferError::EndpointFile { endpoint: endpoint.display().to_string(), why };
+    let invalid = |why: String| OfferError::EndpointFile {
+        endpoint: endpoint.display().to_string(),
+        why,
+    };
     let io = |error: std::io::Error| invalid(error.to_string());
     let found = tokio::fs::metadata(endpoint).await.map_err(io)?;
     if !found.file_type().is_socket() {

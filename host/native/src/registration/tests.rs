@@ -20,7 +20,10 @@ async fn serving() -> Bench {
 async fn start(bench: &Bench, tasks: &Tasks) {
     let directory = bench.dir.path().to_owned();
     let listener = listen(&directory).await.unwrap();
-    tasks.spawn("registration", serve(listener, directory, bench.endpoints.clone(), tasks.clone()));
+    tasks.spawn(
+        "registration",
+        serve(listener, directory, bench.endpoints.clone(), tasks.clone()),
+    );
 }
 
 fn request(endpoint: &str) -> wire::RegisterRequest {
@@ -33,12 +36,21 @@ fn request(endpoint: &str) -> wire::RegisterRequest {
 }
 
 async fn register(bench: &Bench, request: wire::RegisterRequest) -> Result<(), Status> {
-    let channel = socket::connect(&bench.dir.path().join(SOCKET)).await.unwrap();
-    RegistrationClient::new(channel).register(request).await.map(drop)
+    let channel = socket::connect(&bench.dir.path().join(SOCKET))
+        .await
+        .unwrap();
+    RegistrationClient::new(channel)
+        .register(request)
+        .await
+        .map(drop)
 }
 
 fn mode(path: &Path) -> u32 {
-    std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+    std::fs::symlink_metadata(path)
+        .unwrap()
+        .permissions()
+        .mode()
+        & 0o777
 }
 
 #[tokio::test]
@@ -46,7 +58,10 @@ async fn the_directory_and_the_socket_are_private_and_old_sockets_are_swept() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("state/device-plugins");
     let first = listen(&directory).await.unwrap();
-    assert_eq!((mode(&directory), mode(&directory.join(SOCKET))), (0o700, 0o600));
+    assert_eq!(
+        (mode(&directory), mode(&directory.join(SOCKET))),
+        (0o700, 0o600)
+    );
     drop(first);
     drop(StdListener::bind(directory.join("gpu.sock")).unwrap());
     std::fs::write(directory.join("DEPRECATION"), "").unwrap();
@@ -54,9 +69,14 @@ async fn the_directory_and_the_socket_are_private_and_old_sockets_are_swept() {
     let before = std::fs::metadata(directory.join(SOCKET)).unwrap();
     let _second = listen(&directory).await.unwrap();
     let after = std::fs::metadata(directory.join(SOCKET)).unwrap();
-    assert_ne!((before.ino(), before.ctime_nsec()), (after.ino(), after.ctime_nsec()));
-    let mut left: Vec<_> =
-        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_ne!(
+        (before.ino(), before.ctime_nsec()),
+        (after.ino(), after.ctime_nsec())
+    );
+    let mut left: Vec<_> = std::fs::read_dir(&directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     left.sort();
     assert_eq!(left, ["DEPRECATION", "below", SOCKET]);
 }
@@ -66,20 +86,31 @@ async fn a_directory_with_a_listening_process_is_not_changed() {
     let directory = tempfile::tempdir().unwrap();
     let _theirs = listen(directory.path()).await.unwrap();
     let _plugin = StdListener::bind(directory.path().join("gpu.sock")).unwrap();
-    assert!(matches!(listen(directory.path()).await, Err(ListenError::Bind(BindError::InUse(_)))));
+    assert!(matches!(
+        listen(directory.path()).await,
+        Err(ListenError::Bind(BindError::InUse(_)))
+    ));
     assert!(directory.path().join("gpu.sock").exists());
     let file = tempfile::tempdir().unwrap();
     std::fs::write(file.path().join(SOCKET), "precious").unwrap();
-    assert!(matches!(listen(file.path()).await, Err(ListenError::Bind(BindError::NotASocket(_)))));
+    assert!(matches!(
+        listen(file.path()).await,
+        Err(ListenError::Bind(BindError::NotASocket(_)))
+    ));
     let below_a_file = file.path().join(SOCKET).join("device-plugins");
     let error = listen(&below_a_file).await.unwrap_err();
-    assert!(chain(&error).contains("create the directory of device plugins"), "{}", chain(&error));
+    assert!(
+        chain(&error).contains("create the directory of device plugins"),
+        "{}",
+        chain(&error)
+    );
 }
 
 #[tokio::test]
 async fn a_registration_is_answered_after_the_plugins_options_and_before_its_first_list() {
     let mut bench = serving().await;
-    let plugin = Plugin::unregistered(Options::new(RESOURCE, bench.dir.path()), Script::ok()).unwrap();
+    let plugin =
+        Plugin::unregistered(Options::new(RESOURCE, bench.dir.path()), Script::ok()).unwrap();
     plugin.register().await.unwrap();
     assert_eq!(plugin.event().await, Event::OptionsAsked);
     let one = bench.arrived().await;
@@ -91,9 +122,14 @@ async fn a_registration_is_answered_after_the_plugins_options_and_before_its_fir
 async fn options_in_the_request_are_ignored() {
     let mut bench = serving().await;
     let plugin = bench.plugin(Script::ok(), &[]);
-    let all =
-        wire::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true };
-    let request = wire::RegisterRequest { options: Some(all), ..request(&plugin.options().endpoint) };
+    let all = wire::DevicePluginOptions {
+        pre_start_required: true,
+        get_preferred_allocation_available: true,
+    };
+    let request = wire::RegisterRequest {
+        options: Some(all),
+        ..request(&plugin.options().endpoint)
+    };
     register(&bench, request).await.unwrap();
     let id = bench.arrived().await;
     assert_eq!(bench.driver(id).options(), Default::default());
@@ -107,14 +143,28 @@ async fn bad_requests_are_refused_with_the_rule() {
     std::fs::write(bench.dir.path().join("file.sock"), "").unwrap();
     let outside = tempfile::tempdir().unwrap();
     let _far = StdListener::bind(outside.path().join("far.sock")).unwrap();
-    symlink(outside.path().join("far.sock"), bench.dir.path().join("out.sock")).unwrap();
+    symlink(
+        outside.path().join("far.sock"),
+        bench.dir.path().join("out.sock"),
+    )
+    .unwrap();
     symlink("nothing", bench.dir.path().join("dangling.sock")).unwrap();
     symlink(endpoint, bench.dir.path().join("link.sock")).unwrap();
     symlink(SOCKET, bench.dir.path().join("own.sock")).unwrap();
-    std::fs::hard_link(bench.dir.path().join(SOCKET), bench.dir.path().join("second.sock")).unwrap();
+    std::fs::hard_link(
+        bench.dir.path().join(SOCKET),
+        bench.dir.path().join("second.sock"),
+    )
+    .unwrap();
     let absolute = bench.dir.path().join(endpoint);
-    let version = |text: &str| wire::RegisterRequest { version: text.into(), ..request(endpoint) };
-    let named = |text: &str| wire::RegisterRequest { resource_name: text.into(), ..request(endpoint) };
+    let version = |text: &str| wire::RegisterRequest {
+        version: text.into(),
+        ..request(endpoint)
+    };
+    let named = |text: &str| wire::RegisterRequest {
+        resource_name: text.into(),
+        ..request(endpoint)
+    };
     let long = "x".repeat(10_000);
     let cases = [
         (
@@ -123,29 +173,84 @@ async fn bad_requests_are_refused_with_the_rule() {
             r#"version "v1" is not supported; supported version is "v1beta1""#,
         ),
         (version(""), Code::InvalidArgument, "v1beta1"),
-        (named("cpu"), Code::InvalidArgument, r#"the ResourceName is invalid: extended resource "cpu""#),
+        (
+            named("cpu"),
+            Code::InvalidArgument,
+            r#"the ResourceName is invalid: extended resource "cpu""#,
+        ),
         (named(""), Code::InvalidArgument, "domain/name is wanted"),
-        (named("kubernetes.io/gpu"), Code::InvalidArgument, "outside kubernetes.io"),
-        (named("requests.example.com/gpu"), Code::InvalidArgument, "domain/name is wanted"),
-        (named("a/b/c"), Code::InvalidArgument, "domain/name is wanted"),
+        (
+            named("kubernetes.io/gpu"),
+            Code::InvalidArgument,
+            "outside kubernetes.io",
+        ),
+        (
+            named("requests.example.com/gpu"),
+            Code::InvalidArgument,
+            "domain/name is wanted",
+        ),
+        (
+            named("a/b/c"),
+            Code::InvalidArgument,
+            "domain/name is wanted",
+        ),
         (named(&long), Code::InvalidArgument, "domain/name is wanted"),
-        (request("../far.sock"), Code::InvalidArgument, "the name of a file"),
-        (request(absolute.to_str().unwrap()), Code::InvalidArgument, "the name of a file"),
-        (request(""), Code::InvalidArgument, "endpoint \"\": the name of a file"),
+        (
+            request("../far.sock"),
+            Code::InvalidArgument,
+            "the name of a file",
+        ),
+        (
+            request(absolute.to_str().unwrap()),
+            Code::InvalidArgument,
+            "the name of a file",
+        ),
+        (
+            request(""),
+            Code::InvalidArgument,
+            "endpoint \"\": the name of a file",
+        ),
         (request(".."), Code::InvalidArgument, "the name of a file"),
-        (request("a\0b"), Code::InvalidArgument, "endpoint \"a\\0b\": the name of a file"),
+        (
+            request("a\0b"),
+            Code::InvalidArgument,
+            "endpoint \"a\\0b\": the name of a file",
+        ),
         (request(&long), Code::InvalidArgument, "107 bytes"),
-        (request(SOCKET), Code::InvalidArgument, "on which plugins register"),
-        (request("file.sock"), Code::InvalidArgument, "is not a socket"),
-        (request("own.sock"), Code::InvalidArgument, "is a socket of this daemon"),
-        (request("second.sock"), Code::InvalidArgument, "is a socket of this daemon"),
-        (request("out.sock"), Code::InvalidArgument, "leads out of its directory"),
+        (
+            request(SOCKET),
+            Code::InvalidArgument,
+            "on which plugins register",
+        ),
+        (
+            request("file.sock"),
+            Code::InvalidArgument,
+            "is not a socket",
+        ),
+        (
+            request("own.sock"),
+            Code::InvalidArgument,
+            "is a socket of this daemon",
+        ),
+        (
+            request("second.sock"),
+            Code::InvalidArgument,
+            "is a socket of this daemon",
+        ),
+        (
+            request("out.sock"),
+            Code::InvalidArgument,
+            "leads out of its directory",
+        ),
         (request("none.sock"), Code::NotFound, "does not exist"),
         (request("dangling.sock"), Code::NotFound, "does not exist"),
     ];
     for (request, code, rule) in cases {
         let status = register(&bench, request).await.unwrap_err();
-        assert!(status.code() == code && status.message().contains(rule), "{rule}: {status}");
+        assert!(
+            status.code() == code && status.message().contains(rule),
+            "{rule}: {status}"
+        );
         assert!(status.message().len() <= 1024, "{rule}");
     }
     // No call counted as a registration. A link to a socket of the directory is one.
@@ -158,14 +263,25 @@ async fn a_call_is_counted_whatever_becomes_of_it_if_it_names_a_resource() {
     let bench = serving().await;
     let plugin = bench.plugin(Script::ok(), &[]);
     let good = request(&plugin.options().endpoint);
-    let named = |name: &str| wire::RegisterRequest { resource_name: name.into(), ..request("none.sock") };
-    let old = wire::RegisterRequest { version: "v1alpha1".into(), ..named("old.example.com/device") };
+    let named = |name: &str| wire::RegisterRequest {
+        resource_name: name.into(),
+        ..request("none.sock")
+    };
+    let old = wire::RegisterRequest {
+        version: "v1alpha1".into(),
+        ..named("old.example.com/device")
+    };
     for refused in [old, named("none.example.com/device"), named("cpu")] {
         register(&bench, refused).await.unwrap_err();
     }
     register(&bench, good.clone()).await.unwrap();
     register(&bench, good).await.unwrap();
-    let counted = ["old.example.com/device", "none.example.com/device", RESOURCE, RESOURCE];
+    let counted = [
+        "old.example.com/device",
+        "none.example.com/device",
+        RESOURCE,
+        RESOURCE,
+    ];
     assert_eq!(bench.calls(), counted);
 }
 
@@ -176,7 +292,10 @@ async fn a_plugin_that_does_not_serve_before_it_registers_gets_the_reason() {
     drop(StdListener::bind(&socket).unwrap());
     let status = register(&bench, request("dead.sock")).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    assert!(status.message().contains("dead.sock: Connection refused"), "{status}");
+    assert!(
+        status.message().contains("dead.sock: Connection refused"),
+        "{status}"
+    );
     let plugin = bench.plugin(Script::ok().options(Answer::refuse("not ready")), &[]);
     let status = plugin.register().await.unwrap_err();
     assert!(status.message().contains("not ready"), "{status}");

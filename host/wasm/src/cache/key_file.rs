@@ -21,7 +21,12 @@ pub(super) enum KeyError {
     #[error(
         "it is not a regular file of user {us} under one name (owner {owner}, mode {mode:o}, {links} links)"
     )]
-    NotOurs { us: u32, owner: u32, mode: u32, links: u64 },
+    NotOurs {
+        us: u32,
+        owner: u32,
+        mode: u32,
+        links: u64,
+    },
     #[error("its mode {0:o} lets other users read or write it")]
     NotPrivate(u32),
     #[error("it has not {SEAL_KEY_BYTES} bytes")]
@@ -38,14 +43,22 @@ pub(super) fn read(path: &Path) -> Result<Option<SealKey>, KeyError> {
     };
     let (found, us) = (file.metadata()?, rustix::process::geteuid().as_raw());
     if !found.is_file() || found.uid() != us || found.nlink() != 1 {
-        return Err(KeyError::NotOurs { us, owner: found.uid(), mode: found.mode(), links: found.nlink() });
+        return Err(KeyError::NotOurs {
+            us,
+            owner: found.uid(),
+            mode: found.mode(),
+            links: found.nlink(),
+        });
     }
     if found.mode() & OTHERS != 0 {
         return Err(KeyError::NotPrivate(found.mode() & 0o7777));
     }
     let mut bytes = Vec::with_capacity(SEAL_KEY_BYTES);
-    file.take(SEAL_KEY_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    SealKey::from_bytes(&bytes).map(Some).ok_or(KeyError::Length)
+    file.take(SEAL_KEY_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    SealKey::from_bytes(&bytes)
+        .map(Some)
+        .ok_or(KeyError::Length)
 }
 
 /// Makes a key and writes it, in place of a file that is there.
@@ -57,7 +70,9 @@ pub(super) fn renew(path: &Path) -> io::Result<SealKey> {
             let path = path.display();
             tracing::warn!(%path, %error, "the key of the cache of compiled drivers cannot be stored");
         }
-        Ok(()) => tracing::info!(path = %path.display(), "the cache of compiled drivers has a new key"),
+        Ok(()) => {
+            tracing::info!(path = %path.display(), "the cache of compiled drivers has a new key")
+        }
     }
     Ok(key)
 }

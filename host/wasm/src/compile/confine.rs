@@ -40,7 +40,9 @@ pub(super) fn confine(parent: u32, bounds: &CompileBounds) -> io::Result<bool> {
     limit(Resource::As, bounds.memory, bounds.memory)?;
     let seconds = bounds.cpu.as_secs().max(1);
     limit(Resource::Cpu, seconds, seconds + CPU_GRACE_SECONDS)?;
-    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(THREADS_MAX);
+    let threads = std::thread::available_parallelism()
+        .map_or(1, NonZeroUsize::get)
+        .min(THREADS_MAX);
     drop_privileges()?;
     let parallel = threads > 1 && start(threads).is_ok();
     // No more processes, threads, files or sockets.
@@ -52,13 +54,21 @@ pub(super) fn confine(parent: u32, bounds: &CompileBounds) -> io::Result<bool> {
 
 /// Starts the threads, which inherit what this one has left. Fails if the user has too many processes.
 fn start(threads: usize) -> Result<(), rayon::ThreadPoolBuildError> {
-    rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_BYTES as usize).build_global()
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .stack_size(STACK_BYTES as usize)
+        .build_global()
 }
 
 fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
     // A lower limit stays.
-    let hard = rustix::process::getrlimit(resource).maximum.map_or(hard, |now| now.min(hard));
-    let limit = Rlimit { current: Some(soft.min(hard)), maximum: Some(hard) };
+    let hard = rustix::process::getrlimit(resource)
+        .maximum
+        .map_or(hard, |now| now.min(hard));
+    let limit = Rlimit {
+        current: Some(soft.min(hard)),
+        maximum: Some(hard),
+    };
     Ok(rustix::process::setrlimit(resource, limit)?)
 }
 
@@ -68,7 +78,11 @@ fn close_inherited() -> io::Result<()> {
     let outcome = unsafe { libc::syscall(libc::SYS_close_range, PIPES, u64::from(u32::MAX), 0) };
     let error = io::Error::last_os_error();
     // Kernels before 5.9; the daemon itself opens all its files so that no child has them.
-    if outcome == 0 || error.raw_os_error() == Some(libc::ENOSYS) { Ok(()) } else { Err(error) }
+    if outcome == 0 || error.raw_os_error() == Some(libc::ENOSYS) {
+        Ok(())
+    } else {
+        Err(error)
+    }
 }
 
 /// Changes the user where that is possible, and drops all capabilities in any case.
@@ -78,7 +92,11 @@ fn drop_privileges() -> io::Result<()> {
         let _ = become_user(own_user()?).or_else(|_| become_user(NOBODY));
     }
     let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
     rustix::thread::set_capabilities(None, sets)?;
     Ok(rustix::thread::set_no_new_privs(true)?)
 }
@@ -91,7 +109,10 @@ fn own_user() -> io::Result<u32> {
 
 /// Changes the user and the groups. A user that is not changed has its groups no more.
 fn become_user(number: u32) -> rustix::io::Result<()> {
-    let (user, group) = (rustix::process::Uid::from_raw(number), rustix::process::Gid::from_raw(number));
+    let (user, group) = (
+        rustix::process::Uid::from_raw(number),
+        rustix::process::Gid::from_raw(number),
+    );
     rustix::thread::set_thread_groups(&[])?;
     rustix::thread::set_thread_res_gid(group, group, group)?;
     rustix::thread::set_thread_res_uid(user, user, user)
@@ -100,7 +121,8 @@ fn become_user(number: u32) -> rustix::io::Result<()> {
 /// Has to follow the change of user, which clears this setting (prctl(2)).
 fn die_with(parent: u32) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    let is_parent = |pid: Pid| u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == parent);
+    let is_parent =
+        |pid: Pid| u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == parent);
     match rustix::process::getppid().is_some_and(is_parent) {
         true => Ok(()),
         false => Err(io::Error::other("the parent process is gone")),
@@ -117,16 +139,26 @@ mod tests {
         ("subordinate users of containers", 65_536..=600_100_000),
         ("containers of systemd-nspawn", 524_288..=1_879_048_191),
         ("directory services by sssd", 200_000..=2_000_200_000),
-        ("foreign images, and numbers that some programs read as negative", 2_147_352_576..=u32::MAX),
+        (
+            "foreign images, and numbers that some programs read as negative",
+            2_147_352_576..=u32::MAX,
+        ),
     ];
 
     #[test]
     fn the_compiler_has_a_user_that_no_other_program_gives() {
         assert_eq!(USERS.count(), 1 << 16);
         for (whose, range) in OF_OTHERS {
-            assert!(range.end() < USERS.start() || USERS.end() < range.start(), "{whose}");
+            assert!(
+                range.end() < USERS.start() || USERS.end() < range.start(),
+                "{whose}"
+            );
         }
-        let chosen: std::collections::BTreeSet<u32> = (0..64).map(|_| own_user().unwrap()).collect();
-        assert!(chosen.len() > 32 && chosen.iter().all(|user| USERS.contains(user)), "{chosen:?}");
+        let chosen: std::collections::BTreeSet<u32> =
+            (0..64).map(|_| own_user().unwrap()).collect();
+        assert!(
+            chosen.len() > 32 && chosen.iter().all(|user| USERS.contains(user)),
+            "{chosen:?}"
+        );
     }
 }

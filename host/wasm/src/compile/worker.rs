@@ -17,20 +17,29 @@ pub fn serve(parent: u32, bounds: &CompileBounds) -> io::Result<()> {
     let parallel = confine::confine(parent, bounds)?;
     let mut source = Vec::new();
     // One byte more, so that a file that is too large is refused for that.
-    io::stdin().lock().take(DRIVER_FILE_BYTES_MAX + 1).read_to_end(&mut source)?;
-    let engine = engine::for_compiling(parallel).map_err(|error| io::Error::other(format!("{error:#}")))?;
+    io::stdin()
+        .lock()
+        .take(DRIVER_FILE_BYTES_MAX + 1)
+        .read_to_end(&mut source)?;
+    let engine =
+        engine::for_compiling(parallel).map_err(|error| io::Error::other(format!("{error:#}")))?;
     produce(&engine, &source, io::stdout().lock())
 }
 
 /// Writes the artifact of a file: its code, or why there is none.
 pub(super) fn produce(engine: &Engine, source: &[u8], out: impl Write) -> io::Result<()> {
     let mut surface = Surface::default();
-    let compiled = admission::admit(source, &mut surface).and_then(|component| compile(engine, &component));
+    let compiled =
+        admission::admit(source, &mut surface).and_then(|component| compile(engine, &component));
     let (code, refusal) = match compiled {
         Ok(code) => (code, None),
         Err(refusal) => (Vec::new(), Some(refusal)),
     };
-    let report = Report { surface, refusal, spent: spent() };
+    let report = Report {
+        surface,
+        refusal,
+        spent: spent(),
+    };
     artifact::write(out, &Key::new(engine, source), &code, &report)
 }
 
@@ -52,7 +61,9 @@ fn compile(engine: &Engine, component: &[u8]) -> Result<Vec<u8>, LoadError> {
 }
 
 fn memory_bound() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::As).current.unwrap_or(u64::MAX)
+    rustix::process::getrlimit(rustix::process::Resource::As)
+        .current
+        .unwrap_or(u64::MAX)
 }
 
 fn spent() -> Spent {
@@ -63,5 +74,8 @@ fn spent() -> Spent {
         usage.assume_init()
     };
     let ms = |time: libc::timeval| time.tv_sec as u64 * 1000 + time.tv_usec as u64 / 1000;
-    Spent { cpu_ms: ms(usage.ru_utime) + ms(usage.ru_stime), memory_peak_mib: usage.ru_maxrss as u64 >> 10 }
+    Spent {
+        cpu_ms: ms(usage.ru_utime) + ms(usage.ru_stime),
+        memory_peak_mib: usage.ru_maxrss as u64 >> 10,
+    }
 }

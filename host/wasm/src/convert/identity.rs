@@ -7,7 +7,8 @@ use crate::bindings::exports::nodedock::driver::identity as guest;
 use crate::{DriverInfo, Limit};
 use nodedock_model::grant::{self, Capabilities, ValueGrant};
 use nodedock_model::limit::{
-    DISCOVERY_PERIOD, DISCOVERY_PERIOD_MAX, DISCOVERY_PERIOD_MIN, EVENT_SUBSYSTEMS_MAX, SUMMARY_BYTES_MAX,
+    DISCOVERY_PERIOD, DISCOVERY_PERIOD_MAX, DISCOVERY_PERIOD_MIN, EVENT_SUBSYSTEMS_MAX,
+    SUMMARY_BYTES_MAX,
 };
 use nodedock_model::{DriverName, is_cdi_vendor_or_class};
 
@@ -18,12 +19,22 @@ const SUBSYSTEM_BYTES_MAX: usize = 64;
 
 pub(in super::super) fn driver_info(info: guest::DriverInfo) -> Checked<DriverInfo> {
     let driver = driver_name(&info.name)?;
-    within(Limit::AnswerBytes, "bytes in the version", info.version.len(), VERSION_BYTES_MAX)?;
+    within(
+        Limit::AnswerBytes,
+        "bytes in the version",
+        info.version.len(),
+        VERSION_BYTES_MAX,
+    )?;
     if let Err(error) = semver::Version::parse(&info.version) {
-        return refuse(format!("version {} is not a semantic version: {error}", shown(&info.version)));
+        return refuse(format!(
+            "version {} is not a semantic version: {error}",
+            shown(&info.version)
+        ));
     }
     let capabilities = capabilities(info.capabilities);
-    capabilities.check().or_else(|why| refuse(format!("capabilities: {why}")))?;
+    capabilities
+        .check()
+        .or_else(|why| refuse(format!("capabilities: {why}")))?;
     let limits = &info.limits;
     Ok(DriverInfo {
         name: driver,
@@ -55,8 +66,14 @@ fn driver_name(text: &str) -> Checked<DriverName> {
 }
 
 fn capabilities(asked: guest::Capabilities) -> Capabilities {
-    let write = |write: guest::WriteRequest| ValueGrant { glob: write.glob, pattern: write.pattern };
-    let bind = |bind: guest::BindRequest| ValueGrant { glob: bind.functions, pattern: bind.drivers };
+    let write = |write: guest::WriteRequest| ValueGrant {
+        glob: write.glob,
+        pattern: write.pattern,
+    };
+    let bind = |bind: guest::BindRequest| ValueGrant {
+        glob: bind.functions,
+        pattern: bind.drivers,
+    };
     Capabilities {
         sysfs_read: asked.sysfs_read,
         sysfs_write: asked.sysfs_write.into_iter().map(write).collect(),
@@ -73,9 +90,14 @@ fn capabilities(asked: guest::Capabilities) -> Capabilities {
 fn subsystems(names: Vec<String>) -> Checked<Vec<String>> {
     at_most("event subsystems", names.len(), EVENT_SUBSYSTEMS_MAX)?;
     for subsystem in &names {
-        let plain = subsystem.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+        let plain = subsystem
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
         if subsystem.is_empty() || subsystem.len() > SUBSYSTEM_BYTES_MAX || !plain {
-            return refuse(format!("event subsystem {} is not a name such as pci or drm", shown(subsystem)));
+            return refuse(format!(
+                "event subsystem {} is not a name such as pci or drm",
+                shown(subsystem)
+            ));
         }
     }
     Ok(names)
@@ -84,5 +106,7 @@ fn subsystems(names: Vec<String>) -> Checked<Vec<String>> {
 /// A period beyond the bounds is clamped.
 fn period(seconds: Option<u32>) -> Duration {
     let asked = seconds.map(|seconds| Duration::from_secs(seconds.into()));
-    asked.map_or(DISCOVERY_PERIOD, |asked| asked.clamp(DISCOVERY_PERIOD_MIN, DISCOVERY_PERIOD_MAX))
+    asked.map_or(DISCOVERY_PERIOD, |asked| {
+        asked.clamp(DISCOVERY_PERIOD_MIN, DISCOVERY_PERIOD_MAX)
+    })
 }

@@ -3,29 +3,38 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Checked, Refusal, at_most, labels, line, name, non_empty_line, quantity, refuse, shown, twice, within,
+    Checked, Refusal, at_most, labels, line, name, non_empty_line, quantity, refuse, shown, twice,
+    within,
 };
 use crate::Limit;
 use crate::bindings::types as guest;
 use nodedock_model::limit::{
     ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX, CONSUMED_SETS_MAX, COUNTER_SETS_MAX,
-    COUNTERS_MAX, DEVICES_MAX, IDENTITIES_MAX, IDENTITY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, NUMA_NODE_ID_MAX,
-    NUMA_NODES_MAX, POLICY_VALUES_MAX, POOLS_MAX, TAINTS_MAX,
+    COUNTERS_MAX, DEVICES_MAX, IDENTITIES_MAX, IDENTITY_BYTES_MAX, LABEL_VALUE_BYTES_MAX,
+    NUMA_NODE_ID_MAX, NUMA_NODES_MAX, POLICY_VALUES_MAX, POOLS_MAX, TAINTS_MAX,
 };
 use nodedock_model::{
-    AttributeValue, CONTROL_NODES, Capacity, CapacityChoice, CapacityPolicy, CounterSet, DEVICES, Device,
-    DeviceHealth, DeviceName, DriverName, ExtendedResource, HealthReport, HealthState, Inventory, NODE_KEY,
-    PathPatterns, Pool, PoolName, PoolScheduling, QualifiedName, Taint, TaintEffect, is_dns_label,
-    is_label_key, is_label_value,
+    AttributeValue, CONTROL_NODES, Capacity, CapacityChoice, CapacityPolicy, CounterSet, DEVICES,
+    Device, DeviceHealth, DeviceName, DriverName, ExtendedResource, HealthReport, HealthState,
+    Inventory, NODE_KEY, PathPatterns, Pool, PoolName, PoolScheduling, QualifiedName, Taint,
+    TaintEffect, is_dns_label, is_label_key, is_label_value,
 };
 
-pub(in super::super) fn inventory(driver: &DriverName, inventory: guest::Inventory) -> Checked<Inventory> {
+pub(in super::super) fn inventory(
+    driver: &DriverName,
+    inventory: guest::Inventory,
+) -> Checked<Inventory> {
     at_most("pools", inventory.pools.len(), POOLS_MAX)?;
-    at_most("devices", inventory.pools.iter().map(|pool| pool.devices.len()).sum(), DEVICES_MAX)?;
+    at_most(
+        "devices",
+        inventory.pools.iter().map(|pool| pool.devices.len()).sum(),
+        DEVICES_MAX,
+    )?;
     let mut pools = BTreeMap::new();
     for pool in inventory.pools {
         let pool_name = name(PoolName::new(&pool.name))?;
-        let converted = self::pool(driver, pool).map_err(|why| why.at(format!("pool {pool_name}")))?;
+        let converted =
+            self::pool(driver, pool).map_err(|why| why.at(format!("pool {pool_name}")))?;
         if pools.insert(pool_name.clone(), converted).is_some() {
             return refuse(format!("pool {pool_name} occurs twice"));
         }
@@ -34,7 +43,11 @@ pub(in super::super) fn inventory(driver: &DriverName, inventory: guest::Invento
 }
 
 fn pool(driver: &DriverName, pool: guest::Pool) -> Checked<Pool> {
-    let shared_counters = counter_sets("shared counter sets", pool.shared_counters, COUNTER_SETS_MAX)?;
+    let shared_counters = counter_sets(
+        "shared counter sets",
+        pool.shared_counters,
+        COUNTER_SETS_MAX,
+    )?;
     let mut devices = BTreeMap::new();
     for device in pool.devices {
         let device_name = name(DeviceName::new(&device.name))?;
@@ -46,12 +59,19 @@ fn pool(driver: &DriverName, pool: guest::Pool) -> Checked<Pool> {
         }
     }
     let annotations = labels("annotations", pool.annotations)?;
-    let control_nodes = annotations.get(CONTROL_NODES).map(|text| control_nodes(text)).transpose()?;
+    let control_nodes = annotations
+        .get(CONTROL_NODES)
+        .map(|text| control_nodes(text))
+        .transpose()?;
     Ok(Pool {
         control_nodes,
         devices,
         shared_counters,
-        extended_resource: pool.extended_resource.map(ExtendedResource::new).map(name).transpose()?,
+        extended_resource: pool
+            .extended_resource
+            .map(ExtendedResource::new)
+            .map(name)
+            .transpose()?,
         annotations,
         scheduling: PoolScheduling::default(),
     })
@@ -66,11 +86,19 @@ fn control_nodes(text: &str) -> Checked<PathPatterns> {
 }
 
 fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
-    at_most("attributes and capacities", device.attributes.len() + device.capacities.len(), ATTRIBUTES_MAX)?;
+    at_most(
+        "attributes and capacities",
+        device.attributes.len() + device.capacities.len(),
+        ATTRIBUTES_MAX,
+    )?;
     at_most("taints", device.taints.len(), TAINTS_MAX)?;
     at_most("identities", device.identity.len(), IDENTITIES_MAX)?;
     at_most("NUMA nodes", device.numa_nodes.len(), NUMA_NODES_MAX)?;
-    if let Some(node) = device.numa_nodes.iter().find(|node| **node > NUMA_NODE_ID_MAX) {
+    if let Some(node) = device
+        .numa_nodes
+        .iter()
+        .find(|node| **node > NUMA_NODE_ID_MAX)
+    {
         return refuse(format!(
             "NUMA node {node} is beyond {NUMA_NODE_ID_MAX}, the last that Linux can have"
         ));
@@ -87,10 +115,18 @@ fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
     Ok(Device {
         attributes: attributes(driver, device.attributes)?,
         capacities: capacities(driver, device.capacities, shared)?,
-        taints: device.taints.into_iter().map(taint).collect::<Checked<_>>()?,
+        taints: device
+            .taints
+            .into_iter()
+            .map(taint)
+            .collect::<Checked<_>>()?,
         consumes: counter_sets("consumed counter sets", device.consumes, CONSUMED_SETS_MAX)?,
         allow_multiple_allocations: shared,
-        identity: device.identity.into_iter().map(identity).collect::<Checked<_>>()?,
+        identity: device
+            .identity
+            .into_iter()
+            .map(identity)
+            .collect::<Checked<_>>()?,
         keys: Vec::new(),
         numa_nodes: device.numa_nodes,
         scheduling: None,
@@ -99,10 +135,22 @@ fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
 }
 
 /// A name of an attribute or capacity, which is not in `seen` yet: `name` and `driver/name` are the same (`resource.k8s.io/v1`).
-fn new_name(driver: &DriverName, seen: &mut BTreeSet<String>, text: &str) -> Checked<QualifiedName> {
+fn new_name(
+    driver: &DriverName,
+    seen: &mut BTreeSet<String>,
+    text: &str,
+) -> Checked<QualifiedName> {
     let parsed = name(QualifiedName::new(text))?;
-    let full = if text.contains('/') { text.to_owned() } else { format!("{driver}/{text}") };
-    if seen.insert(full) { Ok(parsed) } else { refuse(format!("{text} occurs twice")) }
+    let full = if text.contains('/') {
+        text.to_owned()
+    } else {
+        format!("{driver}/{text}")
+    };
+    if seen.insert(full) {
+        Ok(parsed)
+    } else {
+        refuse(format!("{text} occurs twice"))
+    }
 }
 
 pub(super) fn attributes(
@@ -111,8 +159,10 @@ pub(super) fn attributes(
 ) -> Checked<BTreeMap<QualifiedName, AttributeValue>> {
     let (mut seen, mut all, mut values) = (BTreeSet::new(), BTreeMap::new(), 0);
     for attribute in attributes {
-        let key = new_name(driver, &mut seen, &attribute.name).map_err(|why| why.at("attribute"))?;
-        let value = attribute_value(attribute.value).map_err(|why| why.at(format!("attribute {key}")))?;
+        let key =
+            new_name(driver, &mut seen, &attribute.name).map_err(|why| why.at("attribute"))?;
+        let value =
+            attribute_value(attribute.value).map_err(|why| why.at(format!("attribute {key}")))?;
         values += value.count();
         all.insert(key, value);
     }
@@ -136,13 +186,26 @@ fn attribute_value(value: guest::AttributeValue) -> Checked<AttributeValue> {
             AttributeValue::Versions(list.iter().map(|v| version(v)).collect::<Checked<_>>()?)
         }
     };
-    if value.count() == 0 { refuse("the list is empty") } else { Ok(value) }
+    if value.count() == 0 {
+        refuse("the list is empty")
+    } else {
+        Ok(value)
+    }
 }
 
 fn version(text: &str) -> Checked<semver::Version> {
-    within(Limit::AnswerBytes, "bytes in the version", text.len(), ATTRIBUTE_TEXT_MAX)?;
-    semver::Version::parse(text)
-        .map_err(|error| Refusal::new(format!("{} is not a semantic version: {error}", shown(text))))
+    within(
+        Limit::AnswerBytes,
+        "bytes in the version",
+        text.len(),
+        ATTRIBUTE_TEXT_MAX,
+    )?;
+    semver::Version::parse(text).map_err(|error| {
+        Refusal::new(format!(
+            "{} is not a semantic version: {error}",
+            shown(text)
+        ))
+    })
 }
 
 fn capacities(
@@ -153,7 +216,8 @@ fn capacities(
     let (mut seen, mut all) = (BTreeSet::new(), BTreeMap::new());
     for capacity in capacities {
         let key = new_name(driver, &mut seen, &capacity.name).map_err(|why| why.at("capacity"))?;
-        let converted = self::capacity(capacity, shared).map_err(|why| why.at(format!("capacity {key}")))?;
+        let converted =
+            self::capacity(capacity, shared).map_err(|why| why.at(format!("capacity {key}")))?;
         all.insert(key, converted);
     }
     Ok(all)
@@ -164,11 +228,15 @@ fn capacity(capacity: guest::Capacity, shared: bool) -> Checked<Capacity> {
         return refuse("a policy is for devices that allow several allocations");
     }
     let value = quantity("the value", capacity.value)?;
-    Ok(Capacity { value, policy: capacity.policy.map(policy).transpose()? })
+    Ok(Capacity {
+        value,
+        policy: capacity.policy.map(policy).transpose()?,
+    })
 }
 
 fn policy(policy: guest::CapacityPolicy) -> Checked<CapacityPolicy> {
-    let optional = |what: &str, text: Option<String>| text.map(|text| quantity(what, text)).transpose();
+    let optional =
+        |what: &str, text: Option<String>| text.map(|text| quantity(what, text)).transpose();
     let choice = match policy.choice {
         guest::CapacityChoice::Any => CapacityChoice::Any,
         guest::CapacityChoice::Values(values) => {
@@ -182,7 +250,10 @@ fn policy(policy: guest::CapacityPolicy) -> Checked<CapacityPolicy> {
             step: optional("the step", range.step)?,
         },
     };
-    Ok(CapacityPolicy { default_amount: optional("the default amount", policy.default_amount)?, choice })
+    Ok(CapacityPolicy {
+        default_amount: optional("the default amount", policy.default_amount)?,
+        choice,
+    })
 }
 
 fn taint(taint: guest::Taint) -> Checked<Taint> {
@@ -193,14 +264,22 @@ fn taint(taint: guest::Taint) -> Checked<Taint> {
         ));
     }
     if !is_label_value(&taint.value) {
-        return refuse(format!("taint {}: {} is not a label value", taint.key, shown(&taint.value)));
+        return refuse(format!(
+            "taint {}: {} is not a label value",
+            taint.key,
+            shown(&taint.value)
+        ));
     }
     let effect = match taint.effect {
         guest::TaintEffect::None => TaintEffect::None,
         guest::TaintEffect::NoSchedule => TaintEffect::NoSchedule,
         guest::TaintEffect::NoExecute => TaintEffect::NoExecute,
     };
-    Ok(Taint { key: taint.key, value: taint.value, effect })
+    Ok(Taint {
+        key: taint.key,
+        value: taint.value,
+        effect,
+    })
 }
 
 fn counter_sets(what: &str, sets: Vec<guest::CounterSet>, max: usize) -> Checked<Vec<CounterSet>> {
@@ -209,7 +288,11 @@ fn counter_sets(what: &str, sets: Vec<guest::CounterSet>, max: usize) -> Checked
         return refuse(format!("counter set {} occurs twice", shown(again)));
     }
     let label = |what: &str, text: &str| {
-        if is_dns_label(text) { Ok(()) } else { refuse(format!("{what} {} is not a DNS label", shown(text))) }
+        if is_dns_label(text) {
+            Ok(())
+        } else {
+            refuse(format!("{what} {} is not a DNS label", shown(text)))
+        }
     };
     let convert = |set: guest::CounterSet| {
         label("counter set", &set.name)?;
@@ -222,7 +305,10 @@ fn counter_sets(what: &str, sets: Vec<guest::CounterSet>, max: usize) -> Checked
                 return refuse(format!("counter {} occurs twice", counter.name));
             }
         }
-        Ok(CounterSet { name: set.name, counters })
+        Ok(CounterSet {
+            name: set.name,
+            counters,
+        })
     };
     sets.into_iter().map(convert).collect()
 }
@@ -231,9 +317,16 @@ fn counter_sets(what: &str, sets: Vec<guest::CounterSet>, max: usize) -> Checked
 fn drawn_from(consumed: &[CounterSet], shared: &[CounterSet]) -> Checked<()> {
     for set in consumed {
         let Some(source) = shared.iter().find(|source| source.name == set.name) else {
-            return refuse(format!("it consumes counter set {}, which the pool does not have", set.name));
+            return refuse(format!(
+                "it consumes counter set {}, which the pool does not have",
+                set.name
+            ));
         };
-        if let Some(counter) = set.counters.keys().find(|counter| !source.counters.contains_key(*counter)) {
+        if let Some(counter) = set
+            .counters
+            .keys()
+            .find(|counter| !source.counters.contains_key(*counter))
+        {
             return refuse(format!(
                 "it consumes counter {counter}, which the pool's set {} does not have",
                 set.name
@@ -247,15 +340,18 @@ pub(in super::super) fn health_report(report: Vec<guest::DeviceHealth>) -> Check
     at_most("devices", report.len(), DEVICES_MAX)?;
     let mut all = HealthReport::new();
     for health in report {
-        let key = (name(PoolName::new(&health.pool))?, name(DeviceName::new(&health.device))?);
+        let key = (
+            name(PoolName::new(&health.pool))?,
+            name(DeviceName::new(&health.device))?,
+        );
         let state = match health.state {
             guest::HealthState::Unknown => HealthState::Unknown,
             guest::HealthState::Healthy => HealthState::Healthy,
             guest::HealthState::Unhealthy => HealthState::Unhealthy,
         };
         let place = format!("pool {} device {}", key.0, key.1);
-        let message =
-            line("the message", health.message, LABEL_VALUE_BYTES_MAX).map_err(|why| why.at(&place))?;
+        let message = line("the message", health.message, LABEL_VALUE_BYTES_MAX)
+            .map_err(|why| why.at(&place))?;
         if all.insert(key, DeviceHealth { state, message }).is_some() {
             return refuse(format!("{place} occurs twice"));
         }

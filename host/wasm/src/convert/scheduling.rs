@@ -7,9 +7,9 @@ use crate::bindings::exports::nodedock::driver::scheduling as guest;
 use nodedock_model::limit::{COMPATIBILITY_GROUPS_MAX, NODE_ALLOCATABLE_MAX};
 use nodedock_model::rule::is_node_resource;
 use nodedock_model::{
-    AllocatableMapping, AttributeValue, BindingConditions, Device, DeviceName, DeviceScheduling, DriverName,
-    Inventory, NodeAllocatable, Pool, PoolName, PoolScheduling, QualifiedName, SkippedOperations,
-    is_dns_label,
+    AllocatableMapping, AttributeValue, BindingConditions, Device, DeviceName, DeviceScheduling,
+    DriverName, Inventory, NodeAllocatable, Pool, PoolName, PoolScheduling, QualifiedName,
+    SkippedOperations, is_dns_label,
 };
 
 /// Adds to the pools and devices of an inventory; nothing if any addition is refused.
@@ -20,12 +20,21 @@ pub(in super::super) fn add_scheduling(
 ) -> Checked<()> {
     let (mut devices, mut pools) = (BTreeSet::new(), BTreeSet::new());
     for added in additions.devices {
-        let (pool, device) = (name(PoolName::new(&added.pool))?, name(DeviceName::new(&added.device))?);
+        let (pool, device) = (
+            name(PoolName::new(&added.pool))?,
+            name(DeviceName::new(&added.device))?,
+        );
         let place = format!("scheduling of device {pool}/{device}");
-        let known = inventory.pools.get_mut(&pool).and_then(|pool| pool.devices.get_mut(&device));
-        let Some(known) = known else { return refuse(format!("{place}: the inventory does not have it")) };
+        let known = inventory
+            .pools
+            .get_mut(&pool)
+            .and_then(|pool| pool.devices.get_mut(&device));
+        let Some(known) = known else {
+            return refuse(format!("{place}: the inventory does not have it"));
+        };
         let scheduling = device_scheduling(known, added).map_err(|why| why.at(&place))?;
-        known.scheduling = Some(Box::new(scheduling)).filter(|added| **added != DeviceScheduling::default());
+        known.scheduling =
+            Some(Box::new(scheduling)).filter(|added| **added != DeviceScheduling::default());
         if !devices.insert((pool, device)) {
             return refuse(format!("{place} occurs twice"));
         }
@@ -45,7 +54,11 @@ pub(in super::super) fn add_scheduling(
 }
 
 fn device_scheduling(device: &Device, added: guest::DeviceScheduling) -> Checked<DeviceScheduling> {
-    at_most("resources of the node", added.node_allocatable.len(), NODE_ALLOCATABLE_MAX)?;
+    at_most(
+        "resources of the node",
+        added.node_allocatable.len(),
+        NODE_ALLOCATABLE_MAX,
+    )?;
     let mut node_allocatable = BTreeMap::new();
     for entry in added.node_allocatable {
         let resource = entry.resource.clone();
@@ -57,7 +70,8 @@ fn device_scheduling(device: &Device, added: guest::DeviceScheduling) -> Checked
     let mut compatibility = BTreeMap::new();
     for entry in added.compatibility {
         let set = entry.counter_set.clone();
-        let groups = groups(device, entry).map_err(|why| why.at(format!("counter set {}", shown(&set))))?;
+        let groups =
+            groups(device, entry).map_err(|why| why.at(format!("counter set {}", shown(&set))))?;
         if compatibility.insert(set.clone(), groups).is_some() {
             return refuse(format!("counter set {} occurs twice", shown(&set)));
         }
@@ -85,18 +99,25 @@ fn allocatable(device: &Device, entry: guest::NodeAllocatable) -> Checked<NodeAl
     if entry.mapping.is_none() && entry.per_pod.is_none() && entry.per_container.is_none() {
         return refuse("it has neither a mapping nor an overhead");
     }
-    let optional = |what: &str, text: Option<String>| text.map(|text| quantity(what, text)).transpose();
+    let optional =
+        |what: &str, text: Option<String>| text.map(|text| quantity(what, text)).transpose();
     let mapping = entry.mapping.map(|mapping| match mapping {
-        guest::AllocatableMapping::PerDevice(amount) => {
-            Ok(AllocatableMapping::PerDevice(quantity("the amount", amount)?))
-        }
-        guest::AllocatableMapping::PerCapacity(guest::CapacityMapping { capacity, multiplier }) => {
+        guest::AllocatableMapping::PerDevice(amount) => Ok(AllocatableMapping::PerDevice(
+            quantity("the amount", amount)?,
+        )),
+        guest::AllocatableMapping::PerCapacity(guest::CapacityMapping {
+            capacity,
+            multiplier,
+        }) => {
             let capacity = name(QualifiedName::new(&capacity))?;
             if !device.capacities.contains_key(&capacity) {
                 return refuse(format!("the device has no capacity {capacity}"));
             }
             let multiplier = quantity("the multiplier", multiplier)?;
-            Ok(AllocatableMapping::PerCapacity { capacity, multiplier })
+            Ok(AllocatableMapping::PerCapacity {
+                capacity,
+                multiplier,
+            })
         }
     });
     Ok(NodeAllocatable {
@@ -107,7 +128,11 @@ fn allocatable(device: &Device, entry: guest::NodeAllocatable) -> Checked<NodeAl
 }
 
 fn groups(device: &Device, entry: guest::Compatibility) -> Checked<Vec<String>> {
-    if !device.consumes.iter().any(|set| set.name == entry.counter_set) {
+    if !device
+        .consumes
+        .iter()
+        .any(|set| set.name == entry.counter_set)
+    {
         return refuse("the device does not consume it");
     }
     at_most("groups", entry.groups.len(), COMPATIBILITY_GROUPS_MAX)?;
@@ -132,7 +157,9 @@ fn pool_scheduling(
         skipped.contains(guest::NodeOperations::UNPREPARE),
     );
     Ok(PoolScheduling {
-        partition_type_attribute: attribute.map(|text| partition_type(driver, pool, text)).transpose()?,
+        partition_type_attribute: attribute
+            .map(|text| partition_type(driver, pool, text))
+            .transpose()?,
         skip_node_operations: match (prepare, unprepare) {
             (false, false) => None,
             (false, true) => Some(SkippedOperations::Unprepare),
@@ -146,10 +173,17 @@ fn pool_scheduling(
 fn partition_type(driver: &DriverName, pool: &Pool, text: &str) -> Checked<String> {
     let key = name(QualifiedName::new(text))?;
     let lacks = |device: &&Device| {
-        !device.consumes.is_empty() && !matches!(device.attributes.get(&key), Some(AttributeValue::Text(_)))
+        !device.consumes.is_empty()
+            && !matches!(device.attributes.get(&key), Some(AttributeValue::Text(_)))
     };
     if pool.devices.values().any(|device| lacks(&device)) {
-        return refuse(format!("a device that consumes counters has no text attribute {key}"));
+        return refuse(format!(
+            "a device that consumes counters has no text attribute {key}"
+        ));
     }
-    Ok(if text.contains('/') { text.to_owned() } else { format!("{driver}/{text}") })
+    Ok(if text.contains('/') {
+        text.to_owned()
+    } else {
+        format!("{driver}/{text}")
+    })
 }

@@ -4,8 +4,8 @@ use crate::bindings::exports::nodedock::driver::scheduling as guest_scheduling;
 use crate::bindings::nodedock::driver::inventory::CapacityRange;
 use nodedock_model::limit::MEMO_BYTES_MAX;
 use nodedock_model::{
-    AllocatedDevice, DeviceAccess, DeviceName, DriverName, Inventory, ObjectRef, PoolName, ProblemCode,
-    SkippedOperations,
+    AllocatedDevice, DeviceAccess, DeviceName, DriverName, Inventory, ObjectRef, PoolName,
+    ProblemCode, SkippedOperations,
 };
 
 fn driver() -> DriverName {
@@ -37,21 +37,35 @@ fn pool(devices: Vec<types::Device>) -> types::Pool {
 }
 
 fn attribute(name: &str, value: types::AttributeValue) -> types::Attribute {
-    types::Attribute { name: name.into(), value }
+    types::Attribute {
+        name: name.into(),
+        value,
+    }
 }
 
 fn capacity(value: &str, policy: Option<types::CapacityPolicy>) -> types::Capacity {
-    types::Capacity { name: "memory".into(), value: value.into(), policy }
+    types::Capacity {
+        name: "memory".into(),
+        value: value.into(),
+        policy,
+    }
 }
 
 fn set(name: &str, counters: &[(&str, &str)]) -> types::CounterSet {
-    let counter =
-        |(name, value): &(&str, &str)| types::Counter { name: (*name).into(), value: (*value).into() };
-    types::CounterSet { name: name.into(), counters: counters.iter().map(counter).collect() }
+    let counter = |(name, value): &(&str, &str)| types::Counter {
+        name: (*name).into(),
+        value: (*value).into(),
+    };
+    types::CounterSet {
+        name: name.into(),
+        counters: counters.iter().map(counter).collect(),
+    }
 }
 
 fn refusal_of_pool(pool: types::Pool) -> String {
-    inventory(&driver(), types::Inventory { pools: vec![pool] }).unwrap_err().to_string()
+    inventory(&driver(), types::Inventory { pools: vec![pool] })
+        .unwrap_err()
+        .to_string()
 }
 
 fn refusal(change: impl FnOnce(&mut types::Device)) -> String {
@@ -65,13 +79,20 @@ fn a_whole_inventory_comes_through() {
     let mut gpu = device("gpu-0");
     gpu.attributes = vec![
         attribute("model", types::AttributeValue::Text("Z1".into())),
-        attribute("example.com/driver", types::AttributeValue::Version("1.2.3".into())),
+        attribute(
+            "example.com/driver",
+            types::AttributeValue::Version("1.2.3".into()),
+        ),
         attribute("links", types::AttributeValue::Ints(vec![1, 2])),
     ];
     gpu.allow_multiple_allocations = true;
     let policy = types::CapacityPolicy {
         default_amount: Some("1Gi".into()),
-        choice: types::CapacityChoice::Range(CapacityRange { min: "1Gi".into(), max: None, step: None }),
+        choice: types::CapacityChoice::Range(CapacityRange {
+            min: "1Gi".into(),
+            max: None,
+            step: None,
+        }),
     };
     gpu.capacities = vec![capacity("80Gi", Some(policy))];
     gpu.taints = vec![types::Taint {
@@ -85,15 +106,25 @@ fn a_whole_inventory_comes_through() {
     pool.shared_counters = vec![set("slices", &[("memory", "80")])];
     pool.extended_resource = Some("example.com/gpu".into());
     let inventory = inventory(&driver(), types::Inventory { pools: vec![pool] }).unwrap();
-    let (pool, gpu) = (PoolName::new("pool").unwrap(), DeviceName::new("gpu-0").unwrap());
+    let (pool, gpu) = (
+        PoolName::new("pool").unwrap(),
+        DeviceName::new("gpu-0").unwrap(),
+    );
     let gpu = inventory.device(&pool, &gpu).unwrap();
-    assert_eq!((gpu.attributes.len(), gpu.capacities.len(), gpu.taints.len()), (3, 1, 1));
+    assert_eq!(
+        (gpu.attributes.len(), gpu.capacities.len(), gpu.taints.len()),
+        (3, 1, 1)
+    );
 }
 
 #[test]
 fn a_refusal_says_where_it_is() {
-    let text =
-        refusal(|gpu| gpu.attributes = vec![attribute("model", types::AttributeValue::Text("x".repeat(65)))]);
+    let text = refusal(|gpu| {
+        gpu.attributes = vec![attribute(
+            "model",
+            types::AttributeValue::Text("x".repeat(65)),
+        )]
+    });
     assert_eq!(
         text,
         "pool pool: device gpu-0: attribute model: the text has 65 bytes, at most 64 are allowed"
@@ -109,12 +140,24 @@ fn devices_beyond_the_bounds_are_refused() {
             |gpu| gpu.attributes = vec![attribute("a", types::AttributeValue::Texts(Vec::new()))],
             "the list is empty",
         ),
-        (|gpu| gpu.capacities = vec![capacity("1", None), capacity("2", None)], "occurs twice"),
-        (|gpu| gpu.identity = vec![String::new()], "an identity is empty"),
+        (
+            |gpu| gpu.capacities = vec![capacity("1", None), capacity("2", None)],
+            "occurs twice",
+        ),
+        (
+            |gpu| gpu.identity = vec![String::new()],
+            "an identity is empty",
+        ),
         (|gpu| gpu.identity = vec!["a".into(); 17], "17 identities"),
         (|gpu| gpu.numa_nodes = vec![0; 65], "65 NUMA nodes"),
-        (|gpu| gpu.annotations = vec![pair("a", &"x".repeat(1025))], "1025 bytes"),
-        (|gpu| gpu.annotations = vec![pair("a", "1"), pair("a", "2")], "occurs twice"),
+        (
+            |gpu| gpu.annotations = vec![pair("a", &"x".repeat(1025))],
+            "1025 bytes",
+        ),
+        (
+            |gpu| gpu.annotations = vec![pair("a", "1"), pair("a", "2")],
+            "occurs twice",
+        ),
     ];
     for (change, expected) in cases {
         let text = refusal(change);
@@ -125,10 +168,19 @@ fn devices_beyond_the_bounds_are_refused() {
 #[test]
 fn pools_beyond_the_bounds_are_refused() {
     for (sets, expected) in [
-        (vec![set("a", &[("x", "1"), ("x", "2")])], "counter x occurs twice"),
-        (vec![set("a", &[]), set("a", &[])], "counter set \"a\" occurs twice"),
+        (
+            vec![set("a", &[("x", "1"), ("x", "2")])],
+            "counter x occurs twice",
+        ),
+        (
+            vec![set("a", &[]), set("a", &[])],
+            "counter set \"a\" occurs twice",
+        ),
     ] {
-        let text = refusal_of_pool(types::Pool { shared_counters: sets, ..pool(Vec::new()) });
+        let text = refusal_of_pool(types::Pool {
+            shared_counters: sets,
+            ..pool(Vec::new())
+        });
         assert!(text.contains(expected), "{expected}: {text}");
     }
 }
@@ -154,7 +206,10 @@ fn asked() -> DriverClaim {
 }
 
 fn pair(key: &str, value: &str) -> types::KeyValue {
-    types::KeyValue { key: key.to_owned(), value: value.to_owned() }
+    types::KeyValue {
+        key: key.to_owned(),
+        value: value.to_owned(),
+    }
 }
 
 fn no_edits() -> types::ContainerEdits {
@@ -175,16 +230,26 @@ fn answer() -> types::PreparedClaim {
         pool: "pool".into(),
         device: "gpu-0".into(),
         share_id: None,
-        edits: types::ContainerEdits { env: vec![pair("GPU", "0")], ..no_edits() },
+        edits: types::ContainerEdits {
+            env: vec![pair("GPU", "0")],
+            ..no_edits()
+        },
         status: None,
     };
-    types::PreparedClaim { devices: vec![device], edits: no_edits(), annotations: Vec::new(), memo: vec![1] }
+    types::PreparedClaim {
+        devices: vec![device],
+        edits: no_edits(),
+        annotations: Vec::new(),
+        memo: vec![1],
+    }
 }
 
 fn refusal_of_claim(change: impl FnOnce(&mut types::PreparedClaim)) -> String {
     let mut answer = answer();
     change(&mut answer);
-    prepared_claim(&driver(), &asked(), answer).unwrap_err().to_string()
+    prepared_claim(&driver(), &asked(), answer)
+        .unwrap_err()
+        .to_string()
 }
 
 #[test]
@@ -192,10 +257,18 @@ fn a_refusal_knows_the_limit_that_it_is_about() {
     let limit_of = |change: fn(&mut types::PreparedClaim)| {
         let mut answer = answer();
         change(&mut answer);
-        prepared_claim(&driver(), &asked(), answer).unwrap_err().limit()
+        prepared_claim(&driver(), &asked(), answer)
+            .unwrap_err()
+            .limit()
     };
-    assert_eq!(limit_of(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]), Some(Limit::Memo));
-    assert_eq!(limit_of(|claim| claim.edits.env = vec![pair("A", ""); 65]), Some(Limit::AnswerEntries));
+    assert_eq!(
+        limit_of(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]),
+        Some(Limit::Memo)
+    );
+    assert_eq!(
+        limit_of(|claim| claim.edits.env = vec![pair("A", ""); 65]),
+        Some(Limit::AnswerEntries)
+    );
     assert_eq!(
         limit_of(|claim| claim.edits.env = vec![pair("A", &"x".repeat(4097))]),
         Some(Limit::AnswerBytes)
@@ -204,14 +277,19 @@ fn a_refusal_knows_the_limit_that_it_is_about() {
         limit_of(|claim| claim.annotations = vec![pair("k", &"x".repeat(1025))]),
         Some(Limit::AnswerBytes)
     );
-    assert_eq!(limit_of(|claim| claim.edits.env = vec![pair("a b", "1")]), None);
+    assert_eq!(
+        limit_of(|claim| claim.edits.env = vec![pair("a b", "1")]),
+        None
+    );
 }
 
 #[test]
 fn a_prepared_claim_comes_through() {
     let prepared = prepared_claim(&driver(), &asked(), answer()).unwrap();
     assert_eq!(prepared.memo, [1]);
-    assert!(matches!(&prepared.devices[0].access, DeviceAccess::Edits(edits) if edits.env.len() == 1));
+    assert!(
+        matches!(&prepared.devices[0].access, DeviceAccess::Edits(edits) if edits.env.len() == 1)
+    );
 }
 
 #[test]
@@ -235,26 +313,59 @@ fn edits_that_are_not_valid_are_refused() {
             uid: None,
             gid: None,
         };
-        types::ContainerEdits { device_nodes: vec![node], ..no_edits() }
+        types::ContainerEdits {
+            device_nodes: vec![node],
+            ..no_edits()
+        }
     };
     let net = |names: &[(&str, &str)]| {
         let device = |(host, container): &(&str, &str)| types::NetDevice {
             host_interface: (*host).into(),
             container_interface: (*container).into(),
         };
-        types::ContainerEdits { net_devices: names.iter().map(device).collect(), ..no_edits() }
+        types::ContainerEdits {
+            net_devices: names.iter().map(device).collect(),
+            ..no_edits()
+        }
     };
     for (edits, expected) in [
-        (types::ContainerEdits { env: vec![pair("", "")], ..no_edits() }, "is not the name"),
+        (
+            types::ContainerEdits {
+                env: vec![pair("", "")],
+                ..no_edits()
+            },
+            "is not the name",
+        ),
         (node("dev/x", Access::READ), "not an absolute, plain path"),
-        (node("/dev/x", Access::empty()), "none of read, write and mknod"),
-        (net(&[("a-name-that-is-too-long", "net1")]), "name of a network interface"),
-        (net(&[("eth0", "net1"), ("eth0", "net2")]), "interface eth0 occurs twice"),
-        (net(&[("eth0", "net1"), ("eth1", "net1")]), "interface net1 occurs twice"),
-        (types::ContainerEdits { additional_gids: vec![1; 65], ..no_edits() }, "65 additional groups"),
+        (
+            node("/dev/x", Access::empty()),
+            "none of read, write and mknod",
+        ),
+        (
+            net(&[("a-name-that-is-too-long", "net1")]),
+            "name of a network interface",
+        ),
+        (
+            net(&[("eth0", "net1"), ("eth0", "net2")]),
+            "interface eth0 occurs twice",
+        ),
+        (
+            net(&[("eth0", "net1"), ("eth1", "net1")]),
+            "interface net1 occurs twice",
+        ),
+        (
+            types::ContainerEdits {
+                additional_gids: vec![1; 65],
+                ..no_edits()
+            },
+            "65 additional groups",
+        ),
     ] {
         let text = refusal_of_claim(|claim| claim.edits = edits);
-        assert!(text.starts_with("edits of the claim") && text.contains(expected), "{expected}: {text}");
+        assert!(
+            text.starts_with("edits of the claim") && text.contains(expected),
+            "{expected}: {text}"
+        );
     }
 }
 
@@ -271,22 +382,46 @@ fn a_status_is_json_and_addresses() {
         attributes: Vec::new(),
     };
     let mut good = answer();
-    good.devices[0].status = Some(status(Some("{\"a\": 1}"), &["192.0.2.1/24", "2001:db8::1/64"]));
+    good.devices[0].status = Some(status(
+        Some("{\"a\": 1}"),
+        &["192.0.2.1/24", "2001:db8::1/64"],
+    ));
     let with = |names: &[&str]| {
         let value = types::AttributeValue::Version("1.2.0".into());
-        let attribute = |name: &&str| types::Attribute { name: (*name).to_owned(), value: value.clone() };
-        types::DeviceStatus { attributes: names.iter().map(attribute).collect(), ..status(None, &[]) }
+        let attribute = |name: &&str| types::Attribute {
+            name: (*name).to_owned(),
+            value: value.clone(),
+        };
+        types::DeviceStatus {
+            attributes: names.iter().map(attribute).collect(),
+            ..status(None, &[])
+        }
     };
     good.devices[0].status.as_mut().unwrap().attributes = with(&["firmware"]).attributes;
     let prepared = prepared_claim(&driver(), &asked(), good).unwrap();
     let attributes = &prepared.devices[0].status.as_ref().unwrap().attributes;
-    assert_eq!(attributes.keys().map(ToString::to_string).collect::<Vec<_>>(), ["firmware"]);
+    assert_eq!(
+        attributes
+            .keys()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>(),
+        ["firmware"]
+    );
     for (bad, wanted) in [
-        (with(&["a", "gpu.example.com/a"]), "gpu.example.com/a occurs twice"),
+        (
+            with(&["a", "gpu.example.com/a"]),
+            "gpu.example.com/a occurs twice",
+        ),
         (with(&["no name"]), "attribute"),
         (with(&["a"; 33]), "33 attributes, at most 32"),
         (status(Some("[1]"), &[]), "not a JSON object"),
-        (status(Some(&format!("{{\"a\": \"{}\"}}", "x".repeat(10 << 10))), &[]), "bytes of data"),
+        (
+            status(
+                Some(&format!("{{\"a\": \"{}\"}}", "x".repeat(10 << 10))),
+                &[],
+            ),
+            "bytes of data",
+        ),
         (status(None, &["192.0.2.1"]), "192.0.2.1/24"),
         (status(None, &["192.0.2.1/33"]), "192.0.2.1/24"),
     ] {
@@ -346,14 +481,25 @@ fn a_drivers_refusal_is_cut_to_its_bounds() {
         (problem.kind, problem.code.as_str(), problem.retry_after_ms),
         (ProblemKind::Conflict, "no-code", Some(5))
     );
-    assert!(problem.message.starts_with("line line") && problem.message.len() <= PROBLEM_MESSAGE_BYTES_MAX);
+    assert!(
+        problem.message.starts_with("line line")
+            && problem.message.len() <= PROBLEM_MESSAGE_BYTES_MAX
+    );
     assert_eq!(
-        (problem.details.len(), problem.details[0].0.len(), problem.details[0].1.as_str()),
+        (
+            problem.details.len(),
+            problem.details[0].0.len(),
+            problem.details[0].1.as_str()
+        ),
         (16, 253, "v ")
     );
     assert_eq!(problem_to_model(problem_to_guest(&problem)), problem);
     let feigned = Problem::unavailable(ProblemCode::DriverQuarantined, "call me again");
-    assert_eq!(problem_to_model(problem_to_guest(&feigned)).code, "no-code", "it is the host's to say");
+    assert_eq!(
+        problem_to_model(problem_to_guest(&feigned)).code,
+        "no-code",
+        "it is the host's to say"
+    );
 }
 
 #[test]
@@ -364,9 +510,20 @@ fn health_is_of_devices_and_its_messages_are_bounded() {
         state: types::HealthState::Unhealthy,
         message: "hot".into(),
     };
-    assert_eq!(health_report(vec![health("a"), health("b")]).unwrap().len(), 2);
-    let long = types::DeviceHealth { message: "x".repeat(1025), ..health("a") };
-    assert!(health_report(vec![long]).unwrap_err().to_string().contains("1025 bytes"));
+    assert_eq!(
+        health_report(vec![health("a"), health("b")]).unwrap().len(),
+        2
+    );
+    let long = types::DeviceHealth {
+        message: "x".repeat(1025),
+        ..health("a")
+    };
+    assert!(
+        health_report(vec![long])
+            .unwrap_err()
+            .to_string()
+            .contains("1025 bytes")
+    );
 }
 
 /// An inventory of one pool with two devices, the second a partition.
@@ -375,7 +532,10 @@ fn partitions() -> Inventory {
     whole.capacities = vec![capacity("80Gi", None)];
     let mut part = device("gpu-1");
     part.consumes = vec![set("gpu", &[("memory", "40Gi")])];
-    part.attributes = vec![attribute("profile", types::AttributeValue::Text("half".into()))];
+    part.attributes = vec![attribute(
+        "profile",
+        types::AttributeValue::Text("half".into()),
+    )];
     let mut all = pool(vec![whole, part]);
     all.shared_counters = vec![set("gpu", &[("memory", "80Gi")])];
     inventory(&driver(), types::Inventory { pools: vec![all] }).unwrap()
@@ -417,7 +577,10 @@ fn allocatable(
 fn additions_for_the_scheduler_belong_to_their_device_and_pool() {
     use guest_scheduling::AllocatableMapping::{PerCapacity, PerDevice};
     let mut known = partitions();
-    let mapping = guest_scheduling::CapacityMapping { capacity: "memory".into(), multiplier: "1".into() };
+    let mapping = guest_scheduling::CapacityMapping {
+        capacity: "memory".into(),
+        multiplier: "1".into(),
+    };
     let whole = guest_scheduling::DeviceScheduling {
         binds_to_node: true,
         binding_conditions: vec!["Attached".into()],
@@ -428,56 +591,116 @@ fn additions_for_the_scheduler_belong_to_their_device_and_pool() {
         ],
         ..of_device("gpu-0")
     };
-    let groups = guest_scheduling::Compatibility { counter_set: "gpu".into(), groups: vec!["mig".into()] };
-    let part = guest_scheduling::DeviceScheduling { compatibility: vec![groups], ..of_device("gpu-1") };
-    let skipped = guest_scheduling::NodeOperations::PREPARE | guest_scheduling::NodeOperations::UNPREPARE;
+    let groups = guest_scheduling::Compatibility {
+        counter_set: "gpu".into(),
+        groups: vec!["mig".into()],
+    };
+    let part = guest_scheduling::DeviceScheduling {
+        compatibility: vec![groups],
+        ..of_device("gpu-1")
+    };
+    let skipped =
+        guest_scheduling::NodeOperations::PREPARE | guest_scheduling::NodeOperations::UNPREPARE;
     let pools = vec![guest_scheduling::PoolScheduling {
         partition_type_attribute: Some("profile".into()),
         skip_node_operations: skipped,
         ..of_pool()
     }];
-    add_scheduling(&driver(), &mut known, guest_scheduling::Additions { devices: vec![whole, part], pools })
-        .unwrap();
+    add_scheduling(
+        &driver(),
+        &mut known,
+        guest_scheduling::Additions {
+            devices: vec![whole, part],
+            pools,
+        },
+    )
+    .unwrap();
     let pool = &known.pools["pool"];
-    assert_eq!(pool.scheduling.partition_type_attribute.as_deref(), Some("gpu.example.com/profile"));
-    assert_eq!(pool.scheduling.skip_node_operations, Some(SkippedOperations::PrepareAndUnprepare));
+    assert_eq!(
+        pool.scheduling.partition_type_attribute.as_deref(),
+        Some("gpu.example.com/profile")
+    );
+    assert_eq!(
+        pool.scheduling.skip_node_operations,
+        Some(SkippedOperations::PrepareAndUnprepare)
+    );
     let added = pool.devices["gpu-0"].scheduling.as_deref().unwrap();
-    assert_eq!((added.binds_to_node, added.node_allocatable.len()), (true, 2));
-    assert_eq!(pool.devices["gpu-1"].scheduling.as_deref().unwrap().compatibility["gpu"], ["mig"]);
+    assert_eq!(
+        (added.binds_to_node, added.node_allocatable.len()),
+        (true, 2)
+    );
+    assert_eq!(
+        pool.devices["gpu-1"]
+            .scheduling
+            .as_deref()
+            .unwrap()
+            .compatibility["gpu"],
+        ["mig"]
+    );
 }
 
 #[test]
 fn additions_that_do_not_fit_the_inventory_are_refused_with_their_place() {
     use guest_scheduling::AllocatableMapping::{PerCapacity, PerDevice};
     let of_capacity = |capacity: &str| {
-        PerCapacity(guest_scheduling::CapacityMapping { capacity: capacity.into(), multiplier: "1".into() })
+        PerCapacity(guest_scheduling::CapacityMapping {
+            capacity: capacity.into(),
+            multiplier: "1".into(),
+        })
     };
     let groups = |set: &str, groups: &[&str]| {
         let groups = groups.iter().map(ToString::to_string).collect();
-        vec![guest_scheduling::Compatibility { counter_set: set.into(), groups }]
+        vec![guest_scheduling::Compatibility {
+            counter_set: set.into(),
+            groups,
+        }]
     };
     let device = |change: &dyn Fn(&mut guest_scheduling::DeviceScheduling)| {
         let mut added = of_device("gpu-1");
         change(&mut added);
-        guest_scheduling::Additions { devices: vec![added], pools: Vec::new() }
+        guest_scheduling::Additions {
+            devices: vec![added],
+            pools: Vec::new(),
+        }
     };
     let pool = |change: &dyn Fn(&mut guest_scheduling::PoolScheduling)| {
         let mut added = of_pool();
         change(&mut added);
-        guest_scheduling::Additions { devices: Vec::new(), pools: vec![added] }
+        guest_scheduling::Additions {
+            devices: Vec::new(),
+            pools: vec![added],
+        }
     };
     let twice = guest_scheduling::Additions {
         devices: vec![of_device("gpu-0"), of_device("gpu-0")],
         pools: Vec::new(),
     };
     for (additions, expected) in [
-        (device(&|added| added.device = "gpu-9".into()), "does not have it"),
-        (device(&|added| added.pool = "other".into()), "does not have it"),
+        (
+            device(&|added| added.device = "gpu-9".into()),
+            "does not have it",
+        ),
+        (
+            device(&|added| added.pool = "other".into()),
+            "does not have it",
+        ),
         (twice, "occurs twice"),
-        (device(&|added| added.binding_conditions = vec!["A".into(); 5]), "5 binding conditions, at most 4"),
-        (device(&|added| added.binding_conditions = vec!["A".into(); 2]), "occurs twice"),
-        (device(&|added| added.binding_failure_conditions = vec![String::new()]), "\"\" is no type"),
-        (device(&|added| added.binding_conditions = vec!["A".into()]), "need failure conditions"),
+        (
+            device(&|added| added.binding_conditions = vec!["A".into(); 5]),
+            "5 binding conditions, at most 4",
+        ),
+        (
+            device(&|added| added.binding_conditions = vec!["A".into(); 2]),
+            "occurs twice",
+        ),
+        (
+            device(&|added| added.binding_failure_conditions = vec![String::new()]),
+            "\"\" is no type",
+        ),
+        (
+            device(&|added| added.binding_conditions = vec!["A".into()]),
+            "need failure conditions",
+        ),
         (
             device(&|added| added.node_allocatable = vec![allocatable("example.com/gpu", None)]),
             "hugepages-SIZE",
@@ -487,26 +710,53 @@ fn additions_that_do_not_fit_the_inventory_are_refused_with_their_place() {
             "neither a mapping nor an overhead",
         ),
         (
-            device(&|added| added.node_allocatable = vec![allocatable("cpu", Some(PerDevice("-1".into())))]),
+            device(&|added| {
+                added.node_allocatable = vec![allocatable("cpu", Some(PerDevice("-1".into())))]
+            }),
             "not a quantity",
         ),
         (
-            device(&|added| added.node_allocatable = vec![allocatable("cpu", Some(of_capacity("memory")))]),
+            device(&|added| {
+                added.node_allocatable = vec![allocatable("cpu", Some(of_capacity("memory")))]
+            }),
             "no capacity memory",
         ),
-        (device(&|added| added.compatibility = groups("other", &["a"])), "does not consume it"),
-        (device(&|added| added.compatibility = groups("gpu", &["a", "b", "c"])), "3 groups, at most 2"),
-        (device(&|added| added.compatibility = groups("gpu", &["a", "a"])), "occurs twice"),
-        (device(&|added| added.compatibility = groups("gpu", &["A b"])), "not a DNS label"),
-        (pool(&|added| added.pool = "other".into()), "does not have it"),
-        (pool(&|added| added.partition_type_attribute = Some("type".into())), "no text attribute type"),
+        (
+            device(&|added| added.compatibility = groups("other", &["a"])),
+            "does not consume it",
+        ),
+        (
+            device(&|added| added.compatibility = groups("gpu", &["a", "b", "c"])),
+            "3 groups, at most 2",
+        ),
+        (
+            device(&|added| added.compatibility = groups("gpu", &["a", "a"])),
+            "occurs twice",
+        ),
+        (
+            device(&|added| added.compatibility = groups("gpu", &["A b"])),
+            "not a DNS label",
+        ),
+        (
+            pool(&|added| added.pool = "other".into()),
+            "does not have it",
+        ),
+        (
+            pool(&|added| added.partition_type_attribute = Some("type".into())),
+            "no text attribute type",
+        ),
         (
             pool(&|added| added.skip_node_operations = guest_scheduling::NodeOperations::PREPARE),
             "only together with unprepare",
         ),
     ] {
         let mut known = partitions();
-        let text = add_scheduling(&driver(), &mut known, additions).unwrap_err().to_string();
-        assert!(text.starts_with("scheduling of") && text.contains(expected), "{expected}: {text}");
+        let text = add_scheduling(&driver(), &mut known, additions)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.starts_with("scheduling of") && text.contains(expected),
+            "{expected}: {text}"
+        );
     }
 }

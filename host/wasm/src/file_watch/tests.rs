@@ -13,7 +13,10 @@ impl Watched {
         prepare(dir.path());
         let (sender, events) = mpsc::channel(16);
         let tasks = Tasks::new();
-        tasks.spawn("watch", watch(dir.path().to_owned(), Vec::new(), tasks.clone(), sender));
+        tasks.spawn(
+            "watch",
+            watch(dir.path().to_owned(), Vec::new(), tasks.clone(), sender),
+        );
         Self { dir, events, tasks }
     }
 
@@ -57,7 +60,10 @@ async fn the_end_of_the_first_list_is_reported_once_after_its_files() {
     watched.changed().await;
     assert_eq!(watched.events.recv().await, Some(FileEvent::Listed));
     std::fs::remove_file(watched.path("a.wasm")).unwrap();
-    assert_eq!(watched.events.recv().await, Some(FileEvent::Gone("a".to_owned())));
+    assert_eq!(
+        watched.events.recv().await,
+        Some(FileEvent::Gone("a".to_owned()))
+    );
     let mut empty = Watched::new(|_| ());
     assert_eq!(empty.events.recv().await, Some(FileEvent::Listed));
 }
@@ -71,7 +77,10 @@ async fn a_side_file_is_a_change_of_its_driver_and_other_files_are_not() {
     std::fs::write(watched.path(".hidden.wasm"), "x").unwrap();
     std::fs::write(watched.path("a.grant.yaml"), "x").unwrap();
     let files = watched.changed().await;
-    assert_eq!((files.stem.as_str(), files.grant), ("a", Some(watched.path("a.grant.yaml"))));
+    assert_eq!(
+        (files.stem.as_str(), files.grant),
+        ("a", Some(watched.path("a.grant.yaml")))
+    );
 }
 
 #[tokio::test]
@@ -91,15 +100,22 @@ async fn a_file_that_is_still_being_written_is_not_taken_before_it_is_closed() {
 }
 
 #[tokio::test]
-async fn a_signature_that_comes_later_is_a_change_of_its_driver_and_one_that_comes_first_waits_for_it() {
+async fn a_signature_that_comes_later_is_a_change_of_its_driver_and_one_that_comes_first_waits_for_it()
+ {
     let mut watched = Watched::new(|dir| std::fs::write(dir.join("a.wasm"), "a").unwrap());
     assert_eq!(watched.changed().await.signature, None);
     std::fs::write(watched.path("b.wasm.sig"), "x").unwrap();
     std::fs::write(watched.path("a.wasm.sig"), "x").unwrap();
     let files = watched.changed().await;
-    assert_eq!((files.stem.as_str(), files.signature), ("a", Some(watched.path("a.wasm.sig"))));
+    assert_eq!(
+        (files.stem.as_str(), files.signature),
+        ("a", Some(watched.path("a.wasm.sig")))
+    );
     std::fs::write(watched.path("b.wasm"), "b").unwrap();
-    assert_eq!(watched.changed().await.signature, Some(watched.path("b.wasm.sig")));
+    assert_eq!(
+        watched.changed().await.signature,
+        Some(watched.path("b.wasm.sig"))
+    );
 }
 
 #[tokio::test]
@@ -113,7 +129,10 @@ async fn a_directory_that_others_may_write_is_reported_before_its_files_and_so_i
         mode(dir, 0o777);
     });
     let reported = watched.next().await;
-    assert!(matches!(&reported, FileEvent::Permissions(faults) if faults.len() == 1), "{reported:?}");
+    assert!(
+        matches!(&reported, FileEvent::Permissions(faults) if faults.len() == 1),
+        "{reported:?}"
+    );
     assert_eq!(watched.changed().await.stem, "a");
     mode(watched.dir.path(), 0o700);
     assert_eq!(watched.next().await, FileEvent::Permissions(Vec::new()));
@@ -135,20 +154,35 @@ fn a_file_that_cannot_be_looked_at_keeps_no_other_from_being_seen() {
     std::os::unix::fs::symlink("circle.wasm", dir.path().join("circle.wasm")).unwrap();
     let (listing, unread) = list(dir.path(), &Listing::new()).unwrap();
     assert_eq!(listing.keys().collect::<Vec<_>>(), ["a", &long]);
-    assert_eq!(unread.iter().map(|(stem, _)| stem.as_str()).collect::<Vec<_>>(), ["circle"]);
+    assert_eq!(
+        unread
+            .iter()
+            .map(|(stem, _)| stem.as_str())
+            .collect::<Vec<_>>(),
+        ["circle"]
+    );
 
     std::os::unix::fs::symlink("a.grant.yaml", dir.path().join("a.grant.yaml")).unwrap();
     let (kept, unread) = list(dir.path(), &listing).unwrap();
-    assert_eq!((kept.get("a"), unread.len()), (listing.get("a"), 2), "it stays as it was");
+    assert_eq!(
+        (kept.get("a"), unread.len()),
+        (listing.get("a"), 2),
+        "it stays as it was"
+    );
 }
 
 /// The files listed first were taken, in the order of the file system: a new file displaced a driver that served.
 #[test]
 fn files_beyond_the_bound_displace_no_driver_and_are_taken_by_name_when_there_is_room() {
     let dir = tempfile::tempdir().unwrap();
-    let old: Vec<_> = (0..limit::DRIVER_FILES_MAX).map(|n| format!("m{n:03}")).collect();
+    let old: Vec<_> = (0..limit::DRIVER_FILES_MAX)
+        .map(|n| format!("m{n:03}"))
+        .collect();
     old.iter().for_each(|stem| put(dir.path(), stem));
-    let mut state = DriversDirectory { path: dir.path().to_owned(), ..DriversDirectory::default() };
+    let mut state = DriversDirectory {
+        path: dir.path().to_owned(),
+        ..DriversDirectory::default()
+    };
     state.look();
     assert!(state.reported.keys().eq(&old));
     (0..limit::DRIVER_FILES_MAX).for_each(|n| put(dir.path(), &format!("a{n:03}")));
@@ -162,12 +196,20 @@ fn files_beyond_the_bound_displace_no_driver_and_are_taken_by_name_when_there_is
         other => format!("{other:?}"),
     });
     assert_eq!(reported.collect::<Vec<_>>(), ["+a000", "-m100"]);
-    assert_eq!(present(dir.path()).unwrap()[0], "a000.wasm", "a new daemon takes them by name");
+    assert_eq!(
+        present(dir.path()).unwrap()[0],
+        "a000.wasm",
+        "a new daemon takes them by name"
+    );
 }
 
 fn image(dir: &Path, name: &str) -> DriverImage {
     let directory = dir.join(name);
-    DriverImage { name: name.to_owned(), directory, side_files: dir.to_owned() }
+    DriverImage {
+        name: name.to_owned(),
+        directory,
+        side_files: dir.to_owned(),
+    }
 }
 
 /// A file that is whole since long, in a directory that is made.
@@ -185,12 +227,22 @@ fn an_image_is_reported_with_its_driver_its_signature_and_the_side_files_of_its_
     let gpu = image(at, "gpu");
     let wasm = put_in(&gpu.directory, "driver.wasm");
     let signature = put_in(&gpu.directory, "driver.wasm.sig");
-    for ignored in ["gpu.grant.yaml", "driver.grant.yaml", "gpu.config.yaml", ".hidden.wasm", "LICENSE"] {
+    for ignored in [
+        "gpu.grant.yaml",
+        "driver.grant.yaml",
+        "gpu.config.yaml",
+        ".hidden.wasm",
+        "LICENSE",
+    ] {
         put_in(&gpu.directory, ignored);
     }
     let images = vec![gpu, image(at, "none")];
     let path = at.join("drivers");
-    let mut state = DriversDirectory { path, images, ..DriversDirectory::default() };
+    let mut state = DriversDirectory {
+        path,
+        images,
+        ..DriversDirectory::default()
+    };
     let found = |events: &[FileEvent], stem: &str| {
         let files = events.iter().find_map(|event| match event {
             FileEvent::Changed(files) if files.stem == stem => Some(files.clone()),
@@ -201,34 +253,63 @@ fn an_image_is_reported_with_its_driver_its_signature_and_the_side_files_of_its_
     let first = state.look();
     let files = found(&first, "gpu");
     assert_eq!((files.wasm, files.signature), (Ok(wasm), Some(signature)));
-    assert_eq!((files.grant, files.config), (None, None), "an image grants itself nothing");
-    assert!(matches!(found(&first, "none").wasm, Err(ImageError::Unlisted { .. })), "{first:?}");
+    assert_eq!(
+        (files.grant, files.config),
+        (None, None),
+        "an image grants itself nothing"
+    );
+    assert!(
+        matches!(found(&first, "none").wasm, Err(ImageError::Unlisted { .. })),
+        "{first:?}"
+    );
     assert_eq!((first.len(), first.last()), (3, Some(&FileEvent::Listed)));
     assert_eq!(state.look(), []);
 
     let grant = put_in(at, "gpu.grant.yaml");
     assert_eq!(found(&state.look(), "gpu").grant, Some(grant));
     put_in(&at.join("none"), "README.md");
-    assert!(matches!(found(&state.look(), "none").wasm, Err(ImageError::Empty { .. })));
-    ["b.wasm", "a.wasm", "c.wasm"].iter().for_each(|name| drop(put_in(&at.join("none"), name)));
+    assert!(matches!(
+        found(&state.look(), "none").wasm,
+        Err(ImageError::Empty { .. })
+    ));
+    ["b.wasm", "a.wasm", "c.wasm"]
+        .iter()
+        .for_each(|name| drop(put_in(&at.join("none"), name)));
     let several = found(&state.look(), "none").wasm.unwrap_err();
-    assert!(several.to_string().contains("a.wasm and b.wasm"), "{several}");
+    assert!(
+        several.to_string().contains("a.wasm and b.wasm"),
+        "{several}"
+    );
 }
 
 #[test]
 fn a_file_with_the_name_of_an_image_steps_back_until_it_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let (path, gpu) = (dir.path().join("drivers"), image(dir.path(), "gpu"));
-    let (file, of_image) = (put_in(&path, "gpu.wasm"), put_in(&gpu.directory, "gpu.wasm"));
+    let (file, of_image) = (
+        put_in(&path, "gpu.wasm"),
+        put_in(&gpu.directory, "gpu.wasm"),
+    );
     put_in(&path, "nic.wasm");
-    let mut state = DriversDirectory { path, images: vec![gpu], ..DriversDirectory::default() };
+    let mut state = DriversDirectory {
+        path,
+        images: vec![gpu],
+        ..DriversDirectory::default()
+    };
     let first = state.look();
-    let [FileEvent::Shadowed(shadowed), FileEvent::Changed(gpu), FileEvent::Changed(nic), FileEvent::Listed] =
-        first.as_slice()
+    let [
+        FileEvent::Shadowed(shadowed),
+        FileEvent::Changed(gpu),
+        FileEvent::Changed(nic),
+        FileEvent::Listed,
+    ] = first.as_slice()
     else {
         panic!("{first:?}")
     };
-    assert_eq!((shadowed, &gpu.wasm, nic.stem.as_str()), (&vec![file.clone()], &Ok(of_image), "nic"));
+    assert_eq!(
+        (shadowed, &gpu.wasm, nic.stem.as_str()),
+        (&vec![file.clone()], &Ok(of_image), "nic")
+    );
     std::fs::remove_file(file).unwrap();
     assert_eq!(state.look(), [FileEvent::Shadowed(Vec::new())]);
 }
@@ -238,9 +319,16 @@ fn a_drivers_directory_that_cannot_be_listed_keeps_no_image_back_and_is_not_list
     let dir = tempfile::tempdir().unwrap();
     let (path, gpu) = (put_in(dir.path(), "drivers"), image(dir.path(), "gpu"));
     put_in(&gpu.directory, "gpu.wasm");
-    let mut state = DriversDirectory { path: path.clone(), images: vec![gpu], ..DriversDirectory::default() };
+    let mut state = DriversDirectory {
+        path: path.clone(),
+        images: vec![gpu],
+        ..DriversDirectory::default()
+    };
     let first = state.look();
-    assert!(matches!(first.as_slice(), [FileEvent::Changed(_)]), "{first:?}");
+    assert!(
+        matches!(first.as_slice(), [FileEvent::Changed(_)]),
+        "{first:?}"
+    );
     assert_eq!(state.look(), []);
     std::fs::remove_file(path).unwrap();
     assert_eq!(state.look(), [FileEvent::Listed]);
@@ -254,14 +342,19 @@ async fn a_grant_beside_the_config_is_noticed_by_its_own_watch() {
     put_in(&gpu.directory, "gpu.wasm");
     std::fs::create_dir(dir.path().join("drivers")).unwrap();
     let tasks = Tasks::new();
-    tasks.spawn("watch", watch(dir.path().join("drivers"), vec![gpu], tasks.clone(), sender));
+    tasks.spawn(
+        "watch",
+        watch(dir.path().join("drivers"), vec![gpu], tasks.clone(), sender),
+    );
     while events.recv().await != Some(FileEvent::Listed) {}
     // Far earlier than the next list on a timer.
     let noticed = tokio::time::timeout(limit::RELIST_PERIOD / 3, async {
         std::fs::write(dir.path().join("gpu.grant.yaml"), "x").unwrap();
         events.recv().await
     });
-    let Ok(Some(FileEvent::Changed(files))) = noticed.await else { panic!("it was not noticed") };
+    let Ok(Some(FileEvent::Changed(files))) = noticed.await else {
+        panic!("it was not noticed")
+    };
     assert_eq!(files.grant, Some(dir.path().join("gpu.grant.yaml")));
     assert!(tasks.drain(Duration::from_secs(5)).await);
 }

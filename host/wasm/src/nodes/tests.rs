@@ -24,27 +24,51 @@ pub(crate) fn dev() -> Option<(tempfile::TempDir, DevRoot, SysfsRoot)> {
     std::fs::create_dir_all(directory.path().join("sys/devices/card0")).unwrap();
     std::fs::create_dir_all(directory.path().join("sys/devices/block/sda")).unwrap();
     std::fs::create_dir_all(directory.path().join("sys/class/net/eth0")).unwrap();
-    symlink("../../devices/card0", directory.path().join("sys/dev/char/226:0")).unwrap();
+    symlink(
+        "../../devices/card0",
+        directory.path().join("sys/dev/char/226:0"),
+    )
+    .unwrap();
     for (number, device, subsystem) in CHARACTERS {
         let path = directory.path().join("sys/devices").join(device);
         std::fs::create_dir_all(&path).unwrap();
         symlink(format!("../../class/{subsystem}"), path.join("subsystem")).unwrap();
         std::fs::create_dir_all(directory.path().join("sys/class").join(subsystem)).unwrap();
-        symlink(format!("../../devices/{device}"), directory.path().join("sys/dev/char").join(number))
-            .unwrap();
+        symlink(
+            format!("../../devices/{device}"),
+            directory.path().join("sys/dev/char").join(number),
+        )
+        .unwrap();
     }
     std::fs::create_dir_all(directory.path().join("sys/devices/card0")).unwrap();
     std::fs::create_dir_all(directory.path().join("sys/class/drm")).unwrap();
-    symlink("../../class/drm", directory.path().join("sys/devices/card0/subsystem")).unwrap();
+    symlink(
+        "../../class/drm",
+        directory.path().join("sys/devices/card0/subsystem"),
+    )
+    .unwrap();
     std::fs::create_dir_all(directory.path().join("sys/class/tty/console")).unwrap();
-    std::fs::write(directory.path().join("sys/class/tty/console/active"), "tty0 ttyS1\n").unwrap();
+    std::fs::write(
+        directory.path().join("sys/class/tty/console/active"),
+        "tty0 ttyS1\n",
+    )
+    .unwrap();
     std::fs::create_dir_all(directory.path().join("proc")).unwrap();
-    let registered =
-        "Character devices:\n  1 mem\n195 nvidia-frontend\n235 acme\n\nBlock devices:\n234 nvidia-uvm\n";
+    let registered = "Character devices:\n  1 mem\n195 nvidia-frontend\n235 acme\n\nBlock devices:\n234 nvidia-uvm\n";
     std::fs::write(directory.path().join("proc/devices"), registered).unwrap();
-    symlink("../../devices/block/sda", directory.path().join("sys/dev/block/8:0")).unwrap();
+    symlink(
+        "../../devices/block/sda",
+        directory.path().join("sys/dev/block/8:0"),
+    )
+    .unwrap();
     let make = |name: &str, kind, major, minor| {
-        rustix::fs::mknodat(CWD, root.join(name), kind, Mode::from(0o640), makedev(major, minor))
+        rustix::fs::mknodat(
+            CWD,
+            root.join(name),
+            kind,
+            Mode::from(0o640),
+            makedev(major, minor),
+        )
     };
     use FileType::{BlockDevice, CharacterDevice, Fifo};
     if make("dri/card0", CharacterDevice, 226, 0) == Err(Errno::PERM) {
@@ -80,18 +104,31 @@ pub(crate) fn dev() -> Option<(tempfile::TempDir, DevRoot, SysfsRoot)> {
 
 #[test]
 fn a_node_is_looked_at_and_not_opened() {
-    let Some((_directory, dev, sysfs)) = dev() else { return };
+    let Some((_directory, dev, sysfs)) = dev() else {
+        return;
+    };
     let card = dev.stat("/dev/dri/card0", &sysfs).unwrap().info;
-    assert_eq!((card.kind, card.major, card.minor), (NodeKind::Character, 226, 0));
+    assert_eq!(
+        (card.kind, card.major, card.minor),
+        (NodeKind::Character, 226, 0)
+    );
     assert_eq!(card.sysfs_path.as_deref(), Some("devices/card0"));
     // Opening a pipe would wait for the other end.
-    assert_eq!(dev.stat("/dev/pipe", &sysfs).unwrap().info.kind, NodeKind::Fifo);
-    assert_eq!(dev.stat("/dev/ram7", &sysfs).unwrap().info.kind, NodeKind::Block);
+    assert_eq!(
+        dev.stat("/dev/pipe", &sysfs).unwrap().info.kind,
+        NodeKind::Fifo
+    );
+    assert_eq!(
+        dev.stat("/dev/ram7", &sysfs).unwrap().info.kind,
+        NodeKind::Block
+    );
 }
 
 #[test]
 fn paths_that_are_not_nodes_and_nodes_that_no_driver_may_have_are_refused() {
-    let Some((_directory, dev, sysfs)) = dev() else { return };
+    let Some((_directory, dev, sysfs)) = dev() else {
+        return;
+    };
     for (path, code) in [
         ("/dev/link", "not-a-node"),
         ("/dev/links/card0", "not-a-node"),
@@ -119,7 +156,9 @@ fn paths_that_are_not_nodes_and_nodes_that_no_driver_may_have_are_refused() {
 
 #[test]
 fn the_kind_of_a_node_says_how_a_grant_names_it() {
-    let Some((_directory, dev, sysfs)) = dev() else { return };
+    let Some((_directory, dev, sysfs)) = dev() else {
+        return;
+    };
     for (path, naming) in [
         ("/dev/dri/card0", Naming::Glob),
         ("/dev/zero", Naming::Glob),
@@ -138,11 +177,20 @@ fn the_kind_of_a_node_says_how_a_grant_names_it() {
 
 #[test]
 fn a_glob_finds_nodes_only() {
-    let Some((_directory, dev, sysfs)) = dev() else { return };
-    let paths = |glob: &str| -> Vec<String> {
-        dev.glob(glob, &sysfs).unwrap().into_iter().map(|n| n.info.path).collect()
+    let Some((_directory, dev, sysfs)) = dev() else {
+        return;
     };
-    assert_eq!(paths("/dev/[fpr]*"), ["/dev/fuse", "/dev/pipe", "/dev/ram7"]);
+    let paths = |glob: &str| -> Vec<String> {
+        dev.glob(glob, &sysfs)
+            .unwrap()
+            .into_iter()
+            .map(|n| n.info.path)
+            .collect()
+    };
+    assert_eq!(
+        paths("/dev/[fpr]*"),
+        ["/dev/fuse", "/dev/pipe", "/dev/ram7"]
+    );
     assert_eq!(paths("/dev/dri/card*"), ["/dev/dri/card0"]);
     assert_eq!(
         paths("/dev/**"),

@@ -33,7 +33,10 @@ impl Default for FileMemory {
             let units = usize::try_from(bytes / UNIT).expect("a bound is some units");
             Arc::new(Semaphore::new(units))
         };
-        Self { loading: units(LOADED_FILES_BYTES_MAX), judging: units(JUDGED_FILES_BYTES_MAX) }
+        Self {
+            loading: units(LOADED_FILES_BYTES_MAX),
+            judging: units(JUDGED_FILES_BYTES_MAX),
+        }
     }
 }
 
@@ -48,7 +51,10 @@ impl Room {
         // Rounded up, at least one unit: for the side files.
         let units = size.min(limit::DRIVER_FILE_BYTES_MAX) / UNIT + 1;
         let units = u32::try_from(units).expect("a file's bound is some units");
-        let permit = Arc::clone(all).acquire_many_owned(units).await.expect("it is never closed");
+        let permit = Arc::clone(all)
+            .acquire_many_owned(units)
+            .await
+            .expect("it is never closed");
         Self { permit }
     }
 
@@ -90,23 +96,34 @@ mod tests {
         }
         assert!((1..=LOADED_FILES_BYTES_MAX / largest).contains(&(held.len() as u64)));
         assert!(
-            Room::within(&memory.judging, u64::MAX).now_or_never().is_some(),
+            Room::within(&memory.judging, u64::MAX)
+                .now_or_never()
+                .is_some(),
             "the largest fits whatever it says"
         );
         let part = held.pop().unwrap().slice(1..2);
         assert!(
-            Room::within(&memory.loading, largest).now_or_never().is_none(),
+            Room::within(&memory.loading, largest)
+                .now_or_never()
+                .is_none(),
             "a part of it is held still"
         );
         drop(part);
-        assert!(Room::within(&memory.loading, largest).now_or_never().is_some());
+        assert!(
+            Room::within(&memory.loading, largest)
+                .now_or_never()
+                .is_some()
+        );
     }
 
     #[tokio::test]
     async fn room_is_for_the_file_as_it_was_and_some_more() {
         let memory = FileMemory::default();
         for (size, bytes_max) in [(0, UNIT), (UNIT - 1, UNIT), (UNIT, 2 * UNIT)] {
-            assert_eq!(Room::within(&memory.loading, size).await.bytes_max(), bytes_max);
+            assert_eq!(
+                Room::within(&memory.loading, size).await.bytes_max(),
+                bytes_max
+            );
         }
     }
 }

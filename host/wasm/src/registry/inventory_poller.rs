@@ -96,7 +96,8 @@ impl InventoryPoller {
                 next = self.next() => next,
             };
             let Some(trigger) = next else { return };
-            self.waiting.extend(std::iter::from_fn(|| self.requests.try_recv().ok()));
+            self.waiting
+                .extend(std::iter::from_fn(|| self.requests.try_recv().ok()));
             self.poll(trigger).await;
             for done in self.waiting.drain(..) {
                 // The caller may no longer wait.
@@ -143,23 +144,31 @@ impl InventoryPoller {
     }
 
     /// Merges the events of a burst. None: none of them is for this driver.
-    async fn gather(&mut self, first: Result<KernelEvent, broadcast::error::RecvError>) -> Option<Trigger> {
+    async fn gather(
+        &mut self,
+        first: Result<KernelEvent, broadcast::error::RecvError>,
+    ) -> Option<Trigger> {
         let info = self.driver.info();
         let (mut paths, mut everything, mut event, mut end) = (BTreeSet::new(), false, first, None);
         loop {
             match event {
-                Ok(KernelEvent::Device { subsystem, path }) if info.event_subsystems.contains(&subsystem) => {
+                Ok(KernelEvent::Device { subsystem, path })
+                    if info.event_subsystems.contains(&subsystem) =>
+                {
                     paths.insert(path);
                 }
                 Ok(KernelEvent::Device { .. }) => {}
                 Ok(KernelEvent::Node) => everything |= !info.capabilities.device_nodes.is_empty(),
-                Ok(KernelEvent::Lost) | Err(broadcast::error::RecvError::Lagged(_)) => everything = true,
+                Ok(KernelEvent::Lost) | Err(broadcast::error::RecvError::Lagged(_)) => {
+                    everything = true
+                }
                 Err(broadcast::error::RecvError::Closed) => return None,
             }
             if paths.is_empty() && !everything {
                 return None;
             }
-            let end = *end.get_or_insert_with(|| tokio::time::Instant::now() + limit::EVENT_DEBOUNCE);
+            let end =
+                *end.get_or_insert_with(|| tokio::time::Instant::now() + limit::EVENT_DEBOUNCE);
             match tokio::time::timeout_at(end, self.kernel.recv()).await {
                 Ok(next) => event = next,
                 Err(_) => break,
@@ -192,7 +201,10 @@ impl InventoryPoller {
     /// The problem of pools with extended-resource names that the grant does not have.
     fn not_granted(&self, found: &Published) -> Option<Problem> {
         let missing = self.driver.missing_resources(&found.inventory);
-        let message = format!("pools have extended-resource names beyond the grant: {}", missing.join("; "));
+        let message = format!(
+            "pools have extended-resource names beyond the grant: {}",
+            missing.join("; ")
+        );
         (!missing.is_empty()).then(|| Problem::denied(ProblemCode::NotGranted, message))
     }
 
@@ -232,9 +244,17 @@ impl InventoryPoller {
     fn report_failure(&self, call: &Call, problem: Problem, duration_us: u64) {
         let mut first = false;
         self.show(|view| {
-            first = view.problem.as_ref().is_none_or(|known| known.code != problem.code);
+            first = view
+                .problem
+                .as_ref()
+                .is_none_or(|known| known.code != problem.code);
             if first {
-                view.note("discovery failed", "discovery", duration_us, Some(problem.clone()));
+                view.note(
+                    "discovery failed",
+                    "discovery",
+                    duration_us,
+                    Some(problem.clone()),
+                );
             }
             view.problem = Some(problem.clone());
         });

@@ -24,18 +24,34 @@ async fn a_discovery_that_a_quarantine_refused_is_repeated_when_it_is_over() {
     let driver = Arc::new(Stage::new().load(&Guest::default()).await);
     let (tasks, kernel) = (Tasks::new(), KernelEvents::default());
     let pools = BTreeMap::from([(PoolName::new("node-1").unwrap(), Pool::default())]);
-    let before = Published { inventory: Inventory { pools }, ..Published::default() };
+    let before = Published {
+        inventory: Inventory { pools },
+        ..Published::default()
+    };
     let (published, mut found) = watch::channel(Arc::new(before));
-    let registry = Registry::new(Changes::default(), nodedock_base::conditions::Conditions::default(), None);
-    let requests =
-        inventory_poller::start(&registry, "tiny.wasm", driver.clone(), published, &tasks, &kernel);
+    let registry = Registry::new(
+        Changes::default(),
+        nodedock_base::conditions::Conditions::default(),
+        None,
+    );
+    let requests = inventory_poller::start(
+        &registry,
+        "tiny.wasm",
+        driver.clone(),
+        published,
+        &tasks,
+        &kernel,
+    );
 
     driver.containment().fail();
     // A request is not checked against the quarantine.
     requests.discover().await;
     assert!(!found.has_changed().unwrap());
     assert!(driver.containment().resume());
-    tokio::time::timeout(DEADLINE, found.changed()).await.expect("it is repeated").unwrap();
+    tokio::time::timeout(DEADLINE, found.changed())
+        .await
+        .expect("it is repeated")
+        .unwrap();
     assert_eq!(found.borrow().inventory, Inventory::default());
     assert!(tasks.drain(DEADLINE).await);
 }

@@ -79,7 +79,9 @@ impl Loading {
     fn is_usable(&self, name: &DriverName, policy: &Policy) -> bool {
         match &*self.0.borrow() {
             None => self.0.has_changed().is_ok(),
-            Some(Ok(version)) => !policy.judge_named(&version.verdict, name.as_str()).refuses(),
+            Some(Ok(version)) => !policy
+                .judge_named(&version.verdict, name.as_str())
+                .refuses(),
             Some(Err(_)) => false,
         }
     }
@@ -87,14 +89,19 @@ impl Loading {
     async fn outcome(mut self) -> Outcome {
         match self.0.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone().expect("it was waited for"),
-            Err(_) => Err(not_loaded("loading it was cancelled, because the daemon ends")),
+            Err(_) => Err(not_loaded(
+                "loading it was cancelled, because the daemon ends",
+            )),
         }
     }
 }
 
 impl State {
     fn is_used(&self, digest: &str) -> bool {
-        self.users.iter().filter_map(Weak::upgrade).any(|identity| identity.digest == digest)
+        self.users
+            .iter()
+            .filter_map(Weak::upgrade)
+            .any(|identity| identity.digest == digest)
     }
 
     /// Previous versions of a name are loaded again, within its new grant.
@@ -112,8 +119,15 @@ impl PreviousVersions {
         tasks: Tasks,
     ) -> Result<Self, StoreError> {
         let files = StoredFiles::open(directory)?;
-        let state = State { stored: files.digests()?, ..State::default() };
-        Ok(Self { loader: Loader { host, files, trust }, tasks, state: Mutex::new(state) })
+        let state = State {
+            stored: files.digests()?,
+            ..State::default()
+        };
+        Ok(Self {
+            loader: Loader { host, files, trust },
+            tasks,
+            state: Mutex::new(state),
+        })
     }
 
     /// Stores the code of a version that is about to serve under this identity.
@@ -126,8 +140,17 @@ impl PreviousVersions {
         // First, so that the file is not removed as one that is not needed.
         self.serves_as(identity);
         let (driver, version) = (identity.name.clone(), identity.version.clone());
-        let stem = identity.source.strip_suffix(".wasm").unwrap_or(&identity.source).to_owned();
-        let facts = StoredFacts { driver, version, stem, config };
+        let stem = identity
+            .source
+            .strip_suffix(".wasm")
+            .unwrap_or(&identity.source)
+            .to_owned();
+        let facts = StoredFacts {
+            driver,
+            version,
+            stem,
+            config,
+        };
         let (files, digest) = (self.loader.files.clone(), identity.digest.clone());
         let put = tokio::task::spawn_blocking(move || files.put(&digest, &facts, &file));
         put.await??;
@@ -139,9 +162,17 @@ impl PreviousVersions {
     pub fn sources(&self) -> Vec<StoredSource> {
         let digests = self.state().stored.clone();
         let source = |digest: String| match self.loader.files.facts(&digest) {
-            Ok(StoredFacts { driver, stem, .. }) => Some(StoredSource { digest, driver, stem }),
+            Ok(StoredFacts { driver, stem, .. }) => Some(StoredSource {
+                digest,
+                driver,
+                stem,
+            }),
             Err(error) => {
-                tracing::warn!(digest, error = chain(&error), "a stored driver does not say whose it is");
+                tracing::warn!(
+                    digest,
+                    error = chain(&error),
+                    "a stored driver does not say whose it is"
+                );
                 None
             }
         };
@@ -158,7 +189,10 @@ impl PreviousVersions {
     /// Notes the new grant of the file that serves under a name.
     pub(super) fn granted(&self, name: &DriverName, source: &str, grant: &Grant) {
         let mut state = self.state();
-        let known = state.grants.get(name).filter(|known| *known.grant == *grant);
+        let known = state
+            .grants
+            .get(name)
+            .filter(|known| *known.grant == *grant);
         let grant = match known.map(|known| known.grant.clone()) {
             Some(same) => same,
             None => {
@@ -166,13 +200,23 @@ impl PreviousVersions {
                 Arc::new(grant.clone())
             }
         };
-        state.grants.insert(name.clone(), Granted { source: source.to_owned(), grant });
+        state.grants.insert(
+            name.clone(),
+            Granted {
+                source: source.to_owned(),
+                grant,
+            },
+        );
     }
 
     /// Notes that a file no longer serves under a name. Another file may have the name by now.
     pub(super) fn left(&self, name: &DriverName, source: &str) {
         let mut state = self.state();
-        if state.grants.get(name).is_some_and(|known| known.source == source) {
+        if state
+            .grants
+            .get(name)
+            .is_some_and(|known| known.source == source)
+        {
             state.grants.remove(name);
             state.unload(name);
         }
@@ -185,7 +229,11 @@ impl PreviousVersions {
         let (grant, key) = (known.grant.clone(), (name.clone(), digest.to_owned()));
         // A failed load is retried, and so is a version that is no longer trusted: it may have been signed again.
         let policy = self.loader.trust.policy();
-        let known = state.loaded.get(&key).filter(|known| known.is_usable(name, &policy)).cloned();
+        let known = state
+            .loaded
+            .get(&key)
+            .filter(|known| known.is_usable(name, &policy))
+            .cloned();
         let loading = known.unwrap_or_else(|| self.start(name, digest, grant.clone()));
         state.loaded.insert(key, loading.clone());
         Ok((loading, grant))
@@ -219,18 +267,34 @@ impl Loader {
     async fn load(&self, name: &DriverName, digest: &str, grant: &Grant) -> Outcome {
         let (facts, code, verdict) = self.take(digest).await?;
         self.check(&verdict, name, &facts)?;
-        let file = DriverFile { name: format!("{name} {}", facts.version), bytes: code };
-        let driver = self.host.load(file, grant.clone(), facts.config.clone()).await.map_err(|error| {
-            Problem::internal(ProblemCode::PredecessorNotLoaded, format!("load it again: {}", chain(&error)))
-        })?;
+        let file = DriverFile {
+            name: format!("{name} {}", facts.version),
+            bytes: code,
+        };
+        let driver = self
+            .host
+            .load(file, grant.clone(), facts.config.clone())
+            .await
+            .map_err(|error| {
+                Problem::internal(
+                    ProblemCode::PredecessorNotLoaded,
+                    format!("load it again: {}", chain(&error)),
+                )
+            })?;
         if driver.info().name != *name {
             let message = format!("its file says that it is {}", driver.info().name);
-            return Err(Problem::internal(ProblemCode::PredecessorNotLoaded, message));
+            return Err(Problem::internal(
+                ProblemCode::PredecessorNotLoaded,
+                message,
+            ));
         }
         // The policy may have changed while it was compiled.
         self.check(&verdict, name, &facts)?;
         tracing::info!(driver = %name, version = facts.version, digest, "a previous version is loaded for its claims");
-        Ok(Version { driver: Arc::new(driver), verdict })
+        Ok(Version {
+            driver: Arc::new(driver),
+            verdict,
+        })
     }
 
     /// The stored file, with the policy's verdict.
@@ -241,11 +305,19 @@ impl Loader {
             let verdict = policy.judge(&facts.stem, &code, signature.as_deref());
             Ok::<_, StoreError>((facts, code, verdict))
         });
-        taken.await.expect("reading a file does not panic").map_err(|error| not_stored(&error))
+        taken
+            .await
+            .expect("reading a file does not panic")
+            .map_err(|error| not_stored(&error))
     }
 
     /// Judges a stored file by the current policy.
-    fn check(&self, verdict: &Verdict, name: &DriverName, facts: &StoredFacts) -> Result<(), Problem> {
+    fn check(
+        &self,
+        verdict: &Verdict,
+        name: &DriverName,
+        facts: &StoredFacts,
+    ) -> Result<(), Problem> {
         let verdict = self.trust.policy().judge_named(verdict, name.as_str());
         let (reason, digest) = (verification::reason(&verdict), verdict.digest());
         if verdict.warns() {
@@ -254,7 +326,10 @@ impl Loader {
         if !verdict.refuses() {
             return Ok(());
         }
-        let signature = self.files.signature_path(digest).map_err(|error| not_stored(&error))?;
+        let signature = self
+            .files
+            .signature_path(digest)
+            .map_err(|error| not_stored(&error))?;
         let message = format!(
             "version {} is not trusted any more: {reason}; the signature of the stored file is {}",
             facts.version,
@@ -266,10 +341,19 @@ impl Loader {
 
 #[async_trait]
 impl StoredDrivers for PreviousVersions {
-    async fn driver(&self, name: &DriverName, digest: &str) -> Result<Arc<dyn ClaimDriver>, Problem> {
+    async fn driver(
+        &self,
+        name: &DriverName,
+        digest: &str,
+    ) -> Result<Arc<dyn ClaimDriver>, Problem> {
         let (loading, grant) = self.loading(name, digest)?;
         let Version { driver, .. } = loading.outcome().await?;
-        if self.state().grants.get(name).is_none_or(|now| !Arc::ptr_eq(&now.grant, &grant)) {
+        if self
+            .state()
+            .grants
+            .get(name)
+            .is_none_or(|now| !Arc::ptr_eq(&now.grant, &grant))
+        {
             driver.revoke();
             return Err(not_loaded("its grant changed while it was loaded"));
         }
@@ -284,7 +368,12 @@ impl StoredDrivers for PreviousVersions {
 
     fn idle(&self) -> Vec<String> {
         let state = self.state();
-        state.stored.iter().filter(|digest| !state.is_used(digest)).cloned().collect()
+        state
+            .stored
+            .iter()
+            .filter(|digest| !state.is_used(digest))
+            .cloned()
+            .collect()
     }
 
     fn forget(&self, digest: &str) {
@@ -296,12 +385,18 @@ impl StoredDrivers for PreviousVersions {
         self.loader.files.remove(digest);
         state.stored.remove(digest);
         state.loaded.retain(|(_, known), _| known != digest);
-        tracing::info!(digest, "a driver's file that no claim needs any more is removed");
+        tracing::info!(
+            digest,
+            "a driver's file that no claim needs any more is removed"
+        );
     }
 }
 
 fn no_file(name: &DriverName) -> Problem {
-    Problem::unavailable(ProblemCode::DriverNotServing, format!("no file of driver {name} serves"))
+    Problem::unavailable(
+        ProblemCode::DriverNotServing,
+        format!("no file of driver {name} serves"),
+    )
 }
 
 fn not_loaded(why: &str) -> Problem {

@@ -46,7 +46,10 @@ pub(super) enum FileError {
     #[error("grant {file}")]
     Grant { file: String, source: SideFileError },
     #[error("config {file}")]
-    Config { file: String, source: DriverConfigError },
+    Config {
+        file: String,
+        source: DriverConfigError,
+    },
     #[error("others may change it: {0}")]
     Permissions(Fault),
     #[error("not trusted: {}", reason(.0))]
@@ -67,7 +70,11 @@ impl FileError {
 
 /// Why a file is not trusted, as a text.
 pub(super) fn reason(verdict: &Verdict) -> String {
-    verdict.distrust.as_ref().map(ToString::to_string).unwrap_or_default()
+    verdict
+        .distrust
+        .as_ref()
+        .map(ToString::to_string)
+        .unwrap_or_default()
 }
 
 /// Faults of the files themselves, by the opened file; the file watcher reports those of the directory.
@@ -91,25 +98,45 @@ impl Verification {
             let mut faults = FileFaults::new();
             let grant = read_text(of_thread.grant.as_deref(), &mut faults).and_then(parse_grant);
             // no error: a path that is not a file has no size, and fails when it is read
-            let found = of_thread.wasm.ok().and_then(|path| std::fs::metadata(path).ok());
+            let found = of_thread
+                .wasm
+                .ok()
+                .and_then(|path| std::fs::metadata(path).ok());
             let size = found.map_or(0, |found| found.len());
             (faults, grant, size)
         });
         let interrupted = |_| (FileFaults::new(), Err(FileError::Interrupted), 0);
         let (faults, grant, size) = read.await.unwrap_or_else(interrupted);
-        Self { files, faults, grant, size }
+        Self {
+            files,
+            faults,
+            grant,
+            size,
+        }
     }
 
     /// Reads and judges the rest in a blocking thread.
     pub(super) async fn end(self, policy: Arc<Policy>, room: Room) -> Outcome {
         let outcome = tokio::task::spawn_blocking(move || {
-            let Self { files, mut faults, grant, .. } = self;
+            let Self {
+                files,
+                mut faults,
+                grant,
+                ..
+            } = self;
             let mut digest = None;
             let verified = verify(&files, grant, &policy, room, &mut faults, &mut digest);
-            Outcome { faults, digest, verified }
+            Outcome {
+                faults,
+                digest,
+                verified,
+            }
         });
-        let interrupted =
-            |_| Outcome { faults: FileFaults::new(), digest: None, verified: Err(FileError::Interrupted) };
+        let interrupted = |_| Outcome {
+            faults: FileFaults::new(),
+            digest: None,
+            verified: Err(FileError::Interrupted),
+        };
         outcome.await.unwrap_or_else(interrupted)
     }
 }
@@ -125,7 +152,9 @@ fn verify(
     let wasm = files.wasm.as_deref().map_err(Clone::clone)?;
     let code = read_code(wasm, room, faults)?;
     let signature = files.signature.as_deref();
-    let signature = signature.map(|path| read(path, limit::SIGNATURE_FILE_BYTES_MAX, faults)).transpose()?;
+    let signature = signature
+        .map(|path| read(path, limit::SIGNATURE_FILE_BYTES_MAX, faults))
+        .transpose()?;
     let config = read_text(files.config.as_deref(), faults);
     check_permissions(wasm, policy, faults)?;
     let verdict = policy.judge(&files.stem, &code, signature.as_deref());
@@ -133,8 +162,16 @@ fn verify(
     if verdict.refuses() {
         return Err(FileError::Distrusted(Box::new(verdict)));
     }
-    let file = SignedFile { code, signature: signature.map(Into::into) };
-    Ok(Verified { file, grant: grant?, config: parse_config(config?)?, verdict })
+    let file = SignedFile {
+        code,
+        signature: signature.map(Into::into),
+    };
+    Ok(Verified {
+        file,
+        grant: grant?,
+        config: parse_config(config?)?,
+        verdict,
+    })
 }
 
 fn read_code(path: &Path, room: Room, faults: &mut FileFaults) -> Result<Bytes, FileError> {
@@ -143,7 +180,10 @@ fn read_code(path: &Path, room: Room, faults: &mut FileFaults) -> Result<Bytes, 
         Ok(code) => Ok(room.hold(code)),
         // Memory was reserved for the size that the file had before.
         Err(FileError::TooLarge { path, .. }) if max < limit::DRIVER_FILE_BYTES_MAX => {
-            Err(FileError::Read { path, source: OpenError::Changed })
+            Err(FileError::Read {
+                path,
+                source: OpenError::Changed,
+            })
         }
         Err(error) => Err(error),
     }
@@ -151,10 +191,19 @@ fn read_code(path: &Path, room: Room, faults: &mut FileFaults) -> Result<Bytes, 
 
 fn read(path: &Path, max: u64, faults: &mut FileFaults) -> Result<Vec<u8>, FileError> {
     let failed = |source| match source {
-        OpenError::TooLarge(max) => FileError::TooLarge { path: path.to_owned(), max },
-        source => FileError::Read { path: path.to_owned(), source },
+        OpenError::TooLarge(max) => FileError::TooLarge {
+            path: path.to_owned(),
+            max,
+        },
+        source => FileError::Read {
+            path: path.to_owned(),
+            source,
+        },
     };
-    let place = path.parent().zip(path.file_name()).ok_or(OpenError::NotRegular);
+    let place = path
+        .parent()
+        .zip(path.file_name())
+        .ok_or(OpenError::NotRegular);
     let (directory, name) = place.map_err(failed)?;
     let opened = open::open_in(directory, name, max).map_err(failed)?;
     let found = permissions::of_file(&opened, directory).map_err(|error| failed(error.into()))?;
@@ -167,9 +216,16 @@ fn read_text(path: Option<&Path>, faults: &mut FileFaults) -> Result<NamedText, 
     let bytes = read(path, limit::SIDE_FILE_BYTES_MAX, faults)?;
     let not_text = |error| {
         let source = io::Error::new(io::ErrorKind::InvalidData, error).into();
-        FileError::Read { path: path.to_owned(), source }
+        FileError::Read {
+            path: path.to_owned(),
+            source,
+        }
     };
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     Ok(Some((name, String::from_utf8(bytes).map_err(not_text)?)))
 }
 
@@ -178,9 +234,20 @@ fn check_permissions(wasm: &Path, policy: &Policy, faults: &FileFaults) -> Resul
     if policy.mode() != Mode::Enforce {
         return Ok(());
     }
-    let unknown = |source: io::Error| FileError::Read { path: wasm.to_owned(), source: source.into() };
-    let of_directory = wasm.parent().map(permissions::of_directory).transpose().map_err(unknown)?;
-    let fault = faults.first().map(|(_, fault)| fault).or(of_directory.iter().flatten().next()).cloned();
+    let unknown = |source: io::Error| FileError::Read {
+        path: wasm.to_owned(),
+        source: source.into(),
+    };
+    let of_directory = wasm
+        .parent()
+        .map(permissions::of_directory)
+        .transpose()
+        .map_err(unknown)?;
+    let fault = faults
+        .first()
+        .map(|(_, fault)| fault)
+        .or(of_directory.iter().flatten().next())
+        .cloned();
     fault.map_or(Ok(()), |fault| Err(FileError::Permissions(fault)))
 }
 
@@ -189,13 +256,19 @@ type NamedText = Option<(String, String)>;
 
 /// No grant file: the empty grant.
 fn parse_grant(text: NamedText) -> Result<Grant, FileError> {
-    let Some((file, text)) = text else { return Ok(Grant::empty()) };
+    let Some((file, text)) = text else {
+        return Ok(Grant::empty());
+    };
     Grant::parse(&text).map_err(|source| FileError::Grant { file, source })
 }
 
 fn parse_config(text: NamedText) -> Result<Option<String>, FileError> {
-    let Some((file, text)) = text else { return Ok(None) };
-    driver_config::driver_config(&text).map(Some).map_err(|source| FileError::Config { file, source })
+    let Some((file, text)) = text else {
+        return Ok(None);
+    };
+    driver_config::driver_config(&text)
+        .map(Some)
+        .map_err(|source| FileError::Config { file, source })
 }
 
 #[cfg(test)]
@@ -227,14 +300,23 @@ mod tests {
     #[tokio::test]
     async fn a_file_has_its_room_until_its_bytes_are_dropped() {
         let (directory, memory) = (tempfile::tempdir().unwrap(), FileMemory::default());
-        let (files, all) = (files(directory.path(), &vec![0; 3 * MIB]), memory.loading.available_permits());
+        let (files, all) = (
+            files(directory.path(), &vec![0; 3 * MIB]),
+            memory.loading.available_permits(),
+        );
         let outcome = end(Verification::begin(&files).await, &memory).await;
         let code = outcome.verified.ok().unwrap().file.code;
-        assert_eq!((code.len(), memory.loading.available_permits()), (3 * MIB, all - 4));
+        assert_eq!(
+            (code.len(), memory.loading.available_permits()),
+            (3 * MIB, all - 4)
+        );
         drop(code);
         assert_eq!(memory.loading.available_permits(), all);
 
-        let gone = DriverFiles { wasm: Ok(directory.path().join("b.wasm")), ..files };
+        let gone = DriverFiles {
+            wasm: Ok(directory.path().join("b.wasm")),
+            ..files
+        };
         let outcome = end(Verification::begin(&gone).await, &memory).await;
         assert!(
             matches!(outcome.verified, Err(FileError::Read { .. }))
@@ -249,12 +331,23 @@ mod tests {
         let verification = Verification::begin(&small).await;
         files(directory.path(), &vec![0; 2 * MIB]);
         let outcome = end(verification, &memory).await;
-        assert!(matches!(outcome.verified, Err(FileError::Read { source: OpenError::Changed, .. })));
+        assert!(matches!(
+            outcome.verified,
+            Err(FileError::Read {
+                source: OpenError::Changed,
+                ..
+            })
+        ));
 
-        let file = std::fs::File::options().write(true).open(small.wasm.as_deref().unwrap()).unwrap();
+        let file = std::fs::File::options()
+            .write(true)
+            .open(small.wasm.as_deref().unwrap())
+            .unwrap();
         file.set_len(limit::DRIVER_FILE_BYTES_MAX + 1).unwrap();
         let outcome = end(Verification::begin(&small).await, &memory).await;
         let max = limit::DRIVER_FILE_BYTES_MAX;
-        assert!(matches!(outcome.verified, Err(FileError::TooLarge { max: found, .. }) if found == max));
+        assert!(
+            matches!(outcome.verified, Err(FileError::TooLarge { max: found, .. }) if found == max)
+        );
     }
 }

@@ -67,7 +67,9 @@ pub struct WasmFiles {
 impl WasmFiles {
     /// Handles changes of files, and reloads by operators, until the tasks stop.
     pub async fn run(self, mut events: mpsc::Receiver<FileEvent>) {
-        let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else { return };
+        let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else {
+            return;
+        };
         let mut workers = Workers::default();
         let stopped = self.tasks.stopped();
         tokio::pin!(stopped);
@@ -131,7 +133,11 @@ impl WasmFiles {
             }
             worker.run().await;
         });
-        Handle { files: sender, reloads: requests, ended }
+        Handle {
+            files: sender,
+            reloads: requests,
+            ended,
+        }
     }
 }
 
@@ -189,9 +195,17 @@ enum Refusal {
     #[error("the first discovery of its devices failed: {0}")]
     Discovery(Problem),
     #[error("requests more than it is granted: {}", missing.join("; "))]
-    Blocked { driver: Arc<WasmDriver>, verdict: Box<Verdict>, missing: Vec<String> },
+    Blocked {
+        driver: Arc<WasmDriver>,
+        verdict: Box<Verdict>,
+        missing: Vec<String>,
+    },
     #[error("{}", name_problem(name, by, why))]
-    Name { name: DriverName, by: String, why: NameRefusal },
+    Name {
+        name: DriverName,
+        by: String,
+        why: NameRefusal,
+    },
     #[error("the driver {name} is served by {other}")]
     Served { name: DriverName, other: String },
     #[error("the driver name {name}: {why}")]
@@ -287,22 +301,30 @@ impl Worker {
     }
 
     fn show(&self, change: impl FnOnce(&mut DriverView)) {
-        self.shared.registry.update(DriverKind::Wasm, &self.source, change);
+        self.shared
+            .registry
+            .update(DriverKind::Wasm, &self.source, change);
     }
 
     /// Loads the files, unless they change or go meanwhile.
     async fn load(&mut self, cause: &str) {
         self.interrupted = true;
-        let Some(files) = self.files.borrow().clone() else { return };
+        let Some(files) = self.files.borrow().clone() else {
+            return;
+        };
         if self.serving.is_none() {
             self.show(|view| view.state = DriverState::Seen);
         }
         let started = Instant::now();
         let verification = Verification::begin(&files).await;
-        self.shared.registry.set_source(&self.source, Some(files.source()));
+        self.shared
+            .registry
+            .set_source(&self.source, Some(files.source()));
         match &verification.grant {
             Ok(grant) => {
-                self.shared.registry.set_granted_name(&self.source, grant.driver.clone());
+                self.shared
+                    .registry
+                    .set_granted_name(&self.source, grant.driver.clone());
                 self.revoke(grant, cause);
             }
             Err(_) => self.shared.registry.set_grant_unreadable(&self.source),
@@ -314,8 +336,12 @@ impl Worker {
             () = self.obsolete() => return,
             room = Room::within(&self.shared.memory.loading, verification.size) => room,
         };
-        let verification::Outcome { digest, verified, .. } = self.verify(verification, room).await;
-        self.shared.registry.set_read_digest(&self.source, digest.clone());
+        let verification::Outcome {
+            digest, verified, ..
+        } = self.verify(verification, room).await;
+        self.shared
+            .registry
+            .set_read_digest(&self.source, digest.clone());
         self.read = digest;
         let loaded = tokio::select! {
             // A load that did not end begins again at the next start.
@@ -338,8 +364,12 @@ impl Worker {
             ) => Some(name.clone()),
             _ => None,
         };
-        self.reason_is_of_trust =
-            matches!(outcome, Err(Refusal::File(FileError::Distrusted(_) | FileError::Permissions(_))));
+        self.reason_is_of_trust = matches!(
+            outcome,
+            Err(Refusal::File(
+                FileError::Distrusted(_) | FileError::Permissions(_)
+            ))
+        );
         if let Err(refusal) = outcome {
             self.refused(&refusal, started, cause);
         }
@@ -347,29 +377,65 @@ impl Worker {
 
     async fn try_load(&self, verified: Result<Verified, FileError>) -> Result<Ready, Refusal> {
         let mut verified = verified?;
-        let loading = DriverFile { name: self.source.clone(), bytes: verified.file.code.clone() };
-        let loaded = self.shared.host.load(loading, verified.grant.clone(), verified.config.clone()).await?;
+        let loading = DriverFile {
+            name: self.source.clone(),
+            bytes: verified.file.code.clone(),
+        };
+        let loaded = self
+            .shared
+            .host
+            .load(loading, verified.grant.clone(), verified.config.clone())
+            .await?;
         let driver = Arc::new(loaded);
         let name = &driver.info().name;
         verified.verdict = self.judge_named(&verified.verdict, name.as_str())?;
         let name = self.reserve_name(name).await?;
         if !driver.missing_grants().is_empty() {
             let missing = driver.missing_grants().to_vec();
-            return Err(Refusal::Blocked { driver, verdict: Box::new(verified.verdict), missing });
+            return Err(Refusal::Blocked {
+                driver,
+                verdict: Box::new(verified.verdict),
+                missing,
+            });
         }
         let call = driver.look_call();
-        driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
-        let found = driver.publish(&call, Trigger::Load).await.map_err(Refusal::Discovery)?;
+        driver
+            .validate_config(&call)
+            .await
+            .map_err(Refusal::ConfigRefused)?;
+        let found = driver
+            .publish(&call, Trigger::Load)
+            .await
+            .map_err(Refusal::Discovery)?;
         let missing = driver.missing_resources(&found.inventory);
         if !missing.is_empty() {
-            return Err(Refusal::Blocked { driver, verdict: Box::new(verified.verdict), missing });
+            return Err(Refusal::Blocked {
+                driver,
+                verdict: Box::new(verified.verdict),
+                missing,
+            });
         }
-        Ok(Ready { driver, found, verified, name })
+        Ok(Ready {
+            driver,
+            found,
+            verified,
+            name,
+        })
     }
 
     async fn switch(&mut self, ready: Ready, started: Instant, cause: &str) -> Result<(), Refusal> {
-        let Ready { driver, found, verified: Verified { file, grant, config, verdict }, name: reserved } =
-            ready;
+        let Ready {
+            driver,
+            found,
+            verified:
+                Verified {
+                    file,
+                    grant,
+                    config,
+                    verdict,
+                },
+            name: reserved,
+        } = ready;
         let devices = found.inventory.device_count();
         let (published, inventory) = watch::channel(Arc::new(found));
         let of_serving = inventory.clone();
@@ -377,12 +443,22 @@ impl Worker {
         let name = identity.name.clone();
         let named = reserved.source().clone();
         // First: nothing of a file that does not serve is stored.
-        reserved.bind().await.map_err(|why| self.not_bound(&name, why))?;
+        reserved
+            .bind()
+            .await
+            .map_err(|why| self.not_bound(&name, why))?;
         self.store(&identity, file, config).await;
         failpoint::pass(Point::KeptWritten);
-        let serving = Driver { identity, claims: Some(driver.clone()), inventory: Some(inventory) };
+        let serving = Driver {
+            identity,
+            claims: Some(driver.clone()),
+            inventory: Some(inventory),
+        };
         let served = self.shared.registry.serve(&self.source, serving);
-        served.map_err(|other| Refusal::Served { name: name.clone(), other })?;
+        served.map_err(|other| Refusal::Served {
+            name: name.clone(),
+            other,
+        })?;
         drop(reserved);
         failpoint::pass(Point::DriverSwitched);
         // Before the new version is shown: the old one reports nothing after this.
@@ -390,9 +466,13 @@ impl Worker {
         if let Some(old) = &old {
             old.tasks.stop();
         }
-        self.shared.previous_versions.granted(&name, &self.source, &grant);
+        self.shared
+            .previous_versions
+            .granted(&name, &self.source, &grant);
         // Before it is shown to serve.
-        self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
+        self.shared
+            .conditions
+            .clear(ProblemCode::DriverNameTaken, &self.source);
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.show(|view| {
             describe(view, &driver);
@@ -407,14 +487,27 @@ impl Worker {
         });
         self.show_verdict(&verdict);
         let tasks = self.shared.tasks.child();
-        let Self { shared: WasmFiles { registry, kernel, .. }, source, .. } = &*self;
+        let Self {
+            shared: WasmFiles {
+                registry, kernel, ..
+            },
+            source,
+            ..
+        } = &*self;
         registry.follow_conduct(source, &name, driver.containment(), &tasks);
-        let requests = inventory_poller::start(registry, source, driver.clone(), published, &tasks, kernel);
+        let requests =
+            inventory_poller::start(registry, source, driver.clone(), published, &tasks, kernel);
         let version = driver.info().version.clone();
         let (from_cache, digest) = (driver.from_cache(), driver.digest());
         tracing::info!(driver = %name, version, digest, devices, from_cache, duration_us, file = self.source, "driver serves");
-        self.serving =
-            Some(Serving { driver, source: named, inventory: of_serving, verdict, requests, tasks });
+        self.serving = Some(Serving {
+            driver,
+            source: named,
+            inventory: of_serving,
+            verdict,
+            requests,
+            tasks,
+        });
         if let Some(old) = old {
             self.note_replaced(&old);
         }
@@ -425,7 +518,9 @@ impl Worker {
     /// The old version continues to serve, if there is one, and the reason explains why the new one does not.
     fn refused(&self, refusal: &Refusal, started: Instant, cause: &str) {
         let (state, blocked) = match refusal {
-            Refusal::Blocked { verdict, missing, .. } => (DriverState::Blocked, Some((missing, verdict))),
+            Refusal::Blocked {
+                verdict, missing, ..
+            } => (DriverState::Blocked, Some((missing, verdict))),
             _ => (DriverState::Failed, None),
         };
         let (file, reason) = (&self.source, chain(refusal));
@@ -438,14 +533,23 @@ impl Worker {
             Refusal::Name { name, by, why } => Some(name_problem(name, by, why)),
             _ => None,
         };
-        self.shared.conditions.update(ProblemCode::DriverNameTaken, &self.source, of_name.clone());
+        self.shared
+            .conditions
+            .update(ProblemCode::DriverNameTaken, &self.source, of_name.clone());
         self.show(|view| {
-            view.missing_grants = blocked.map(|(missing, _)| missing.clone()).unwrap_or_default();
+            view.missing_grants = blocked
+                .map(|(missing, _)| missing.clone())
+                .unwrap_or_default();
             if let Some(serving) = &self.serving {
-                view.reason = format!("{}: {reason}", serving.still_serves(self.read.as_deref(), state));
+                view.reason = format!(
+                    "{}: {reason}",
+                    serving.still_serves(self.read.as_deref(), state)
+                );
             } else {
                 match refusal {
-                    Refusal::Blocked { driver, missing, .. } => {
+                    Refusal::Blocked {
+                        driver, missing, ..
+                    } => {
                         describe(view, driver);
                         view.missing_grants.clone_from(missing);
                     }
@@ -457,7 +561,8 @@ impl Worker {
                 view.state = state;
                 view.reason.clone_from(&reason);
             }
-            let problem = of_name.unwrap_or_else(|| Problem::invalid(ProblemCode::DriverNotTaken, &reason));
+            let problem =
+                of_name.unwrap_or_else(|| Problem::invalid(ProblemCode::DriverNotTaken, &reason));
             view.note(state.as_str(), cause, duration_us, Some(problem));
         });
     }
@@ -469,8 +574,12 @@ impl Worker {
         if self.retire() {
             tracing::info!(file = self.source, "driver file gone, its claims are kept");
         }
-        self.shared.conditions.clear(ProblemCode::DriverNotKept, &self.source);
-        self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
+        self.shared
+            .conditions
+            .clear(ProblemCode::DriverNotKept, &self.source);
+        self.shared
+            .conditions
+            .clear(ProblemCode::DriverNameTaken, &self.source);
         self.shared.registry.remove(&self.source);
     }
 }

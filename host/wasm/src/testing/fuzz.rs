@@ -16,8 +16,8 @@ use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::{Capabilities, Effective, Grant};
 use nodedock_model::{
-    AllocatedDevice, DeviceName, DriverClaim, DriverName, HealthReport, Inventory, ObjectRef, PoolName,
-    PreparedClaim, Problem,
+    AllocatedDevice, DeviceName, DriverClaim, DriverName, HealthReport, Inventory, ObjectRef,
+    PoolName, PreparedClaim, Problem,
 };
 
 use self::bytes::Bytes;
@@ -48,7 +48,9 @@ pub fn answer(data: &[u8]) -> Result<Answer, Refusal> {
         }
         b'i' => inventory(&mut bytes).map(Answer::Inventory),
         b'h' => convert::health_report(answers::health(&mut bytes)).map(Answer::Health),
-        b'r' => Ok(Answer::Refusal(convert::problem_to_model(answers::problem(&mut bytes)))),
+        b'r' => Ok(Answer::Refusal(convert::problem_to_model(
+            answers::problem(&mut bytes),
+        ))),
         _ => prepared(&mut bytes).map(|prepared| Answer::Prepared(Box::new(prepared))),
     }
 }
@@ -63,7 +65,11 @@ fn prepared(bytes: &mut Bytes<'_>) -> Result<Prepared, Refusal> {
     let asked = asked();
     let claim = convert::prepared_claim(&driver(), &asked, answers::prepared_claim(bytes))?;
     let verified = VERIFIER.with(|verifier| verifier.claim(claim.clone()));
-    Ok(Prepared { asked, claim, verified })
+    Ok(Prepared {
+        asked,
+        claim,
+        verified,
+    })
 }
 
 pub fn driver() -> DriverName {
@@ -73,16 +79,17 @@ pub fn driver() -> DriverName {
 /// A claim of three devices: of a request, of a subrequest, and a share.
 fn asked() -> DriverClaim {
     const PLAIN: &str = "the names are plain";
-    let device = |request: &str, pool: &str, device: &str, share_id: Option<&str>| AllocatedDevice {
-        request: request.to_owned(),
-        driver: driver(),
-        pool: PoolName::new(pool).expect(PLAIN),
-        device: DeviceName::new(device).expect(PLAIN),
-        share_id: share_id.map(str::to_owned),
-        consumed: Default::default(),
-        admin_access: false,
-        binding: Default::default(),
-    };
+    let device =
+        |request: &str, pool: &str, device: &str, share_id: Option<&str>| AllocatedDevice {
+            request: request.to_owned(),
+            driver: driver(),
+            pool: PoolName::new(pool).expect(PLAIN),
+            device: DeviceName::new(device).expect(PLAIN),
+            share_id: share_id.map(str::to_owned),
+            consumed: Default::default(),
+            admin_access: false,
+            binding: Default::default(),
+        };
     DriverClaim {
         id: ObjectRef::new("ml", "train", "0b1f-5.c_3").expect(PLAIN),
         devices: vec![
@@ -122,7 +129,10 @@ impl Node {
             env: one("*"),
             net_devices: one("*"),
         };
-        let grant = Grant { allowed: allowed.clone(), ..Grant::empty() };
+        let grant = Grant {
+            allowed: allowed.clone(),
+            ..Grant::empty()
+        };
         Self {
             effective: Effective::new(&allowed, &grant).expect("these are globs"),
             files: FilesRoot::open(Path::new("/")).expect("every Linux has /"),
@@ -158,22 +168,37 @@ fn check_admitted(component: &[u8], surface: &Surface) -> bool {
         surface.exports.iter().any(|name| name.starts_with(&wanted))
     };
     for interface in ["identity", "discovery", "preparation"] {
-        assert!(has(interface), "admitted without {interface}: {:?}", surface.exports);
+        assert!(
+            has(interface),
+            "admitted without {interface}: {:?}",
+            surface.exports
+        );
     }
     let known = |name: &String| name.starts_with("nodedock:driver/") || name.starts_with("wasi:");
-    assert!(surface.imports.iter().all(known), "admitted with the imports {:?}", surface.imports);
+    assert!(
+        surface.imports.iter().all(known),
+        "admitted with the imports {:?}",
+        surface.imports
+    );
     assert!(surface.profile().is_some() && surface.form.is_some());
     wasmparser::validate(component).expect("what was admitted is valid");
     let mut again = Surface::default();
-    admission::admit(component, &mut again).expect("what was admitted is admitted again, as a component");
+    admission::admit(component, &mut again)
+        .expect("what was admitted is admitted again, as a component");
     assert_eq!(again.form, Some(Form::Component));
-    assert_eq!((&again.imports, &again.exports), (&surface.imports, &surface.exports));
+    assert_eq!(
+        (&again.imports, &again.exports),
+        (&surface.imports, &surface.exports)
+    );
     true
 }
 
 fn check_refused(error: &LoadError) -> bool {
     let text = error.to_string();
-    assert!(!matches!(error, LoadError::Host(_)), "the file alone was looked at: {text}");
+    assert!(
+        !matches!(error, LoadError::Host(_)),
+        "the file alone was looked at: {text}"
+    );
     assert!(!text.is_empty());
     false
 }

@@ -74,7 +74,10 @@ const PATHS: &[&str] = &[
 ];
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tests/ceiling").join(name).with_extension("txt")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("src/tests/ceiling")
+        .join(name)
+        .with_extension("txt")
 }
 
 /// Compares a text with its fixture, or writes it.
@@ -84,8 +87,12 @@ fn compare(name: &str, text: &str) -> Result<(), String> {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
     }
-    let recorded = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let first = recorded.lines().zip(text.lines()).find(|(recorded, now)| recorded != now);
+    let recorded =
+        std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let first = recorded
+        .lines()
+        .zip(text.lines())
+        .find(|(recorded, now)| recorded != now);
     match recorded == text {
         true => Ok(()),
         false => Err(format!("{} differs, first in {first:?}", path.display())),
@@ -107,8 +114,13 @@ fn sources_of_mounts_and_files_are_as_recorded() {
     for path in PATHS {
         let mounted = ceiling::mount_source(path);
         let writable = naming(ceiling::writable_source(path));
-        writeln!(text, "{path} | {} | {writable} | {}", naming(mounted), naming(ceiling::host_file(path)))
-            .unwrap();
+        writeln!(
+            text,
+            "{path} | {} | {writable} | {}",
+            naming(mounted),
+            naming(ceiling::host_file(path))
+        )
+        .unwrap();
     }
     compare("paths", &text).unwrap();
 }
@@ -136,7 +148,16 @@ fn machine(snapshot: &Snapshot, directory: &Path) -> Hardware {
         };
         let path = directory.join(path.trim_start_matches('/'));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, NodeNumbers { kind, major: node.major, minor: node.minor }.to_string()).unwrap();
+        std::fs::write(
+            path,
+            NodeNumbers {
+                kind,
+                major: node.major,
+                minor: node.minor,
+            }
+            .to_string(),
+        )
+        .unwrap();
     }
     for (link, device) in snapshot.numbers() {
         let link = directory.join("sys/dev").join(link);
@@ -166,11 +187,17 @@ fn nodes(snapshot: &Snapshot, dev: &DevRoot, sysfs: &SysfsRoot, text: &mut Strin
 }
 
 fn attributes(snapshot: &Snapshot, sysfs: &SysfsRoot, text: &mut String) {
-    let files = snapshot.entries().filter(|(_, entry)| matches!(entry, Entry::File(_)));
-    let files: Vec<_> = files.filter_map(|(path, _)| path.strip_prefix("/sys/")).collect();
+    let files = snapshot
+        .entries()
+        .filter(|(_, entry)| matches!(entry, Entry::File(_)));
+    let files: Vec<_> = files
+        .filter_map(|(path, _)| path.strip_prefix("/sys/"))
+        .collect();
     let names = |allowed: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
         let allowed = files.iter().filter(|path| allowed(path));
-        allowed.map(|path| kind_of(path.rsplit('/').next().unwrap())).collect()
+        allowed
+            .map(|path| kind_of(path.rsplit('/').next().unwrap()))
+            .collect()
     };
     let is = |result: Result<(), Problem>| match result {
         Ok(()) => true,
@@ -185,16 +212,23 @@ fn attributes(snapshot: &Snapshot, sysfs: &SysfsRoot, text: &mut String) {
     };
     for (title, names) in [
         ("read below /sys: names of files", names(&may_read)),
-        ("not read below /sys: names of files", names(&|path| !may_read(path))),
-        ("not written below /sys, though of a device: names of files", {
-            names(&|path| path.starts_with("devices/") && !is(sysfs.attribute(path).map(drop)))
-        }),
+        (
+            "not read below /sys: names of files",
+            names(&|path| !may_read(path)),
+        ),
+        (
+            "not written below /sys, though of a device: names of files",
+            { names(&|path| path.starts_with("devices/") && !is(sysfs.attribute(path).map(drop))) },
+        ),
     ] {
         writeln!(text, "# {title}").unwrap();
-        names.iter().for_each(|name| writeln!(text, "{name}").unwrap());
+        names
+            .iter()
+            .for_each(|name| writeln!(text, "{name}").unwrap());
     }
-    let outside =
-        files.iter().find(|path| !path.starts_with("devices/") && is(sysfs.attribute(path).map(drop)));
+    let outside = files
+        .iter()
+        .find(|path| !path.starts_with("devices/") && is(sysfs.attribute(path).map(drop)));
     assert_eq!(outside, None, "only attributes of devices are written");
 }
 
@@ -206,17 +240,28 @@ fn a_grant_of_everything_allows_what_is_recorded() {
         return;
     };
     let mut wrong = Vec::new();
-    for archive in
-        entries.map(|entry| entry.unwrap().path()).filter(|path| path.to_string_lossy().contains(".tar"))
+    for archive in entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.to_string_lossy().contains(".tar"))
     {
         let snapshot = Snapshot::open(&archive).unwrap();
         let directory = tempfile::tempdir().unwrap();
         let hardware = machine(&snapshot, directory.path());
-        let (sysfs, dev) = (hardware.open_sys().unwrap(), DevRoot::open(&hardware).unwrap());
+        let (sysfs, dev) = (
+            hardware.open_sys().unwrap(),
+            DevRoot::open(&hardware).unwrap(),
+        );
         let mut text = String::new();
         nodes(&snapshot, &dev, &sysfs, &mut text);
         attributes(&snapshot, &sysfs, &mut text);
-        let name = archive.file_name().unwrap().to_string_lossy().split(".tar").next().unwrap().to_owned();
+        let name = archive
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .split(".tar")
+            .next()
+            .unwrap()
+            .to_owned();
         wrong.extend(compare(&name, &text).err());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

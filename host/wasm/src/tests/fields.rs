@@ -4,7 +4,17 @@ use wit_parser::{Resolve, TypeDefKind};
 
 /// Interfaces of the contract, and the records of theirs that a driver returns.
 const RECORDS: &[(&str, &[&str])] = &[
-    ("container-edits", &["container-edits", "device-node", "mount", "net-device", "hook", "intel-rdt"]),
+    (
+        "container-edits",
+        &[
+            "container-edits",
+            "device-node",
+            "mount",
+            "net-device",
+            "hook",
+            "intel-rdt",
+        ],
+    ),
     (
         "claims",
         &[
@@ -24,16 +34,25 @@ const RECORDS: &[(&str, &[&str])] = &[
 /// Fields of the records in the contract, as `record.field`.
 fn fields() -> Vec<String> {
     let mut resolve = Resolve::default();
-    resolve.push_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit")).unwrap();
+    resolve
+        .push_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit"))
+        .unwrap();
     let mut fields = Vec::new();
     for (interface, records) in RECORDS {
-        let found = resolve.interfaces.iter().find(|(_, known)| known.name.as_deref() == Some(interface));
+        let found = resolve
+            .interfaces
+            .iter()
+            .find(|(_, known)| known.name.as_deref() == Some(interface));
         let (_, interface) = found.unwrap();
         for record in *records {
             let TypeDefKind::Record(kind) = &resolve.types[interface.types[*record]].kind else {
                 panic!("{record}")
             };
-            fields.extend(kind.fields.iter().map(|field| format!("{record}.{}", field.name)));
+            fields.extend(
+                kind.fields
+                    .iter()
+                    .map(|field| format!("{record}.{}", field.name)),
+            );
         }
     }
     fields
@@ -42,28 +61,44 @@ fn fields() -> Vec<String> {
 #[test]
 fn every_field_of_an_answer_has_a_row_with_its_grant() {
     let page = include_str!("../../../../docs/security.md");
-    let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| `")).collect();
+    let rows: Vec<_> = page
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .collect();
     let has_row = |field: &String| {
-        rows.iter().any(|row| row.starts_with(&format!("| `{field}` | ")) && row.len() > field.len() + 8)
+        rows.iter()
+            .any(|row| row.starts_with(&format!("| `{field}` | ")) && row.len() > field.len() + 8)
     };
-    let missing: Vec<_> = fields().into_iter().filter(|field| !has_row(field)).collect();
-    assert!(missing.is_empty(), "docs/security.md does not say which grant covers {missing:?}");
+    let missing: Vec<_> = fields()
+        .into_iter()
+        .filter(|field| !has_row(field))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/security.md does not say which grant covers {missing:?}"
+    );
 }
 
 /// A record of edits that is new in the contract.
 #[test]
 fn every_record_of_edits_is_in_the_table() {
     let mut resolve = Resolve::default();
-    resolve.push_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit")).unwrap();
+    resolve
+        .push_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit"))
+        .unwrap();
     let (_, edits) = resolve
         .interfaces
         .iter()
         .find(|(_, known)| known.name.as_deref() == Some("container-edits"))
         .unwrap();
-    let records =
-        edits.types.iter().filter(|(_, id)| matches!(resolve.types[**id].kind, TypeDefKind::Record(_)));
-    let unknown: Vec<_> =
-        records.map(|(name, _)| name.as_str()).filter(|name| !RECORDS[0].1.contains(name)).collect();
+    let records = edits
+        .types
+        .iter()
+        .filter(|(_, id)| matches!(resolve.types[**id].kind, TypeDefKind::Record(_)));
+    let unknown: Vec<_> = records
+        .map(|(name, _)| name.as_str())
+        .filter(|name| !RECORDS[0].1.contains(name))
+        .collect();
     assert!(unknown.is_empty(), "{unknown:?}");
 }
 
@@ -81,19 +116,44 @@ fn add_sources(directory: &std::path::Path, sources: &mut String) {
 #[test]
 fn every_promise_names_tests_that_exist() {
     let page = include_str!("../../../../docs/security.md");
-    let (_, section) = page.split_once("## Promises, and the tests that would break").unwrap();
-    let rows = section.split("\n## ").next().unwrap().lines().filter(|line| line.starts_with("| "));
-    let tests: Vec<_> =
-        rows.skip(2).map(|row| row.rsplit_once(" | ").unwrap().1.trim_end_matches(" |")).collect();
+    let (_, section) = page
+        .split_once("## Promises, and the tests that would break")
+        .unwrap();
+    let rows = section
+        .split("\n## ")
+        .next()
+        .unwrap()
+        .lines()
+        .filter(|line| line.starts_with("| "));
+    let tests: Vec<_> = rows
+        .skip(2)
+        .map(|row| row.rsplit_once(" | ").unwrap().1.trim_end_matches(" |"))
+        .collect();
     assert!(tests.len() > 20, "{tests:?}");
     let mut sources = String::new();
-    for directory in ["host", "sdk", "tests", "xtask", "example-drivers", "conformance"] {
+    for directory in [
+        "host",
+        "sdk",
+        "tests",
+        "xtask",
+        "example-drivers",
+        "conformance",
+    ] {
         add_sources(
-            &std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(directory),
+            &std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../..")
+                .join(directory),
             &mut sources,
         );
     }
-    let names = tests.iter().flat_map(|tests| tests.split(", ").map(|name| name.trim_matches('`')));
-    let missing: Vec<_> = names.filter(|name| !sources.contains(&format!("fn {name}("))).collect();
-    assert!(missing.is_empty(), "docs/security.md names tests that do not exist: {missing:?}");
+    let names = tests
+        .iter()
+        .flat_map(|tests| tests.split(", ").map(|name| name.trim_matches('`')));
+    let missing: Vec<_> = names
+        .filter(|name| !sources.contains(&format!("fn {name}(")))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/security.md names tests that do not exist: {missing:?}"
+    );
 }

@@ -59,7 +59,10 @@ pub(crate) fn push_contract(resolve: &mut Resolve, version: &str) -> PackageId {
     let files = [
         ("claims", include_str!("../../../../wit/claims.wit")),
         ("common", include_str!("../../../../wit/common.wit")),
-        ("container-edits", include_str!("../../../../wit/container-edits.wit")),
+        (
+            "container-edits",
+            include_str!("../../../../wit/container-edits.wit"),
+        ),
         ("driver", include_str!("../../../../wit/driver.wit")),
         ("facets", include_str!("../../../../wit/facets.wit")),
         ("host", include_str!("../../../../wit/host.wit")),
@@ -67,9 +70,14 @@ pub(crate) fn push_contract(resolve: &mut Resolve, version: &str) -> PackageId {
     ];
     let mut sources = SourceMap::new();
     for (name, text) in files {
-        sources.push_str(&format!("{name}.wit"), text.replace("@0.2.0", &format!("@{version}")));
+        sources.push_str(
+            &format!("{name}.wit"),
+            text.replace("@0.2.0", &format!("@{version}")),
+        );
     }
-    resolve.push_group(sources.parse().map_err(|(_, error)| error).unwrap()).unwrap()
+    resolve
+        .push_group(sources.parse().map_err(|(_, error)| error).unwrap())
+        .unwrap()
 }
 
 pub(crate) const NAME: &str = "tiny.example.com";
@@ -94,8 +102,7 @@ pub(crate) fn env_edit(name: &str, value: &str) -> String {
 }
 
 /// The import of `sysfs-write`.
-pub(crate) const WRITE_IMPORT: &str =
-    "(import \"nodedock:driver/sysfs-write@0.2.0\" \"write\" (func $write (param i32 i32 i32 i32 i32)))";
+pub(crate) const WRITE_IMPORT: &str = "(import \"nodedock:driver/sysfs-write@0.2.0\" \"write\" (func $write (param i32 i32 i32 i32 i32)))";
 
 /// A path and a value, for `write_call`.
 pub(crate) fn write_data(path: &str, value: &str) -> String {
@@ -116,20 +123,27 @@ fn len(text: &str) -> u32 {
 }
 
 fn words(words: &[u32]) -> String {
-    words.iter().flat_map(|word| word.to_le_bytes()).map(|byte| format!("\\{byte:02x}")).collect()
+    words
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .map(|byte| format!("\\{byte:02x}"))
+        .collect()
 }
 
 impl Guest {
     fn text(&self) -> String {
         let mut info = [0u32; 36];
         info[..4].copy_from_slice(&[2048, len(NAME), 2112, 5]);
-        let mut data = format!("(data (i32.const 2048) \"{NAME}\") (data (i32.const 2112) \"1.2.3\")");
+        let mut data =
+            format!("(data (i32.const 2048) \"{NAME}\") (data (i32.const 2112) \"1.2.3\")");
         for (place, glob, at) in [(6, self.sysfs_read, 2176), (20, self.env, 2304)] {
             if let Some(glob) = glob {
                 info[place..place + 2].copy_from_slice(&[at, 1]);
                 let list = words(&[at + 8, len(glob)]);
-                data +=
-                    &format!("(data (i32.const {at}) \"{list}\") (data (i32.const {}) \"{glob}\")", at + 8);
+                data += &format!(
+                    "(data (i32.const {at}) \"{list}\") (data (i32.const {}) \"{glob}\")",
+                    at + 8
+                );
             }
         }
         if let Some((glob, pattern)) = self.sysfs_write {
@@ -140,8 +154,18 @@ impl Guest {
             );
         }
         let context = "(param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32";
-        let Self { imports, extra, describe, discover, prepare, unprepare, realloc, pages, version, .. } =
-            self;
+        let Self {
+            imports,
+            extra,
+            describe,
+            discover,
+            prepare,
+            unprepare,
+            realloc,
+            pages,
+            version,
+            ..
+        } = self;
         let package = format!("@{version}");
         format!(
             "(module {imports}
@@ -169,7 +193,11 @@ impl Guest {
         if let Some(wit) = self.wit {
             package = resolve.push_str("hostile.wit", wit).unwrap();
         }
-        let world = if self.wit.is_some() { "hostile" } else { self.world };
+        let world = if self.wit.is_some() {
+            "hostile"
+        } else {
+            self.world
+        };
         let world = resolve.select_world(&[package], Some(world)).unwrap();
         embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8).unwrap();
         module
@@ -177,7 +205,11 @@ impl Guest {
 
     /// The same as a component.
     pub(crate) fn component(&self) -> Vec<u8> {
-        ComponentEncoder::default().module(&self.module()).unwrap().encode().unwrap()
+        ComponentEncoder::default()
+            .module(&self.module())
+            .unwrap()
+            .encode()
+            .unwrap()
     }
 }
 

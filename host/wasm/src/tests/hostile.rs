@@ -13,7 +13,9 @@ use serde::Deserialize;
 
 use nodedock_core::driver::{Call, ClaimDriver};
 use nodedock_model::rule::is_unprintable;
-use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, DriverClaimRecord, PoolName, Problem};
+use nodedock_model::{
+    AllocatedDevice, DeviceName, DriverClaim, DriverClaimRecord, PoolName, Problem,
+};
 
 use super::guest::{Guest, PREPARE_ONE};
 use super::*;
@@ -50,7 +52,11 @@ impl Stop {
 
 /// A driver that means no harm, to begin with: no devices, and every claim goes well.
 fn small() -> Guest {
-    Guest { prepare: PREPARE_ONE.into(), unprepare: PREPARE_ONE.into(), ..Guest::default() }
+    Guest {
+        prepare: PREPARE_ONE.into(),
+        unprepare: PREPARE_ONE.into(),
+        ..Guest::default()
+    }
 }
 
 /// A driver that means harm.
@@ -72,7 +78,15 @@ fn case(
     file: impl Fn() -> Vec<u8> + 'static,
     (stop, code, says): (Stop, &'static str, &'static str),
 ) -> Case {
-    Case { name, attack, grant: "", file: Box::new(file), stop, code, says }
+    Case {
+        name,
+        attack,
+        grant: "",
+        file: Box::new(file),
+        stop,
+        code,
+        says,
+    }
 }
 
 impl Case {
@@ -83,7 +97,10 @@ impl Case {
 
 /// All of them.
 fn corpus() -> Vec<Case> {
-    [files::cases(), table::cases(), others::cases()].into_iter().flatten().collect()
+    [files::cases(), table::cases(), others::cases()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Where a driver was stopped, with which code and words.
@@ -96,7 +113,11 @@ struct Verdict {
 
 impl Verdict {
     fn new(stop: Stop, problem: Problem) -> Self {
-        Self { stop, code: problem.code, message: problem.message }
+        Self {
+            stop,
+            code: problem.code,
+            message: problem.message,
+        }
     }
 
     fn of_file(error: &LoadError) -> Self {
@@ -105,7 +126,11 @@ impl Verdict {
             LoadError::Describe(_) | LoadError::Description(_) => Stop::Describe,
             _ => Stop::Admission,
         };
-        Self { stop, code: error.code().to_string(), message: error.to_string() }
+        Self {
+            stop,
+            code: error.code().to_string(),
+            message: error.to_string(),
+        }
     }
 }
 
@@ -120,7 +145,10 @@ fn claim() -> DriverClaim {
         admin_access: false,
         binding: Default::default(),
     };
-    DriverClaim { devices: vec![device], ..a_claim(UID) }
+    DriverClaim {
+        devices: vec![device],
+        ..a_claim(UID)
+    }
 }
 
 /// Takes a driver through its life until it is stopped.
@@ -128,7 +156,11 @@ async fn life(driver: &WasmDriver) -> Verdict {
     let call = a_call();
     if !driver.missing_grants().is_empty() {
         let message = driver.missing_grants().join("; ");
-        return Verdict { stop: Stop::Grant, code: "blocked".into(), message };
+        return Verdict {
+            stop: Stop::Grant,
+            code: "blocked".into(),
+            message,
+        };
     }
     if let Err(problem) = driver.validate_config(&call).await {
         return Verdict::new(Stop::Config, problem);
@@ -144,7 +176,11 @@ async fn life(driver: &WasmDriver) -> Verdict {
 
 async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
     let mut outcomes = driver.prepare(call, &[claim()]).await;
-    assert_eq!(outcomes.keys().map(|uid| uid.as_str()).collect::<Vec<_>>(), [UID], "one outcome per claim");
+    assert_eq!(
+        outcomes.keys().map(|uid| uid.as_str()).collect::<Vec<_>>(),
+        [UID],
+        "one outcome per claim"
+    );
     let memo = match outcomes.remove(UID).unwrap() {
         Err(problem) => return Verdict::new(Stop::Prepare, problem),
         Ok(prepared) => prepared.memo,
@@ -158,7 +194,11 @@ async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
     };
     match driver.unprepare(call, &[live]).await.remove(UID).unwrap() {
         Err(problem) => Verdict::new(Stop::Unprepare, problem),
-        Ok(()) => Verdict { stop: Stop::Harmless, code: String::new(), message: String::new() },
+        Ok(()) => Verdict {
+            stop: Stop::Harmless,
+            code: String::new(),
+            message: String::new(),
+        },
     }
 }
 
@@ -171,7 +211,12 @@ fn node() -> Stage {
     std::fs::create_dir_all(sys.join("class/net/eth0")).unwrap();
     // Few directories, which `**/**` comes to in many ways: what is tested is the bound, not the disk.
     std::fs::create_dir_all(sys.join("deep").join("a/".repeat(8))).unwrap();
-    for (name, content) in [("vendor", "0x1af4\n"), ("config", "secret"), ("remove", ""), ("numvfs", "0\n")] {
+    for (name, content) in [
+        ("vendor", "0x1af4\n"),
+        ("config", "secret"),
+        ("remove", ""),
+        ("numvfs", "0\n"),
+    ] {
         std::fs::write(card.join(name), content).unwrap();
     }
     for (path, content) in [
@@ -193,17 +238,30 @@ fn node() -> Stage {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, content).unwrap();
     }
-    let private = ["devices/card0/private", "class/zram-control/hot_add", "module/m/parameters/key"];
-    for (path, mode) in private.into_iter().map(|path| (path, 0o400)).chain([("devices/card0/closed", 0o700)])
+    let private = [
+        "devices/card0/private",
+        "class/zram-control/hot_add",
+        "module/m/parameters/key",
+    ];
+    for (path, mode) in private
+        .into_iter()
+        .map(|path| (path, 0o400))
+        .chain([("devices/card0/closed", 0o700)])
     {
         std::fs::set_permissions(sys.join(path), std::fs::Permissions::from_mode(mode)).unwrap();
     }
     std::fs::write(card.join("binary"), [0xff, 0xfe]).unwrap();
-    std::fs::File::create(card.join("endless")).unwrap().set_len(1 << 40).unwrap();
+    std::fs::File::create(card.join("endless"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
     std::fs::write(directory.path().join("outside"), "secret").unwrap();
-    for (link, target) in
-        [("up", "../outside"), ("root", "/"), ("descriptors", "/proc/self/fd"), ("loop", "loop")]
-    {
+    for (link, target) in [
+        ("up", "../outside"),
+        ("root", "/"),
+        ("descriptors", "/proc/self/fd"),
+        ("loop", "loop"),
+    ] {
         symlink(target, sys.join(link)).unwrap();
     }
     let function = sys.join("devices/pci0000:00/0000:00:04.0");
@@ -212,19 +270,39 @@ fn node() -> Stage {
     std::fs::create_dir_all(sys.join("bus/pci/drivers/vfio-pci")).unwrap();
     std::fs::write(function.join("class"), "0x030000\n").unwrap();
     let functions = sys.join("bus/pci/devices");
-    symlink("../../../devices/pci0000:00/0000:00:04.0", functions.join("0000:00:04.0")).unwrap();
+    symlink(
+        "../../../devices/pci0000:00/0000:00:04.0",
+        functions.join("0000:00:04.0"),
+    )
+    .unwrap();
     symlink("../../../devices/card0", functions.join("0000:00:05.0")).unwrap();
     std::fs::create_dir_all(directory.path().join("usr/share")).unwrap();
     let vendor = directory.path().join("opt/vendor");
     std::fs::create_dir_all(&vendor).unwrap();
     std::fs::create_dir(vendor.join("closed")).unwrap();
-    for file in ["private", "api-token", "closed/open", "APIKEY.TXT", "id_rsa", ".netrc", "foreign"] {
+    for file in [
+        "private",
+        "api-token",
+        "closed/open",
+        "APIKEY.TXT",
+        "id_rsa",
+        ".netrc",
+        "foreign",
+    ] {
         std::fs::write(vendor.join(file), "secret").unwrap();
     }
-    std::fs::set_permissions(vendor.join("closed"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(
+        vendor.join("closed"),
+        std::fs::Permissions::from_mode(0o700),
+    )
+    .unwrap();
     // Where this is not root, who owns the file is the one who runs the test: then it is private.
     if std::os::unix::fs::chown(vendor.join("foreign"), Some(1234), None).is_err() {
-        std::fs::set_permissions(vendor.join("foreign"), std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::set_permissions(
+            vendor.join("foreign"),
+            std::fs::Permissions::from_mode(0o600),
+        )
+        .unwrap();
     }
     for path in [
         "etc/vendor/conf.d",
@@ -242,18 +320,35 @@ fn node() -> Stage {
     for file in ["etc/vendor/conf", "etc/ceph/ceph.conf", "opt/hooks/open"] {
         std::fs::write(directory.path().join(file), "secret").unwrap();
     }
-    std::fs::set_permissions(directory.path().join("opt/hooks/open"), std::fs::Permissions::from_mode(0o755))
-        .unwrap();
+    std::fs::set_permissions(
+        directory.path().join("opt/hooks/open"),
+        std::fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
     for open in ["opt/open", "opt/hooks"] {
-        std::fs::set_permissions(directory.path().join(open), std::fs::Permissions::from_mode(0o777))
-            .unwrap();
+        std::fs::set_permissions(
+            directory.path().join(open),
+            std::fs::Permissions::from_mode(0o777),
+        )
+        .unwrap();
     }
-    for (link, target) in [("etc", "/etc/ssh"), ("hook", "/opt/hooks/open"), ("conf", "/etc/vendor/conf")] {
+    for (link, target) in [
+        ("etc", "/etc/ssh"),
+        ("hook", "/opt/hooks/open"),
+        ("conf", "/etc/vendor/conf"),
+    ] {
         symlink(target, vendor.join(link)).unwrap();
     }
     std::fs::create_dir_all(directory.path().join("etc/ssh")).unwrap();
-    std::fs::set_permissions(vendor.join("private"), std::fs::Permissions::from_mode(0o600)).unwrap();
-    std::fs::File::create(vendor.join("endless")).unwrap().set_len(1 << 40).unwrap();
+    std::fs::set_permissions(
+        vendor.join("private"),
+        std::fs::Permissions::from_mode(0o600),
+    )
+    .unwrap();
+    std::fs::File::create(vendor.join("endless"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
     std::fs::create_dir_all(directory.path().join("etc")).unwrap();
     std::fs::write(directory.path().join("etc/shadow"), "secret").unwrap();
     symlink("/etc/shadow", vendor.join("shadow")).unwrap();
@@ -263,8 +358,13 @@ fn node() -> Stage {
     let fifo = rustix::fs::FileType::Fifo;
     let dev = directory.path().join("dev");
     std::fs::create_dir_all(&dev).unwrap();
-    for path in [sys.join("fifo"), dev.join("pipe"), dev.join("card9"), dev.join("mem"), vendor.join("pipe")]
-    {
+    for path in [
+        sys.join("fifo"),
+        dev.join("pipe"),
+        dev.join("card9"),
+        dev.join("mem"),
+        vendor.join("pipe"),
+    ] {
         rustix::fs::mknodat(rustix::fs::CWD, &path, fifo, 0o600.into(), 0).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     }
@@ -294,19 +394,28 @@ async fn play(stage: &Arc<Stage>, good: &WasmDriver, case: &Case) -> Result<(), 
         Ok(Err(panic)) => return Err(format!("the host panics: {panic}")),
         Err(_) => return Err(format!("the host is busy with it for {CASE_WALL:?}")),
     };
-    let as_wanted =
-        verdict.stop == case.stop && verdict.code == case.code && verdict.message.contains(case.says);
+    let as_wanted = verdict.stop == case.stop
+        && verdict.code == case.code
+        && verdict.message.contains(case.says);
     if !as_wanted {
-        return Err(format!("{:?} {} {:?} is wanted, not {verdict:?}", case.stop, case.code, case.says));
+        return Err(format!(
+            "{:?} {} {:?} is wanted, not {verdict:?}",
+            case.stop, case.code, case.says
+        ));
     }
     if verdict.message.len() > 2048 || verdict.message.contains(is_unprintable) {
         return Err(format!("no short line: {:?}", verdict.message));
     }
     if meanwhile[UID] != Ok(Default::default()) {
-        return Err(format!("a good driver does not work meanwhile: {meanwhile:?}"));
+        return Err(format!(
+            "a good driver does not work meanwhile: {meanwhile:?}"
+        ));
     }
     if case.stop == Stop::Admission && bytes.len() < 1 << 20 {
-        let file = DriverFile { name: case.name.into(), bytes };
+        let file = DriverFile {
+            name: case.name.into(),
+            bytes,
+        };
         let seen = stage.host.inspect(file, &Grant::empty()).await;
         let code = seen.driver.err().map(|error| error.code().as_str());
         if code != Some(case.code) {
@@ -320,15 +429,28 @@ async fn play(stage: &Arc<Stage>, good: &WasmDriver, case: &Case) -> Result<(), 
 async fn unharmed(stage: &Stage, good: &WasmDriver) -> Result<(), String> {
     let outcomes = good.prepare(&a_call(), &[claim()]).await;
     if outcomes[UID] != Ok(Default::default()) {
-        return Err(format!("a good driver does not work afterwards: {outcomes:?}"));
+        return Err(format!(
+            "a good driver does not work afterwards: {outcomes:?}"
+        ));
     }
     if stage.host.permits.all.memories.available_permits() != CALLS_MAX {
         return Err("a call keeps its permits".into());
     }
-    let Some(pool) = stage.host.runtime.engine.pooling_allocator_metrics() else { return Ok(()) };
-    let left =
-        (pool.component_instances(), pool.core_instances(), pool.memories(), pool.tables(), pool.stacks());
-    if left == (0, 0, 0, 0, 0) { Ok(()) } else { Err(format!("left of its calls: {left:?}")) }
+    let Some(pool) = stage.host.runtime.engine.pooling_allocator_metrics() else {
+        return Ok(());
+    };
+    let left = (
+        pool.component_instances(),
+        pool.core_instances(),
+        pool.memories(),
+        pool.tables(),
+        pool.stacks(),
+    );
+    if left == (0, 0, 0, 0, 0) {
+        Ok(())
+    } else {
+        Err(format!("left of its calls: {left:?}"))
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -341,7 +463,12 @@ async fn every_hostile_driver_gets_its_answer_and_leaves_the_host_unharmed() {
             wrong.push(format!("{}: {why}", case.name));
         }
     }
-    assert!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} cases:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 #[test]
@@ -363,9 +490,16 @@ fn page() -> String {
         .to_owned();
     for case in corpus() {
         let stage = case.stop.name();
-        let code = if case.code.is_empty() { String::new() } else { format!("`{}`", case.code) };
+        let code = if case.code.is_empty() {
+            String::new()
+        } else {
+            format!("`{}`", case.code)
+        };
         let says = case.says.replace('|', "\\|");
-        text += &format!("| {} | {} | {stage} | {code} | {says} |\n", case.name, case.attack);
+        text += &format!(
+            "| {} | {} | {stage} | {code} | {says} |\n",
+            case.name, case.attack
+        );
     }
     text
 }
@@ -376,5 +510,8 @@ fn the_page_is_made_of_the_list() {
     if std::env::var_os("NODEDOCK_WRITE_DOCS").is_some() {
         std::fs::write(path, page()).unwrap();
     }
-    assert!(std::fs::read_to_string(path).unwrap() == page(), "docs/hostile-drivers.md is not up to date");
+    assert!(
+        std::fs::read_to_string(path).unwrap() == page(),
+        "docs/hostile-drivers.md is not up to date"
+    );
 }

@@ -11,8 +11,10 @@ use nodedock_core::driver::quarantine::FAILURES_MAX;
 use nodedock_model::{Problem, ProblemKind};
 
 const SPIN: &str = "(loop $l (br $l)) unreachable";
-const LOG: &str = "(import \"nodedock:driver/log@0.2.0\" \"write\" (func $log (param i32 i32 i32 i32 i32)))";
-const READ: &str = "(import \"nodedock:driver/sysfs@0.2.0\" \"read\" (func $read (param i32 i32 i32)))";
+const LOG: &str =
+    "(import \"nodedock:driver/log@0.2.0\" \"write\" (func $log (param i32 i32 i32 i32 i32)))";
+const READ: &str =
+    "(import \"nodedock:driver/sysfs@0.2.0\" \"read\" (func $read (param i32 i32 i32)))";
 
 async fn loaded(stage: &Stage, guest: &Guest, grant: &str) -> WasmDriver {
     stage.try_load(guest.module(), grant).await.unwrap()
@@ -26,14 +28,19 @@ async fn refused(guest: Guest, grant: &str) -> (Problem, Arc<Stats>) {
 }
 
 fn discovering(discover: impl Into<String>) -> Guest {
-    Guest { discover: discover.into(), ..Guest::default() }
+    Guest {
+        discover: discover.into(),
+        ..Guest::default()
+    }
 }
 
 /// The problem names the limit and its value, and it is the only limit that was counted, once.
 fn assert_limit((problem, stats): (Problem, Arc<Stats>), code: &str, value: &str, limit: Limit) {
     assert_eq!(problem.code, code, "{problem}");
     assert!(problem.message.contains(value), "{value}: {problem}");
-    let counts = Limit::ALL.iter().map(|limit| (*limit, stats.refusals(*limit).get()));
+    let counts = Limit::ALL
+        .iter()
+        .map(|limit| (*limit, stats.refusals(*limit).get()));
     let counted: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
     assert_eq!(counted, [(limit, 1)], "{problem}");
 }
@@ -68,7 +75,10 @@ fn logging(lines: u32, bytes: u32) -> Guest {
            (br_if $l (i32.lt_u (local.get $n) (i32.const {lines}))))
          i32.const 8192"
     );
-    Guest { imports: LOG.into(), ..discovering(discover) }
+    Guest {
+        imports: LOG.into(),
+        ..discovering(discover)
+    }
 }
 
 #[tokio::test]
@@ -85,7 +95,8 @@ async fn wall_clock_and_cpu_are_those_of_the_grant() {
 
 #[tokio::test]
 async fn memory_and_table_entries_are_named_and_their_peaks_known() {
-    let grow = "(drop (memory.grow (i32.const 32))) (drop (memory.grow (i32.const 1000))) unreachable";
+    let grow =
+        "(drop (memory.grow (i32.const 32))) (drop (memory.grow (i32.const 1000))) unreachable";
     let memory = refused(discovering(grow), "limits: {memoryMiB: 8}").await;
     assert_eq!(memory.1.peak_memory.get(), 33 << 16);
     assert_limit(memory, "driver-memory-limit", "8 MiB", Limit::Memory);
@@ -93,67 +104,149 @@ async fn memory_and_table_entries_are_named_and_their_peaks_known() {
     let grow = "(drop (table.grow $t (ref.null func) (i32.const 60000)))
                 (drop (table.grow $u (ref.null func) (i32.const 60000))) unreachable";
     let tables = "(table $t 1 funcref) (table $u 1 funcref)".into();
-    let entries = refused(Guest { extra: tables, ..discovering(grow) }, "").await;
+    let entries = refused(
+        Guest {
+            extra: tables,
+            ..discovering(grow)
+        },
+        "",
+    )
+    .await;
     assert_eq!(entries.1.peak_table_elements.get(), 60_002);
     let value = CALL_TABLE_ELEMENTS.to_string();
-    assert_limit(entries, "driver-table-elements-limit", &value, Limit::TableElements);
+    assert_limit(
+        entries,
+        "driver-table-elements-limit",
+        &value,
+        Limit::TableElements,
+    );
 }
 
 #[tokio::test]
 async fn more_tables_than_a_call_may_have_are_named_as_the_file_is_loaded() {
     let tables = "(table 0 funcref)".repeat(CALL_TABLES + 1);
-    let text = Stage::new().refusal(Guest { extra: tables, ..Guest::default() }.module()).await.to_string();
-    assert!(text.contains("tables") && text.contains(&CALL_TABLES.to_string()), "{text}");
+    let text = Stage::new()
+        .refusal(
+            Guest {
+                extra: tables,
+                ..Guest::default()
+            }
+            .module(),
+        )
+        .await
+        .to_string();
+    assert!(
+        text.contains("tables") && text.contains(&CALL_TABLES.to_string()),
+        "{text}"
+    );
 }
 
 #[tokio::test]
 async fn an_answer_is_bounded_by_the_grant_and_by_what_is_in_it() {
     let pools = "(i32.store (i32.const 8196) (i32.const 65536)) (i32.store (i32.const 8200) (i32.const 20000)) i32.const 8192";
-    let guest = || Guest { pages: 64, ..discovering(pools) };
+    let guest = || Guest {
+        pages: 64,
+        ..discovering(pools)
+    };
     let bytes = refused(guest(), "limits: {answerMiB: 1}").await;
-    assert_limit(bytes, "driver-answer-too-large", "1048576 bytes", Limit::HostcallData);
+    assert_limit(
+        bytes,
+        "driver-answer-too-large",
+        "1048576 bytes",
+        Limit::HostcallData,
+    );
     let entries = refused(guest(), "").await;
     assert_eq!(entries.1.answers_refused.get(), 1);
-    assert_limit(entries, "driver-answer-not-valid", "at most 64", Limit::AnswerEntries);
+    assert_limit(
+        entries,
+        "driver-answer-not-valid",
+        "at most 64",
+        Limit::AnswerEntries,
+    );
 }
 
 #[tokio::test]
 async fn a_problem_that_is_too_long_is_cut_and_counted() {
-    let body = "(i32.store8 (i32.const 8192) (i32.const 1)) (i32.store (i32.const 8208) (i32.const 20000))
+    let body =
+        "(i32.store8 (i32.const 8192) (i32.const 1)) (i32.store (i32.const 8208) (i32.const 20000))
                 (i32.store (i32.const 8212) (i32.const 2000)) i32.const 8192";
     let (problem, stats) = refused(discovering(body), "").await;
-    assert_eq!((problem.code.as_str(), problem.message.len()), ("no-code", 1024));
-    assert_eq!((stats.refusals(Limit::ProblemBytes).get(), stats.ended(Outcome::Answered)), (1, 2));
+    assert_eq!(
+        (problem.code.as_str(), problem.message.len()),
+        ("no-code", 1024)
+    );
+    assert_eq!(
+        (
+            stats.refusals(Limit::ProblemBytes).get(),
+            stats.ended(Outcome::Answered)
+        ),
+        (1, 2)
+    );
 }
 
 #[tokio::test]
 async fn handles_are_bounded() {
     let discover = "(loop $l (drop (call $timer (i64.const 1))) (br $l)) unreachable";
-    let guest = Guest { wit: Some(WASI), imports: WASI_IMPORTS.into(), ..discovering(discover) };
+    let guest = Guest {
+        wit: Some(WASI),
+        imports: WASI_IMPORTS.into(),
+        ..discovering(discover)
+    };
     let value = format!("{HANDLES_MAX} handles");
-    assert_limit(refused(guest, "").await, "driver-handles-limit", &value, Limit::Handles);
+    assert_limit(
+        refused(guest, "").await,
+        "driver-handles-limit",
+        &value,
+        Limit::Handles,
+    );
 }
 
 #[tokio::test]
 async fn host_calls_are_bounded_by_the_grant_and_the_driver_gets_the_refusal() {
     let stage = Stage::new();
     std::fs::write(stage.directory.path().join("sys/a"), "7\n").unwrap();
-    let driver = loaded(&stage, &reading(5), "sysfsRead: [a]\nlimits: {hostOperations: 3}").await;
+    let driver = loaded(
+        &stage,
+        &reading(5),
+        "sysfsRead: [a]\nlimits: {hostOperations: 3}",
+    )
+    .await;
     let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
     assert_eq!(driver.stats().host_operations.get(), 3);
-    assert_eq!(driver.stats().ended(Outcome::Answered), 2, "the driver continued with the refusal");
-    assert_limit((problem, driver.stats()), "host-call-limit", "3 times", Limit::HostOperations);
+    assert_eq!(
+        driver.stats().ended(Outcome::Answered),
+        2,
+        "the driver continued with the refusal"
+    );
+    assert_limit(
+        (problem, driver.stats()),
+        "host-call-limit",
+        "3 times",
+        Limit::HostOperations,
+    );
 
-    let enough = loaded(&stage, &reading(5), "sysfsRead: [a]\nlimits: {hostOperations: 5}").await;
+    let enough = loaded(
+        &stage,
+        &reading(5),
+        "sysfsRead: [a]\nlimits: {hostOperations: 5}",
+    )
+    .await;
     enough.discover(&a_call(), Trigger::Load).await.unwrap();
     assert_eq!(enough.stats().peak_host_operations.get(), 5);
-    assert!(enough.stats().host_bytes.get() >= 10, "{:?}", enough.stats());
+    assert!(
+        enough.stats().host_bytes.get() >= 10,
+        "{:?}",
+        enough.stats()
+    );
 }
 
 #[tokio::test]
 async fn a_host_call_that_cannot_refuse_ends_the_call_at_its_limit_and_not_with_a_trap() {
     let ended = refused(logging(3, 4), "limits: {hostOperations: 2}").await;
-    assert_eq!((ended.1.ended(Outcome::Limit), ended.1.ended(Outcome::Trap)), (1, 0));
+    assert_eq!(
+        (ended.1.ended(Outcome::Limit), ended.1.ended(Outcome::Trap)),
+        (1, 0)
+    );
     assert_limit(ended, "host-call-limit", "2 times", Limit::HostOperations);
 }
 
@@ -163,8 +256,17 @@ async fn bytes_from_the_host_are_bounded_by_the_grant() {
     std::fs::write(stage.directory.path().join("sys/a"), [b'x'; 60_000]).unwrap();
     let driver = loaded(&stage, &reading(30), "sysfsRead: [a]\nlimits: {hostMiB: 1}").await;
     let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
-    assert_limit((problem, driver.stats()), "host-call-limit", "1048576 bytes", Limit::HostBytes);
-    loaded(&stage, &reading(30), "sysfsRead: [a]").await.discover(&a_call(), Trigger::Load).await.unwrap();
+    assert_limit(
+        (problem, driver.stats()),
+        "host-call-limit",
+        "1048576 bytes",
+        Limit::HostBytes,
+    );
+    loaded(&stage, &reading(30), "sysfsRead: [a]")
+        .await
+        .discover(&a_call(), Trigger::Load)
+        .await
+        .unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -173,28 +275,61 @@ async fn a_read_of_the_node_that_hangs_is_abandoned() {
     let driver = loaded(&stage, &reading(1), "sysfsRead: [a]").await;
     let scope = &driver.sandbox.scope;
     // Threads that hang keep their permits.
-    let _hanging = scope.blocking.acquire_many(SYSFS_THREADS_PER_DRIVER as u32).await.unwrap();
+    let _hanging = scope
+        .blocking
+        .acquire_many(SYSFS_THREADS_PER_DRIVER as u32)
+        .await
+        .unwrap();
     let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
-    assert_limit((problem, driver.stats()), "sysfs-stuck", "2000 ms", Limit::HostLook);
-    assert!(driver.containment().is_slow(Operation::Discover), "others wait for its permits");
+    assert_limit(
+        (problem, driver.stats()),
+        "sysfs-stuck",
+        "2000 ms",
+        Limit::HostLook,
+    );
+    assert!(
+        driver.containment().is_slow(Operation::Discover),
+        "others wait for its permits"
+    );
 }
 
 #[tokio::test]
 async fn lines_and_bytes_of_the_log_are_those_of_the_grant_and_what_is_dropped_is_counted() {
     let stage = Stage::new();
     for (guest, grant, limit) in [
-        (logging(10, 4), "limits: {logLinesPerSecond: 1}", Limit::LogLines),
-        (logging(10, 3000), "limits: {logBytesPerSecond: 1}", Limit::LogBytes),
+        (
+            logging(10, 4),
+            "limits: {logLinesPerSecond: 1}",
+            Limit::LogLines,
+        ),
+        (
+            logging(10, 3000),
+            "limits: {logBytesPerSecond: 1}",
+            Limit::LogBytes,
+        ),
     ] {
         let driver = loaded(&stage, &guest, grant).await;
         driver.discover(&a_call(), Trigger::Load).await.unwrap();
         let stats = driver.stats();
         assert!(stats.refusals(limit).get() > 0, "{grant}");
-        assert_eq!((stats.log_lines_dropped() + stats.log_lines.get(), calls(&driver)), (10, 2), "{grant}");
+        assert_eq!(
+            (
+                stats.log_lines_dropped() + stats.log_lines.get(),
+                calls(&driver)
+            ),
+            (10, 2),
+            "{grant}"
+        );
     }
     let free = loaded(&stage, &logging(10, 4), "").await;
     free.discover(&a_call(), Trigger::Load).await.unwrap();
-    assert_eq!((free.stats().log_lines.get(), free.stats().log_lines_dropped()), (10, 0));
+    assert_eq!(
+        (
+            free.stats().log_lines.get(),
+            free.stats().log_lines_dropped()
+        ),
+        (10, 0)
+    );
 }
 
 #[tokio::test]
@@ -204,7 +339,10 @@ async fn calls_at_once_are_those_of_the_grant_and_of_the_node() {
     let long = a_call();
     let mut spinning = Box::pin(driver.discover(&long, Trigger::Load));
     assert!(futures::poll!(&mut spinning).is_pending());
-    let call = nodedock_core::driver::Call { deadline: Duration::from_millis(20), ..a_call() };
+    let call = nodedock_core::driver::Call {
+        deadline: Duration::from_millis(20),
+        ..a_call()
+    };
     let problem = driver.discover(&call, Trigger::Load).await.unwrap_err();
     drop(spinning);
     assert_eq!(problem.kind, ProblemKind::Unavailable);
@@ -216,23 +354,42 @@ async fn calls_at_once_are_those_of_the_grant_and_of_the_node() {
     );
 
     let idle = stage.load(&Guest::default()).await;
-    let _others = stage.host.permits.all.memories.acquire_many(CALLS_MAX as u32).await.unwrap();
+    let _others = stage
+        .host
+        .permits
+        .all
+        .memories
+        .acquire_many(CALLS_MAX as u32)
+        .await
+        .unwrap();
     let problem = idle.discover(&call, Trigger::Load).await.unwrap_err();
     assert_eq!(idle.stats().ended(Outcome::Busy), 1);
-    assert_limit((problem, idle.stats()), "driver-busy", "the node was busy with 64 other", Limit::NodeCalls);
+    assert_limit(
+        (problem, idle.stats()),
+        "driver-busy",
+        "the node was busy with 64 other",
+        Limit::NodeCalls,
+    );
 }
 
 #[test]
 fn the_documentation_has_these_limits() {
     let page = include_str!("../../../../docs/security.md");
-    assert!(page.contains(&format!("| {SLOW_CALLS_PER_DRIVER}, {SLOW_CALLS_MAX} (1 GiB),")));
+    assert!(page.contains(&format!(
+        "| {SLOW_CALLS_PER_DRIVER}, {SLOW_CALLS_MAX} (1 GiB),"
+    )));
     assert!(page.contains(&format!("| {FAILURES_MAX}; 5 s doubled up to 5 min")));
     assert!(page.contains(&format!("| values written below `/sys`, functions bound, and saves of progress in a call | {WRITES_PER_CALL} |")));
 }
 
 #[tokio::test]
 async fn calls_are_counted_by_operation_with_their_time() {
-    let driver = Stage::new().load(&Guest { prepare: PREPARE_ONE.into(), ..Guest::default() }).await;
+    let driver = Stage::new()
+        .load(&Guest {
+            prepare: PREPARE_ONE.into(),
+            ..Guest::default()
+        })
+        .await;
     driver.discover(&a_call(), Trigger::Load).await.unwrap();
     driver.prepare(&a_call(), &[a_claim("u-1")]).await;
     let stats = driver.stats();

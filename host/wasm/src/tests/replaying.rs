@@ -13,7 +13,8 @@ use nodedock_core::recording::file::{self, FORMAT, Header};
 use nodedock_core::recording::redact::redact;
 use nodedock_core::recording::{self as core, Answer, Line};
 
-const GRANT: &str = "sysfsRead: [\"*\"]\nsysfsWrite: [{glob: \"w\", pattern: \"[0-9]+\"}]\nenv: [\"TINY_*\"]";
+const GRANT: &str =
+    "sysfsRead: [\"*\"]\nsysfsWrite: [{glob: \"w\", pattern: \"[0-9]+\"}]\nenv: [\"TINY_*\"]";
 
 /// Its claim's UID is its program: each letter calls a function of the host, or traps. The last text that it read, or the code of the last
 /// problem, is the value of its variable.
@@ -38,25 +39,41 @@ fn interpreter(value: &'static str, variable: &'static str) -> Guest {
             (else (i64.store (i32.const 12312) (i64.load (i32.const 13316)))))";
     let value_bytes = value.len();
     let steps = [
-        ('r', format!("(call $read (i32.const 13000) (i32.const 1) (i32.const 13312)) {keep}")),
-        ('n', format!("(call $read (i32.const 13001) (i32.const 1) (i32.const 13312)) {keep}")),
-        ('g', "(call $glob (i32.const 13002) (i32.const 1) (i32.const 13312))".to_owned()),
+        (
+            'r',
+            format!("(call $read (i32.const 13000) (i32.const 1) (i32.const 13312)) {keep}"),
+        ),
+        (
+            'n',
+            format!("(call $read (i32.const 13001) (i32.const 1) (i32.const 13312)) {keep}"),
+        ),
+        (
+            'g',
+            "(call $glob (i32.const 13002) (i32.const 1) (i32.const 13312))".to_owned(),
+        ),
         (
             'w',
             format!(
                 "(call $write (i32.const 12800) (i32.const 1) (i32.const 12928) (i32.const {value_bytes}) (i32.const 13056))"
             ),
         ),
-        ('s', format!("(call $save {uid} (i32.const 13000) (i32.const 3) (i32.const 13312)) {keep}")),
+        (
+            's',
+            format!("(call $save {uid} (i32.const 13000) (i32.const 3) (i32.const 13312)) {keep}"),
+        ),
         ('p', format!("(call $get {uid} (i32.const 13312))")),
         (
             'l',
-            "(call $log (i32.const 1) (i32.const 2048) (i32.const 4) (i32.const 0) (i32.const 0))".to_owned(),
+            "(call $log (i32.const 1) (i32.const 2048) (i32.const 4) (i32.const 0) (i32.const 0))"
+                .to_owned(),
         ),
         ('u', "unreachable".to_owned()),
     ];
     let step = |(letter, body): &(char, String)| {
-        format!("(if (i32.eq (local.get $c) (i32.const {})) (then {body}))", u32::from(*letter))
+        format!(
+            "(if (i32.eq (local.get $c) (i32.const {})) (then {body}))",
+            u32::from(*letter)
+        )
     };
     let steps: String = steps.iter().map(step).collect();
     let run = format!(
@@ -139,11 +156,24 @@ impl Session {
         for segment in self.recordings.read(NAME).await.unwrap().segments {
             lines.extend_from_slice(&segment.read().unwrap());
         }
-        let digest = DriverFile { name: String::new(), bytes: code.to_vec().into() }.digest();
-        let file = Line::<core::Raw>::File(core::DriverFile { digest, base64: STANDARD.encode(code) });
+        let digest = DriverFile {
+            name: String::new(),
+            bytes: code.to_vec().into(),
+        }
+        .digest();
+        let file = Line::<core::Raw>::File(core::DriverFile {
+            digest,
+            base64: STANDARD.encode(code),
+        });
         lines.extend_from_slice(&serde_json::to_vec(&file).unwrap());
-        let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        Recording { lines: lines.map(|line| serde_json::from_slice(line).unwrap()).collect() }
+        let lines = lines
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty());
+        Recording {
+            lines: lines
+                .map(|line| serde_json::from_slice(line).unwrap())
+                .collect(),
+        }
     }
 }
 
@@ -155,7 +185,10 @@ struct Recording {
 
 impl Recording {
     fn texts(&self) -> Vec<Vec<u8>> {
-        self.lines.iter().map(|line| serde_json::to_vec(line).unwrap()).collect()
+        self.lines
+            .iter()
+            .map(|line| serde_json::to_vec(line).unwrap())
+            .collect()
     }
 
     /// As a file has it.
@@ -174,12 +207,21 @@ impl Recording {
     fn redacted(&self) -> Self {
         let texts = self.texts();
         let redacted = redact(&texts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
-        Self { lines: redacted.iter().map(|line| serde_json::from_slice(line).unwrap()).collect() }
+        Self {
+            lines: redacted
+                .iter()
+                .map(|line| serde_json::from_slice(line).unwrap())
+                .collect(),
+        }
     }
 }
 
 fn calls(recording: &Recording) -> usize {
-    recording.lines.iter().filter(|line| matches!(line, Line::Call(_))).count()
+    recording
+        .lines
+        .iter()
+        .filter(|line| matches!(line, Line::Call(_)))
+        .count()
 }
 
 #[derive(Debug, Clone)]
@@ -207,7 +249,10 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[test]
 fn generated_sessions_replay_to_equal_answers() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let guest = interpreter("5", "TINY_X");
     let code = guest.module();
     let session = runtime.block_on(Session::new(&guest));
@@ -215,7 +260,11 @@ fn generated_sessions_replay_to_equal_answers() {
     // A replay has no node: its `/sys` is empty.
     let elsewhere = runtime.block_on(async { Stage::on(tempfile::tempdir().unwrap(), true) });
     let replayed_calls = std::cell::Cell::new(0);
-    let mut runner = TestRunner::new(Config { cases: 1000, failure_persistence: None, ..Config::default() });
+    let mut runner = TestRunner::new(Config {
+        cases: 1000,
+        failure_persistence: None,
+        ..Config::default()
+    });
     let steps = prop::collection::vec(step(), 1..8);
     runner
         .run(&steps, |steps| {
@@ -227,33 +276,58 @@ fn generated_sessions_replay_to_equal_answers() {
                     match step {
                         Step::Prepare(program) => session.prepare(program).await,
                         Step::Unprepare(program) => session.unprepare(program).await,
-                        Step::Discover => drop(session.driver.discover(&a_call(), Trigger::Timer).await),
+                        Step::Discover => {
+                            drop(session.driver.discover(&a_call(), Trigger::Timer).await)
+                        }
                         Step::Write(text) => {
-                            std::fs::write(session.stage.directory.path().join("sys/a"), text).unwrap();
+                            std::fs::write(session.stage.directory.path().join("sys/a"), text)
+                                .unwrap();
                         }
                     }
                 }
                 let recording = session.recorded(&code).await;
-                (replay(&elsewhere.host, &recording.packed(), None).await.unwrap(), recording)
+                (
+                    replay(&elsewhere.host, &recording.packed(), None)
+                        .await
+                        .unwrap(),
+                    recording,
+                )
             });
-            let expected = steps.iter().filter(|step| !matches!(step, Step::Write(_))).count();
+            let expected = steps
+                .iter()
+                .filter(|step| !matches!(step, Step::Write(_)))
+                .count();
             prop_assert!(calls(&recording) <= expected);
             replayed_calls.set(replayed_calls.get() + calls(&recording));
-            let equal = Replayed { calls: calls(&recording), skipped: 0, lost: 0, difference: None };
+            let equal = Replayed {
+                calls: calls(&recording),
+                skipped: 0,
+                lost: 0,
+                difference: None,
+            };
             prop_assert_eq!(replayed, equal);
             Ok(())
         })
         .unwrap();
-    assert!(replayed_calls.get() > 1000, "of 1,000 sessions {} calls are recorded", replayed_calls.get());
+    assert!(
+        replayed_calls.get() > 1000,
+        "of 1,000 sessions {} calls are recorded",
+        replayed_calls.get()
+    );
 }
 
 async fn difference(guest: &Guest) -> Option<Difference> {
-    let (session, original) = (Session::new(&interpreter("5", "TINY_X")).await, interpreter("5", "TINY_X"));
+    let (session, original) = (
+        Session::new(&interpreter("5", "TINY_X")).await,
+        interpreter("5", "TINY_X"),
+    );
     session.prepare("r1").await;
     session.prepare("rwg2").await;
     let recording = session.recorded(&original.module()).await;
     let other = Some(guest.module().into());
-    let replayed = replay(&session.stage.host, &recording.packed(), other).await.unwrap();
+    let replayed = replay(&session.stage.host, &recording.packed(), other)
+        .await
+        .unwrap();
     replayed.difference
 }
 
@@ -262,7 +336,11 @@ async fn a_changed_driver_differs_where_it_first_does_something_else() {
     assert_eq!(difference(&interpreter("5", "TINY_X")).await, None);
     let other_write = difference(&interpreter("6", "TINY_X")).await.unwrap();
     assert_eq!(
-        (other_write.call, other_write.host_call, other_write.operation.as_str()),
+        (
+            other_write.call,
+            other_write.host_call,
+            other_write.operation.as_str()
+        ),
         (2, Some(2), "prepare")
     );
     assert_eq!(other_write.expected, "sysfs-write.write [\"w\",\"5\"]");
@@ -275,39 +353,81 @@ async fn a_changed_driver_differs_where_it_first_does_something_else() {
 
     let other_answer = difference(&interpreter("5", "TINY_Y")).await.unwrap();
     let place = "/0/outcome/Ok/edits/env/0/key".to_owned();
-    assert_eq!((other_answer.call, other_answer.host_call, other_answer.place), (1, None, place));
+    assert_eq!(
+        (
+            other_answer.call,
+            other_answer.host_call,
+            other_answer.place
+        ),
+        (1, None, place)
+    );
     assert_eq!(other_answer.expected, "\"TINY_X\"");
 
-    let fewer = Guest { prepare: PREPARE_ONE.into(), ..interpreter("5", "TINY_X") };
+    let fewer = Guest {
+        prepare: PREPARE_ONE.into(),
+        ..interpreter("5", "TINY_X")
+    };
     let fewer = difference(&fewer).await.unwrap();
-    assert_eq!((fewer.call, fewer.host_call, fewer.expected.as_str()), (1, Some(1), "sysfs.read [\"a\"]"));
+    assert_eq!(
+        (fewer.call, fewer.host_call, fewer.expected.as_str()),
+        (1, Some(1), "sysfs.read [\"a\"]")
+    );
     assert!(fewer.got.starts_with("the answer"), "{fewer}");
 
-    let traps = Guest { prepare: "unreachable".into(), ..interpreter("5", "TINY_X") };
+    let traps = Guest {
+        prepare: "unreachable".into(),
+        ..interpreter("5", "TINY_X")
+    };
     let traps = difference(&traps).await.unwrap();
-    assert!(traps.got.starts_with("a failure, driver-trapped"), "{traps}");
+    assert!(
+        traps.got.starts_with("a failure, driver-trapped"),
+        "{traps}"
+    );
 
     let more = Guest {
-        prepare: format!("(call $glob (i32.const 13002) (i32.const 1) (i32.const 13312)) {}", PREPARE_ONE),
+        prepare: format!(
+            "(call $glob (i32.const 13002) (i32.const 1) (i32.const 13312)) {}",
+            PREPARE_ONE
+        ),
         ..interpreter("5", "TINY_X")
     };
     let more = difference(&more).await.unwrap();
-    assert_eq!((more.host_call, more.got.as_str()), (Some(1), "sysfs.glob [\"*\"]"));
+    assert_eq!(
+        (more.host_call, more.got.as_str()),
+        (Some(1), "sysfs.glob [\"*\"]")
+    );
 }
 
 #[tokio::test]
 async fn calls_that_time_ended_are_skipped_and_other_failures_are_compared() {
-    let spin = Guest { discover: "(loop $l (br $l)) i32.const 8192".into(), ..interpreter("5", "TINY_X") };
+    let spin = Guest {
+        discover: "(loop $l (br $l)) i32.const 8192".into(),
+        ..interpreter("5", "TINY_X")
+    };
     let mut session = Session::new(&spin).await;
     let limits = "limits: {cpuMs: 20, memoryMiB: 1}";
     session.driver = session.stage.try_load(spin.module(), limits).await.unwrap();
     session.begin();
-    session.driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
+    session
+        .driver
+        .discover(&a_call(), Trigger::Load)
+        .await
+        .unwrap_err();
     session.prepare("u1").await;
     session.prepare("r1").await;
     let recording = session.recorded(&spin.module()).await;
-    let replayed = replay(&session.stage.host, &recording.packed(), None).await.unwrap();
-    assert_eq!(replayed, Replayed { calls: 2, skipped: 1, lost: 0, difference: None });
+    let replayed = replay(&session.stage.host, &recording.packed(), None)
+        .await
+        .unwrap();
+    assert_eq!(
+        replayed,
+        Replayed {
+            calls: 2,
+            skipped: 1,
+            lost: 0,
+            difference: None
+        }
+    );
 }
 
 #[tokio::test]
@@ -319,7 +439,13 @@ async fn a_recording_that_cannot_be_replayed_is_refused_in_one_sentence() {
     let refused = async |change: &dyn Fn(&mut Recording), other: Option<Vec<u8>>| {
         let mut changed = whole.clone();
         change(&mut changed);
-        let error = replay(&session.stage.host, &changed.packed(), other.map(Into::into)).await.unwrap_err();
+        let error = replay(
+            &session.stage.host,
+            &changed.packed(),
+            other.map(Into::into),
+        )
+        .await
+        .unwrap_err();
         nodedock_base::error::chain(&error)
     };
     let with_revision = |change: fn(&mut core::Revision)| {
@@ -334,21 +460,34 @@ async fn a_recording_that_cannot_be_replayed_is_refused_in_one_sentence() {
     let without = |unwanted: fn(&Line) -> bool| {
         move |recording: &mut Recording| recording.lines.retain(|line| !unwanted(line))
     };
-    let other_contract = with_revision(|revision| revision.contract = "nodedock:driver@0.3.0".into());
+    let other_contract =
+        with_revision(|revision| revision.contract = "nodedock:driver@0.3.0".into());
     assert_eq!(
         refused(&other_contract, None).await,
         "it is of a driver for nodedock:driver@0.3.0, and this version replays nodedock:driver@0.2.x"
     );
     let native = with_revision(|revision| revision.kind = core::Kind::Native);
     let refusal = refused(&native, None).await;
-    assert!(refusal.contains("the native plugin tiny.example.com, which cannot be replayed"), "{refusal}");
+    assert!(
+        refusal.contains("the native plugin tiny.example.com, which cannot be replayed"),
+        "{refusal}"
+    );
     let no_file = without(|line| matches!(line, Line::File(_)));
     let refusal = refused(&no_file, None).await;
-    assert!(refusal.contains("does not contain the driver's file sha256:"), "{refusal}");
+    assert!(
+        refusal.contains("does not contain the driver's file sha256:"),
+        "{refusal}"
+    );
     let no_revision = without(|line| matches!(line, Line::Revision(_)));
-    assert_eq!(refused(&no_revision, None).await, "call 1 has no revision before it");
+    assert_eq!(
+        refused(&no_revision, None).await,
+        "call 1 has no revision before it"
+    );
     let no_module = refused(&|_| (), Some(b"x".to_vec())).await;
-    assert!(no_module.starts_with("load the driver's file: "), "{no_module}");
+    assert!(
+        no_module.starts_with("load the driver's file: "),
+        "{no_module}"
+    );
     let damaged = refused(
         &|recording| {
             for line in &mut recording.lines {
@@ -368,7 +507,10 @@ async fn a_recording_that_cannot_be_replayed_is_refused_in_one_sentence() {
         }
     };
     let refusal = refused(&not_arguments, None).await;
-    assert!(refusal.starts_with("call 1: its arguments are not those of a prepare"), "{refusal}");
+    assert!(
+        refusal.starts_with("call 1: its arguments are not those of a prepare"),
+        "{refusal}"
+    );
     let renamed = with_revision(|revision| revision.driver = "other.example.com".into());
     assert!(matches!(
         replay(
@@ -402,13 +544,30 @@ async fn a_redacted_recording_replays_and_has_no_secret_in_its_bytes() {
     session.driver.prepare(&a_call(), &[claim]).await;
     let recording = session.recorded(&guest.module()).await;
     let text = |recording: &Recording| serde_json::to_string(&recording.lines).unwrap();
-    assert!(SECRETS.iter().all(|secret| text(&recording).contains(secret)));
+    assert!(
+        SECRETS
+            .iter()
+            .all(|secret| text(&recording).contains(secret))
+    );
     let recording = recording.redacted();
     // The second one is two words, and an equals sign ends the last one.
     let left = text(&recording);
-    assert!(!left.contains(SECRETS[0]) && !left.contains("s3cr3t") && !left.contains("Token"), "{left}");
-    let replayed = replay(&session.stage.host, &recording.packed(), None).await.unwrap();
-    assert_eq!(replayed, Replayed { calls: 2, skipped: 0, lost: 0, difference: None });
+    assert!(
+        !left.contains(SECRETS[0]) && !left.contains("s3cr3t") && !left.contains("Token"),
+        "{left}"
+    );
+    let replayed = replay(&session.stage.host, &recording.packed(), None)
+        .await
+        .unwrap();
+    assert_eq!(
+        replayed,
+        Replayed {
+            calls: 2,
+            skipped: 0,
+            lost: 0,
+            difference: None
+        }
+    );
 }
 
 #[tokio::test]
@@ -416,14 +575,30 @@ async fn a_driver_that_is_not_recorded_has_no_tap() {
     let guest = interpreter("5", "TINY_X");
     let session = Session::new(&guest).await;
     let plain = session.stage.try_load(guest.module(), GRANT).await.unwrap();
-    plain.prepare(&a_call(), &[a_claim("r1")]).await["r1"].as_ref().unwrap();
+    plain.prepare(&a_call(), &[a_claim("r1")]).await["r1"]
+        .as_ref()
+        .unwrap();
     assert_eq!(calls(&session.recorded(&guest.module()).await), 0);
     session.prepare("r1").await;
     let recording = session.recorded(&guest.module()).await;
-    let Some(Line::Call(call)) = recording.lines.iter().find(|line| matches!(line, Line::Call(_))) else {
+    let Some(Line::Call(call)) = recording
+        .lines
+        .iter()
+        .find(|line| matches!(line, Line::Call(_)))
+    else {
         panic!("{recording:?}")
     };
-    assert_eq!((call.operation.as_ref(), call.request.as_str(), call.host.len()), ("prepare", "r-1", 1));
+    assert_eq!(
+        (
+            call.operation.as_ref(),
+            call.request.as_str(),
+            call.host.len()
+        ),
+        ("prepare", "r-1", 1)
+    );
     assert_eq!(call.host[0].function, "sysfs.read");
-    assert_eq!(call.host[0].answer, Answer::Returned(serde_json::json!({"Ok": "7"})));
+    assert_eq!(
+        call.host[0].answer,
+        Answer::Returned(serde_json::json!({"Ok": "7"}))
+    );
 }

@@ -8,22 +8,50 @@ async fn an_empty_driver_has_an_empty_inventory_and_a_fresh_instance_each_time()
     // The counter would trap at the second call of one instance.
     let once = "(if (i32.load8_u (i32.const 300)) (then unreachable))
                 (i32.store8 (i32.const 300) (i32.const 1)) i32.const 8192";
-    let driver = Stage::new().load(&Guest { discover: once.into(), ..Guest::default() }).await;
+    let driver = Stage::new()
+        .load(&Guest {
+            discover: once.into(),
+            ..Guest::default()
+        })
+        .await;
     for _ in 0..3 {
-        assert_eq!(driver.discover(&a_call(), Trigger::Timer).await.unwrap().device_count(), 0);
+        assert_eq!(
+            driver
+                .discover(&a_call(), Trigger::Timer)
+                .await
+                .unwrap()
+                .device_count(),
+            0
+        );
     }
     let stats = driver.stats();
-    assert_eq!((calls(&driver), stats.ended(Outcome::Trap)), (4, 0), "describe is a call as well");
+    assert_eq!(
+        (calls(&driver), stats.ended(Outcome::Trap)),
+        (4, 0),
+        "describe is a call as well"
+    );
     assert_eq!(stats.peak_memory.get(), 64 << 10);
 }
 
 #[tokio::test]
 async fn a_trap_costs_one_call_and_says_where_it_was() {
     let trap = "(if (i32.eqz (local.get 11)) (then unreachable)) i32.const 8192";
-    let driver = Stage::new().load(&Guest { discover: trap.into(), ..Guest::default() }).await;
+    let driver = Stage::new()
+        .load(&Guest {
+            discover: trap.into(),
+            ..Guest::default()
+        })
+        .await;
     let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-trapped"));
-    assert!(problem.message.contains("unreachable"), "{}", problem.message);
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Internal, "driver-trapped")
+    );
+    assert!(
+        problem.message.contains("unreachable"),
+        "{}",
+        problem.message
+    );
     driver.discover(&a_call(), Trigger::Timer).await.unwrap();
     assert_eq!(driver.stats().ended(Outcome::Trap), 1);
 }
@@ -40,12 +68,25 @@ async fn edits_beyond_the_grant_are_refused_and_those_within_come_through() {
     let denied = stage.load(&guest).await;
     let outcomes = denied.prepare(&a_call(), &[a_claim("u-1")]).await;
     let problem = outcomes["u-1"].as_ref().unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Denied, "edit-denied"));
-    assert!(problem.message.contains("env TINY_X"), "{}", problem.message);
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Denied, "edit-denied")
+    );
+    assert!(
+        problem.message.contains("env TINY_X"),
+        "{}",
+        problem.message
+    );
 
-    let granted = stage.try_load(guest.module(), "env: [\"TINY_*\"]").await.unwrap();
+    let granted = stage
+        .try_load(guest.module(), "env: [\"TINY_*\"]")
+        .await
+        .unwrap();
     let outcomes = granted.prepare(&a_call(), &[a_claim("u-1")]).await;
-    let edits = Edits { env: vec![("TINY_X".into(), "1".into())], ..Edits::default() };
+    let edits = Edits {
+        env: vec![("TINY_X".into(), "1".into())],
+        ..Edits::default()
+    };
     assert_eq!(outcomes["u-1"].as_ref().unwrap().edits, edits);
 }
 
@@ -66,10 +107,35 @@ async fn sysfs_is_read_within_the_grant_and_the_same_within_a_call() {
         ..Guest::default()
     };
     std::fs::write(stage.directory.path().join("sys/a"), "7\n").unwrap();
-    let denied = stage.load(&guest).await.discover(&a_call(), Trigger::Load).await.unwrap_err();
-    assert_eq!((denied.kind, denied.code.as_str()), (ProblemKind::Denied, "not-granted"));
-    let granted = stage.try_load(guest.module(), "sysfsRead: [a]").await.unwrap();
-    assert_eq!(granted.discover(&a_call(), Trigger::Load).await.unwrap().device_count(), 0);
+    let denied = stage
+        .load(&guest)
+        .await
+        .discover(&a_call(), Trigger::Load)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (denied.kind, denied.code.as_str()),
+        (ProblemKind::Denied, "not-granted")
+    );
+    let granted = stage
+        .try_load(guest.module(), "sysfsRead: [a]")
+        .await
+        .unwrap();
+    assert_eq!(
+        granted
+            .discover(&a_call(), Trigger::Load)
+            .await
+            .unwrap()
+            .device_count(),
+        0
+    );
     std::fs::remove_file(stage.directory.path().join("sys/a")).unwrap();
-    assert_eq!(granted.discover(&a_call(), Trigger::Load).await.unwrap_err().code, "no-such-path");
+    assert_eq!(
+        granted
+            .discover(&a_call(), Trigger::Load)
+            .await
+            .unwrap_err()
+            .code,
+        "no-such-path"
+    );
 }

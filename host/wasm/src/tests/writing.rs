@@ -38,20 +38,31 @@ impl Notes {
 
     fn content(&self) -> String {
         let file = self.file.lock().unwrap();
-        file.as_ref().map(|file| std::fs::read_to_string(file).unwrap()).unwrap_or_default()
+        file.as_ref()
+            .map(|file| std::fs::read_to_string(file).unwrap())
+            .unwrap_or_default()
     }
 }
 
 #[async_trait]
 impl Journal for Notes {
     async fn lock_path(&self, _: &str) -> Vec<LockGuard<String>> {
-        self.revoked.lock().unwrap().iter().for_each(|driver| driver.revoke());
+        self.revoked
+            .lock()
+            .unwrap()
+            .iter()
+            .for_each(|driver| driver.revoke());
         Vec::new()
     }
 
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem> {
-        let claims: Vec<_> = write.claims.iter().map(|claim| claim.uid.as_str()).collect();
-        let (driver, claims, path, value) = (write.driver, claims.join(","), write.path, write.value);
+        let claims: Vec<_> = write
+            .claims
+            .iter()
+            .map(|claim| claim.uid.as_str())
+            .collect();
+        let (driver, claims, path, value) =
+            (write.driver, claims.join(","), write.path, write.value);
         let before = write.before.unwrap_or("?");
         self.note(format!(
             "{driver} {claims} {path} {before} -> {value}, while it is {}",
@@ -73,7 +84,11 @@ impl Journal for Notes {
         claim: &ObjectRef,
         progress: Vec<u8>,
     ) -> Result<(), Problem> {
-        self.note(format!("{driver} {} saves {}", claim.uid, String::from_utf8_lossy(&progress)));
+        self.note(format!(
+            "{driver} {} saves {}",
+            claim.uid,
+            String::from_utf8_lossy(&progress)
+        ));
         match self.refuses {
             true => Err(Problem::unavailable("checkpoint-disk-full", "not now")),
             false => Ok(()),
@@ -101,7 +116,11 @@ fn stage(refuses: bool) -> (Stage, Arc<Notes>) {
     let directory = tempfile::tempdir().unwrap();
     node(directory.path());
     let file = directory.path().join("sys/devices/led/brightness");
-    let notes = Arc::new(Notes { file: Mutex::new(Some(file)), refuses, ..Notes::default() });
+    let notes = Arc::new(Notes {
+        file: Mutex::new(Some(file)),
+        refuses,
+        ..Notes::default()
+    });
     (Stage::keeping(directory, false, notes.clone()), notes)
 }
 
@@ -131,9 +150,14 @@ async fn prepare(stage: &Stage, guest: &Guest, grant: &str) -> bool {
 async fn a_write_is_an_intent_of_its_claim_before_it_is_made() {
     let (stage, notes) = stage(false);
     assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
-    let expected =
-        ["tiny.example.com u-1 devices/led/brightness 0 -> 5, while it is 0", "Some(\"5\"), and it is 5"];
-    assert_eq!((notes.lines().as_slice(), led(&stage).as_str()), (&expected.map(str::to_owned)[..], "5\n"));
+    let expected = [
+        "tiny.example.com u-1 devices/led/brightness 0 -> 5, while it is 0",
+        "Some(\"5\"), and it is 5",
+    ];
+    assert_eq!(
+        (notes.lines().as_slice(), led(&stage).as_str()),
+        (&expected.map(str::to_owned)[..], "5\n")
+    );
 }
 
 #[tokio::test]
@@ -151,11 +175,22 @@ async fn a_write_without_an_intent_is_not_made() {
 #[tokio::test]
 async fn a_write_whose_grant_is_revoked_while_it_waits_is_not_made() {
     let (stage, notes) = stage(false);
-    let driver = Arc::new(stage.try_load(writer(LED, "5", 1, PREPARE_ONE).module(), GRANT).await.unwrap());
+    let driver = Arc::new(
+        stage
+            .try_load(writer(LED, "5", 1, PREPARE_ONE).module(), GRANT)
+            .await
+            .unwrap(),
+    );
     *notes.revoked.lock().unwrap() = Some(driver.clone());
     driver.prepare(&a_call(), &[a_claim("u-1")]).await;
-    let expected = ["tiny.example.com u-1 devices/led/brightness 0 -> 5, while it is 0", "None, and it is 0"];
-    assert_eq!((notes.lines().as_slice(), led(&stage).as_str()), (&expected.map(str::to_owned)[..], "0\n"));
+    let expected = [
+        "tiny.example.com u-1 devices/led/brightness 0 -> 5, while it is 0",
+        "None, and it is 0",
+    ];
+    assert_eq!(
+        (notes.lines().as_slice(), led(&stage).as_str()),
+        (&expected.map(str::to_owned)[..], "0\n")
+    );
 }
 
 #[tokio::test]
@@ -179,11 +214,19 @@ async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
     ] {
         let (stage, notes) = stage(false);
         std::fs::create_dir(stage.directory.path().join("sys/devices/led/power")).unwrap();
-        std::fs::write(stage.directory.path().join("sys/devices/led/power/control"), "0\n").unwrap();
+        std::fs::write(
+            stage.directory.path().join("sys/devices/led/power/control"),
+            "0\n",
+        )
+        .unwrap();
         assert!(prepare(&stage, &writer(path, value, 1, PREPARE_ONE), grant).await);
         let control = stage.directory.path().join("sys/devices/led/power/control");
         assert_eq!(std::fs::read_to_string(control).unwrap(), "0\n");
-        assert_eq!((notes.lines().len(), led(&stage).as_str()), (0, "0\n"), "{path} {value} {grant}");
+        assert_eq!(
+            (notes.lines().len(), led(&stage).as_str()),
+            (0, "0\n"),
+            "{path} {value} {grant}"
+        );
     }
     // A discovery may not write, whatever is granted.
     let (stage, notes) = stage(false);
@@ -201,7 +244,11 @@ async fn a_call_has_a_bounded_number_of_writes() {
     let driver = stage.try_load(guest.module(), GRANT).await.unwrap();
     assert!(driver.prepare(&a_call(), &[a_claim("u-1")]).await["u-1"].is_ok());
     assert_eq!(notes.lines().len(), 2 * WRITES_PER_CALL);
-    assert_eq!(driver.stats().refusals(Limit::SysfsWrites).get(), 1, "once for the call");
+    assert_eq!(
+        driver.stats().refusals(Limit::SysfsWrites).get(),
+        1,
+        "once for the call"
+    );
 }
 
 /// A driver that saves bytes for a claim when it prepares.
@@ -254,7 +301,10 @@ impl Log {
     /// The audit's lines.
     fn audit(&self) -> Vec<String> {
         let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        text.lines().filter(|line| line.contains(" audit: ")).map(str::to_owned).collect()
+        text.lines()
+            .filter(|line| line.contains(" audit: "))
+            .map(str::to_owned)
+            .collect()
     }
 }
 
@@ -264,11 +314,16 @@ async fn each_write_is_a_line_of_the_audit_and_refusals_do_not_flood_it() {
     let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
     let log = Log::default();
     let sink = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || sink.clone()).finish();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || sink.clone())
+        .finish();
     let _listening = tracing::subscriber::set_default(subscriber);
     let (stage, _) = stage(false);
     prepare(&stage, &writer(LED, "5", 2, PREPARE_ONE), GRANT).await;
-    let [first, second] = &log.audit()[..] else { panic!("{:?}", log.audit()) };
+    let [first, second] = &log.audit()[..] else {
+        panic!("{:?}", log.audit())
+    };
     for part in [
         "driver=\"tiny.example.com\"",
         "claims=\"u-1\"",
@@ -283,12 +338,21 @@ async fn each_write_is_a_line_of_the_audit_and_refusals_do_not_flood_it() {
     assert!(second.contains("before=\"5\""), "{second}");
 
     log.0.lock().unwrap().clear();
-    prepare(&stage, &writer(LED, "\u{1b}[31m\n", 5000, PREPARE_ONE), GRANT).await;
+    prepare(
+        &stage,
+        &writer(LED, "\u{1b}[31m\n", 5000, PREPARE_ONE),
+        GRANT,
+    )
+    .await;
     let refused = log.audit();
     assert!((1..1000).contains(&refused.len()), "{}", refused.len());
     assert!(
         refused[0].contains("outcome=\"refused\"") && refused[0].contains("code=\"not-granted\""),
         "{refused:?}"
     );
-    assert!(!refused[0].contains('\u{1b}') && refused[0].contains("after=\" [31m \""), "{}", refused[0]);
+    assert!(
+        !refused[0].contains('\u{1b}') && refused[0].contains("after=\" [31m \""),
+        "{}",
+        refused[0]
+    );
 }

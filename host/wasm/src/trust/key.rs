@@ -59,9 +59,14 @@ enum Material {
 impl PublicKey {
     pub(super) fn read(path: &Path) -> Result<Self, KeyError> {
         let opened = open::open(path, KEY_FILE_BYTES_MAX);
-        let opened = opened.map_err(|source| KeyError::Read { path: path.to_owned(), source })?;
+        let opened = opened.map_err(|source| KeyError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         let text = String::from_utf8(opened.bytes);
-        Self::parse(&text.map_err(|_| KeyError::NotText { path: path.to_owned() })?)
+        Self::parse(&text.map_err(|_| KeyError::NotText {
+            path: path.to_owned(),
+        })?)
     }
 
     /// Parses a PEM block; blanks around it are ignored.
@@ -73,7 +78,11 @@ impl PublicKey {
         }
         let info: SubjectPublicKeyInfoRef<'_> = document.decode_msg().map_err(malformed)?;
         let material = match info.algorithm.oid {
-            EC if info.algorithm.parameters_oid().is_ok_and(|curve| curve == P256) => {
+            EC if info
+                .algorithm
+                .parameters_oid()
+                .is_ok_and(|curve| curve == P256) =>
+            {
                 Material::P256(info.try_into().map_err(malformed)?)
             }
             ED25519 => Material::Ed25519(info.try_into().map_err(malformed)?),
@@ -81,7 +90,10 @@ impl PublicKey {
         };
         match material {
             Material::Ed25519(key) if key.is_weak() => Err(KeyError::Weak),
-            material => Ok(Self { id: Sha256::digest(document.as_bytes()).into(), material }),
+            material => Ok(Self {
+                id: Sha256::digest(document.as_bytes()).into(),
+                material,
+            }),
         }
     }
 
@@ -92,7 +104,9 @@ impl PublicKey {
             Material::P256(key) => p256::ecdsa::Signature::from_der(signature)
                 .is_ok_and(|signature| key.verify_prehash(sha256, &signature).is_ok()),
             Material::Ed25519(key) => {
-                let Ok(signature) = ed25519_dalek::Signature::from_slice(signature) else { return false };
+                let Ok(signature) = ed25519_dalek::Signature::from_slice(signature) else {
+                    return false;
+                };
                 let prehashed = || {
                     let hash = Sha512::new_with_prefix(content);
                     key.verify_prehashed_strict(hash, None, &signature).is_ok()

@@ -53,7 +53,13 @@ pub fn open_in(directory: &Path, name: &OsStr, max: u64) -> Result<Opened, OpenE
     let at = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(directory, at, Mode::empty()).map_err(io::Error::from)?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let file = beneath::open(&directory, name, flags(), resolve, Instant::now() + LOOK_WALL);
+    let file = beneath::open(
+        &directory,
+        name,
+        flags(),
+        resolve,
+        Instant::now() + LOOK_WALL,
+    );
     let file = file.map_err(|errno| match errno {
         Errno::XDEV | Errno::LOOP => OpenError::LeadsOut,
         errno => OpenError::Io(errno.into()),
@@ -82,7 +88,12 @@ fn read(file: OwnedFd, max: u64) -> Result<Opened, OpenError> {
         return Err(OpenError::Changed);
     }
     let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    Ok(Opened { bytes, path, uid: after.uid(), mode: after.mode() & 0o7777 })
+    Ok(Opened {
+        bytes,
+        path,
+        uid: after.uid(),
+        mode: after.mode() & 0o7777,
+    })
 }
 
 /// What changes when the content does.
@@ -109,16 +120,25 @@ mod tests {
         symlink("..data/a.wasm", drivers.join("a.wasm")).unwrap();
         let opened = open_in(&drivers, OsStr::new("a.wasm"), 64).unwrap();
         assert_eq!(opened.bytes, b"content");
-        assert!(opened.path.ends_with("drivers/..2026_01/a.wasm"), "{opened:?}");
+        assert!(
+            opened.path.ends_with("drivers/..2026_01/a.wasm"),
+            "{opened:?}"
+        );
 
         symlink("../outside", drivers.join("relative.wasm")).unwrap();
         symlink(at("outside"), drivers.join("absolute.wasm")).unwrap();
         symlink("loop.wasm", drivers.join("loop.wasm")).unwrap();
         for name in ["relative.wasm", "absolute.wasm", "loop.wasm", "../outside"] {
             let refused = open_in(&drivers, OsStr::new(name), 64).unwrap_err();
-            assert!(matches!(refused, OpenError::LeadsOut), "{name}: {refused:?}");
+            assert!(
+                matches!(refused, OpenError::LeadsOut),
+                "{name}: {refused:?}"
+            );
         }
-        assert_eq!(open(&drivers.join("absolute.wasm"), 64).unwrap().bytes, b"secret");
+        assert_eq!(
+            open(&drivers.join("absolute.wasm"), 64).unwrap().bytes,
+            b"secret"
+        );
     }
 
     #[test]
@@ -129,14 +149,25 @@ mod tests {
         std::fs::create_dir(at("directory")).unwrap();
         for name in ["pipe", "directory"] {
             let refused = open_in(directory.path(), OsStr::new(name), 64).unwrap_err();
-            assert!(matches!(refused, OpenError::NotRegular), "{name}: {refused:?}");
+            assert!(
+                matches!(refused, OpenError::NotRegular),
+                "{name}: {refused:?}"
+            );
         }
         std::fs::write(at("full"), [0; 64]).unwrap();
         assert_eq!(open(&at("full"), 64).unwrap().bytes.len(), 64);
-        assert!(matches!(open(&at("full"), 63), Err(OpenError::TooLarge(63))));
+        assert!(matches!(
+            open(&at("full"), 63),
+            Err(OpenError::TooLarge(63))
+        ));
         // It says that it is empty, and is not: as a file that grows meanwhile.
-        assert!(matches!(open(Path::new("/proc/self/stat"), 4096), Err(OpenError::Changed)));
+        assert!(matches!(
+            open(Path::new("/proc/self/stat"), 4096),
+            Err(OpenError::Changed)
+        ));
         let refused = open_in(directory.path(), OsStr::new("none"), 64).unwrap_err();
-        assert!(matches!(refused, OpenError::Io(ref error) if error.kind() == io::ErrorKind::NotFound));
+        assert!(
+            matches!(refused, OpenError::Io(ref error) if error.kind() == io::ErrorKind::NotFound)
+        );
     }
 }

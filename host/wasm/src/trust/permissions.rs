@@ -33,7 +33,11 @@ impl fmt::Display for Fault {
         if is_owned(self.uid, own) {
             return write!(f, "can be written by group or others: chmod go-w {shown}");
         }
-        let whose = if own == 0 { "root" } else { "root or the daemon's user" };
+        let whose = if own == 0 {
+            "root"
+        } else {
+            "root or the daemon's user"
+        };
         write!(f, "belongs to another than {whose}: chown {own} {shown}")
     }
 }
@@ -47,7 +51,12 @@ impl Fault {
     /// `shielded`: in this directory, no other user can replace the entry that matters.
     fn find(path: &Path, uid: u32, mode: u32, own_uid: u32, shielded: bool) -> Option<Self> {
         let is_writable = mode & WRITE_OF_OTHERS != 0 && !shielded;
-        let fault = || Self { path: path.to_owned(), uid, mode, own_uid };
+        let fault = || Self {
+            path: path.to_owned(),
+            uid,
+            mode,
+            own_uid,
+        };
         (!is_owned(uid, own_uid) || is_writable).then(fault)
     }
 }
@@ -71,7 +80,10 @@ fn own_uid() -> u32 {
 /// A path, quoted for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
-    if text.chars().all(|c| c.is_alphanumeric() || "/._-+:@".contains(c)) {
+    if text
+        .chars()
+        .all(|c| c.is_alphanumeric() || "/._-+:@".contains(c))
+    {
         return text;
     }
     format!("'{}'", text.replace('\'', r"'\''"))
@@ -140,8 +152,13 @@ pub fn on_the_way(directory: &Path) -> io::Result<Vec<Fault>> {
 
 /// The names of a path and its `..`, the last one first.
 fn parts(path: &Path) -> Vec<PathBuf> {
-    let named = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
-    named.rev().map(|part| PathBuf::from(part.as_os_str())).collect()
+    let named = path
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    named
+        .rev()
+        .map(|part| PathBuf::from(part.as_os_str()))
+        .collect()
 }
 
 /// The faults of a file in a directory, and of the directories between them if the file is behind a link.
@@ -149,10 +166,22 @@ pub fn of_file(opened: &Opened, directory: &Path) -> io::Result<Vec<Fault>> {
     let own = own_uid();
     let directory = directory.canonicalize()?;
     let is_between = |path: &&Path| *path != directory && path.starts_with(&directory);
-    let mut faults = Vec::from_iter(Fault::find(&opened.path, opened.uid, opened.mode, own, false));
+    let mut faults = Vec::from_iter(Fault::find(
+        &opened.path,
+        opened.uid,
+        opened.mode,
+        own,
+        false,
+    ));
     for path in opened.path.ancestors().skip(1).take_while(is_between) {
         let found = std::fs::symlink_metadata(path)?;
-        faults.extend(Fault::find(path, found.uid(), found.mode() & 0o7777, own, false));
+        faults.extend(Fault::find(
+            path,
+            found.uid(),
+            found.mode() & 0o7777,
+            own,
+            false,
+        ));
     }
     Ok(faults)
 }
@@ -186,12 +215,18 @@ mod tests {
             chmod(&directory, mode);
             let [fault] = said(&of_directory(&directory).unwrap()).try_into().unwrap();
             assert!(fault.contains(&format!("mode {shown}")), "{fault}");
-            assert!(fault.ends_with(&format!("chmod go-w '{}'", directory.display())), "{fault}");
+            assert!(
+                fault.ends_with(&format!("chmod go-w '{}'", directory.display())),
+                "{fault}"
+            );
         }
         chmod(&directory, 0o700);
         chmod(&path, 0o777);
         let [fault] = said(&of_directory(&directory).unwrap()).try_into().unwrap();
-        assert!(fault.ends_with(&format!("chmod go-w {}", path.display())), "{fault}");
+        assert!(
+            fault.ends_with(&format!("chmod go-w {}", path.display())),
+            "{fault}"
+        );
         chmod(&path, 0o1777);
         assert_eq!(
             said(&of_directory(&directory).unwrap()),
@@ -215,7 +250,10 @@ mod tests {
         for name in ["a", "b", "real", "real/state"] {
             chmod(&path.join(name), 0o777);
             let [fault] = on_the_way().try_into().unwrap();
-            assert!(fault.ends_with(&format!("chmod go-w {}", path.join(name).display())), "{fault}");
+            assert!(
+                fault.ends_with(&format!("chmod go-w {}", path.join(name).display())),
+                "{fault}"
+            );
             chmod(&path.join(name), 0o1777);
             assert_eq!(
                 on_the_way().is_empty(),
@@ -238,21 +276,37 @@ mod tests {
         std::os::unix::fs::symlink("..now/a.wasm", path.join("a.wasm")).unwrap();
         chmod(&path.join("..now"), 0o755);
         chmod(&path.join("..now/a.wasm"), 0o644);
-        let faults = || said(&of_file(&open_in(&path, OsStr::new("a.wasm"), 64).unwrap(), &path).unwrap());
+        let faults =
+            || said(&of_file(&open_in(&path, OsStr::new("a.wasm"), 64).unwrap(), &path).unwrap());
         assert_eq!(faults(), [""; 0]);
         chmod(&path.join("..now"), 0o777);
         chmod(&path.join("..now/a.wasm"), 0o664);
         let found = faults();
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].contains("a.wasm") && found[0].contains("0664"), "{found:?}");
-        assert!(found[1].contains("..now (") && found[1].contains("0777"), "{found:?}");
+        assert!(
+            found[0].contains("a.wasm") && found[0].contains("0664"),
+            "{found:?}"
+        );
+        assert!(
+            found[1].contains("..now (") && found[1].contains("0777"),
+            "{found:?}"
+        );
     }
 
     #[test]
     fn a_fault_of_the_owner_names_the_right_owners() {
-        let said = |own| Fault::find(Path::new("/x"), 1234, 0o600, own, false).map(|fault| fault.to_string());
-        assert_eq!(said(0).unwrap(), "/x (owner 1234, mode 0600) belongs to another than root: chown 0 /x");
-        assert!(said(7).unwrap().contains("root or the daemon's user: chown 7 /x"));
+        let said = |own| {
+            Fault::find(Path::new("/x"), 1234, 0o600, own, false).map(|fault| fault.to_string())
+        };
+        assert_eq!(
+            said(0).unwrap(),
+            "/x (owner 1234, mode 0600) belongs to another than root: chown 0 /x"
+        );
+        assert!(
+            said(7)
+                .unwrap()
+                .contains("root or the daemon's user: chown 7 /x")
+        );
         assert_eq!(said(1234), None);
     }
 }

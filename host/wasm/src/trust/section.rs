@@ -47,7 +47,12 @@ pub struct SectionError {
 
 fn at<T>(entry: &Spanned<T>, message: impl Into<String>) -> SectionError {
     let place = &entry.referenced;
-    SectionError { line: place.line(), column: place.column(), message: message.into(), source: None }
+    SectionError {
+        line: place.line(),
+        column: place.column(),
+        message: message.into(),
+        source: None,
+    }
 }
 
 impl Section {
@@ -57,10 +62,16 @@ impl Section {
         for entry in &self.keys {
             let key = entry.check(directory)?;
             if keys.len() >= TRUST_KEYS_MAX {
-                return Err(at(&entry.name, format!("trust.keys has more than {}", TRUST_KEYS_MAX)));
+                return Err(at(
+                    &entry.name,
+                    format!("trust.keys has more than {}", TRUST_KEYS_MAX),
+                ));
             }
             if let Some(other) = keys.iter().find(|other| other.name == key.name) {
-                return Err(at(&entry.name, format!("there are two keys named {}", other.name)));
+                return Err(at(
+                    &entry.name,
+                    format!("there are two keys named {}", other.name),
+                ));
             }
             if let Some(other) = keys.iter().find(|other| other.public.id == key.public.id) {
                 let message = format!("key {} is the same key as {}", key.name, other.name);
@@ -68,7 +79,11 @@ impl Section {
             }
             keys.push(key);
         }
-        Ok(Policy { mode: self.mode, keys, pins: self.pins()? })
+        Ok(Policy {
+            mode: self.mode,
+            keys,
+            pins: self.pins()?,
+        })
     }
 
     fn pins(&self) -> Result<BTreeMap<String, BTreeSet<String>>, SectionError> {
@@ -101,7 +116,10 @@ impl Section {
                     return Err(at(entry, message));
                 }
                 if !digests.insert(entry.value.clone()) {
-                    return Err(at(entry, format!("trust.pins.{of} has {} twice", entry.value)));
+                    return Err(at(
+                        entry,
+                        format!("trust.pins.{of} has {} twice", entry.value),
+                    ));
                 }
             }
             pins.insert(of.clone(), digests);
@@ -115,46 +133,73 @@ impl KeyEntry {
         let name = self.name.value.clone();
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_.@ ".contains(c);
         if name.trim().is_empty() || name.len() > 64 || !name.chars().all(fits) {
-            let message =
-                format!("a key's name is {name:?}, and 1 to 64 letters, digits and -_.@ are wanted");
+            let message = format!(
+                "a key's name is {name:?}, and 1 to 64 letters, digits and -_.@ are wanted"
+            );
             return Err(at(&self.name, message));
         }
-        Ok(Key { public: self.public(directory)?, drivers: self.drivers()?, name })
+        Ok(Key {
+            public: self.public(directory)?,
+            drivers: self.drivers()?,
+            name,
+        })
     }
 
     fn public(&self, directory: &Path) -> Result<PublicKey, SectionError> {
         let name = &self.name.value;
         let message = format!("key {name}");
-        let refused = |source, place: SectionError| SectionError { source: Some(source), ..place };
+        let refused = |source, place: SectionError| SectionError {
+            source: Some(source),
+            ..place
+        };
         match (&self.file, &self.pem) {
             (Some(file), None) => PublicKey::read(&directory.join(&file.value))
                 .map_err(|source| refused(source, at(file, message))),
             (None, Some(pem)) => {
                 PublicKey::parse(&pem.value).map_err(|source| refused(source, at(pem, message)))
             }
-            (None, None) => Err(at(&self.name, format!("key {name} has neither `file` nor `pem`"))),
+            (None, None) => Err(at(
+                &self.name,
+                format!("key {name} has neither `file` nor `pem`"),
+            )),
             (Some(file), Some(_)) => Err(at(file, format!("key {name} has both `file` and `pem`"))),
         }
     }
 
     fn drivers(&self) -> Result<Option<Vec<String>>, SectionError> {
-        let (Some(entries), name) = (&self.drivers, &self.name.value) else { return Ok(None) };
+        let (Some(entries), name) = (&self.drivers, &self.name.value) else {
+            return Ok(None);
+        };
         if entries.value.is_empty() || entries.value.len() > TRUST_NAMES_MAX {
             let max = TRUST_NAMES_MAX;
-            let message =
-                format!("key {name}: `drivers` takes 1 to {max} globs; leave it out for drivers of any name");
+            let message = format!(
+                "key {name}: `drivers` takes 1 to {max} globs; leave it out for drivers of any name"
+            );
             return Err(at(entries, message));
         }
         for entry in &entries.value {
             let text = &entry.value;
-            let fits =
-                !text.is_empty() && text.len() <= limit::GRANT_ENTRY_BYTES_MAX && !text.contains(['/', '\\']);
+            let fits = !text.is_empty()
+                && text.len() <= limit::GRANT_ENTRY_BYTES_MAX
+                && !text.contains(['/', '\\']);
             let glob = globset::Glob::new(text);
             if !fits || glob.is_err() {
-                let why = glob.err().map(|error| format!(": {}", error.kind())).unwrap_or_default();
-                return Err(at(entry, format!("key {name}: {text:?} is not a glob of driver names{why}")));
+                let why = glob
+                    .err()
+                    .map(|error| format!(": {}", error.kind()))
+                    .unwrap_or_default();
+                return Err(at(
+                    entry,
+                    format!("key {name}: {text:?} is not a glob of driver names{why}"),
+                ));
             }
         }
-        Ok(Some(entries.value.iter().map(|entry| entry.value.clone()).collect()))
+        Ok(Some(
+            entries
+                .value
+                .iter()
+                .map(|entry| entry.value.clone())
+                .collect(),
+        ))
     }
 }

@@ -41,13 +41,19 @@ pub(super) fn decode(content: &[u8]) -> Result<Vec<u8>, SignatureError> {
     match text.first() {
         None => Err(SignatureError::Empty),
         Some(b'{') => of_bundle(text),
-        Some(_) => of_base64(text).or_else(|| binary(content)).ok_or(SignatureError::Unknown(content.len())),
+        Some(_) => of_base64(text)
+            .or_else(|| binary(content))
+            .ok_or(SignatureError::Unknown(content.len())),
     }
 }
 
 /// `base64` breaks long lines, so blanks are ignored anywhere.
 fn of_base64(text: &[u8]) -> Option<Vec<u8>> {
-    let text: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    let text: Vec<u8> = text
+        .iter()
+        .copied()
+        .filter(|byte| !byte.is_ascii_whitespace())
+        .collect();
     let decoded = STANDARD.decode(text).ok()?;
     (decoded.len() <= SIGNATURE_BYTES_MAX).then_some(decoded)
 }
@@ -61,7 +67,10 @@ fn binary(content: &[u8]) -> Option<Vec<u8>> {
 fn of_bundle(text: &[u8]) -> Result<Vec<u8>, SignatureError> {
     let bundle: Bundle =
         serde_json::from_slice(text).map_err(|error| SignatureError::Bundle(error.to_string()))?;
-    let signature = bundle.message_signature.map(|message| message.signature).or(bundle.base64_signature);
+    let signature = bundle
+        .message_signature
+        .map(|message| message.signature)
+        .or(bundle.base64_signature);
     let signature = signature.ok_or(SignatureError::NoMessageSignature)?;
     of_base64(signature.as_bytes()).ok_or(SignatureError::BundleBase64)
 }
@@ -89,7 +98,12 @@ mod tests {
             .into_bytes(),
         ];
         for form in forms {
-            assert_eq!(decode(&form), Ok(der.clone()), "{}", String::from_utf8_lossy(&form));
+            assert_eq!(
+                decode(&form),
+                Ok(der.clone()),
+                "{}",
+                String::from_utf8_lossy(&form)
+            );
         }
         // Of 64 bytes any may be a signature, also one that begins with a blank.
         let raw = [b' '; 1].into_iter().chain(1..64).collect::<Vec<u8>>();
@@ -100,12 +114,27 @@ mod tests {
     fn content_that_is_not_a_signature_is_named() {
         assert_eq!(decode(b""), Err(SignatureError::Empty));
         assert_eq!(decode(b" \n"), Err(SignatureError::Empty));
-        assert_eq!(decode(b"not a signature!"), Err(SignatureError::Unknown(16)));
+        assert_eq!(
+            decode(b"not a signature!"),
+            Err(SignatureError::Unknown(16))
+        );
         assert_eq!(decode(&[0x30; 4096]), Err(SignatureError::Unknown(4096)));
         let long = STANDARD.encode([7; 400]);
-        assert_eq!(decode(long.as_bytes()), Err(SignatureError::Unknown(long.len())));
-        assert!(matches!(decode(b"{\"a\": "), Err(SignatureError::Bundle(_))));
-        assert_eq!(decode(b"{\"dsseEnvelope\": {}}"), Err(SignatureError::NoMessageSignature));
-        assert_eq!(decode(b"{\"base64Signature\": \"%\"}"), Err(SignatureError::BundleBase64));
+        assert_eq!(
+            decode(long.as_bytes()),
+            Err(SignatureError::Unknown(long.len()))
+        );
+        assert!(matches!(
+            decode(b"{\"a\": "),
+            Err(SignatureError::Bundle(_))
+        ));
+        assert_eq!(
+            decode(b"{\"dsseEnvelope\": {}}"),
+            Err(SignatureError::NoMessageSignature)
+        );
+        assert_eq!(
+            decode(b"{\"base64Signature\": \"%\"}"),
+            Err(SignatureError::BundleBase64)
+        );
     }
 }

@@ -17,11 +17,17 @@ fn ed(seed: u8) -> ed25519_dalek::SigningKey {
 }
 
 fn ec_pem(seed: u8) -> String {
-    ec(seed).verifying_key().to_public_key_pem(LineEnding::LF).unwrap()
+    ec(seed)
+        .verifying_key()
+        .to_public_key_pem(LineEnding::LF)
+        .unwrap()
 }
 
 fn ed_pem(seed: u8) -> String {
-    ed(seed).verifying_key().to_public_key_pem(LineEnding::LF).unwrap()
+    ed(seed)
+        .verifying_key()
+        .to_public_key_pem(LineEnding::LF)
+        .unwrap()
 }
 
 fn ec_signature(seed: u8, bytes: &[u8]) -> String {
@@ -30,7 +36,10 @@ fn ec_signature(seed: u8, bytes: &[u8]) -> String {
 }
 
 fn indented(pem: &str) -> String {
-    pem.trim().lines().map(|line| format!("\n      {line}")).collect()
+    pem.trim()
+        .lines()
+        .map(|line| format!("\n      {line}"))
+        .collect()
 }
 
 fn key(name: &str, pem: &str, more: &str) -> String {
@@ -39,7 +48,9 @@ fn key(name: &str, pem: &str, more: &str) -> String {
 
 fn try_policy(text: &str) -> Result<Policy, String> {
     let section: Section = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
-    section.check(Path::new("/nowhere")).map_err(|error| chain(&error))
+    section
+        .check(Path::new("/nowhere"))
+        .map_err(|error| chain(&error))
 }
 
 fn policy(text: &str) -> Policy {
@@ -60,7 +71,11 @@ fn digest() -> String {
 }
 
 fn said(verdict: &Verdict) -> String {
-    verdict.distrust.as_ref().map(ToString::to_string).unwrap_or_default()
+    verdict
+        .distrust
+        .as_ref()
+        .map(ToString::to_string)
+        .unwrap_or_default()
 }
 
 #[test]
@@ -70,10 +85,21 @@ fn a_signature_by_a_known_key_is_trusted_whatever_its_algorithm() {
     let prehashed = STANDARD.encode(ed(3).sign_prehashed(hash, None).unwrap().to_bytes());
     let keys = key("ec", &ec_pem(1), "") + &key("ed", &ed_pem(3), "");
     let policy = of_keys("enforce", &keys, "");
-    for (signature, by) in [(ec_signature(1, FILE), "ec"), (pure, "ed"), (prehashed, "ed")] {
+    for (signature, by) in [
+        (ec_signature(1, FILE), "ec"),
+        (pure, "ed"),
+        (prehashed, "ed"),
+    ] {
         let verdict = judge(&policy, Some(&signature));
-        assert_eq!((verdict.key.as_deref(), said(&verdict)), (Some(by), String::new()));
-        assert!(!verdict.refuses() && verdict.view().verdict == "trusted" && verdict.digest() == digest());
+        assert_eq!(
+            (verdict.key.as_deref(), said(&verdict)),
+            (Some(by), String::new())
+        );
+        assert!(
+            !verdict.refuses()
+                && verdict.view().verdict == "trusted"
+                && verdict.digest() == digest()
+        );
     }
 }
 
@@ -81,21 +107,41 @@ fn a_signature_by_a_known_key_is_trusted_whatever_its_algorithm() {
 fn what_is_not_signed_by_a_known_key_over_these_bytes_is_refused() {
     let keys = key("ec", &ec_pem(1), "") + &key("ed", &ed_pem(3), "");
     let policy = of_keys("enforce", &keys, "");
-    let ed_over_digest =
-        STANDARD.encode(ed(3).sign(&<sha2::Sha256 as sha2::Digest>::digest(FILE)).to_bytes());
+    let ed_over_digest = STANDARD.encode(
+        ed(3)
+            .sign(&<sha2::Sha256 as sha2::Digest>::digest(FILE))
+            .to_bytes(),
+    );
     let cases = [
         (None, "there is no gpu.wasm.sig"),
-        (Some(String::new()), "gpu.wasm.sig holds no signature: it is empty"),
-        (Some("a b c!".to_owned()), "gpu.wasm.sig holds no signature: 6 bytes"),
-        (Some(ec_signature(2, FILE)), "no signature of this very file by a key of the config (ec, ed)"),
-        (Some(ec_signature(1, b"another file")), "no signature of this very file"),
+        (
+            Some(String::new()),
+            "gpu.wasm.sig holds no signature: it is empty",
+        ),
+        (
+            Some("a b c!".to_owned()),
+            "gpu.wasm.sig holds no signature: 6 bytes",
+        ),
+        (
+            Some(ec_signature(2, FILE)),
+            "no signature of this very file by a key of the config (ec, ed)",
+        ),
+        (
+            Some(ec_signature(1, b"another file")),
+            "no signature of this very file",
+        ),
         (Some(ed_over_digest), "no signature of this very file"),
-        (Some(STANDARD.encode([0; 64])), "no signature of this very file"),
+        (
+            Some(STANDARD.encode([0; 64])),
+            "no signature of this very file",
+        ),
     ];
     for (signature, words) in cases {
         let verdict = judge(&policy, signature.as_deref());
         assert!(said(&verdict).contains(words), "{words} in {verdict:?}");
-        assert!(verdict.refuses() && verdict.key.is_none() && verdict.view().verdict == "distrusted");
+        assert!(
+            verdict.refuses() && verdict.key.is_none() && verdict.view().verdict == "distrusted"
+        );
     }
 }
 
@@ -107,15 +153,23 @@ fn the_mode_says_what_follows() {
         ("enforce", true, false, "distrusted"),
     ] {
         let verdict = judge(&of_keys(mode, &key("ec", &ec_pem(1), ""), ""), None);
-        assert_eq!((verdict.refuses(), verdict.warns(), verdict.view().verdict), (refuses, warns, word));
+        assert_eq!(
+            (verdict.refuses(), verdict.warns(), verdict.view().verdict),
+            (refuses, warns, word)
+        );
     }
     assert_eq!(judge(&Policy::default(), None).mode, Mode::Off);
 }
 
 #[test]
 fn a_key_signs_drivers_of_its_names_only_by_the_stem_first_and_the_name_in_the_end() {
-    let key_for =
-        |names: &str| of_keys("enforce", &key("ec", &ec_pem(1), &format!("    drivers: [{names}]\n")), "");
+    let key_for = |names: &str| {
+        of_keys(
+            "enforce",
+            &key("ec", &ec_pem(1), &format!("    drivers: [{names}]\n")),
+            "",
+        )
+    };
     let signature = ec_signature(1, FILE);
     for (names, stem_fits, name_fits) in [
         ("gpu.example.com", true, true),
@@ -129,8 +183,16 @@ fn a_key_signs_drivers_of_its_names_only_by_the_stem_first_and_the_name_in_the_e
         let policy = key_for(names);
         let before = judge(&policy, Some(&signature));
         let after = policy.judge_named(&before, "gpu.example.com");
-        assert_eq!((before.distrust.is_none(), after.distrust.is_none()), (stem_fits, name_fits), "{names}");
-        assert_eq!(after.key.as_deref(), Some("ec"), "the signer is reported all the same");
+        assert_eq!(
+            (before.distrust.is_none(), after.distrust.is_none()),
+            (stem_fits, name_fits),
+            "{names}"
+        );
+        assert_eq!(
+            after.key.as_deref(),
+            Some("ec"),
+            "the signer is reported all the same"
+        );
     }
     let said_of = |verdict: Verdict| said(&verdict);
     let policy = key_for("nic.example.com");
@@ -154,13 +216,27 @@ fn pins_hold_beside_signatures_and_alone() {
     };
     for of in ["gpu", "gpu.example.com"] {
         let verdict = full(&pins(of, &digest()), Some(&signature));
-        assert_eq!((verdict.pin.as_deref(), said(&verdict)), (Some(of), String::new()));
+        assert_eq!(
+            (verdict.pin.as_deref(), said(&verdict)),
+            (Some(of), String::new())
+        );
         let verdict = full(&pins(of, &other), Some(&signature));
-        assert!(said(&verdict).contains(&format!("{} is not pinned for {of}", digest())), "{verdict:?}");
+        assert!(
+            said(&verdict).contains(&format!("{} is not pinned for {of}", digest())),
+            "{verdict:?}"
+        );
         assert_eq!(verdict.key.as_deref(), Some("ec"));
-        assert!(said(&full(&pins(of, &digest()), None)).contains("not signed"), "a pin is no signature");
+        assert!(
+            said(&full(&pins(of, &digest()), None)).contains("not signed"),
+            "a pin is no signature"
+        );
     }
-    assert!(full(&pins("nic", &other), Some(&signature)).distrust.is_none(), "it is another driver's");
+    assert!(
+        full(&pins("nic", &other), Some(&signature))
+            .distrust
+            .is_none(),
+        "it is another driver's"
+    );
 
     let alone = |pins: &str| {
         let policy = policy(&format!("mode: enforce\n{pins}"));
@@ -181,31 +257,60 @@ fn a_pin_under_the_drivers_name_lets_the_file_be_asked_for_its_name_and_the_name
     let of_another = format!("nic.example.com: ['{}']", digest());
     for (pins, wanted) in [(&of_name, true), (&of_another, false)] {
         let verdict = before(pins);
-        assert!(!verdict.refuses() && verdict.view().verdict == "trusted", "{verdict:?}");
+        assert!(
+            !verdict.refuses() && verdict.view().verdict == "trusted",
+            "{verdict:?}"
+        );
         let policy = policy(&format!("mode: enforce\npins: {{{pins}}}\n"));
         let after = policy.judge_named(&verdict, "gpu.example.com");
         assert_eq!(!after.refuses(), wanted, "{after:?}");
         assert_eq!(after.pin.as_deref(), wanted.then_some("gpu.example.com"));
     }
-    assert!(said(&before(&format!("gpu.example.com: ['{other}']"))).contains("nothing vouches for it"));
+    assert!(
+        said(&before(&format!("gpu.example.com: ['{other}']"))).contains("nothing vouches for it")
+    );
     let both = format!("gpu: ['{other}'], {of_name}");
-    assert!(said(&before(&both)).contains("is not pinned for gpu"), "its stem has a pin of its own");
+    assert!(
+        said(&before(&both)).contains("is not pinned for gpu"),
+        "its stem has a pin of its own"
+    );
 
     let keys = key("ec", &ec_pem(1), "");
-    let unsigned = judge(&of_keys("enforce", &keys, &format!("pins: {{{of_name}}}\n")), None);
-    assert!(said(&unsigned).contains("not signed") && unsigned.refuses(), "a pin is no signature");
+    let unsigned = judge(
+        &of_keys("enforce", &keys, &format!("pins: {{{of_name}}}\n")),
+        None,
+    );
+    assert!(
+        said(&unsigned).contains("not signed") && unsigned.refuses(),
+        "a pin is no signature"
+    );
 }
 
 #[test]
 fn a_key_that_is_removed_counts_no_more_for_what_it_signed() {
-    let both = of_keys("enforce", &(key("a", &ec_pem(1), "") + &key("b", &ed_pem(3), "")), "");
+    let both = of_keys(
+        "enforce",
+        &(key("a", &ec_pem(1), "") + &key("b", &ed_pem(3), "")),
+        "",
+    );
     let seen = judge(&both, Some(&ec_signature(1, FILE)));
     let left = of_keys("enforce", &key("b", &ed_pem(3), ""), "");
     let verdict = left.judge_named(&seen, "gpu.example.com");
-    assert!(verdict.refuses() && said(&verdict).contains("by a key of the config (b)"), "{verdict:?}");
+    assert!(
+        verdict.refuses() && said(&verdict).contains("by a key of the config (b)"),
+        "{verdict:?}"
+    );
     let renamed = of_keys("enforce", &key("c", &ec_pem(1), ""), "");
-    assert_eq!(renamed.judge_named(&seen, "gpu.example.com").key.as_deref(), Some("c"));
-    assert!(policy("mode: enforce\n").judge_named(&seen, "gpu.example.com").refuses(), "no keys are left");
+    assert_eq!(
+        renamed.judge_named(&seen, "gpu.example.com").key.as_deref(),
+        Some("c")
+    );
+    assert!(
+        policy("mode: enforce\n")
+            .judge_named(&seen, "gpu.example.com")
+            .refuses(),
+        "no keys are left"
+    );
 }
 
 #[test]
@@ -236,27 +341,60 @@ RFO3SKpOQ3qvL0J6QirpLf6geXBQroo5
     let cases: Vec<(String, &[&str])> = vec![
         ("mode: strict\n".into(), &["strict", "line 1"]),
         ("mode: warn\nkey: []\n".into(), &["key", "line 2"]),
-        (format!("keys:\n{good}    colour: red\n"), &["colour", "line"]),
-        ("keys:\n  - {name: a}\n".into(), &["line 2", "key a has neither"]),
-        ("keys:\n  - {name: a, file: x, pem: y}\n".into(), &["line 2", "key a has both"]),
+        (
+            format!("keys:\n{good}    colour: red\n"),
+            &["colour", "line"],
+        ),
+        (
+            "keys:\n  - {name: a}\n".into(),
+            &["line 2", "key a has neither"],
+        ),
+        (
+            "keys:\n  - {name: a, file: x, pem: y}\n".into(),
+            &["line 2", "key a has both"],
+        ),
         (
             "keys:\n  - {name: a, file: gone.pem}\n".into(),
-            &["line 2, column 21", "key a", "/nowhere/gone.pem", "No such file"],
+            &[
+                "line 2, column 21",
+                "key a",
+                "/nowhere/gone.pem",
+                "No such file",
+            ],
         ),
-        ("keys:\n  - {name: a, pem: hello}\n".into(), &["line 2", "key a", "BEGIN PUBLIC KEY"]),
-        ("keys:\n  - {name: '', pem: hello}\n".into(), &["line 2", "a key's name is \"\""]),
+        (
+            "keys:\n  - {name: a, pem: hello}\n".into(),
+            &["line 2", "key a", "BEGIN PUBLIC KEY"],
+        ),
+        (
+            "keys:\n  - {name: '', pem: hello}\n".into(),
+            &["line 2", "a key's name is \"\""],
+        ),
         (
             format!("keys:\n{}", key("old", rsa, "")),
-            &["line 4", "key old", "an RSA key, and ECDSA P-256 and Ed25519 are taken"],
+            &[
+                "line 4",
+                "key old",
+                "an RSA key, and ECDSA P-256 and Ed25519 are taken",
+            ],
         ),
-        (format!("keys:\n{}", key("big", p384, "")), &["key big", "curve 1.3.132.0.34"]),
+        (
+            format!("keys:\n{}", key("big", p384, "")),
+            &["key big", "curve 1.3.132.0.34"],
+        ),
         (
             format!("keys:\n{}", key("mine", private, "")),
             &["key mine", "\"PRIVATE KEY\" and not a public key"],
         ),
         (format!("keys:\n{good}{good}"), &["two keys named a"]),
-        (format!("keys:\n{good}{}", key("b", &ec_pem(1), "")), &["key b is the same key as a"]),
-        (format!("keys:\n{}", key("a", &ec_pem(1), "    drivers: []\n")), &["key a", "1 to 64 globs"]),
+        (
+            format!("keys:\n{good}{}", key("b", &ec_pem(1), "")),
+            &["key b is the same key as a"],
+        ),
+        (
+            format!("keys:\n{}", key("a", &ec_pem(1), "    drivers: []\n")),
+            &["key a", "1 to 64 globs"],
+        ),
         (
             format!("keys:\n{}", key("a", &ec_pem(1), "    drivers: ['[']\n")),
             &["key a", "\"[\" is not a glob"],
@@ -265,11 +403,26 @@ RFO3SKpOQ3qvL0J6QirpLf6geXBQroo5
             format!("keys:\n{}", key("a", &ec_pem(1), "    drivers: [a/b]\n")),
             &["key a", "\"a/b\" is not a glob"],
         ),
-        ("pins: {gpu: []}\n".into(), &["line 1", "trust.pins.gpu is empty"]),
-        ("pins:\n  gpu: [sha256:00]\n".into(), &["line 2", "trust.pins.gpu", "64 lowercase hex"]),
-        (format!("pins: {{gpu: ['sha256:{zeros}', 'sha256:{zeros}']}}\n"), &["trust.pins.gpu has", "twice"]),
-        (format!("pins: {{a/b: ['sha256:{zeros}']}}\n"), &["\"a/b\" is neither"]),
-        (format!("pins:\n  a: ['sha256:{zeros}']\n  a: ['sha256:{zeros}']\n"), &["duplicate", "line 3"]),
+        (
+            "pins: {gpu: []}\n".into(),
+            &["line 1", "trust.pins.gpu is empty"],
+        ),
+        (
+            "pins:\n  gpu: [sha256:00]\n".into(),
+            &["line 2", "trust.pins.gpu", "64 lowercase hex"],
+        ),
+        (
+            format!("pins: {{gpu: ['sha256:{zeros}', 'sha256:{zeros}']}}\n"),
+            &["trust.pins.gpu has", "twice"],
+        ),
+        (
+            format!("pins: {{a/b: ['sha256:{zeros}']}}\n"),
+            &["\"a/b\" is neither"],
+        ),
+        (
+            format!("pins:\n  a: ['sha256:{zeros}']\n  a: ['sha256:{zeros}']\n"),
+            &["duplicate", "line 3"],
+        ),
     ];
     for (text, expected) in cases {
         let error = try_policy(&text).expect_err(&text);
@@ -288,14 +441,18 @@ fn a_weak_key_and_one_that_is_not_on_its_curve_are_refused() {
     let mut weak = hex::decode("302a300506032b6570032100").unwrap();
     weak.extend([1].into_iter().chain([0; 31]));
     assert!(matches!(PublicKey::parse(&pem(&weak)), Err(KeyError::Weak)));
-    let mut off_curve = hex::decode("3059301306072a8648ce3d020106082a8648ce3d030107034200").unwrap();
+    let mut off_curve =
+        hex::decode("3059301306072a8648ce3d020106082a8648ce3d030107034200").unwrap();
     off_curve.extend([4].into_iter().chain([7; 64]));
     let wrapped = |der: &[u8]| {
         let text = STANDARD.encode(der);
         let (first, rest) = text.split_at(64);
         format!("-----BEGIN PUBLIC KEY-----\n{first}\n{rest}\n-----END PUBLIC KEY-----\n")
     };
-    assert!(matches!(PublicKey::parse(&wrapped(&off_curve)), Err(KeyError::Malformed(_))));
+    assert!(matches!(
+        PublicKey::parse(&wrapped(&off_curve)),
+        Err(KeyError::Malformed(_))
+    ));
     let cut = &off_curve[..off_curve.len() - 8];
     assert!(PublicKey::parse(&wrapped(cut)).is_err());
 }
@@ -305,19 +462,26 @@ fn keys_of_files_are_read_beside_the_config() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("release.pub"), ed_pem(3)).unwrap();
     let section: Section =
-        serde_saphyr::from_str("mode: warn\nkeys:\n  - {name: release, file: release.pub}\n").unwrap();
+        serde_saphyr::from_str("mode: warn\nkeys:\n  - {name: release, file: release.pub}\n")
+            .unwrap();
     let policy = section.check(directory.path()).unwrap();
     assert_eq!(
-        judge(&policy, Some(&STANDARD.encode(ed(3).sign(FILE).to_bytes()))).key.as_deref(),
+        judge(&policy, Some(&STANDARD.encode(ed(3).sign(FILE).to_bytes())))
+            .key
+            .as_deref(),
         Some("release")
     );
     let single = Policy::of_key_file(&directory.path().join("release.pub")).unwrap();
     assert_eq!(
-        judge(&single, Some(&STANDARD.encode(ed(3).sign(FILE).to_bytes()))).key.as_deref(),
+        judge(&single, Some(&STANDARD.encode(ed(3).sign(FILE).to_bytes())))
+            .key
+            .as_deref(),
         Some("release")
     );
     std::fs::write(directory.path().join("release.pub"), [0xff; 20]).unwrap();
-    assert!(chain(&section.check(directory.path()).unwrap_err()).contains("release.pub is not text"));
+    assert!(
+        chain(&section.check(directory.path()).unwrap_err()).contains("release.pub is not text")
+    );
     std::fs::write(directory.path().join("release.pub"), vec![b'x'; 1 << 20]).unwrap();
     assert!(chain(&section.check(directory.path()).unwrap_err()).contains("larger than"));
 }

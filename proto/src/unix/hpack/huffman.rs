@@ -46,7 +46,11 @@ static CODES: [Codes; LENGTH_MAX + 1] = codes();
 static BY_CODE: [u16; SYMBOLS] = symbols_by_code();
 
 const fn codes() -> [Codes; LENGTH_MAX + 1] {
-    let mut codes = [Codes { first: 0, count: 0, position: 0 }; LENGTH_MAX + 1];
+    let mut codes = [Codes {
+        first: 0,
+        count: 0,
+        position: 0,
+    }; LENGTH_MAX + 1];
     let mut symbol = 0;
     while symbol < SYMBOLS {
         codes[LENGTHS[symbol] as usize].count += 1;
@@ -93,7 +97,11 @@ pub(super) fn decode(encoded: &[u8], decoded: &mut Vec<u8>) -> Result<(), Malfor
         }
     }
     // Less than a byte, and all ones.
-    if count < 8 && bits == (1 << count) - 1 { Ok(()) } else { Err(Malformed::Huffman) }
+    if count < 8 && bits == (1 << count) - 1 {
+        Ok(())
+    } else {
+        Err(Malformed::Huffman)
+    }
 }
 
 fn first_symbol(bits: u64, count: usize) -> Option<(u16, usize)> {
@@ -107,5 +115,7 @@ fn first_symbol(bits: u64, count: usize) -> Option<(u16, usize)> {
 /// The codes use up all sequences of 30 bits, and the last one is the end of a string.
 const _: () = {
     let longest = codes()[LENGTH_MAX];
-    assert!(longest.first + longest.count == 1 << LENGTH_MAX && symbols_by_code()[SYMBOLS - 1] == EOS);
+    assert!(
+        longest.first + longest.count == 1 << LENGTH_MAX && symbols_by_code()[SYMBOLS - 1] == EOS
+    );
 };

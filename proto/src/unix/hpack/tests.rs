@@ -19,7 +19,9 @@ fn hex(text: &str) -> Vec<u8> {
 }
 
 fn fields(list: &[(&str, &str)]) -> Fields {
-    list.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    list.iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 fn failure(block: &[u8]) -> Malformed {
@@ -53,12 +55,24 @@ fn the_requests_of_the_rfc_are_understood_in_both_codings() {
         let (get, authority) = ((":method", "GET"), (":authority", "www.example.com"));
         let first = [get, (":scheme", "http"), (":path", "/"), authority];
         assert_eq!(next(blocks[0]), fields(&first));
-        let second = [get, (":scheme", "http"), (":path", "/"), authority, ("cache-control", "no-cache")];
+        let second = [
+            get,
+            (":scheme", "http"),
+            (":path", "/"),
+            authority,
+            ("cache-control", "no-cache"),
+        ];
         assert_eq!(next(blocks[1]), fields(&second));
         let key = ("custom-key", "custom-value");
         assert_eq!(
             next(blocks[2]),
-            fields(&[get, (":scheme", "https"), (":path", "/index.html"), authority, key])
+            fields(&[
+                get,
+                (":scheme", "https"),
+                (":path", "/index.html"),
+                authority,
+                key
+            ])
         );
         assert_eq!(decoder.size, 164);
     }
@@ -67,7 +81,10 @@ fn the_requests_of_the_rfc_are_understood_in_both_codings() {
 #[test]
 fn old_entries_make_room_for_new_ones() {
     // RFC 7541, C.6: responses, with a table of 256 bytes.
-    let mut decoder = Decoder { size_max: 256, ..Decoder::default() };
+    let mut decoder = Decoder {
+        size_max: 256,
+        ..Decoder::default()
+    };
     let first =
         "4882 6402 5885 aec3 771a 4b61 96d0 7abe 9410 54d4 44a8 2005 9504 0b81 66e0 82a6 2d1b ff6e 919d 29ad
                  1718 63c7 8f0b 97c8 e9ae 82ae 43d3"
@@ -78,7 +95,15 @@ fn old_entries_make_room_for_new_ones() {
     assert_eq!(decoder.size, 222);
     let date = ("date", "Mon, 21 Oct 2013 20:13:21 GMT");
     let location = ("location", "https://www.example.com");
-    assert_eq!(second, fields(&[(":status", "307"), ("cache-control", "private"), date, location]));
+    assert_eq!(
+        second,
+        fields(&[
+            (":status", "307"),
+            ("cache-control", "private"),
+            date,
+            location
+        ])
+    );
     assert_eq!(decoder.entries.len(), 4);
 }
 
@@ -86,7 +111,10 @@ fn old_entries_make_room_for_new_ones() {
 fn a_client_may_shrink_the_table_and_let_it_grow_again() {
     let mut decoder = Decoder::default();
     decode(&mut decoder, &remembered("a", "1")).unwrap();
-    assert_eq!(decode(&mut decoder, &[0xbe]).unwrap(), fields(&[("a", "1")]));
+    assert_eq!(
+        decode(&mut decoder, &[0xbe]).unwrap(),
+        fields(&[("a", "1")])
+    );
     // To zero and back (0x20, then 4096): the table is empty.
     assert_eq!(decode(&mut decoder, &hex("20 3fe11f")), Ok(vec![]));
     assert_eq!(decode(&mut decoder, &[0xbe]), Err(Malformed::Index(62)));
@@ -99,7 +127,10 @@ fn an_entry_larger_than_the_table_empties_it() {
     let mut decoder = Decoder::default();
     decode(&mut decoder, &remembered("a", "1")).unwrap();
     let large = "x".repeat(TABLE_BYTES_MAX);
-    assert_eq!(decode(&mut decoder, &remembered("large", &large)).unwrap(), fields(&[("large", &large)]));
+    assert_eq!(
+        decode(&mut decoder, &remembered("large", &large)).unwrap(),
+        fields(&[("large", &large)])
+    );
     assert_eq!((decoder.entries.len(), decoder.size), (0, 0));
 }
 
@@ -107,18 +138,28 @@ fn an_entry_larger_than_the_table_empties_it() {
 fn the_table_is_bounded() {
     let mut decoder = Decoder::default();
     for number in 0..10_000 {
-        decode(&mut decoder, &remembered(&format!("name-{number}"), "value")).unwrap();
+        decode(
+            &mut decoder,
+            &remembered(&format!("name-{number}"), "value"),
+        )
+        .unwrap();
         assert!(decoder.size <= TABLE_BYTES_MAX);
     }
     assert!(decoder.entries.len() <= TABLE_BYTES_MAX / ENTRY_OVERHEAD);
-    assert_eq!(decode(&mut decoder, &[0xbe]).unwrap(), fields(&[("name-9999", "value")]));
+    assert_eq!(
+        decode(&mut decoder, &[0xbe]).unwrap(),
+        fields(&[("name-9999", "value")])
+    );
 }
 
 #[test]
 fn what_is_malformed_is_named() {
     assert_eq!(failure(&[0x80]), Malformed::Index(0));
     assert_eq!(failure(&[0xbe]), Malformed::Index(62));
-    assert_eq!(failure(&hex("ff ffffff7f")), Malformed::Index(0x7f + 0x0fff_ffff));
+    assert_eq!(
+        failure(&hex("ff ffffff7f")),
+        Malformed::Index(0x7f + 0x0fff_ffff)
+    );
     assert_eq!(failure(&hex("ff ffffffff 0f")), Malformed::Integer);
     assert_eq!(failure(&hex("ff 80808080 00")), Malformed::Integer);
     assert_eq!(failure(&[0xff]), Malformed::Cut);

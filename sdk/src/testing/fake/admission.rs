@@ -11,7 +11,11 @@ impl State {
     pub(super) fn admit_write(&self, path: &str, value: &str) -> Result<(), Problem> {
         self.check_path(path)?;
         self.check_writes(path)?;
-        let granted = self.demand(|granted| granted.allows_sysfs_write(path, value), "sysfsWrite", path);
+        let granted = self.demand(
+            |granted| granted.allows_sysfs_write(path, value),
+            "sysfsWrite",
+            path,
+        );
         granted.map_err(|problem| problem.with_detail("value", value))
     }
 
@@ -26,13 +30,18 @@ impl State {
 
     pub(super) fn check_node(&self, path: &str) -> Result<(), Problem> {
         if !is_plain_path(path) || !path.starts_with("/dev/") {
-            return Err(Problem::invalid("bad-path", format!("{path:?} is not a plain path below /dev")));
+            return Err(Problem::invalid(
+                "bad-path",
+                format!("{path:?} is not a plain path below /dev"),
+            ));
         }
         self.check_failure(path)
     }
 
     pub(super) fn check_failure(&self, path: &str) -> Result<(), Problem> {
-        self.failures.get(path).map_or(Ok(()), |problem| Err(problem.clone()))
+        self.failures
+            .get(path)
+            .map_or(Ok(()), |problem| Err(problem.clone()))
     }
 
     pub(super) fn allows(&self, rule: impl FnOnce(&Effective) -> bool) -> bool {

@@ -11,7 +11,10 @@ impl State {
             Recorded::Directory => Entry::Dir,
             Recorded::Link(target) => Entry::Link(target.clone()),
             Recorded::Node { kind, major, minor } => {
-                self.nodes.insert(path.to_owned(), plain_node(path, node_kind(*kind), *major, *minor));
+                self.nodes.insert(
+                    path.to_owned(),
+                    plain_node(path, node_kind(*kind), *major, *minor),
+                );
                 return;
             }
         };
@@ -32,7 +35,11 @@ impl State {
         let path = format!("/dev/{}", value("DEVNAME")?.trim_start_matches("/dev/"));
         let subsystem = self.sysfs.read_link(&format!("{directory}/subsystem"));
         let is_block = subsystem.is_ok_and(|path| path.ends_with("/block"));
-        let kind = if is_block { NodeKind::Block } else { NodeKind::Character };
+        let kind = if is_block {
+            NodeKind::Block
+        } else {
+            NodeKind::Character
+        };
         let number = |key: &str| value(key)?.parse().ok();
         is_plain_path(&path).then_some(())?;
         let mode = value("DEVMODE").and_then(|mode| u32::from_str_radix(mode, 8).ok());
@@ -56,7 +63,8 @@ impl State {
             NodeKind::Fifo => nodedock_model::NodeKind::Fifo,
         };
         let directory = node.sysfs_path.as_deref();
-        let link = directory.and_then(|path| self.sysfs.read_link(&format!("{path}/subsystem")).ok());
+        let link =
+            directory.and_then(|path| self.sysfs.read_link(&format!("{path}/subsystem")).ok());
         let known = link.as_deref().and_then(|path| path.rsplit('/').next());
         let subsystem = known.or_else(|| (node.major == MISC_MAJOR).then_some("misc"));
         let facts = NodeFacts {
@@ -89,19 +97,37 @@ const MISC_MAJOR: u32 = 10;
 
 /// A node of root with mode 0600.
 pub(super) fn plain_node(path: &str, kind: NodeKind, major: u32, minor: u32) -> NodeInfo {
-    NodeInfo { path: path.to_owned(), kind, major, minor, mode: 0o600, uid: 0, gid: 0, sysfs_path: None }
+    NodeInfo {
+        path: path.to_owned(),
+        kind,
+        major,
+        minor,
+        mode: 0o600,
+        uid: 0,
+        gid: 0,
+        sysfs_path: None,
+    }
 }
 
 pub(super) const PCI_DEVICES: &str = "bus/pci/devices";
 
 /// PCI functions and network interfaces, as the tree below `/sys` shows them.
 impl State {
-    pub(super) fn page(&self, after: Option<&str>, is_wanted: impl Fn(&ClaimRecord) -> bool) -> Page {
-        let later =
-            self.claims.values().filter(|record| after.is_none_or(|uid| record.claim.id.uid.as_str() > uid));
+    pub(super) fn page(
+        &self,
+        after: Option<&str>,
+        is_wanted: impl Fn(&ClaimRecord) -> bool,
+    ) -> Page {
+        let later = self
+            .claims
+            .values()
+            .filter(|record| after.is_none_or(|uid| record.claim.id.uid.as_str() > uid));
         let mut wanted = later.filter(|record| is_wanted(record));
-        let claims: Vec<_> =
-            wanted.by_ref().take(PAGE_CLAIMS).map(|record| self.with_progress(record)).collect();
+        let claims: Vec<_> = wanted
+            .by_ref()
+            .take(PAGE_CLAIMS)
+            .map(|record| self.with_progress(record))
+            .collect();
         let last = claims.last().map(|record| record.claim.id.uid.clone());
         (claims, last.filter(|_| wanted.next().is_some()))
     }
@@ -115,12 +141,21 @@ impl State {
     }
 
     /// The functions that are bound together: for a `vfio` driver the IOMMU group without its bridges.
-    pub(super) fn functions_with(&self, address: &str, driver: &str) -> Result<Vec<String>, Problem> {
-        self.sysfs.resolve(&format!("{PCI_DEVICES}/{address}"), true)?;
+    pub(super) fn functions_with(
+        &self,
+        address: &str,
+        driver: &str,
+    ) -> Result<Vec<String>, Problem> {
+        self.sysfs
+            .resolve(&format!("{PCI_DEVICES}/{address}"), true)?;
         if !driver.starts_with("vfio") {
             return Ok(vec![address.to_owned()]);
         }
-        if self.sysfs.read_dir(&format!("{PCI_DEVICES}/{address}/iommu_group/devices")).is_err() {
+        if self
+            .sysfs
+            .read_dir(&format!("{PCI_DEVICES}/{address}/iommu_group/devices"))
+            .is_err()
+        {
             let message = format!("{address} is in no IOMMU group, and {driver} needs one");
             return Err(Problem::unavailable("no-iommu", message));
         }
@@ -128,10 +163,16 @@ impl State {
     }
 
     pub(super) fn group_of(&self, address: &str) -> Result<Vec<String>, Problem> {
-        self.sysfs.resolve(&format!("{PCI_DEVICES}/{address}"), true)?;
-        let group = self.sysfs.read_dir(&format!("{PCI_DEVICES}/{address}/iommu_group/devices"));
+        self.sysfs
+            .resolve(&format!("{PCI_DEVICES}/{address}"), true)?;
+        let group = self
+            .sysfs
+            .read_dir(&format!("{PCI_DEVICES}/{address}/iommu_group/devices"));
         let is_bridge = |function: &String| {
-            let class = self.sysfs.read(&format!("{PCI_DEVICES}/{function}/class")).unwrap_or_default();
+            let class = self
+                .sysfs
+                .read(&format!("{PCI_DEVICES}/{function}/class"))
+                .unwrap_or_default();
             class.starts_with(b"0x0604")
         };
         let mut group = group.unwrap_or_else(|_| vec![address.to_owned()]);
@@ -149,13 +190,17 @@ impl State {
         self.sysfs.remove(&link);
         if let Some(driver) = driver {
             let up = "../".repeat(directory.split('/').count());
-            self.sysfs.insert(&link, Entry::Link(format!("{up}bus/pci/drivers/{driver}")));
+            self.sysfs
+                .insert(&link, Entry::Link(format!("{up}bus/pci/drivers/{driver}")));
         }
     }
 
     pub(super) fn net_interface(&self, name: &str) -> NetInterface {
         let text = |file: &str| {
-            let content = self.sysfs.read(&format!("class/net/{name}/{file}")).unwrap_or_default();
+            let content = self
+                .sysfs
+                .read(&format!("class/net/{name}/{file}"))
+                .unwrap_or_default();
             String::from_utf8_lossy(content).trim().to_owned()
         };
         let flags = u32::from_str_radix(text("flags").trim_start_matches("0x"), 16).unwrap_or(0);
@@ -174,18 +219,36 @@ impl State {
                 "up" => OperationalState::Up,
                 _ => OperationalState::Unknown,
             },
-            device_path: self.sysfs.read_link(&format!("class/net/{name}/device")).ok(),
+            device_path: self
+                .sysfs
+                .read_link(&format!("class/net/{name}/device"))
+                .ok(),
         }
     }
 
     pub(super) fn host_file(&self, path: &str) -> Result<FileInfo, Problem> {
         self.check_host_path(path)?;
-        let never =
-            || Problem::denied("never-allowed", format!("no driver may read {path}, whatever is granted"));
+        let never = || {
+            Problem::denied(
+                "never-allowed",
+                format!("no driver may read {path}, whatever is granted"),
+            )
+        };
         let naming = ceiling::host_file(path).ok_or_else(never)?;
-        let asked = if self.has_grant_file { naming } else { Naming::Glob };
-        self.demand(|granted| granted.allows_host_file(path, asked), "hostFiles", path)?;
-        let real_path = format!("/{}", self.files.resolve(path.trim_start_matches('/'), true)?);
+        let asked = if self.has_grant_file {
+            naming
+        } else {
+            Naming::Glob
+        };
+        self.demand(
+            |granted| granted.allows_host_file(path, asked),
+            "hostFiles",
+            path,
+        )?;
+        let real_path = format!(
+            "/{}",
+            self.files.resolve(path.trim_start_matches('/'), true)?
+        );
         if ceiling::host_file(&real_path).is_none_or(|needed| needed > naming) {
             return Err(never());
         }
@@ -193,18 +256,30 @@ impl State {
             Some(Entry::File(content)) => (FileKind::Regular, content.len() as u64),
             _ => (FileKind::Directory, 0),
         };
-        Ok(FileInfo { path: path.to_owned(), real_path, kind, size })
+        Ok(FileInfo {
+            path: path.to_owned(),
+            real_path,
+            kind,
+            size,
+        })
     }
 
     pub(super) fn check_host_path(&self, path: &str) -> Result<(), Problem> {
         if !is_plain_path(path) {
-            return Err(Problem::invalid("bad-path", format!("{path:?} is not an absolute, plain path")));
+            return Err(Problem::invalid(
+                "bad-path",
+                format!("{path:?} is not an absolute, plain path"),
+            ));
         }
         self.check_failure(path)
     }
 
     pub(super) fn check_writes(&self, what: &str) -> Result<(), Problem> {
         let message = || format!("{what} may be changed during prepare and unprepare only");
-        if self.writes_refused { Err(Problem::denied("not-now", message())) } else { Ok(()) }
+        if self.writes_refused {
+            Err(Problem::denied("not-now", message()))
+        } else {
+            Ok(())
+        }
     }
 }

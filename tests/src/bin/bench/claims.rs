@@ -38,9 +38,12 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
 async fn recorded(size: Size, table: &mut Table) {
     let (plain_cdi, recorded_cdi) = (CdiOnTmpfs::new(), CdiOnTmpfs::new());
     let config = format!("recording: {{drivers: [{MOCK_GPU_NAME}]}}\n");
-    let (plain, recorded) =
-        (daemon(&plain_cdi).await, daemon_with(recorded_cdi.options().config(&config)).await);
-    let (mut without, mut with, mut unprepares) = (Times::default(), Times::default(), Times::default());
+    let (plain, recorded) = (
+        daemon(&plain_cdi).await,
+        daemon_with(recorded_cdi.options().config(&config)).await,
+    );
+    let (mut without, mut with, mut unprepares) =
+        (Times::default(), Times::default(), Times::default());
     let (mut of_plain, mut of_recorded) = (plain.client(), recorded.client());
     for n in 0..size.single {
         come_and_go(&mut of_plain, measured(n), &mut without, &mut unprepares).await;
@@ -55,22 +58,33 @@ async fn recorded(size: Size, table: &mut Table) {
 fn disk(size: Size, table: &mut Table) {
     use std::os::unix::fs::FileExt;
     let root = Root::new();
-    let file =
-        std::fs::File::options().read(true).write(true).create_new(true).open(root.path().join("disk"));
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(root.path().join("disk"));
     let file = file.expect("a new file");
-    file.write_all_at(&vec![1; 1 << 20], 0).and_then(|()| file.sync_all()).expect("a file of 1 MiB");
+    file.write_all_at(&vec![1; 1 << 20], 0)
+        .and_then(|()| file.sync_all())
+        .expect("a file of 1 MiB");
     for pages in [1, PAGES_OF_A_COMMIT] {
         let mut times = Times::default();
         for n in 0..size.single {
             let started = Instant::now();
             for page in 0..pages {
                 let at = (n * 7 + page * 13) % 256 * 4096;
-                file.write_all_at(&[2; 4096], at as u64).expect("write a page");
+                file.write_all_at(&[2; 4096], at as u64)
+                    .expect("write a page");
             }
             file.sync_data().expect("sync");
             times.add(started.elapsed());
         }
-        table.times(&disk_row(pages), &times, &disk_row(1), "the same disk, no daemon");
+        table.times(
+            &disk_row(pages),
+            &times,
+            &disk_row(1),
+            "the same disk, no daemon",
+        );
     }
 }
 
@@ -95,8 +109,12 @@ async fn daemon_with(options: Options) -> Daemon {
 
 /// Prepares `live` claims that stay, several on each shared device.
 pub(crate) async fn fill(daemon: &Daemon, live: usize) {
-    let requests =
-        (0..live).map(|n| request(&format!("live-{n}"), &format!("beside/gpu-{}", MEASURED + n % BESIDE)));
+    let requests = (0..live).map(|n| {
+        request(
+            &format!("live-{n}"),
+            &format!("beside/gpu-{}", MEASURED + n % BESIDE),
+        )
+    });
     let (_, failed) = storm(daemon.client(), requests.collect()).await;
     assert_eq!(failed, 0, "claims beside the measured ones");
 }
@@ -118,11 +136,18 @@ pub(crate) async fn come_and_go(
 ) {
     let pod = request.pod.clone();
     prepared(client, request, prepares).await;
-    unprepares.time(client.unprepare_pod(v1::UnpreparePodRequest { pod })).await.expect("unprepare");
+    unprepares
+        .time(client.unprepare_pod(v1::UnpreparePodRequest { pod }))
+        .await
+        .expect("unprepare");
 }
 
 async fn prepared(client: &mut Client, request: v1::PreparePodRequest, times: &mut Times) {
-    let answer = times.time(client.prepare_pod(request)).await.expect("prepare").into_inner();
+    let answer = times
+        .time(client.prepare_pod(request))
+        .await
+        .expect("prepare")
+        .into_inner();
     assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
 }
 
@@ -134,12 +159,22 @@ async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Tab
     for n in 0..size.single {
         come_and_go(&mut client, measured(n), &mut prepares, &mut unprepares).await;
     }
-    let each = (accounted(daemon.pid(), WRITTEN).saturating_sub(written) / size.single as u64) >> 10;
+    let each =
+        (accounted(daemon.pid(), WRITTEN).saturating_sub(written) / size.single as u64) >> 10;
     let first = size.live[0];
     let note = format!("{each} KiB written for both");
-    let against = if live == first { disk_row(PAGES_OF_A_COMMIT) } else { prepare_row(first) };
+    let against = if live == first {
+        disk_row(PAGES_OF_A_COMMIT)
+    } else {
+        prepare_row(first)
+    };
     table.times(&prepare_row(live), &prepares, &against, &note);
-    table.times(&format!("unprepare, {live} live"), &unprepares, &format!("unprepare, {first} live"), "");
+    table.times(
+        &format!("unprepare, {live} live"),
+        &unprepares,
+        &format!("unprepare, {first} live"),
+        "",
+    );
     if size.spans {
         spans(&before, &daemon.metrics().await, live, table);
     }
@@ -147,16 +182,28 @@ async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Tab
 
 /// Where the time of the requests between two looks at the daemon's metrics went: means, since histograms have no medians.
 fn spans(before: &Exposition, after: &Exposition, live: usize, table: &mut Table) {
-    let operation =
-        |name| ("dra_operations_duration_seconds", vec![("is_error", "false"), ("operation_name", name)]);
+    let operation = |name| {
+        (
+            "dra_operations_duration_seconds",
+            vec![("is_error", "false"), ("operation_name", name)],
+        )
+    };
     let call = |name| {
         let labels = vec![("driver", MOCK_GPU_NAME), ("operation", name)];
         ("nodedock_driver_call_duration_seconds", labels)
     };
     let spans = [
-        ("prepare, in the daemon", operation("PrepareResources"), "without gRPC"),
+        (
+            "prepare, in the daemon",
+            operation("PrepareResources"),
+            "without gRPC",
+        ),
         ("prepare, the driver's call", call("prepare"), "of that"),
-        ("unprepare, in the daemon", operation("UnprepareResources"), "without gRPC"),
+        (
+            "unprepare, in the daemon",
+            operation("UnprepareResources"),
+            "without gRPC",
+        ),
         ("unprepare, the driver's call", call("unprepare"), "of that"),
         (
             "a commit",
@@ -166,12 +213,21 @@ fn spans(before: &Exposition, after: &Exposition, live: usize, table: &mut Table
     ];
     for (what, (family, labels), note) in spans {
         let grown = |suffix: &str| {
-            let value = |of: &Exposition| of.value(&format!("{family}{suffix}"), &labels).unwrap_or_default();
+            let value = |of: &Exposition| {
+                of.value(&format!("{family}{suffix}"), &labels)
+                    .unwrap_or_default()
+            };
             value(after) - value(before)
         };
         let mean = grown("_sum") / grown("_count") * 1e6;
         let note = format!("{note}; mean of {}", grown("_count"));
-        table.figures(&format!("{what}, {live} live"), vec![mean], "µs", &prepare_row(live), &note);
+        table.figures(
+            &format!("{what}, {live} live"),
+            vec![mean],
+            "µs",
+            &prepare_row(live),
+            &note,
+        );
     }
 }
 
@@ -194,7 +250,10 @@ async fn repeated(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
     let row = |live: usize| format!("prepare of a prepared claim, {live} live");
     let note = format!("{reads:.1} read calls each, sockets and files");
     table.times(&row(live), &times, &row(size.live[0]), &note);
-    client.unprepare_pod(v1::UnpreparePodRequest { pod }).await.expect("unprepare");
+    client
+        .unprepare_pod(v1::UnpreparePodRequest { pod })
+        .await
+        .expect("unprepare");
 }
 
 async fn at_once(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
@@ -202,7 +261,10 @@ async fn at_once(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
     let (mut prepared, mut gone) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..size.rounds {
         let requests: Vec<_> = (0..size.burst).map(measured).collect();
-        let pods: Vec<_> = requests.iter().filter_map(|request| request.pod.clone()).collect();
+        let pods: Vec<_> = requests
+            .iter()
+            .filter_map(|request| request.pod.clone())
+            .collect();
         let started = Instant::now();
         let (times, failed) = storm(daemon.client(), requests).await;
         prepared += started.elapsed();
@@ -212,12 +274,26 @@ async fn at_once(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
         unprepares.merge(&release(daemon.client(), pods).await);
         gone += started.elapsed();
     }
-    let rate =
-        |took: Duration| format!("{:.0} claims/s", (size.burst * size.rounds) as f64 / took.as_secs_f64());
+    let rate = |took: Duration| {
+        format!(
+            "{:.0} claims/s",
+            (size.burst * size.rounds) as f64 / took.as_secs_f64()
+        )
+    };
     let first = size.live[0];
     let row = |what: &str, live: usize| format!("{what}, 64 at once, {live} live");
-    table.times(&row("prepare", live), &prepares, &row("prepare", first), &rate(prepared));
-    table.times(&row("unprepare", live), &unprepares, &row("unprepare", first), &rate(gone));
+    table.times(
+        &row("prepare", live),
+        &prepares,
+        &row("prepare", first),
+        &rate(prepared),
+    );
+    table.times(
+        &row("unprepare", live),
+        &unprepares,
+        &row("unprepare", first),
+        &rate(gone),
+    );
 }
 
 /// Sends the requests, 64 under way at once; the time of each, and how many were refused.
@@ -225,9 +301,22 @@ pub(crate) async fn storm(client: Client, requests: Vec<v1::PreparePodRequest>) 
     let outcomes = side_by_side(requests, move |request| {
         let mut client = client.clone();
         async move {
-            let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
-            let no_claim = answer.claims.iter().any(|claim| claim.outcome != "prepared");
-            usize::from(no_claim || answer.resources.iter().any(|resource| resource.outcome != "allocated"))
+            let answer = client
+                .prepare_pod(request)
+                .await
+                .expect("prepare")
+                .into_inner();
+            let no_claim = answer
+                .claims
+                .iter()
+                .any(|claim| claim.outcome != "prepared");
+            usize::from(
+                no_claim
+                    || answer
+                        .resources
+                        .iter()
+                        .any(|resource| resource.outcome != "allocated"),
+            )
         }
     });
     outcomes.await
@@ -237,7 +326,10 @@ async fn release(client: Client, pods: Vec<v1::ObjectRef>) -> Times {
     let outcomes = side_by_side(pods, move |pod| {
         let mut client = client.clone();
         async move {
-            client.unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) }).await.expect("unprepare");
+            client
+                .unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) })
+                .await
+                .expect("unprepare");
             0
         }
     });

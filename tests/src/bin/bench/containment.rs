@@ -22,8 +22,12 @@ const ALONE: &str = "prepare, alone";
 const BAD_PAUSE: Duration = Duration::from_millis(5);
 
 /// What the bad driver does in every prepare.
-const WORDS: [(&str, &str); 4] =
-    [("spin", "computes"), ("grow", "allocates"), ("flood", "logs"), ("die", "traps")];
+const WORDS: [(&str, &str); 4] = [
+    ("spin", "computes"),
+    ("grow", "allocates"),
+    ("flood", "logs"),
+    ("die", "traps"),
+];
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
     let alone = scene(size, table, None, 0.0).await;
@@ -67,7 +71,11 @@ async fn scene(size: Size, table: &mut Table, bad: Option<(String, Bad)>, alone:
     }
     stop.store(true, Ordering::Relaxed);
     let asked: usize = running.join_all().await.into_iter().sum();
-    let ratio = if bad.is_some() { format!("{:.2} × alone, ", all.at(0.99) / alone) } else { String::new() };
+    let ratio = if bad.is_some() {
+        format!("{:.2} × alone, ", all.at(0.99) / alone)
+    } else {
+        String::new()
+    };
     let spread = spread(&rounds);
     let note = format!(
         "p99 {ratio}{spread} by round; peak {:.0} MiB; {asked} bad requests",
@@ -79,7 +87,9 @@ async fn scene(size: Size, table: &mut Table, bad: Option<(String, Bad)>, alone:
 }
 
 async fn install(daemon: &Daemon, word: &str) {
-    let bad: Vec<_> = (0..BAD_AT_ONCE).map(|n| format!("\"device-{n}\": {word}")).collect();
+    let bad: Vec<_> = (0..BAD_AT_ONCE)
+        .map(|n| format!("\"device-{n}\": {word}"))
+        .collect();
     daemon.drop_in(
         "scripted.grant.yaml",
         "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: [SCRIPTED_*]\n\
@@ -106,10 +116,18 @@ async fn misbehave(
     let request = compose::request(&compose::pod(&device), &[&claim]);
     let mut asked = 0;
     while !stop.load(Ordering::Relaxed) {
-        let answer = client.prepare_pod(request.clone()).await.expect("prepare").into_inner();
+        let answer = client
+            .prepare_pod(request.clone())
+            .await
+            .expect("prepare")
+            .into_inner();
         asked += 1;
         answered.notify_one();
-        let problem = answer.claims.into_iter().find_map(|claim| claim.problem).unwrap_or_default();
+        let problem = answer
+            .claims
+            .into_iter()
+            .find_map(|claim| claim.problem)
+            .unwrap_or_default();
         if problem.code == "driver-quarantined" {
             if bad.quarantine {
                 tokio::time::sleep(BAD_PAUSE).await;
@@ -119,15 +137,27 @@ async fn misbehave(
                 drop(client.resume_driver(v1::ResumeDriverRequest { name }).await);
             }
         }
-        client.unprepare_pod(v1::UnpreparePodRequest { pod: request.pod.clone() }).await.expect("unprepare");
+        client
+            .unprepare_pod(v1::UnpreparePodRequest {
+                pod: request.pod.clone(),
+            })
+            .await
+            .expect("unprepare");
     }
     asked
 }
 
 async fn round(daemon: &Daemon, count: usize) -> Times {
-    let (mut client, mut times, mut unprepares) = (daemon.client(), Times::default(), Times::default());
+    let (mut client, mut times, mut unprepares) =
+        (daemon.client(), Times::default(), Times::default());
     for n in 0..count {
-        claims::come_and_go(&mut client, claims::measured(n), &mut times, &mut unprepares).await;
+        claims::come_and_go(
+            &mut client,
+            claims::measured(n),
+            &mut times,
+            &mut unprepares,
+        )
+        .await;
     }
     times
 }

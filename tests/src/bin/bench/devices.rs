@@ -53,8 +53,14 @@ impl Node {
         let cdi = CdiOnTmpfs::new();
         let daemon = Daemon::start_on(Root::new(), cdi.options().config(config)).await;
         let options = Options::new(RESOURCE, &daemon.state().join("device-plugins"));
-        let plugin = Plugin::start(options, Script::ok(), healthy(devices)).await.expect("start a plugin");
-        let node = Self { daemon, plugin, _cdi: cdi };
+        let plugin = Plugin::start(options, Script::ok(), healthy(devices))
+            .await
+            .expect("start a plugin");
+        let node = Self {
+            daemon,
+            plugin,
+            _cdi: cdi,
+        };
         node.until_shown(devices, devices).await;
         node
     }
@@ -68,19 +74,27 @@ impl Node {
 }
 
 fn healthy(count: usize) -> Vec<Device> {
-    (0..count).map(|n| Device::healthy(&format!("device-{n:05}")).on(&[i64::from(n % 2 == 1)])).collect()
+    (0..count)
+        .map(|n| Device::healthy(&format!("device-{n:05}")).on(&[i64::from(n % 2 == 1)]))
+        .collect()
 }
 
 /// Devices of the resource, and the healthy ones.
 async fn shown(client: &mut Client) -> Option<(usize, usize)> {
-    let answer = client.get_capacity(v1::GetCapacityRequest {}).await.expect("capacity").into_inner();
+    let answer = client
+        .get_capacity(v1::GetCapacityRequest {})
+        .await
+        .expect("capacity")
+        .into_inner();
     let resource = answer.resources.first()?;
     Some((resource.capacity as usize, resource.allocatable as usize))
 }
 
 fn request(name: &str) -> v1::PreparePodRequest {
     let mut request = compose::request(&compose::pod(name), &[]);
-    request.containers[0].extended_resources.insert(RESOURCE.to_owned(), WANTED);
+    request.containers[0]
+        .extended_resources
+        .insert(RESOURCE.to_owned(), WANTED);
     request
 }
 
@@ -101,14 +115,29 @@ async fn one_at_a_time(node: &Node, size: Size, pods: usize, table: &mut Table) 
     for n in 0..size.single {
         let request = request(&format!("pod-{n}"));
         let pod = request.pod.clone();
-        let answer = allocates.time(client.prepare_pod(request)).await.expect("prepare").into_inner();
+        let answer = allocates
+            .time(client.prepare_pod(request))
+            .await
+            .expect("prepare")
+            .into_inner();
         assert_eq!(answer.resources[0].outcome, "allocated", "{answer:?}");
-        frees.time(client.unprepare_pod(v1::UnpreparePodRequest { pod })).await.expect("unprepare");
+        frees
+            .time(client.unprepare_pod(v1::UnpreparePodRequest { pod }))
+            .await
+            .expect("unprepare");
     }
-    let row =
-        |what: &str, pods: usize| format!("{what} {WANTED} of {} devices, {pods} live pods", size.devices);
+    let row = |what: &str, pods: usize| {
+        format!(
+            "{what} {WANTED} of {} devices, {pods} live pods",
+            size.devices
+        )
+    };
     let first = size.pods[0];
-    let against = if pods == first { bare_row } else { row("allocate", first) };
+    let against = if pods == first {
+        bare_row
+    } else {
+        row("allocate", first)
+    };
     table.times(&row("allocate", pods), &allocates, &against, "");
     table.times(&row("free", pods), &frees, &row("free", first), "");
 }
@@ -117,8 +146,10 @@ async fn one_at_a_time(node: &Node, size: Size, pods: usize, table: &mut Table) 
 async fn adapted(size: Size, table: &mut Table) {
     let pods = size.pods[0];
     let node = Node::start_with(size.devices, ADAPTED).await;
-    let devices: Vec<_> =
-        healthy(WANTED as usize).iter().map(|device| format!("{DRIVER}/{}", device.id)).collect();
+    let devices: Vec<_> = healthy(WANTED as usize)
+        .iter()
+        .map(|device| format!("{DRIVER}/{}", device.id))
+        .collect();
     let devices: Vec<_> = devices.iter().map(String::as_str).collect();
     let (mut prepares, mut unprepares) = (Times::default(), Times::default());
     let mut client = node.daemon.client();
@@ -126,29 +157,65 @@ async fn adapted(size: Size, table: &mut Table) {
         let pod = compose::pod(&format!("claiming-{n}"));
         let mut claim = compose::claim(&format!("claim-{n}"), &devices);
         // One request, so one Allocate.
-        for device in claim.allocation.iter_mut().flat_map(|allocation| &mut allocation.devices) {
+        for device in claim
+            .allocation
+            .iter_mut()
+            .flat_map(|allocation| &mut allocation.devices)
+        {
             device.request = "devices".to_owned();
         }
         let request = compose::request(&pod, &[&claim]);
-        let answer = prepares.time(client.prepare_pod(request)).await.expect("prepare").into_inner();
+        let answer = prepares
+            .time(client.prepare_pod(request))
+            .await
+            .expect("prepare")
+            .into_inner();
         assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
         let request = v1::UnpreparePodRequest { pod: Some(pod) };
-        unprepares.time(client.unprepare_pod(request)).await.expect("unprepare");
+        unprepares
+            .time(client.unprepare_pod(request))
+            .await
+            .expect("unprepare");
     }
-    let beside = |what: &str| format!("{what} {WANTED} of {} devices, {pods} live pods", size.devices);
-    table.times(&format!("adapter: prepare a claim of {WANTED} devices"), &prepares, &beside("allocate"), "");
-    table.times(&format!("adapter: unprepare a claim of {WANTED} devices"), &unprepares, &beside("free"), "");
+    let beside = |what: &str| {
+        format!(
+            "{what} {WANTED} of {} devices, {pods} live pods",
+            size.devices
+        )
+    };
+    table.times(
+        &format!("adapter: prepare a claim of {WANTED} devices"),
+        &prepares,
+        &beside("allocate"),
+        "",
+    );
+    table.times(
+        &format!("adapter: unprepare a claim of {WANTED} devices"),
+        &unprepares,
+        &beside("free"),
+        "",
+    );
 }
 
 /// The call to the plugin alone, as the daemon makes it, from here.
 async fn bare(node: &Node, size: Size) -> Times {
     let mut client = DevicePluginClient::new(channel(node.plugin.options().socket()));
-    let devices = healthy(WANTED as usize).into_iter().map(|device| device.id).collect();
-    let container = api::ContainerAllocateRequest { devices_ids: devices };
-    let request = api::AllocateRequest { container_requests: vec![container] };
+    let devices = healthy(WANTED as usize)
+        .into_iter()
+        .map(|device| device.id)
+        .collect();
+    let container = api::ContainerAllocateRequest {
+        devices_ids: devices,
+    };
+    let request = api::AllocateRequest {
+        container_requests: vec![container],
+    };
     let mut times = Times::default();
     for _ in 0..size.single {
-        times.time(client.allocate(request.clone())).await.expect("a bare call");
+        times
+            .time(client.allocate(request.clone()))
+            .await
+            .expect("a bare call");
     }
     times
 }
@@ -157,12 +224,22 @@ async fn bare(node: &Node, size: Size) -> Times {
 async fn lists(size: Size, table: &mut Table) {
     let node = Node::start(FEW).await;
     let few = format!("list of {FEW} devices, until shown");
-    table.times(&few, &listed(&node, size, FEW, FEW - 1).await, "", "a device more or less");
+    table.times(
+        &few,
+        &listed(&node, size, FEW, FEW - 1).await,
+        "",
+        "a device more or less",
+    );
     node.plugin.list(healthy(size.devices));
     node.until_shown(size.devices, size.devices).await;
     let many = format!("list of {} devices, until shown", size.devices);
     let note = "a device more or less";
-    table.times(&many, &listed(&node, size, size.devices, size.devices - 1).await, &few, note);
+    table.times(
+        &many,
+        &listed(&node, size, size.devices, size.devices - 1).await,
+        &few,
+        note,
+    );
     let health = format!("health of one of {} devices, until shown", size.devices);
     table.times(&health, &flapped(&node, size).await, &many, "");
     let mut client = node.daemon.client();
@@ -170,7 +247,12 @@ async fn lists(size: Size, table: &mut Table) {
     for _ in 0..size.lists {
         asked.time(shown(&mut client)).await;
     }
-    table.times("the question that shows it", &asked, &many, "GetCapacity; the rows above are exact to one");
+    table.times(
+        "the question that shows it",
+        &asked,
+        &many,
+        "GetCapacity; the rows above are exact to one",
+    );
 }
 
 /// Lists of one length and of the other, in turn.
@@ -190,12 +272,23 @@ async fn flapped(node: &Node, size: Size) -> Times {
         let mut devices = healthy(size.devices);
         let is_ill = n % 2 == 0;
         devices[0].healthy = !is_ill;
-        times.add(taken_in(node, devices, (size.devices, size.devices - usize::from(is_ill))).await);
+        times.add(
+            taken_in(
+                node,
+                devices,
+                (size.devices, size.devices - usize::from(is_ill)),
+            )
+            .await,
+        );
     }
     times
 }
 
-async fn taken_in(node: &Node, devices: Vec<Device>, (capacity, allocatable): (usize, usize)) -> Duration {
+async fn taken_in(
+    node: &Node,
+    devices: Vec<Device>,
+    (capacity, allocatable): (usize, usize),
+) -> Duration {
     // A list that comes sooner than this after another is kept waiting, which is not what is measured.
     tokio::time::sleep(limit::LIST_PACE * 2).await;
     let started = Instant::now();
@@ -213,7 +306,8 @@ async fn pod_resources(size: Size, table: &mut Table) {
         let limit = limit::POD_RESOURCES_MESSAGE_BYTES_MAX;
         let client = PodResourcesListerClient::new(node.daemon.pod_resources_channel());
         let mut client = client.max_decoding_message_size(limit);
-        let mut pace = tokio::time::interval(Duration::from_secs(1) / limit::POD_RESOURCES_PER_SECOND);
+        let mut pace =
+            tokio::time::interval(Duration::from_secs(1) / limit::POD_RESOURCES_PER_SECOND);
         let mut times = Times::default();
         for _ in 0..size.lists {
             pace.tick().await;
@@ -221,6 +315,11 @@ async fn pod_resources(size: Size, table: &mut Table) {
             let answer = answer.expect("a list").into_inner();
             assert_eq!(answer.pod_resources.len(), pods);
         }
-        table.times(&row(pods), &times, &row(0), &format!("each pod with {WANTED} devices"));
+        table.times(
+            &row(pods),
+            &times,
+            &row(0),
+            &format!("each pod with {WANTED} devices"),
+        );
     }
 }

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
-use nodedock_proto::kubelet::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
+use nodedock_proto::kubelet::dra::v1::{
+    Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
+};
 use nodedock_proto::kubelet::registration::InfoRequest;
 use nodedock_proto::kubelet::registration::registration_client::RegistrationClient;
 use nodedock_tests::cluster::{Cluster, NAMESPACE, options};
@@ -30,7 +32,8 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
 
 /// Options of a daemon that keeps no pause between requests to the API server: what is measured is the way.
 pub(crate) fn unhurried(cluster: &Cluster) -> Options {
-    options(&cluster.kubeconfig()).config("kubernetes: {requestsPerSecond: 1000, requestBurst: 2000}\n")
+    options(&cluster.kubeconfig())
+        .config("kubernetes: {requestsPerSecond: 1000, requestBurst: 2000}\n")
 }
 
 async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table) {
@@ -38,35 +41,74 @@ async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table
     let socket = socket.expect("the driver is offered");
     let mut client = DraPluginClient::new(channel(socket));
     let uid = cluster.gpu_claim("bench", &["gpus/gpu-0"]);
-    let claim = || Claim { namespace: NAMESPACE.into(), uid: uid.clone(), name: "bench".into() };
+    let claim = || Claim {
+        namespace: NAMESPACE.into(),
+        uid: uid.clone(),
+        name: "bench".into(),
+    };
     let ask = |claims: Vec<Claim>| NodePrepareResourcesRequest { claims };
-    let unprepare = || NodeUnprepareResourcesRequest { claims: vec![claim()] };
-    let (mut bare, mut read, mut back, mut again) =
-        (Times::default(), Times::default(), Times::default(), Times::default());
+    let unprepare = || NodeUnprepareResourcesRequest {
+        claims: vec![claim()],
+    };
+    let (mut bare, mut read, mut back, mut again) = (
+        Times::default(),
+        Times::default(),
+        Times::default(),
+        Times::default(),
+    );
     for _ in 0..size.single {
-        bare.time(client.node_prepare_resources(ask(vec![]))).await.expect("an empty prepare");
+        bare.time(client.node_prepare_resources(ask(vec![])))
+            .await
+            .expect("an empty prepare");
     }
     table.times(BARE, &bare, "", "on the driver's socket");
     for _ in 0..size.single {
-        let answer = read.time(client.node_prepare_resources(ask(vec![claim()]))).await.expect("prepare");
+        let answer = read
+            .time(client.node_prepare_resources(ask(vec![claim()])))
+            .await
+            .expect("prepare");
         let answer = answer.into_inner();
         let outcome = answer.claims.first().and_then(|entry| entry.value.as_ref());
-        assert!(outcome.is_some_and(|outcome| outcome.error.is_empty()), "{answer:?}");
-        back.time(client.node_unprepare_resources(unprepare())).await.expect("unprepare");
+        assert!(
+            outcome.is_some_and(|outcome| outcome.error.is_empty()),
+            "{answer:?}"
+        );
+        back.time(client.node_unprepare_resources(unprepare()))
+            .await
+            .expect("unprepare");
     }
     let note = "the API server is on this machine";
-    table.times("kubelet: prepare, claim read from the API server", &read, BARE, note);
+    table.times(
+        "kubelet: prepare, claim read from the API server",
+        &read,
+        BARE,
+        note,
+    );
     table.times("kubelet: unprepare", &back, BARE, "");
 
-    client.node_prepare_resources(ask(vec![claim()])).await.expect("prepare");
+    client
+        .node_prepare_resources(ask(vec![claim()]))
+        .await
+        .expect("prepare");
     let seen = cluster.api.requests().len();
     for _ in 0..size.single {
-        again.time(client.node_prepare_resources(ask(vec![claim()]))).await.expect("prepare");
+        again
+            .time(client.node_prepare_resources(ask(vec![claim()])))
+            .await
+            .expect("prepare");
     }
     let asked = cluster.api.requests().len() - seen;
     let note = format!("{asked} requests to the API server in all");
-    table.times("kubelet: prepare, claim prepared before", &again, BARE, &note);
-    client.node_unprepare_resources(unprepare()).await.expect("unprepare");
+    table.times(
+        "kubelet: prepare, claim prepared before",
+        &again,
+        BARE,
+        &note,
+    );
+    client
+        .node_unprepare_resources(unprepare())
+        .await
+        .expect("unprepare");
 }
 
 /// From the process's start to the answer that a kubelet registers by.
@@ -96,7 +138,12 @@ pub(crate) async fn end(daemon: &mut Daemon, crash: bool) {
 
 /// The driver's sockets have another name after each start, and those of a process that was killed are still there.
 fn files(directory: &Path) -> Vec<PathBuf> {
-    std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    std::fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }
 
 async fn until_answer(directory: &Path, started: Instant) -> f64 {
@@ -111,5 +158,7 @@ async fn until_answer(directory: &Path, started: Instant) -> f64 {
             }
         }
     };
-    tokio::time::timeout(DEADLINE, answer).await.expect("the driver is offered")
+    tokio::time::timeout(DEADLINE, answer)
+        .await
+        .expect("the driver is offered")
 }

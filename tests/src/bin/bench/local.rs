@@ -24,7 +24,9 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     let daemon = Daemon::start_on(root, cdi.with(Options::default().flag("--local-api"))).await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     let socket = daemon.socket().with_file_name("api.sock");
-    let api = LocalClient::connect(&socket).await.expect("the local API listens");
+    let api = LocalClient::connect(&socket)
+        .await
+        .expect("the local API listens");
     publish_others(&api).await;
     until_published(&api).await;
     let selector = format!("device.driver == '{MOCK_GPU_NAME}'");
@@ -36,15 +38,24 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     for n in 0..live {
         allocated(&api, &format!("live-{n}")).await;
     }
-    let (mut named, mut allocations, mut both) = (Times::default(), Times::default(), Times::default());
+    let (mut named, mut allocations, mut both) =
+        (Times::default(), Times::default(), Times::default());
     let mut client = daemon.client();
     for n in 0..size.single {
         // The last devices, which no claim of the API gets: it has the first that are free.
         let device = format!("gpus/gpu-{}", DEVICES - 1 - n % (DEVICES / 4));
         let pod = compose::pod(&format!("named-{n}"));
-        let request = compose::request(&pod, &[&compose::gpu_claim(&format!("named-{n}"), &[&device])]);
-        named.time(async { prepared(client.prepare_pod(request.clone()).await) }).await;
-        client.unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) }).await.expect("unprepare");
+        let request = compose::request(
+            &pod,
+            &[&compose::gpu_claim(&format!("named-{n}"), &[&device])],
+        );
+        named
+            .time(async { prepared(client.prepare_pod(request.clone()).await) })
+            .await;
+        client
+            .unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) })
+            .await
+            .expect("unprepare");
 
         let (name, pod) = (format!("claim-{n}"), compose::pod(&format!("pod-{n}")));
         let request = compose::of_claim(&pod, &name);
@@ -54,19 +65,30 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
             claim
         };
         let claim = both.time(work).await;
-        client.unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) }).await.expect("unprepare");
-        api.delete_claim("default", &name, claim["metadata"]["uid"].as_str()).await.expect("delete");
+        client
+            .unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) })
+            .await
+            .expect("unprepare");
+        api.delete_claim("default", &name, claim["metadata"]["uid"].as_str())
+            .await
+            .expect("delete");
     }
     let row = format!("prepare of a named device, {ALL_DEVICES} devices, {live} claims");
     table.times(&row, &named, "", "in turns with the next rows");
-    table.times("allocate a claim of the local API", &allocations, &row, "from its creation, one selector");
+    table.times(
+        "allocate a claim of the local API",
+        &allocations,
+        &row,
+        "from its creation, one selector",
+    );
     table.times("allocate and prepare it", &both, &row, "");
 }
 
 async fn publish_others(api: &LocalClient) {
     for slice in 0..OTHER_SLICES {
-        let devices: Vec<_> =
-            (0..OTHER_DEVICES).map(|n| json!({ "name": format!("other-{slice}-{n}") })).collect();
+        let devices: Vec<_> = (0..OTHER_DEVICES)
+            .map(|n| json!({ "name": format!("other-{slice}-{n}") }))
+            .collect();
         // On all nodes: those of this node go if their driver does not come.
         let slice = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": { "name": format!("other-{slice}") },
@@ -79,7 +101,10 @@ async fn publish_others(api: &LocalClient) {
 
 async fn until_published(api: &LocalClient) {
     let count = |slices: Vec<Value>| {
-        slices.iter().map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len)).sum::<usize>()
+        slices
+            .iter()
+            .map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len))
+            .sum::<usize>()
     };
     while count(api.slices().await.expect("slices")) < ALL_DEVICES {
         tokio::task::yield_now().await;
@@ -93,10 +118,18 @@ async fn allocated(api: &LocalClient, name: &str) -> Value {
         "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": { "deviceClassName": "gpu" } }] } },
     });
     api.create(&claim, "default").await.expect("a claim");
-    api.until_allocated("default", name).await.expect("there are devices")
+    api.until_allocated("default", name)
+        .await
+        .expect("there are devices")
 }
 
 fn prepared(answer: Result<tonic::Response<v1::PreparePodResponse>, tonic::Status>) {
     let answer = answer.expect("an answer").into_inner();
-    assert!(answer.claims.iter().all(|claim| claim.outcome == "prepared"), "{answer:?}");
+    assert!(
+        answer
+            .claims
+            .iter()
+            .all(|claim| claim.outcome == "prepared"),
+        "{answer:?}"
+    );
 }

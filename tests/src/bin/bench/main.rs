@@ -28,7 +28,10 @@ use nodedock_tests::Options;
 use table::Table;
 
 #[derive(Parser)]
-#[command(name = "bench", about = "Benchmarks of the daemon; run by `cargo xtask bench`")]
+#[command(
+    name = "bench",
+    about = "Benchmarks of the daemon; run by `cargo xtask bench`"
+)]
 struct Args {
     /// Run every row a few times only
     #[arg(long)]
@@ -46,7 +49,12 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
     /// By how many percent a median may be worse than in --compare
-    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, requires = "compare")]
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = 10.0,
+        requires = "compare"
+    )]
     worse: f64,
 }
 
@@ -131,26 +139,53 @@ type Section = fn(Size, &mut Table) -> LocalBoxFuture<'_, ()>;
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    let before = args.compare.as_deref().map_or(Ok(Vec::new()), table::read)?;
-    let size = Size { spans: args.spans, ..if args.quick { QUICK } else { FULL } };
+    let before = args
+        .compare
+        .as_deref()
+        .map_or(Ok(Vec::new()), table::read)?;
+    let size = Size {
+        spans: args.spans,
+        ..if args.quick { QUICK } else { FULL }
+    };
     let mut table = Table::default();
     let sections: [(&str, Section); 14] = [
         ("store", |size, table| store::run(size, table).boxed_local()),
-        ("sandbox", |size, table| sandbox::run(size, table).boxed_local()),
-        ("processes", |size, table| processes::run(size, table).boxed_local()),
-        ("claims", |size, table| claims::run(size, table).boxed_local()),
-        ("native", |size, table| native::run(size, table).boxed_local()),
-        ("devices", |size, table| devices::run(size, table).boxed_local()),
-        ("containment", |size, table| containment::run(size, table).boxed_local()),
+        ("sandbox", |size, table| {
+            sandbox::run(size, table).boxed_local()
+        }),
+        ("processes", |size, table| {
+            processes::run(size, table).boxed_local()
+        }),
+        ("claims", |size, table| {
+            claims::run(size, table).boxed_local()
+        }),
+        ("native", |size, table| {
+            native::run(size, table).boxed_local()
+        }),
+        ("devices", |size, table| {
+            devices::run(size, table).boxed_local()
+        }),
+        ("containment", |size, table| {
+            containment::run(size, table).boxed_local()
+        }),
         ("swap", |size, table| swap::run(size, table).boxed_local()),
-        ("kubelet", |size, table| kubelet::run(size, table).boxed_local()),
+        ("kubelet", |size, table| {
+            kubelet::run(size, table).boxed_local()
+        }),
         ("local", |size, table| local::run(size, table).boxed_local()),
         ("seam", |size, table| seam::run(size, table).boxed_local()),
-        ("simulate", |size, table| simulate::run(size, table).boxed_local()),
-        ("slices", |size, table| slices::run(size, table).boxed_local()),
+        ("simulate", |size, table| {
+            simulate::run(size, table).boxed_local()
+        }),
+        ("slices", |size, table| {
+            slices::run(size, table).boxed_local()
+        }),
         ("start", |size, table| start::run(size, table).boxed_local()),
     ];
-    for (_, run) in sections.into_iter().filter(|(name, _)| name.contains(&args.only)) {
+    for (_, run) in sections
+        .into_iter()
+        .filter(|(name, _)| name.contains(&args.only))
+    {
         run(size, &mut table).await;
     }
     match args.json {
@@ -165,7 +200,12 @@ struct CdiOnTmpfs(Option<tempfile::TempDir>);
 
 impl CdiOnTmpfs {
     fn new() -> Self {
-        Self(tempfile::Builder::new().prefix("nd-bench-").tempdir_in("/dev/shm").ok())
+        Self(
+            tempfile::Builder::new()
+                .prefix("nd-bench-")
+                .tempdir_in("/dev/shm")
+                .ok(),
+        )
     }
 
     fn options(&self) -> Options {

@@ -18,8 +18,12 @@ const MESSAGES_PER_REQUEST: usize = 5;
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
     // Which CPU a thread has is the thread's own, so it is one that ends.
-    let measured = tokio::task::spawn_blocking(move || std::thread::spawn(move || measure(size)).join());
-    let rows = measured.await.expect("the thread is waited for").expect("it measures");
+    let measured =
+        tokio::task::spawn_blocking(move || std::thread::spawn(move || measure(size)).join());
+    let rows = measured
+        .await
+        .expect("the thread is waited for")
+        .expect("it measures");
     for (row, times) in rows {
         table.times(
             &format!("message to another process and back, {row}"),
@@ -32,13 +36,18 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
 
 fn measure(size: Size) -> Vec<(&'static str, Times)> {
     let all = sched_getaffinity(None).expect("a thread has CPUs");
-    let cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+    let cpus: Vec<_> = (0..CpuSet::MAX_CPU)
+        .filter(|cpu| all.is_set(*cpu))
+        .collect();
     let only = |cpu: usize| {
         let mut one = CpuSet::new();
         one.set(cpu);
         one
     };
-    let mut ways = vec![("not pinned", all, all), ("both on one CPU", only(cpus[0]), only(cpus[0]))];
+    let mut ways = vec![
+        ("not pinned", all, all),
+        ("both on one CPU", only(cpus[0]), only(cpus[0])),
+    ];
     if let Some(second) = cpus.get(1) {
         ways.push(("each on its own CPU", only(cpus[0]), only(*second)));
     }
@@ -51,7 +60,9 @@ fn measure(size: Size) -> Vec<(&'static str, Times)> {
         for _ in 0..size.single * MESSAGES_PER_REQUEST {
             let started = Instant::now();
             socket.write_all(&MESSAGE).expect("it reads");
-            socket.read_exact(&mut [0; MESSAGE.len()]).expect("it answers");
+            socket
+                .read_exact(&mut [0; MESSAGE.len()])
+                .expect("it answers");
             times.add(started.elapsed());
         }
         drop(socket);
@@ -65,6 +76,9 @@ fn measure(size: Size) -> Vec<(&'static str, Times)> {
 fn echo() -> (UnixStream, Child) {
     let (ours, theirs) = UnixStream::pair().expect("two sockets");
     let output = theirs.try_clone().expect("a descriptor");
-    let child = Command::new("cat").stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(output)).spawn();
+    let child = Command::new("cat")
+        .stdin(OwnedFd::from(theirs))
+        .stdout(OwnedFd::from(output))
+        .spawn();
     (ours, child.expect("cat is there"))
 }

@@ -23,8 +23,12 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
 }
 
 fn host(cache: Option<CachePaths>) -> Arc<WasmHost> {
-    WasmHost::new(settings(cache), Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
-        .expect("set up the sandbox")
+    WasmHost::new(
+        settings(cache),
+        Arc::new(SharedClaimTable::default()),
+        Arc::new(NoJournal),
+    )
+    .expect("set up the sandbox")
 }
 
 fn grant() -> Grant {
@@ -32,12 +36,21 @@ fn grant() -> Grant {
 }
 
 fn call() -> Call {
-    Call { request_id: "bench".into(), deadline: Duration::from_secs(10) }
+    Call {
+        request_id: "bench".into(),
+        deadline: Duration::from_secs(10),
+    }
 }
 
 async fn calls(size: Size, table: &mut Table) {
-    let file = DriverFile { name: MOCK_GPU.to_owned(), bytes: wasm(MOCK_GPU, Form::Core).into() };
-    let driver = host(None).load(file, grant(), None).await.expect("load the driver");
+    let file = DriverFile {
+        name: MOCK_GPU.to_owned(),
+        bytes: wasm(MOCK_GPU, Form::Core).into(),
+    };
+    let driver = host(None)
+        .load(file, grant(), None)
+        .await
+        .expect("load the driver");
     let claim = DriverClaim {
         id: ObjectRef::new("default", "claim", "uid").expect("names"),
         devices: vec![AllocatedDevice {
@@ -57,13 +70,28 @@ async fn calls(size: Size, table: &mut Table) {
     };
     let (mut prepares, mut discovers) = (Times::default(), Times::default());
     for _ in 0..size.single {
-        let outcomes = prepares.time(driver.prepare(&call(), std::slice::from_ref(&claim))).await;
+        let outcomes = prepares
+            .time(driver.prepare(&call(), std::slice::from_ref(&claim)))
+            .await;
         assert!(outcomes.values().all(Result::is_ok), "{outcomes:?}");
-        discovers.time(driver.discover(&call(), Trigger::Timer)).await.expect("discover");
+        discovers
+            .time(driver.discover(&call(), Trigger::Timer))
+            .await
+            .expect("discover");
     }
-    table.times("wasm call: instantiate, prepare", &prepares, "", "no disk, no gRPC");
+    table.times(
+        "wasm call: instantiate, prepare",
+        &prepares,
+        "",
+        "no disk, no gRPC",
+    );
     let against = "wasm call: instantiate, prepare";
-    table.times("wasm call: instantiate, discover", &discovers, against, "4 devices");
+    table.times(
+        "wasm call: instantiate, discover",
+        &discovers,
+        against,
+        "4 devices",
+    );
 }
 
 async fn loads(size: Size, form: Form, table: &mut Table) {
@@ -73,14 +101,28 @@ async fn loads(size: Size, form: Form, table: &mut Table) {
         let cache = tempfile::tempdir().expect("a temporary directory");
         for times in [&mut cold, &mut cached] {
             let host = host(Some(CachePaths::inside(cache.path())));
-            let file = DriverFile { name: MOCK_GPU.to_owned(), bytes: bytes.clone().into() };
+            let file = DriverFile {
+                name: MOCK_GPU.to_owned(),
+                bytes: bytes.clone().into(),
+            };
             let started = Instant::now();
-            let driver = host.load(file, grant(), None).await.expect("load the driver");
-            driver.discover(&call(), Trigger::Load).await.expect("discover");
+            let driver = host
+                .load(file, grant(), None)
+                .await
+                .expect("load the driver");
+            driver
+                .discover(&call(), Trigger::Load)
+                .await
+                .expect("discover");
             times.add(started.elapsed());
         }
     }
     let size = format!("{} kB file", bytes.len() / 1000);
     table.times(&format!("load, cold, {form:?}"), &cold, "", &size);
-    table.times(&format!("load, from the cache, {form:?}"), &cached, &format!("load, cold, {form:?}"), "");
+    table.times(
+        &format!("load, from the cache, {form:?}"),
+        &cached,
+        &format!("load, cold, {form:?}"),
+        "",
+    );
 }

@@ -25,20 +25,38 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     let machines = ["one", "two"].map(|name| {
         let machine = Recorded::new(&root.path().join(name), &["amdgpu"]);
         for index in 0..DEVICES {
-            machine.function(&format!("0000:{:02x}:00.0", index + 1), "0x030000", "amdgpu", None);
+            machine.function(
+                &format!("0000:{:02x}:00.0", index + 1),
+                "0x030000",
+                "amdgpu",
+                None,
+            );
         }
         machine
     });
     root.drop_in("pci.grant.yaml", side_file("pci", "grant"));
     root.drop_in("pci.wasm", wasm("pci", Form::Core));
     let mut command = root.command();
-    command.args(["simulate", "--nodes", &nodes.to_string(), "--requests-per-second", &RATE.to_string()]);
+    command.args([
+        "simulate",
+        "--nodes",
+        &nodes.to_string(),
+        "--requests-per-second",
+        &RATE.to_string(),
+    ]);
     for machine in &machines {
         command.arg("--hardware").arg(machine.path());
     }
-    command.arg("--drivers").arg(root.drivers()).arg("--kubeconfig").arg(api.kubeconfig(root.path()));
+    command
+        .arg("--drivers")
+        .arg(root.drivers())
+        .arg("--kubeconfig")
+        .arg(api.kubeconfig(root.path()));
     let started = Instant::now();
-    let mut simulation = command.stdout(Stdio::piped()).spawn().expect("the program starts");
+    let mut simulation = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
     let mut lines = BufReader::new(simulation.stdout.take().expect("it is piped")).lines();
     while let Some(line) = lines.next_line().await.expect("the program writes text") {
         if line.starts_with("all published") {
@@ -47,24 +65,44 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     }
     let (took, requests) = (started.elapsed(), api.requests().len());
     let slices = api.look(|state| state.objects("resourceslices").len());
-    let note =
-        format!("{nodes} nodes with {DEVICES} devices: {requests} requests at {RATE}/s, {slices} slices");
+    let note = format!(
+        "{nodes} nodes with {DEVICES} devices: {requests} requests at {RATE}/s, {slices} slices"
+    );
     let published = format!("simulate: {nodes} nodes published");
     table.figures(&published, vec![took.as_secs_f64()], "s", "", &note);
     let pid = simulation.id().expect("it runs");
-    table.figures("simulate: resident", vec![memory_mib(pid, "VmRSS")], "MiB", "", "");
+    table.figures(
+        "simulate: resident",
+        vec![memory_mib(pid, "VmRSS")],
+        "MiB",
+        "",
+        "",
+    );
     let before = cpu_seconds(pid);
     tokio::time::sleep(IDLE).await;
     let share = 100.0 * (cpu_seconds(pid) - before) / IDLE.as_secs_f64();
-    table.figures("simulate: CPU while idle", vec![share], "%", "", &format!("of one core, over {IDLE:?}"));
+    table.figures(
+        "simulate: CPU while idle",
+        vec![share],
+        "%",
+        "",
+        &format!("of one core, over {IDLE:?}"),
+    );
     simulation.kill().await.expect("it ran");
 }
 
 /// User and system time of a process.
 fn cpu_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let fields = stat.rsplit(") ").next().expect("the name is in parentheses");
+    let fields = stat
+        .rsplit(") ")
+        .next()
+        .expect("the name is in parentheses");
     // Fields 14 and 15 of proc(5); the first after the name is 3.
-    let ticks = fields.split(' ').skip(11).take(2).map(|field| field.parse::<f64>().expect("a number"));
+    let ticks = fields
+        .split(' ')
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse::<f64>().expect("a number"));
     ticks.sum::<f64>() / TICKS
 }

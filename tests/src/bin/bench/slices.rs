@@ -23,10 +23,15 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     };
     let started = Instant::now();
     daemon.install_gpus(&config(devices, 1, 1));
-    let slices = until(&cluster, |found| devices_of(found, "gpus") == devices && has_all(found)).await;
+    let slices = until(&cluster, |found| {
+        devices_of(found, "gpus") == devices && has_all(found)
+    })
+    .await;
     let took = millis(started.elapsed());
-    let note =
-        format!("{devices} devices: {} writes, {slices} slices; from the drop of the file", writes(&cluster));
+    let note = format!(
+        "{devices} devices: {} writes, {slices} slices; from the drop of the file",
+        writes(&cluster)
+    );
     table.figures(FIRST, vec![took], "ms", "", &note);
     daemon.until_serving(MOCK_GPU_FILE).await;
 
@@ -36,7 +41,10 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         cluster.api.forget_requests();
         let started = Instant::now();
         daemon.install_gpus(&config(devices, memory, 1));
-        until(&cluster, |found| memory_of_one(found) == Some(format!("{memory}Gi"))).await;
+        until(&cluster, |found| {
+            memory_of_one(found) == Some(format!("{memory}Gi"))
+        })
+        .await;
         one.push(millis(started.elapsed()));
         written[0] += writes(&cluster);
 
@@ -50,9 +58,22 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         until(&cluster, |found| devices_of(found, "two") == 1).await;
     }
     let rounds = size.slice_changes;
-    let note = |written: usize| format!("{written} writes for {rounds} changes; from the config's change");
-    table.figures("slices: one device changed", one, "ms", FIRST, &note(written[0]));
-    table.figures("slices: one device more", more, "ms", FIRST, &note(written[1]));
+    let note =
+        |written: usize| format!("{written} writes for {rounds} changes; from the config's change");
+    table.figures(
+        "slices: one device changed",
+        one,
+        "ms",
+        FIRST,
+        &note(written[0]),
+    );
+    table.figures(
+        "slices: one device more",
+        more,
+        "ms",
+        FIRST,
+        &note(written[1]),
+    );
 }
 
 /// Waits for slices of the driver; how many there are then.
@@ -68,14 +89,22 @@ async fn until(cluster: &Cluster, wanted: impl Fn(&[&Value]) -> bool) -> usize {
 fn writes(cluster: &Cluster) -> usize {
     let is_write = |verb: &str| matches!(verb, "create" | "update" | "patch" | "delete");
     let requests = cluster.api.requests();
-    requests.iter().filter(|seen| seen.resource == "resourceslices" && is_write(&seen.verb)).count()
+    requests
+        .iter()
+        .filter(|seen| seen.resource == "resourceslices" && is_write(&seen.verb))
+        .count()
 }
 
 fn devices<'a>(slices: &[&'a Value], pool: &str) -> impl Iterator<Item = &'a Value> {
     let name = format!("{NODE}/{pool}");
-    let of_pool: Vec<_> =
-        slices.iter().copied().filter(|slice| slice["spec"]["pool"]["name"] == name).collect();
-    of_pool.into_iter().flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten())
+    let of_pool: Vec<_> = slices
+        .iter()
+        .copied()
+        .filter(|slice| slice["spec"]["pool"]["name"] == name)
+        .collect();
+    of_pool
+        .into_iter()
+        .flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten())
 }
 
 fn devices_of(slices: &[&Value], pool: &str) -> usize {

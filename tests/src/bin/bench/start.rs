@@ -35,10 +35,22 @@ async fn starts(size: Size, table: &mut Table) {
             let row = |live: usize, what: &str| format!("start after {how}, {live} claims, {what}");
             let first = size.live[0];
             table.figures(&row(live, "ready"), ready, "ms", &row(first, "ready"), "");
-            table.figures(&row(live, "serving"), serving, "ms", &row(first, "serving"), "");
+            table.figures(
+                &row(live, "serving"),
+                serving,
+                "ms",
+                &row(first, "serving"),
+                "",
+            );
         }
         let row = |live: usize| format!("memory of its own, {live} claims, after a restart");
-        table.figures(&row(live), vec![daemon.memory_mib(OWN_MEMORY)], "MiB", &row(size.live[0]), "");
+        table.figures(
+            &row(live),
+            vec![daemon.memory_mib(OWN_MEMORY)],
+            "MiB",
+            &row(size.live[0]),
+            "",
+        );
     }
 }
 
@@ -52,13 +64,20 @@ async fn reboots(size: Size, table: &mut Table) {
     for boot in 0..size.starts {
         let root = daemon.into_root().await;
         let cdi = CdiOnTmpfs::new();
-        daemon = Daemon::start_on(root, cdi.options().arg("--boot-id", format!("boot-{boot}"))).await;
+        daemon =
+            Daemon::start_on(root, cdi.options().arg("--boot-id", format!("boot-{boot}"))).await;
         daemon.until_serving(MOCK_GPU_FILE).await;
         let started = Instant::now();
         claims::fill(&daemon, live).await;
         took.push(millis(started.elapsed()));
     }
-    table.figures(&format!("reboot, {live} pods prepared again"), took, "ms", "", "");
+    table.figures(
+        &format!("reboot, {live} pods prepared again"),
+        took,
+        "ms",
+        "",
+        "",
+    );
 }
 
 /// From the rename into the directory to the state `serving`, as a watcher of the node API sees it.
@@ -79,7 +98,13 @@ async fn drops(size: Size, table: &mut Table) {
         }
     }
     table.figures("dropped in to serving, cold", cold, "ms", "", "");
-    table.figures("dropped in to serving, from the cache", cached, "ms", "dropped in to serving, cold", "");
+    table.figures(
+        "dropped in to serving, from the cache",
+        cached,
+        "ms",
+        "dropped in to serving, cold",
+        "",
+    );
 }
 
 /// Memory that the kernel cannot take back, unlike pages of the program's and of compiled drivers' files.
@@ -97,9 +122,18 @@ async fn memory(size: Size, table: &mut Table) {
                 daemon.restart().await;
                 all_serving(&daemon, count).await;
             }
-            for (memory, field) in [("resident memory", "VmRSS"), ("memory of its own", OWN_MEMORY)] {
+            for (memory, field) in [
+                ("resident memory", "VmRSS"),
+                ("memory of its own", OWN_MEMORY),
+            ] {
                 let row = |count: usize| format!("{memory}, {count} drivers, {what}");
-                table.figures(&row(count), vec![daemon.memory_mib(field)], "MiB", &row(size.drivers[0]), "");
+                table.figures(
+                    &row(count),
+                    vec![daemon.memory_mib(field)],
+                    "MiB",
+                    &row(size.drivers[0]),
+                    "",
+                );
             }
         }
     }
@@ -107,12 +141,18 @@ async fn memory(size: Size, table: &mut Table) {
 
 /// The example driver under a name of its own: its name stands in its file as text of the same length.
 fn install_numbered(root: &Root, n: usize) {
-    let (old, new) = (b"mock-gpu.nodedock.dev", format!("mock-{n:03}.nodedock.dev").into_bytes());
+    let (old, new) = (
+        b"mock-gpu.nodedock.dev",
+        format!("mock-{n:03}.nodedock.dev").into_bytes(),
+    );
     let mut bytes = wasm(MOCK_GPU, Form::Core);
     while let Some(at) = bytes.windows(old.len()).position(|window| window == old) {
         bytes[at..at + old.len()].copy_from_slice(&new);
     }
-    root.drop_in(&format!("mock-{n}.grant.yaml"), side_file(MOCK_GPU, "grant"));
+    root.drop_in(
+        &format!("mock-{n}.grant.yaml"),
+        side_file(MOCK_GPU, "grant"),
+    );
     root.drop_in(&format!("mock-{n}.wasm"), bytes);
 }
 

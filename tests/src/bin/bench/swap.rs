@@ -22,8 +22,9 @@ const QUIET: Duration = Duration::from_millis(500);
 pub(crate) async fn run(size: Size, table: &mut Table) {
     let cdi = CdiOnTmpfs::new();
     let daemon = daemon(&cdi).await;
-    let files: Vec<_> =
-        (0..size.swaps).map(|n| version(wasm(MOCK_GPU, Form::Core), &format!("bench-{n}"))).collect();
+    let files: Vec<_> = (0..size.swaps)
+        .map(|n| version(wasm(MOCK_GPU, Form::Core), &format!("bench-{n}")))
+        .collect();
     let (mut cold, mut cached) = (Times::default(), Times::default());
     let (mut with, mut without) = (Vec::new(), Vec::new());
     let mut window = QUIET;
@@ -38,12 +39,34 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
             window = took.max(QUIET);
         }
     }
-    table.figures("swap: longest time without an answer, no swap", without, "ms", "", "4 pods come and go");
+    table.figures(
+        "swap: longest time without an answer, no swap",
+        without,
+        "ms",
+        "",
+        "4 pods come and go",
+    );
     let against = "swap: longest time without an answer, no swap";
     let note = "the file is replaced meanwhile";
-    table.figures("swap: longest time without an answer", with, "ms", against, note);
-    table.times("swap: from rename to serving, cold", &cold, "", "under the stream");
-    table.times("swap: from rename to serving, cached", &cached, "swap: from rename to serving, cold", "");
+    table.figures(
+        "swap: longest time without an answer",
+        with,
+        "ms",
+        against,
+        note,
+    );
+    table.times(
+        "swap: from rename to serving, cold",
+        &cold,
+        "",
+        "under the stream",
+    );
+    table.times(
+        "swap: from rename to serving, cached",
+        &cached,
+        "swap: from rename to serving, cold",
+        "",
+    );
 }
 
 /// Replaces the file; how long it took until the new version served.
@@ -51,7 +74,9 @@ async fn swap(daemon: &Daemon, file: &[u8]) -> Duration {
     let wanted = digest(file);
     let started = Instant::now();
     daemon.drop_in(MOCK_GPU_FILE, file);
-    daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest == wanted).await;
+    daemon
+        .until_driver(MOCK_GPU_FILE, |driver| driver.digest == wanted)
+        .await;
     started.elapsed()
 }
 
@@ -67,7 +92,10 @@ async fn stream<T>(daemon: &Daemon, meanwhile: impl Future<Output = T>) -> (Dura
     answers.push(started);
     answers.sort_unstable();
     let until_end = answers.partition_point(|at| *at < ended) + 1;
-    let gaps = answers.windows(2).take(until_end).map(|pair| pair[1] - pair[0]);
+    let gaps = answers
+        .windows(2)
+        .take(until_end)
+        .map(|pair| pair[1] - pair[0]);
     (gaps.max().unwrap_or_else(|| ended - started), outcome)
 }
 
@@ -77,10 +105,17 @@ async fn come_and_go(lane: usize, mut client: Client, stop: Arc<AtomicBool>) -> 
     while !stop.load(Ordering::Acquire) {
         let request = measured(lane);
         let pod = request.pod.clone();
-        let answer = client.prepare_pod(request).await.expect("prepare").into_inner();
+        let answer = client
+            .prepare_pod(request)
+            .await
+            .expect("prepare")
+            .into_inner();
         assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
         answers.push(Instant::now());
-        client.unprepare_pod(v1::UnpreparePodRequest { pod }).await.expect("unprepare");
+        client
+            .unprepare_pod(v1::UnpreparePodRequest { pod })
+            .await
+            .expect("unprepare");
     }
     answers
 }

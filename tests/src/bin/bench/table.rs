@@ -14,13 +14,17 @@ pub(crate) struct Times(Histogram<u64>);
 impl Default for Times {
     fn default() -> Self {
         // 1 ns to 5 minutes.
-        Self(Histogram::new_with_bounds(1, 300_000_000_000, 3).expect("bounds and digits are allowed"))
+        Self(
+            Histogram::new_with_bounds(1, 300_000_000_000, 3)
+                .expect("bounds and digits are allowed"),
+        )
     }
 }
 
 impl Times {
     pub(crate) fn add(&mut self, took: Duration) {
-        self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        self.0
+            .saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// Adds the time that something takes.
@@ -73,7 +77,14 @@ pub(crate) struct Table(Vec<Row>);
 impl Table {
     /// A row of times. `against` names an earlier row.
     pub(crate) fn times(&mut self, name: &str, times: &Times, against: &str, note: &str) {
-        self.row(name, times.0.len(), [times.at(0.5), times.at(0.99)], "µs", against, note);
+        self.row(
+            name,
+            times.0.len(),
+            [times.at(0.5), times.at(0.99)],
+            "µs",
+            against,
+            note,
+        );
     }
 
     /// A row of single figures with a unit: median and largest.
@@ -86,18 +97,45 @@ impl Table {
         note: &str,
     ) {
         figures.sort_by(f64::total_cmp);
-        let Some(largest) = figures.last() else { return };
+        let Some(largest) = figures.last() else {
+            return;
+        };
         let values = [figures[figures.len() / 2], *largest];
         self.row(name, figures.len() as u64, values, unit, against, note);
     }
 
-    fn row(&mut self, name: &str, count: u64, values: [f64; 2], unit: &str, against: &str, note: &str) {
+    fn row(
+        &mut self,
+        name: &str,
+        count: u64,
+        values: [f64; 2],
+        unit: &str,
+        against: &str,
+        note: &str,
+    ) {
         let [median, high] = values;
-        let ratio = self.0.iter().find(|row| row.row == against).map(|base| median / base.median);
+        let ratio = self
+            .0
+            .iter()
+            .find(|row| row.row == against)
+            .map(|base| median / base.median);
         let against = ratio.map_or(String::new(), |_| against.to_owned());
         let (row, unit, note) = (name.to_owned(), unit.to_owned(), note.to_owned());
-        eprintln!("{row}: {} ({}) {note}", shown(median, &unit), shown(high, &unit));
-        self.0.push(Row { row, count, median, high, unit, ratio, against, note });
+        eprintln!(
+            "{row}: {} ({}) {note}",
+            shown(median, &unit),
+            shown(high, &unit)
+        );
+        self.0.push(Row {
+            row,
+            count,
+            median,
+            high,
+            unit,
+            ratio,
+            against,
+            note,
+        });
     }
 
     /// Prints the rows, beside those of an earlier run if there is one.
@@ -105,13 +143,25 @@ impl Table {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
         let header = ["ROW", "N", "MEDIAN", "P99 OR MAX", "RATIO", "NOTE"];
-        let of_before = if before.is_empty() { &[][..] } else { &["BEFORE", "CHANGE"] };
+        let of_before = if before.is_empty() {
+            &[][..]
+        } else {
+            &["BEFORE", "CHANGE"]
+        };
         table.set_header(header.iter().chain(of_before));
         for row in &self.0 {
-            let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.2} × {}", row.against));
+            let ratio = row.ratio.map_or(String::new(), |ratio| {
+                format!("{ratio:.2} × {}", row.against)
+            });
             let (median, high) = (shown(row.median, &row.unit), shown(row.high, &row.unit));
-            let mut cells =
-                vec![row.row.clone(), row.count.to_string(), median, high, ratio, row.note.clone()];
+            let mut cells = vec![
+                row.row.clone(),
+                row.count.to_string(),
+                median,
+                high,
+                ratio,
+                row.note.clone(),
+            ];
             if let Some(change) = row.change(before) {
                 cells.extend([
                     shown(row.median / change, &row.unit),
@@ -130,9 +180,21 @@ impl Table {
 
     /// Fails with the rows whose median is worse than in the earlier run by more than so many percent.
     pub(crate) fn check_against(&self, before: &[Row], percent: f64) -> Result<()> {
-        let worse = |row: &&Row| row.change(before).is_some_and(|change| (change - 1.0) * 100.0 > percent);
-        let worse: Vec<_> = self.0.iter().filter(worse).map(|row| row.row.as_str()).collect();
-        ensure!(worse.is_empty(), "worse by more than {percent} %: {}", worse.join(", "));
+        let worse = |row: &&Row| {
+            row.change(before)
+                .is_some_and(|change| (change - 1.0) * 100.0 > percent)
+        };
+        let worse: Vec<_> = self
+            .0
+            .iter()
+            .filter(worse)
+            .map(|row| row.row.as_str())
+            .collect();
+        ensure!(
+            worse.is_empty(),
+            "worse by more than {percent} %: {}",
+            worse.join(", ")
+        );
         Ok(())
     }
 }
@@ -140,7 +202,9 @@ impl Table {
 impl Row {
     /// The median's ratio to that of an earlier run. `None`: that run has no such row.
     fn change(&self, before: &[Self]) -> Option<f64> {
-        let before = before.iter().find(|row| row.row == self.row && row.unit == self.unit)?;
+        let before = before
+            .iter()
+            .find(|row| row.row == self.row && row.unit == self.unit)?;
         (before.median > 0.0).then(|| self.median / before.median)
     }
 }
@@ -167,7 +231,9 @@ mod tests {
 
     fn table(medians: &[(&str, f64)]) -> Table {
         let mut table = Table::default();
-        medians.iter().for_each(|(name, median)| table.figures(name, vec![*median], "ms", "", ""));
+        medians
+            .iter()
+            .for_each(|(name, median)| table.figures(name, vec![*median], "ms", "", ""));
         table
     }
 
@@ -180,7 +246,9 @@ mod tests {
         let before = read(&path).unwrap();
         let now = table(&[("a", 10.9), ("b", 5.0), ("new", 100.0)]);
         now.check_against(&before, 10.0).unwrap();
-        let worse = table(&[("a", 11.2), ("b", 10.0)]).check_against(&before, 10.0).unwrap_err();
+        let worse = table(&[("a", 11.2), ("b", 10.0)])
+            .check_against(&before, 10.0)
+            .unwrap_err();
         assert_eq!(worse.to_string(), "worse by more than 10 %: a");
         table(&[("a", 11.2)]).check_against(&before, 20.0).unwrap();
     }
@@ -192,7 +260,10 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("before.json"));
         for text in ["{}", "[]", "ROW  N  MEDIAN"] {
             std::fs::write(&path, text).unwrap();
-            assert!(read(&path).unwrap_err().to_string().contains("before.json"), "{text}");
+            assert!(
+                read(&path).unwrap_err().to_string().contains("before.json"),
+                "{text}"
+            );
         }
     }
 

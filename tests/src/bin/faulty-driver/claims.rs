@@ -45,15 +45,21 @@ pub(crate) struct Memory {
 }
 
 fn has(set: &Mutex<BTreeSet<String>>, uid: &str) -> bool {
-    set.lock().unwrap_or_else(PoisonError::into_inner).contains(uid)
+    set.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .contains(uid)
 }
 
 fn add(set: &Mutex<BTreeSet<String>>, uid: &str) -> bool {
-    set.lock().unwrap_or_else(PoisonError::into_inner).insert(uid.to_owned())
+    set.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(uid.to_owned())
 }
 
 fn remove(set: &Mutex<BTreeSet<String>>, uid: &str) {
-    set.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    set.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .remove(uid);
 }
 
 /// The ID of the boot; empty if it cannot be read.
@@ -64,7 +70,12 @@ fn boot() -> String {
 impl Driver {
     /// Prepares a claim unless another is being prepared.
     pub(crate) async fn prepare_alone(&self, claim: &Claim) -> Result<Vec<Prepared>> {
-        let current = || self.claims.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = || {
+            self.claims
+                .current
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
         let other = current().get_or_insert_with(|| claim.uid.clone()).clone();
         if other != claim.uid {
             bail!("claim {other} is being prepared");
@@ -104,17 +115,24 @@ impl Driver {
             Some(prepared) => prepared,
             None => self.read(claim).await?,
         };
-        let _writing = memory.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = memory
+            .writing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let is_first = add(&memory.prepared, uid);
         remove(&memory.unprepared, uid);
         if self.has(Fault::OtherAnswerTheSecondTime) && !is_first {
-            prepared.iter_mut().for_each(|prepared| prepared.cdi.push_str("-again"));
+            prepared
+                .iter_mut()
+                .for_each(|prepared| prepared.cdi.push_str("-again"));
         }
         // A reboot has removed what was written before it, and nothing else does.
         let is_written = !is_new && (is_of_this_boot || self.has(Fault::NoFileAfterReboot));
         if !(self.has(Fault::NoCdiFile) || is_written) {
             self.write_cdi(uid, &prepared)?;
-            self.written(std::fs::write(self.state.marker("boot", uid), boot()).map_err(Into::into))?;
+            self.written(
+                std::fs::write(self.state.marker("boot", uid), boot()).map_err(Into::into),
+            )?;
         }
         if self.has(Fault::SecondPrepareRemovesTheFile) && !is_first {
             let _ = std::fs::remove_file(self.cdi_file(uid));
@@ -153,18 +171,27 @@ impl Driver {
             }
             // Of a process that has seen no claim, after one that has.
             Some(Fault::RefusesTheUnknownAfterRestart)
-                if !is_known && self.state.marker("seen", "any").exists() && !self.has_seen_a_claim() =>
+                if !is_known
+                    && self.state.marker("seen", "any").exists()
+                    && !self.has_seen_a_claim() =>
             {
                 self.read(claim).await?;
             }
-            Some(Fault::UnprepareNeedsTheFile) if is_known && !file.exists() => bail!("the CDI file is gone"),
-            Some(Fault::UnprepareNeedsTheState) if !is_known && file.exists() => bail!("the state is gone"),
+            Some(Fault::UnprepareNeedsTheFile) if is_known && !file.exists() => {
+                bail!("the CDI file is gone")
+            }
+            Some(Fault::UnprepareNeedsTheState) if !is_known && file.exists() => {
+                bail!("the state is gone")
+            }
             _ => {}
         }
         if self.has(Fault::RefusesTheUnknownAfterRestart) {
             std::fs::write(self.state.marker("seen", "any"), "")?;
         }
-        let _writing = memory.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = memory
+            .writing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if self.has(Fault::UnprepareNeedsTheFile) {
             self.state.set(uid, None)?;
         }
@@ -201,8 +228,11 @@ impl Driver {
 
     /// Whether this process has had a call for a claim.
     fn has_seen_a_claim(&self) -> bool {
-        let is_empty =
-            |set: &Mutex<BTreeSet<String>>| set.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        let is_empty = |set: &Mutex<BTreeSet<String>>| {
+            set.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .is_empty()
+        };
         !is_empty(&self.claims.prepared) || !is_empty(&self.claims.unprepared)
     }
 
@@ -219,12 +249,20 @@ impl Driver {
 
     fn leak(&self) {
         if self.has(Fault::LeaksMemory) {
-            self.claims.leaked.lock().unwrap_or_else(PoisonError::into_inner).push(vec![1; LEAK_BYTES]);
+            self.claims
+                .leaked
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(vec![1; LEAK_BYTES]);
         }
         if self.has(Fault::LeaksFiles)
             && let Ok(file) = std::fs::File::open("/dev/null")
         {
-            self.claims.files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+            self.claims
+                .files
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(file);
         }
     }
 
@@ -232,7 +270,8 @@ impl Driver {
     async fn read(&self, claim: &Claim) -> Result<Vec<Prepared>> {
         let kind = GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim");
         let resource = ApiResource::from_gvk_with_plural(&kind, "resourceclaims");
-        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &claim.namespace, &resource);
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), &claim.namespace, &resource);
         let object = if self.has(Fault::WaitsForTheApiForever) {
             let _one = self.claims.reading.lock().await;
             api.get(&claim.name).await
@@ -253,16 +292,30 @@ impl Driver {
         if object.metadata.uid.as_deref() != Some(&claim.uid) {
             bail!("another claim has the name {}", claim.name);
         }
-        let results = object.data["status"]["allocation"]["devices"]["results"].as_array().cloned();
-        let text = |result: &Value, field: &str| result[field].as_str().unwrap_or_default().to_owned();
-        if results.iter().flatten().any(|result| result["adminAccess"] == true) {
+        let results = object.data["status"]["allocation"]["devices"]["results"]
+            .as_array()
+            .cloned();
+        let text =
+            |result: &Value, field: &str| result[field].as_str().unwrap_or_default().to_owned();
+        if results
+            .iter()
+            .flatten()
+            .any(|result| result["adminAccess"] == true)
+        {
             add(&self.claims.admins, &claim.uid);
         }
-        let ours = results.into_iter().flatten().filter(|result| result["driver"] == self.name.as_str());
+        let ours = results
+            .into_iter()
+            .flatten()
+            .filter(|result| result["driver"] == self.name.as_str());
         let prepared: Vec<_> = ours
             .map(|result| {
                 let device = text(&result, "device");
-                let first = if self.has(Fault::AlwaysTheFirstDevice) { "dev-0".to_owned() } else { device };
+                let first = if self.has(Fault::AlwaysTheFirstDevice) {
+                    "dev-0".to_owned()
+                } else {
+                    device
+                };
                 Prepared {
                     pool: text(&result, "pool"),
                     cdi: format!("{}-{first}", claim.uid),
@@ -271,7 +324,10 @@ impl Driver {
                 }
             })
             .collect();
-        if prepared.iter().any(|one| !(one.device.starts_with("dev-") || one.device.starts_with("part-"))) {
+        if prepared
+            .iter()
+            .any(|one| !(one.device.starts_with("dev-") || one.device.starts_with("part-")))
+        {
             bail!("the driver does not have the device");
         }
         if prepared.is_empty() {
@@ -286,18 +342,30 @@ impl Driver {
 
     /// The qualified name of a CDI device.
     pub(crate) fn cdi_name(&self, prepared: &Prepared) -> String {
-        let prefix = if self.has(Fault::UnqualifiedCdiName) { "" } else { "faulty.example.com/" };
+        let prefix = if self.has(Fault::UnqualifiedCdiName) {
+            ""
+        } else {
+            "faulty.example.com/"
+        };
         format!("{prefix}claim={}", prepared.cdi)
     }
 
     /// What follows from a write in the state directory.
     fn written(&self, written: Result<()>) -> Result<()> {
-        if self.has(Fault::IgnoresWriteErrors) { Ok(()) } else { written }
+        if self.has(Fault::IgnoresWriteErrors) {
+            Ok(())
+        } else {
+            written
+        }
     }
 
     fn write_cdi(&self, uid: &str, prepared: &[Prepared]) -> Result<()> {
         let metadata = self.state.marker("metadata", uid);
-        let version = if self.has(Fault::OtherMetadata) { "v1" } else { "metadata.resource.k8s.io/v1beta1" };
+        let version = if self.has(Fault::OtherMetadata) {
+            "v1"
+        } else {
+            "metadata.resource.k8s.io/v1beta1"
+        };
         let content = json!({ "apiVersion": version, "kind": "DeviceMetadata" }).to_string();
         self.written(std::fs::write(&metadata, content).map_err(Into::into))?;
         let mount = json!({
@@ -306,7 +374,8 @@ impl Driver {
             "options": ["ro", "bind"],
         });
         let device = |prepared: &Prepared| {
-            let edits = json!({ "env": [format!("DEVICE={}", prepared.device)], "mounts": [mount] });
+            let edits =
+                json!({ "env": [format!("DEVICE={}", prepared.device)], "mounts": [mount] });
             json!({ "name": prepared.cdi, "containerEdits": edits })
         };
         let devices: Vec<Value> = prepared.iter().map(device).collect();

@@ -99,7 +99,10 @@ faults! {
 /// A line for each fault, with its case.
 pub(crate) fn list() -> String {
     let line = |fault: &Fault| {
-        let name = fault.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let name = fault
+            .to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default();
         format!("{name} {}\n", fault.case())
     };
     Fault::value_variants().iter().map(line).collect()

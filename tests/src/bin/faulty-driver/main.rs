@@ -80,7 +80,11 @@ async fn main() -> Result<()> {
     if has(Fault::NeverRegisters) {
         return ended().await;
     }
-    let name = if has(Fault::NameInCapitals) { DRIVER.to_uppercase() } else { DRIVER.to_owned() };
+    let name = if has(Fault::NameInCapitals) {
+        DRIVER.to_uppercase()
+    } else {
+        DRIVER.to_owned()
+    };
     let config = kube::config::Kubeconfig::read_from(&args.kubeconfig).context("the kubeconfig")?;
     let config = kube::Config::from_custom_kubeconfig(config, &Default::default()).await?;
     let client = kube::Client::try_from(config)?;
@@ -94,12 +98,20 @@ async fn main() -> Result<()> {
         client,
         claims: claims::Memory::default(),
     });
-    let part = args.instance.as_ref().map(|instance| format!("-{instance}")).unwrap_or_default();
+    let part = args
+        .instance
+        .as_ref()
+        .map(|instance| format!("-{instance}"))
+        .unwrap_or_default();
     let endpoint = args.plugins.join(DRIVER).join(format!("dra{part}.sock"));
     let registration = args.registry.join(format!("{DRIVER}{part}-reg.sock"));
     std::fs::create_dir_all(args.plugins.join(DRIVER))?;
     if has(Fault::ListensLate) {
-        tokio::spawn(register(driver.clone(), registration.clone(), endpoint.clone()));
+        tokio::spawn(register(
+            driver.clone(),
+            registration.clone(),
+            endpoint.clone(),
+        ));
         tokio::time::sleep(Duration::from_millis(1500)).await;
     }
     let listener = listen(&endpoint, has(Fault::KeepsStaleSockets))?;
@@ -142,6 +154,10 @@ fn listen(path: &Path, keeps: bool) -> Result<UnixListener> {
 async fn register(driver: Arc<Driver>, socket: PathBuf, endpoint: PathBuf) -> Result<()> {
     let listener = listen(&socket, driver.has(Fault::KeepsStaleSockets))?;
     let service = RegistrationServer::new(Registration { driver, endpoint });
-    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(unix::incoming(listener)));
+    tokio::spawn(
+        Server::builder()
+            .add_service(service)
+            .serve_with_incoming(unix::incoming(listener)),
+    );
     Ok(())
 }

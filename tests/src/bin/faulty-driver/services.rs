@@ -23,8 +23,15 @@ pub(crate) struct Registration {
 
 #[tonic::async_trait]
 impl reg::registration_server::Registration for Registration {
-    async fn get_info(&self, _: Request<reg::InfoRequest>) -> Result<Response<reg::PluginInfo>, Status> {
-        let kind = if self.driver.has(Fault::OtherType) { "CSIPlugin" } else { "DRAPlugin" };
+    async fn get_info(
+        &self,
+        _: Request<reg::InfoRequest>,
+    ) -> Result<Response<reg::PluginInfo>, Status> {
+        let kind = if self.driver.has(Fault::OtherType) {
+            "CSIPlugin"
+        } else {
+            "DRAPlugin"
+        };
         let endpoint = if self.driver.has(Fault::EndpointIsRelative) {
             "dra.sock".into()
         } else {
@@ -78,7 +85,11 @@ impl Dra {
     async fn answer(&self, is_prepare: bool, claims: Vec<Claim>) -> Result<Entries, Status> {
         let driver = &self.0;
         driver.claims.under_way.fetch_add(1, Ordering::SeqCst);
-        let mut under = Under { driver, began: Instant::now(), is_done: false };
+        let mut under = Under {
+            driver,
+            began: Instant::now(),
+            is_done: false,
+        };
         if IS_STUCK.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
@@ -99,8 +110,13 @@ impl Dra {
                     false => driver.unprepare(&of).await.map(|()| Vec::new()),
                 }
             });
-            let done = work.await.map_err(|error| Status::internal(error.to_string()))?;
-            entries.push((claim.uid.clone(), done.map_err(|error| format!("{error:#}"))));
+            let done = work
+                .await
+                .map_err(|error| Status::internal(error.to_string()))?;
+            entries.push((
+                claim.uid.clone(),
+                done.map_err(|error| format!("{error:#}")),
+            ));
         }
         let is_batch = claims.len() > 1;
         match driver.fault {
@@ -122,7 +138,11 @@ impl Dra {
 
     fn request(&self, prepared: &Prepared) -> Vec<String> {
         let is_wrong = self.0.has(Fault::UnknownRequest);
-        vec![if is_wrong { "other".to_owned() } else { prepared.request.clone() }]
+        vec![if is_wrong {
+            "other".to_owned()
+        } else {
+            prepared.request.clone()
+        }]
     }
 }
 
@@ -135,8 +155,11 @@ macro_rules! dra_version {
                 request: Request<dra::$version::NodePrepareResourcesRequest>,
             ) -> Result<Response<dra::$version::NodePrepareResourcesResponse>, Status> {
                 use dra::$version::{NodePrepareResourceResponse, NodePrepareResourcesResponse};
-                let claim =
-                    |c: dra::$version::Claim| Claim { namespace: c.namespace, name: c.name, uid: c.uid };
+                let claim = |c: dra::$version::Claim| Claim {
+                    namespace: c.namespace,
+                    name: c.name,
+                    uid: c.uid,
+                };
                 let claims = request.into_inner().claims.into_iter().map(claim).collect();
                 let entries = self.answer(true, claims).await?;
                 let device = |$from: Prepared| {
@@ -152,30 +175,54 @@ macro_rules! dra_version {
                             devices: devices.into_iter().map(device).collect(),
                             error: String::new(),
                         },
-                        Err(error) => NodePrepareResourceResponse { devices: Vec::new(), error },
+                        Err(error) => NodePrepareResourceResponse {
+                            devices: Vec::new(),
+                            error,
+                        },
                     };
                     (uid, answer)
                 };
-                Ok(Response::new(entries.into_iter().map(one).collect::<NodePrepareResourcesResponse>()))
+                Ok(Response::new(
+                    entries
+                        .into_iter()
+                        .map(one)
+                        .collect::<NodePrepareResourcesResponse>(),
+                ))
             }
 
             async fn node_unprepare_resources(
                 &self,
                 request: Request<dra::$version::NodeUnprepareResourcesRequest>,
             ) -> Result<Response<dra::$version::NodeUnprepareResourcesResponse>, Status> {
-                use dra::$version::{NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse};
-                let claim =
-                    |c: dra::$version::Claim| Claim { namespace: c.namespace, name: c.name, uid: c.uid };
-                let claims: Vec<Claim> = request.into_inner().claims.into_iter().map(claim).collect();
+                use dra::$version::{
+                    NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse,
+                };
+                let claim = |c: dra::$version::Claim| Claim {
+                    namespace: c.namespace,
+                    name: c.name,
+                    uid: c.uid,
+                };
+                let claims: Vec<Claim> =
+                    request.into_inner().claims.into_iter().map(claim).collect();
                 let is_strict = $is_old && self.0.has(Fault::V1beta1RefusesToUnprepareTheUnknown);
                 if is_strict && !claims.iter().all(|claim| self.0.knows(claim)) {
                     return Err(Status::not_found("the claim is not known"));
                 }
                 let entries = self.answer(false, claims).await?;
                 let one = |(uid, done): (String, Result<Vec<Prepared>, String>)| {
-                    (uid, NodeUnprepareResourceResponse { error: done.err().unwrap_or_default() })
+                    (
+                        uid,
+                        NodeUnprepareResourceResponse {
+                            error: done.err().unwrap_or_default(),
+                        },
+                    )
                 };
-                Ok(Response::new(entries.into_iter().map(one).collect::<NodeUnprepareResourcesResponse>()))
+                Ok(Response::new(
+                    entries
+                        .into_iter()
+                        .map(one)
+                        .collect::<NodeUnprepareResourcesResponse>(),
+                ))
             }
         }
     };
@@ -202,7 +249,10 @@ pub(crate) struct Health {
 
 impl Health {
     pub(crate) fn new(driver: Arc<Driver>) -> Self {
-        Self { driver, streams: AtomicUsize::new(0) }
+        Self {
+            driver,
+            streams: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -219,16 +269,28 @@ impl dra_health::v1::dra_resource_health_server::DraResourceHealth for Health {
     ) -> Result<Response<HealthStream>, Status> {
         use dra_health::v1 as wire;
         let before = self.streams.fetch_add(1, Ordering::SeqCst);
-        let is_silent =
-            self.driver.has(Fault::NoHealthList) || (self.driver.has(Fault::HealthListOnce) && before > 0);
-        let stranger = self.driver.has(Fault::HealthOfAStranger).then(|| "stranger".to_owned());
+        let is_silent = self.driver.has(Fault::NoHealthList)
+            || (self.driver.has(Fault::HealthListOnce) && before > 0);
+        let stranger = self
+            .driver
+            .has(Fault::HealthOfAStranger)
+            .then(|| "stranger".to_owned());
         let health = |name: String| wire::DeviceHealth {
-            device: Some(wire::DeviceIdentifier { pool_name: self.driver.node.clone(), device_name: name }),
+            device: Some(wire::DeviceIdentifier {
+                pool_name: self.driver.node.clone(),
+                device_name: name,
+            }),
             health: wire::HealthStatus::Healthy.into(),
             ..wire::DeviceHealth::default()
         };
-        let devices = slices::names(&self.driver).into_iter().chain(stranger).map(health).collect();
+        let devices = slices::names(&self.driver)
+            .into_iter()
+            .chain(stranger)
+            .map(health)
+            .collect();
         let list = (!is_silent).then(|| Ok(wire::NodeWatchResourcesResponse { devices }));
-        Ok(Response::new(Box::pin(stream::iter(list).chain(stream::pending()))))
+        Ok(Response::new(Box::pin(
+            stream::iter(list).chain(stream::pending()),
+        )))
     }
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use futures::StreamExt;
-use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams,
+};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use serde_json::{Value, json};
@@ -21,18 +23,30 @@ pub(crate) fn names(driver: &Driver) -> Vec<String> {
         true => format!("{}-", std::process::id()),
         false => String::new(),
     };
-    (0..DEVICES).map(|index| format!("dev-{part}{index}")).collect()
+    (0..DEVICES)
+        .map(|index| format!("dev-{part}{index}"))
+        .collect()
 }
 
 fn api(driver: &Driver) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceSlice");
-    Api::all_with(driver.client.clone(), &ApiResource::from_gvk_with_plural(&kind, "resourceslices"))
+    Api::all_with(
+        driver.client.clone(),
+        &ApiResource::from_gvk_with_plural(&kind, "resourceslices"),
+    )
 }
 
 /// Name and spec of each slice, without the generation.
 fn desired(driver: &Driver) -> Vec<(String, Value)> {
-    let counter = if driver.has(Fault::UnknownCounter) { "other" } else { "memory" };
-    let mut devices: Vec<Value> = names(driver).into_iter().map(|name| json!({ "name": name })).collect();
+    let counter = if driver.has(Fault::UnknownCounter) {
+        "other"
+    } else {
+        "memory"
+    };
+    let mut devices: Vec<Value> = names(driver)
+        .into_iter()
+        .map(|name| json!({ "name": name }))
+        .collect();
     let part = |index: usize| {
         let counters = json!({ counter: { "value": "1Gi" } });
         json!({ "name": format!("part-{index}"), "consumesCounters": [{ "counterSet": "card", "counters": counters }] })
@@ -41,16 +55,25 @@ fn desired(driver: &Driver) -> Vec<(String, Value)> {
     let taints = json!([{ "key": "example.com/broken", "effect": "NoSchedule" }]);
     devices.push(json!({ "name": "broken", "taints": taints }));
     let counters = json!([{ "name": "card", "counters": { "memory": { "value": "2Gi" } } }]);
-    let mut contents =
-        vec![("devices", json!({ "devices": devices })), ("counters", json!({ "sharedCounters": counters }))];
+    let mut contents = vec![
+        ("devices", json!({ "devices": devices })),
+        ("counters", json!({ "sharedCounters": counters })),
+    ];
     if driver.has(Fault::OneDeviceInTwoSlices) {
-        contents.push(("again", json!({ "devices": [{ "name": names(driver)[0] }] })));
+        contents.push((
+            "again",
+            json!({ "devices": [{ "name": names(driver)[0] }] }),
+        ));
     }
     let count = match driver.has(Fault::AllSlicesInvalid) {
         true => 0,
         false => contents.len() + usize::from(driver.has(Fault::CountsASliceTooMany)),
     };
-    let name = if driver.has(Fault::SlicesOfAnotherDriver) { "other.example.com" } else { &driver.name };
+    let name = if driver.has(Fault::SlicesOfAnotherDriver) {
+        "other.example.com"
+    } else {
+        &driver.name
+    };
     let spec = |(part, mut spec): (&str, Value)| {
         spec["driver"] = name.into();
         spec["pool"] = json!({ "name": driver.node, "resourceSliceCount": count });
@@ -66,10 +89,22 @@ fn desired(driver: &Driver) -> Vec<(String, Value)> {
 /// Whether a published spec is as desired, apart from its generation.
 fn is_same(published: &Value, desired: &Value) -> bool {
     let mut published = published.clone();
-    published["pool"].as_object_mut().map(|pool| pool.remove("generation"));
-    for device in published.get_mut("devices").and_then(Value::as_array_mut).into_iter().flatten() {
+    published["pool"]
+        .as_object_mut()
+        .map(|pool| pool.remove("generation"));
+    for device in published
+        .get_mut("devices")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
         // The server says when it was added.
-        for taint in device.get_mut("taints").and_then(Value::as_array_mut).into_iter().flatten() {
+        for taint in device
+            .get_mut("taints")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
             taint.as_object_mut().map(|taint| taint.remove("timeAdded"));
         }
     }
@@ -80,19 +115,39 @@ fn is_same(published: &Value, desired: &Value) -> bool {
 async fn reconcile(driver: &Driver, always: bool) -> Result<()> {
     let api = api(driver);
     let found: Vec<DynamicObject> = api.list(&ListParams::default()).await?.items;
-    let ours = |name: &str| found.iter().find(|slice| slice.metadata.name.as_deref() == Some(name));
-    let generation =
-        |slice: &DynamicObject| slice.data["spec"]["pool"]["generation"].as_i64().unwrap_or_default();
+    let ours = |name: &str| {
+        found
+            .iter()
+            .find(|slice| slice.metadata.name.as_deref() == Some(name))
+    };
+    let generation = |slice: &DynamicObject| {
+        slice.data["spec"]["pool"]["generation"]
+            .as_i64()
+            .unwrap_or_default()
+    };
     let desired = desired(driver);
-    let newest = desired.iter().filter_map(|(name, _)| ours(name)).map(generation).max();
-    let all_same =
-        desired.iter().all(|(name, spec)| ours(name).is_some_and(|slice| is_same(&slice.data["spec"], spec)));
+    let newest = desired
+        .iter()
+        .filter_map(|(name, _)| ours(name))
+        .map(generation)
+        .max();
+    let all_same = desired
+        .iter()
+        .all(|(name, spec)| ours(name).is_some_and(|slice| is_same(&slice.data["spec"], spec)));
     if all_same && !always {
         return Ok(());
     }
     let falls = driver.has(Fault::GenerationFalls) && newest.is_some();
-    let next = if falls { 1 } else { newest.unwrap_or_default() + 1 };
-    let times = if driver.has(Fault::RepairsManyTimes) && newest.is_some() { 3 } else { 1 };
+    let next = if falls {
+        1
+    } else {
+        newest.unwrap_or_default() + 1
+    };
+    let times = if driver.has(Fault::RepairsManyTimes) && newest.is_some() {
+        3
+    } else {
+        1
+    };
     for time in 0..times {
         for (name, spec) in &desired {
             let mut spec = spec.clone();
@@ -106,7 +161,12 @@ async fn reconcile(driver: &Driver, always: bool) -> Result<()> {
 async fn write(driver: &Driver, api: &Api<DynamicObject>, name: &str, spec: &Value) -> Result<()> {
     let known = api.get_opt(name).await?;
     let node: Api<k8s_openapi::api::core::v1::Node> = Api::all(driver.client.clone());
-    let uid = node.get(&driver.node).await?.metadata.uid.unwrap_or_default();
+    let uid = node
+        .get(&driver.node)
+        .await?
+        .metadata
+        .uid
+        .unwrap_or_default();
     let owner = json!([{ "apiVersion": "v1", "kind": "Node", "name": driver.node, "uid": uid }]);
     let mut object = json!({
         "apiVersion": "resource.k8s.io/v1",
@@ -120,10 +180,16 @@ async fn write(driver: &Driver, api: &Api<DynamicObject>, name: &str, spec: &Val
     match known {
         Some(known) => {
             object["metadata"]["resourceVersion"] = known.metadata.resource_version.into();
-            api.replace(name, &PostParams::default(), &serde_json::from_value(object)?).await?;
+            api.replace(
+                name,
+                &PostParams::default(),
+                &serde_json::from_value(object)?,
+            )
+            .await?;
         }
         None => {
-            api.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+            api.create(&PostParams::default(), &serde_json::from_value(object)?)
+                .await?;
         }
     }
     Ok(())
@@ -140,7 +206,9 @@ async fn publish_with(driver: &Driver) -> Result<()> {
     let of = api(driver);
     if driver.has(Fault::DeletesItsSlicesAtStart) {
         for (name, mut spec) in desired(driver) {
-            let Some(known) = of.get_opt(&name).await? else { continue };
+            let Some(known) = of.get_opt(&name).await? else {
+                continue;
+            };
             spec["pool"]["generation"] = known.data["spec"]["pool"]["generation"].clone();
             of.delete(&name, &DeleteParams::default()).await?;
             write(driver, &of, &name, &spec).await?;
@@ -157,7 +225,9 @@ async fn publish_with(driver: &Driver) -> Result<()> {
         .await;
     }
     reconcile(driver, driver.has(Fault::WritesItsSlicesAtStart)).await?;
-    let mut events = watcher(of, watcher::Config::default()).default_backoff().boxed();
+    let mut events = watcher(of, watcher::Config::default())
+        .default_backoff()
+        .boxed();
     let mut is_listed = false;
     while let Some(event) = events.next().await {
         let is_ignored = match event {

@@ -35,7 +35,11 @@ impl State {
                 Err(_) => {
                     let is_cut = text.starts_with(b"{");
                     if fault
-                        == Some(if is_cut { Fault::EndsOnTruncatedState } else { Fault::EndsOnCorruptState })
+                        == Some(if is_cut {
+                            Fault::EndsOnTruncatedState
+                        } else {
+                            Fault::EndsOnCorruptState
+                        })
                     {
                         bail!("the state cannot be read");
                     }
@@ -52,7 +56,10 @@ impl State {
                 prepared.cdi.push_str("-later");
             }
         }
-        Ok(Self { directory: directory.to_owned(), claims: Mutex::new(claims) })
+        Ok(Self {
+            directory: directory.to_owned(),
+            claims: Mutex::new(claims),
+        })
     }
 
     fn claims(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Vec<Prepared>>> {
@@ -93,7 +100,10 @@ impl State {
 
     /// Answers otherwise for every claim that is prepared.
     pub(crate) fn spoil(&self) {
-        self.claims().values_mut().flatten().for_each(|prepared| prepared.cdi.push_str("-taken"));
+        self.claims()
+            .values_mut()
+            .flatten()
+            .for_each(|prepared| prepared.cdi.push_str("-taken"));
     }
 
     pub(crate) fn marker(&self, kind: &str, uid: &str) -> PathBuf {

@@ -47,7 +47,10 @@ impl Allocated {
             "spec": { "devices": { "requests": [] } },
             "status": { "allocation": { "devices": { "results": [] }, "allocationTimestamp": now() } },
         });
-        Self { claim, spaced: false }
+        Self {
+            claim,
+            spaced: false,
+        }
     }
 
     /// With a UID of the test's choice.
@@ -70,26 +73,47 @@ impl Allocated {
 
     /// A result with whatever a result can have: `shareID`, `consumedCapacity`, `adminAccess`.
     pub fn result(mut self, result: Value) -> Self {
-        let name = result["request"].as_str().unwrap_or_default().split('/').next().unwrap_or_default();
+        let name = result["request"]
+            .as_str()
+            .unwrap_or_default()
+            .split('/')
+            .next()
+            .unwrap_or_default();
         let requests = &mut self.claim["spec"]["devices"]["requests"];
-        if !requests.as_array().into_iter().flatten().any(|request| request["name"] == name) {
-            let exactly =
-                json!({ "deviceClassName": result["driver"], "allocationMode": "ExactCount", "count": 1 });
+        if !requests
+            .as_array()
+            .into_iter()
+            .flatten()
+            .any(|request| request["name"] == name)
+        {
+            let exactly = json!({ "deviceClassName": result["driver"], "allocationMode": "ExactCount", "count": 1 });
             push(requests, json!({ "name": name, "exactly": exactly }));
         }
-        push(&mut self.claim["status"]["allocation"]["devices"]["results"], result);
+        push(
+            &mut self.claim["status"]["allocation"]["devices"]["results"],
+            result,
+        );
         self
     }
 
     /// Opaque parameters for a driver; `source` is `FromClass` or `FromClaim`.
-    pub fn config(mut self, source: &str, requests: &[&str], driver: &str, parameters: Value) -> Self {
+    pub fn config(
+        mut self,
+        source: &str,
+        requests: &[&str],
+        driver: &str,
+        parameters: Value,
+    ) -> Self {
         let opaque = json!({ "driver": driver, "parameters": parameters });
         if source == "FromClaim" {
             let config = json!({ "requests": requests, "opaque": opaque });
             push(&mut self.claim["spec"]["devices"]["config"], config);
         }
         let config = json!({ "source": source, "requests": requests, "opaque": opaque });
-        push(&mut self.claim["status"]["allocation"]["devices"]["config"], config);
+        push(
+            &mut self.claim["status"]["allocation"]["devices"]["config"],
+            config,
+        );
         self
     }
 
@@ -121,7 +145,10 @@ impl Allocated {
 }
 
 fn uid(object: &Value) -> String {
-    object["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
+    object["metadata"]["uid"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 impl ApiServer {
@@ -146,7 +173,10 @@ impl ApiServer {
                 "machineID",
                 "osImage",
             ];
-            let mut info: Value = info.into_iter().map(|field| (field.to_owned(), json!("x"))).collect();
+            let mut info: Value = info
+                .into_iter()
+                .map(|field| (field.to_owned(), json!("x")))
+                .collect();
             info["kubeletVersion"] = version.into();
             node["status"]["nodeInfo"] = info;
             node["status"]["allocatable"] = allocatable;
@@ -182,7 +212,9 @@ impl ApiServer {
     pub fn deallocate_claim(&self, namespace: &str, name: &str) {
         self.edit("resourceclaims", namespace, name, |claim| {
             claim["status"] = json!({});
-            claim["metadata"].as_object_mut().map(|metadata| metadata.remove("finalizers"));
+            claim["metadata"]
+                .as_object_mut()
+                .map(|metadata| metadata.remove("finalizers"));
         });
     }
 
@@ -201,7 +233,9 @@ impl ApiServer {
             let slices = draft.snapshot().objects(named("resourceslices"));
             let slices = slices.filter(|(_, slice)| meant(slice));
             let keys: Vec<ObjectKey> = slices.map(|(key, _)| key.clone()).collect();
-            keys.iter().filter(|key| draft.remove(key).is_some()).count()
+            keys.iter()
+                .filter(|key| draft.remove(key).is_some())
+                .count()
         })
     }
 }

@@ -32,14 +32,19 @@ impl Served {
 /// The version in an address of the group; `None` for another address.
 pub(super) fn version(uri: &Uri) -> Option<&str> {
     let mut parts = uri.path().strip_prefix("/apis/")?.split('/');
-    (parts.next() == Some(DRA_GROUP)).then(|| parts.next()).flatten()
+    (parts.next() == Some(DRA_GROUP))
+        .then(|| parts.next())
+        .flatten()
 }
 
 /// The same address in `v1`.
 pub(super) fn in_v1(uri: &Uri, version: &str) -> Uri {
     let old = format!("/apis/{DRA_GROUP}/{version}/");
-    let text = uri.to_string().replacen(&old, &format!("/apis/{DRA_GROUP}/v1/"), 1);
-    text.parse().expect("an address with another version is an address")
+    let text = uri
+        .to_string()
+        .replacen(&old, &format!("/apis/{DRA_GROUP}/v1/"), 1);
+    text.parse()
+        .expect("an address with another version is an address")
 }
 
 /// A body of a request in `version` as the engine takes it.
@@ -49,7 +54,9 @@ pub(super) fn to_v1(version: &str, resource: &Resource, object: &mut Value) {
     }
     if version == "v1beta1" && resource.plural == "resourceslices" {
         for_each_device(object, |mut device| {
-            let Some(Value::Object(mut fields)) = device.remove("basic") else { return device };
+            let Some(Value::Object(mut fields)) = device.remove("basic") else {
+                return device;
+            };
             fields.extend(device);
             fields
         });
@@ -67,17 +74,28 @@ pub(super) fn from_v1(version: &str, resource: &Resource, answer: &mut Value) {
     }
     let in_basic = |mut device: Map<String, Value>| {
         let name = device.remove("name");
-        Map::from_iter([("name".to_owned(), json!(name)), ("basic".to_owned(), device.into())])
+        Map::from_iter([
+            ("name".to_owned(), json!(name)),
+            ("basic".to_owned(), device.into()),
+        ])
     };
     match answer.get_mut("items").and_then(Value::as_array_mut) {
-        Some(items) => items.iter_mut().for_each(|item| for_each_device(item, in_basic)),
+        Some(items) => items
+            .iter_mut()
+            .for_each(|item| for_each_device(item, in_basic)),
         None => for_each_device(answer, in_basic),
     }
 }
 
 fn for_each_device(slice: &mut Value, change: impl Fn(Map<String, Value>) -> Map<String, Value>) {
-    let devices = slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut);
-    for device in devices.into_iter().flatten().filter_map(Value::as_object_mut) {
+    let devices = slice
+        .pointer_mut("/spec/devices")
+        .and_then(Value::as_array_mut);
+    for device in devices
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object_mut)
+    {
         *device = change(std::mem::take(device));
     }
 }

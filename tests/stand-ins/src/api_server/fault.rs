@@ -77,8 +77,9 @@ impl When {
     }
 
     pub(super) fn matches(&self, request: &Seen) -> bool {
-        let is =
-            |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|wanted| wanted == found);
+        let is = |wanted: &Option<String>, found: &str| {
+            wanted.as_deref().is_none_or(|wanted| wanted == found)
+        };
         is(&self.verb, &request.verb)
             && is(&self.resource, &request.full_resource())
             && is(&self.version, &request.version)
@@ -108,7 +109,12 @@ impl Faults {
     pub(super) fn add(&mut self, fault: Fault, when: When, left: Option<usize>) -> FaultId {
         self.last += 1;
         let id = FaultId(self.last);
-        self.all.push(Pending { id, fault, when, left });
+        self.all.push(Pending {
+            id,
+            fault,
+            when,
+            left,
+        });
         id
     }
 
@@ -142,8 +148,14 @@ pub(super) fn drop_field(object: &mut Value, path: &str) {
         return;
     };
     let items = match head.strip_suffix("[*]") {
-        Some(list) => object.get_mut(list).and_then(Value::as_array_mut).map(Vec::as_mut_slice),
+        Some(list) => object
+            .get_mut(list)
+            .and_then(Value::as_array_mut)
+            .map(Vec::as_mut_slice),
         None => object.get_mut(head).map(std::slice::from_mut),
     };
-    items.into_iter().flatten().for_each(|item| drop_field(item, rest));
+    items
+        .into_iter()
+        .flatten()
+        .for_each(|item| drop_field(item, rest));
 }

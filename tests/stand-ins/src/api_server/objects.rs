@@ -8,7 +8,10 @@ use super::state::named;
 
 /// This second, as objects have it.
 pub(super) fn now() -> Value {
-    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
+    jiff::Timestamp::now()
+        .strftime("%Y-%m-%dT%H:%M:%SZ")
+        .to_string()
+        .into()
 }
 
 impl ApiServer {
@@ -21,21 +24,40 @@ impl ApiServer {
         if resource.namespaced && object["metadata"]["namespace"].is_null() {
             object["metadata"]["namespace"] = "default".into();
         }
-        object["apiVersion"] =
-            if resource.group.is_empty() { "v1".into() } else { format!("{}/v1", resource.group).into() };
+        object["apiVersion"] = if resource.group.is_empty() {
+            "v1".into()
+        } else {
+            format!("{}/v1", resource.group).into()
+        };
         self.shared.server.change_unstored(|draft| {
-            let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-            let old = draft.snapshot().object(resource, &text("namespace"), &text("name")).cloned();
+            let text = |field: &str| {
+                object["metadata"][field]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned()
+            };
+            let old = draft
+                .snapshot()
+                .object(resource, &text("namespace"), &text("name"))
+                .cloned();
             let old = old.as_deref().map_or(&Value::Null, |old| &old["metadata"]);
             let metadata = &mut object["metadata"];
-            let fill = [("uid", uuid::Uuid::new_v4().to_string().into()), ("creationTimestamp", now())];
+            let fill = [
+                ("uid", uuid::Uuid::new_v4().to_string().into()),
+                ("creationTimestamp", now()),
+            ];
             for (field, fresh) in fill {
                 if metadata[field].is_null() {
-                    metadata[field] = if old[field].is_null() { fresh } else { old[field].clone() };
+                    metadata[field] = if old[field].is_null() {
+                        fresh
+                    } else {
+                        old[field].clone()
+                    };
                 }
             }
             if resource.generation && metadata["generation"].is_null() {
-                metadata["generation"] = (old["generation"].as_i64().unwrap_or_default() + 1).into();
+                metadata["generation"] =
+                    (old["generation"].as_i64().unwrap_or_default() + 1).into();
             }
             draft.store(resource, object).as_ref().clone()
         })
@@ -54,8 +76,15 @@ impl ApiServer {
     /// Takes an object away, whatever finalizers it has. Gives what it was.
     pub fn delete(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        let key = ObjectKey { resource: named(resource).plural, namespace, name };
-        let removed = self.shared.server.change_unstored(|draft| draft.remove(&key));
+        let key = ObjectKey {
+            resource: named(resource).plural,
+            namespace,
+            name,
+        };
+        let removed = self
+            .shared
+            .server
+            .change_unstored(|draft| draft.remove(&key));
         removed.map(|object| object.as_ref().clone())
     }
 
@@ -64,12 +93,19 @@ impl ApiServer {
     /// # Panics
     ///
     /// If it is not there.
-    pub fn edit(&self, resource: &str, namespace: &str, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
+    pub fn edit(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+        edit: impl FnOnce(&mut Value),
+    ) -> Value {
         let resource = named(resource);
         self.shared.server.change_unstored(|draft| {
             let old = draft.snapshot().object(resource, namespace, name).cloned();
-            let old =
-                old.unwrap_or_else(|| panic!("there is no {} {namespace}/{name} to edit", resource.plural));
+            let old = old.unwrap_or_else(|| {
+                panic!("there is no {} {namespace}/{name} to edit", resource.plural)
+            });
             let mut object = old.as_ref().clone();
             edit(&mut object);
             if resource.generation && object["spec"] != old["spec"] {

@@ -16,8 +16,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nodedock_apiserver::{
-    DRA_GROUP, PROTOBUF, Refusal, Resource, Route, discovered_group, discovered_resources, protobuf_to_json,
-    status,
+    DRA_GROUP, PROTOBUF, Refusal, Resource, Route, discovered_group, discovered_resources,
+    protobuf_to_json, status,
 };
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
@@ -51,11 +51,19 @@ pub(super) struct Listening {
 impl Listening {
     pub(super) async fn on(port: u16, shared: Arc<Shared>) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
-        let listener = listener.unwrap_or_else(|error| panic!("port {port} cannot be listened on: {error}"));
-        let port = listener.local_addr().expect("a listener has an address").port();
+        let listener =
+            listener.unwrap_or_else(|error| panic!("port {port} cannot be listened on: {error}"));
+        let port = listener
+            .local_addr()
+            .expect("a listener has an address")
+            .port();
         let end = CancellationToken::new();
         let task = tokio::spawn(accept(listener, shared, end.clone()));
-        Self { port, end: end.drop_guard(), task }
+        Self {
+            port,
+            end: end.drop_guard(),
+            task,
+        }
     }
 
     /// When this is over, nothing listens and no connection is open.
@@ -81,10 +89,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, end: CancellationTok
 
 async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request: Request<Incoming>| answer(Arc::clone(&shared), request));
+    let service =
+        service_fn(move |request: Request<Incoming>| answer(Arc::clone(&shared), request));
     let mut server = http1::Builder::new();
     // An error here is a client that went away, or a fault.
-    let _ = server.timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service).await;
+    let _ = server
+        .timer(TokioTimer::new())
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
 }
 
 /// A request that has been read.
@@ -105,14 +117,23 @@ impl Asked {
 }
 
 fn header(headers: &HeaderMap, name: HeaderName) -> String {
-    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+    headers
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
+        .to_owned()
 }
 
 fn text(code: u16, content_type: &'static str, text: String) -> Response<Body> {
     let length = text.len();
     let body = Full::new(Bytes::from(text)).map_err(never).boxed_unsync();
-    let response = Response::builder().status(code).header(CONTENT_TYPE, content_type);
-    response.header(CONTENT_LENGTH, length).body(body).expect("codes and headers are our own")
+    let response = Response::builder()
+        .status(code)
+        .header(CONTENT_TYPE, content_type);
+    response
+        .header(CONTENT_LENGTH, length)
+        .body(body)
+        .expect("codes and headers are our own")
 }
 
 fn json(body: &Value) -> Response<Body> {
@@ -120,7 +141,9 @@ fn json(body: &Value) -> Response<Body> {
 }
 
 fn refused(refusal: Refusal) -> Response<Body> {
-    refusal.into_response().map(|body| body.map_err(never).boxed_unsync())
+    refusal
+        .into_response()
+        .map(|body| body.map_err(never).boxed_unsync())
 }
 
 fn never(never: Infallible) -> Broken {
@@ -130,10 +153,19 @@ fn never(never: Infallible) -> Broken {
 /// What a request is about, in the version of its address.
 fn routed(shared: &Shared, head: &Parts) -> Option<(Route, String)> {
     let Some(version) = convert::version(&head.uri) else {
-        return shared.server.route(&head.method, &head.uri).map(|route| (route, "v1".to_owned()));
+        return shared
+            .server
+            .route(&head.method, &head.uri)
+            .map(|route| (route, "v1".to_owned()));
     };
-    let route = shared.server.route(&head.method, &convert::in_v1(&head.uri, version))?;
-    shared.lock().served.has(route.resource, version).then(|| (route, version.to_owned()))
+    let route = shared
+        .server
+        .route(&head.method, &convert::in_v1(&head.uri, version))?;
+    shared
+        .lock()
+        .served
+        .has(route.resource, version)
+        .then(|| (route, version.to_owned()))
 }
 
 async fn read<B>(shared: &Shared, request: Request<B>) -> Result<Asked, Broken>
@@ -150,9 +182,10 @@ where
     let text = |of: fn(&Route) -> &str| route.as_ref().map(of).unwrap_or_default().to_owned();
     let query = head.uri.query().unwrap_or_default();
     let mut seen = Seen {
-        verb: route
-            .as_ref()
-            .map_or_else(|| head.method.as_str().to_lowercase(), |route| route.verb.to_owned()),
+        verb: route.as_ref().map_or_else(
+            || head.method.as_str().to_lowercase(),
+            |route| route.verb.to_owned(),
+        ),
         group: text(|route| &route.group),
         version: version.unwrap_or_default(),
         resource: text(|route| route.resource.plural),
@@ -160,28 +193,48 @@ where
         namespace: text(|route| &route.namespace),
         name: text(|route| &route.name),
         path: head.uri.path().to_owned(),
-        query: form_urlencoded::parse(query.as_bytes()).into_owned().collect(),
+        query: form_urlencoded::parse(query.as_bytes())
+            .into_owned()
+            .collect(),
         user_agent: header(&head.headers, USER_AGENT),
         content_type: header(&head.headers, CONTENT_TYPE),
         body: None,
         code: 0,
     };
-    seen.body = body.as_ref().and_then(|body| match seen.content_type.starts_with(PROTOBUF) {
-        true => protobuf_to_json(body),
-        false => serde_json::from_slice(body).ok(),
-    });
+    seen.body = body
+        .as_ref()
+        .and_then(|body| match seen.content_type.starts_with(PROTOBUF) {
+            true => protobuf_to_json(body),
+            false => serde_json::from_slice(body).ok(),
+        });
     if seen.verb == "create" {
         // By its name an object that is made is known among others, where it has one.
-        let name = seen.body.as_ref().and_then(|body| body["metadata"]["name"].as_str());
+        let name = seen
+            .body
+            .as_ref()
+            .and_then(|body| body["metadata"]["name"].as_str());
         seen.name = name.unwrap_or_default().to_owned();
     }
     let faults = shared.change(|state| state.faults.take(&seen));
     let authorization = header(&head.headers, AUTHORIZATION);
-    let token = authorization.strip_prefix("Bearer ").unwrap_or_default().to_owned();
-    Ok(Asked { seen, route, head, body, token, faults })
+    let token = authorization
+        .strip_prefix("Bearer ")
+        .unwrap_or_default()
+        .to_owned();
+    Ok(Asked {
+        seen,
+        route,
+        head,
+        body,
+        token,
+        faults,
+    })
 }
 
-pub(super) async fn answer<B>(shared: Arc<Shared>, request: Request<B>) -> Result<Response<Body>, Broken>
+pub(super) async fn answer<B>(
+    shared: Arc<Shared>,
+    request: Request<B>,
+) -> Result<Response<Body>, Broken>
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
 {
@@ -207,8 +260,7 @@ where
 
 /// What is answered whatever was asked.
 fn forced(fault: &Fault) -> Option<Response<Body>> {
-    const PAGE: &str =
-        "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n";
+    const PAGE: &str = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n";
     match fault {
         Fault::Html(code) => Some(text(*code, "text/html; charset=utf-8", PAGE.to_owned())),
         Fault::Status(code) => Some(refused(status::plain(*code))),
@@ -220,21 +272,28 @@ fn forced(fault: &Fault) -> Option<Response<Body>> {
 }
 
 async fn respond(shared: &Arc<Shared>, asked: &mut Asked) -> Result<Response<Body>, Refusal> {
-    let body = asked.body.take().ok_or_else(|| status::too_large(BODY_MOST))?;
+    let body = asked
+        .body
+        .take()
+        .ok_or_else(|| status::too_large(BODY_MOST))?;
     let tokens = shared.lock().tokens.clone();
     if !tokens.is_empty() && !tokens.contains(&asked.token) {
         return Err(status::plain(401));
     }
-    let Some(route) = asked.route.take() else { return beside(shared, asked, body).await };
+    let Some(route) = asked.route.take() else {
+        return beside(shared, asked, body).await;
+    };
     if !route.verb.is_empty() && !may(&shared.lock(), &asked.seen) {
         return Err(status::forbidden(&route, &asked.seen.full_resource(), USER));
     }
     if asked.has(|fault| matches!(fault, Fault::Expire)) {
         let expired = status::expired(1, shared.server.snapshot().revision());
         return match route.verb {
-            "watch" => {
-                Ok(text(200, JSON, format!("{}\n", json!({ "type": "ERROR", "object": expired.status }))))
-            }
+            "watch" => Ok(text(
+                200,
+                JSON,
+                format!("{}\n", json!({ "type": "ERROR", "object": expired.status })),
+            )),
             _ => Err(expired),
         };
     }
@@ -246,10 +305,16 @@ async fn respond(shared: &Arc<Shared>, asked: &mut Asked) -> Result<Response<Bod
     if let Some(body) = changed_body(asked, route.resource) {
         *request.body_mut() = Full::from(body.to_string());
         if asked.seen.content_type.starts_with(PROTOBUF) {
-            request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
+            request
+                .headers_mut()
+                .insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
         }
     }
-    let answer = shared.server.handle(request).await.map(|body| body.map_err(never).boxed_unsync());
+    let answer = shared
+        .server
+        .handle(request)
+        .await
+        .map(|body| body.map_err(never).boxed_unsync());
     match version.as_str() {
         "v1" => Ok(answer),
         _ => Ok(converted(answer, version, route).await),
@@ -284,14 +349,20 @@ async fn converted(answer: Response<Body>, version: String, route: Route) -> Res
     if route.verb == "watch" && head.status == 200 {
         let lines = body.map_frame(move |frame| {
             frame.map_data(|line| {
-                let Ok(mut event) = serde_json::from_slice::<Value>(&line) else { return line };
+                let Ok(mut event) = serde_json::from_slice::<Value>(&line) else {
+                    return line;
+                };
                 from_v1(&version, route.resource, &mut event["object"]);
                 Bytes::from(format!("{event}\n"))
             })
         });
         return Response::from_parts(head, lines.boxed_unsync());
     }
-    let whole = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let whole = body
+        .collect()
+        .await
+        .map(|body| body.to_bytes())
+        .unwrap_or_default();
     let whole = match serde_json::from_slice::<Value>(&whole) {
         Ok(mut object) => {
             from_v1(&version, route.resource, &mut object);
@@ -299,13 +370,19 @@ async fn converted(answer: Response<Body>, version: String, route: Route) -> Res
         }
         Err(_) => whole,
     };
-    head.headers.insert(CONTENT_LENGTH, HeaderValue::from(whole.len()));
+    head.headers
+        .insert(CONTENT_LENGTH, HeaderValue::from(whole.len()));
     Response::from_parts(head, Full::new(whole).map_err(never).boxed_unsync())
 }
 
 /// What is no resource: the version and the group of claims and slices are as tests set them.
 async fn beside(shared: &Shared, asked: &Asked, body: Bytes) -> Result<Response<Body>, Refusal> {
-    let path: Vec<&str> = asked.seen.path.split('/').filter(|part| !part.is_empty()).collect();
+    let path: Vec<&str> = asked
+        .seen
+        .path
+        .split('/')
+        .filter(|part| !part.is_empty())
+        .collect();
     match path.as_slice() {
         ["version"] if asked.seen.verb == "get" => {
             let answer = engine(shared, Uri::from_static("/version")).await;
@@ -314,11 +391,20 @@ async fn beside(shared: &Shared, asked: &Asked, body: Bytes) -> Result<Response<
             Ok(json(&version))
         }
         ["apis", DRA_GROUP, rest @ ..] => {
-            let found = if asked.seen.verb == "get" { discovery(&shared.lock(), rest) } else { None };
-            found.map(|found| json(&found)).ok_or_else(|| status::plain(404))
+            let found = if asked.seen.verb == "get" {
+                discovery(&shared.lock(), rest)
+            } else {
+                None
+            };
+            found
+                .map(|found| json(&found))
+                .ok_or_else(|| status::plain(404))
         }
         _ => {
-            let answer = shared.server.handle(engine_request(&asked.head, body)).await;
+            let answer = shared
+                .server
+                .handle(engine_request(&asked.head, body))
+                .await;
             Ok(answer.map(|body| body.map_err(never).boxed_unsync()))
         }
     }
@@ -328,7 +414,14 @@ async fn beside(shared: &Shared, asked: &Asked, body: Bytes) -> Result<Response<
 async fn engine(shared: &Shared, uri: Uri) -> Option<Value> {
     let mut request = Request::new(Full::new(Bytes::new()));
     *request.uri_mut() = uri;
-    let body = shared.server.handle(request).await.into_body().collect().await.ok()?;
+    let body = shared
+        .server
+        .handle(request)
+        .await
+        .into_body()
+        .collect()
+        .await
+        .ok()?;
     serde_json::from_slice(&body.to_bytes()).ok()
 }
 
@@ -339,10 +432,13 @@ fn discovery(state: &State, path: &[&str]) -> Option<Value> {
         [] => discovered_group(DRA_GROUP, &versions),
         [version] if state.served.has_version(version) => {
             let resources = nodedock_apiserver::resources();
-            let here = resources
-                .iter()
-                .filter(|resource| resource.group == DRA_GROUP && state.served.has(resource, version));
-            Some(discovered_resources(&format!("{DRA_GROUP}/{version}"), here))
+            let here = resources.iter().filter(|resource| {
+                resource.group == DRA_GROUP && state.served.has(resource, version)
+            });
+            Some(discovered_resources(
+                &format!("{DRA_GROUP}/{version}"),
+                here,
+            ))
         }
         _ => None,
     }
@@ -351,10 +447,16 @@ fn discovery(state: &State, path: &[&str]) -> Option<Value> {
 fn may(state: &State, seen: &Seen) -> bool {
     let resource = seen.full_resource();
     let fits = |pattern: &str, found: &str| pattern == "*" || pattern == found;
-    if state.denied.iter().any(|(verb, denied)| fits(verb, &seen.verb) && fits(denied, &resource)) {
+    if state
+        .denied
+        .iter()
+        .any(|(verb, denied)| fits(verb, &seen.verb) && fits(denied, &resource))
+    {
         return false;
     }
-    let Some(rules) = &state.rules else { return true };
+    let Some(rules) = &state.rules else {
+        return true;
+    };
     let has = |rule: &Value, key: &str, found: &str| {
         let mut patterns = rule[key].as_array().into_iter().flatten();
         patterns.any(|pattern| fits(pattern.as_str().unwrap_or_default(), found))
@@ -371,11 +473,18 @@ fn may(state: &State, seen: &Seen) -> bool {
 async fn half(answer: Response<Body>, is_watch: bool) -> Result<Response<Body>, Broken> {
     let (head, mut body) = answer.into_parts();
     let whole = match is_watch {
-        true => body.frame().await.and_then(|frame| frame.ok()?.into_data().ok()).unwrap_or_default(),
+        true => body
+            .frame()
+            .await
+            .and_then(|frame| frame.ok()?.into_data().ok())
+            .unwrap_or_default(),
         false => body.collect().await?.to_bytes(),
     };
     let first = whole.slice(..whole.len() / 2);
-    Ok(Response::from_parts(head, StreamBody::new(broken_after(first)).boxed_unsync()))
+    Ok(Response::from_parts(
+        head,
+        StreamBody::new(broken_after(first)).boxed_unsync(),
+    ))
 }
 
 /// What is sent up to here, and then breaks.

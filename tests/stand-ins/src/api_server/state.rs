@@ -68,7 +68,8 @@ pub struct State {
 
 /// By plural or kind.
 pub(super) fn named(name: &str) -> &'static Resource {
-    nodedock_apiserver::resource(name).unwrap_or_else(|| panic!("the stand-in has no resource {name:?}"))
+    nodedock_apiserver::resource(name)
+        .unwrap_or_else(|| panic!("the stand-in has no resource {name:?}"))
 }
 
 impl State {
@@ -78,7 +79,10 @@ impl State {
             watches: BTreeMap::new(),
             requests: Vec::new(),
             faults: Faults::default(),
-            served: Served { versions: vec!["v1".to_owned()], taint_rules: false },
+            served: Served {
+                versions: vec!["v1".to_owned()],
+                taint_rules: false,
+            },
             minor_version: "36".to_owned(),
             tokens: Vec::new(),
             denied: Vec::new(),
@@ -88,17 +92,25 @@ impl State {
 
     /// The objects of a resource (`resourceslices`), in the order of namespace and name.
     pub fn objects(&self, resource: &str) -> Vec<&Value> {
-        self.objects.objects(named(resource)).map(|(_, object)| object.as_ref()).collect()
+        self.objects
+            .objects(named(resource))
+            .map(|(_, object)| object.as_ref())
+            .collect()
     }
 
     /// `namespace` is empty for an object of the cluster.
     pub fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<&Value> {
-        self.objects.object(named(resource), namespace, name).map(Arc::as_ref)
+        self.objects
+            .object(named(resource), namespace, name)
+            .map(Arc::as_ref)
     }
 
     /// The ResourceSlices of a driver.
     pub fn slices(&self, driver: &str) -> Vec<&Value> {
-        self.objects("resourceslices").into_iter().filter(|slice| slice["spec"]["driver"] == driver).collect()
+        self.objects("resourceslices")
+            .into_iter()
+            .filter(|slice| slice["spec"]["driver"] == driver)
+            .collect()
     }
 
     pub fn requests(&self) -> &[Seen] {
@@ -115,10 +127,26 @@ impl State {
         let from = self.requests.len().saturating_sub(STORY_LINES);
         let mut story = String::new();
         for seen in &self.requests[from..] {
-            let query: Vec<String> = seen.query.iter().map(|(key, value)| format!("{key}={value}")).collect();
-            let _ = writeln!(story, "  {} {}?{} -> {}", seen.verb, seen.path, query.join("&"), seen.code);
+            let query: Vec<String> = seen
+                .query
+                .iter()
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect();
+            let _ = writeln!(
+                story,
+                "  {} {}?{} -> {}",
+                seen.verb,
+                seen.path,
+                query.join("&"),
+                seen.code
+            );
         }
-        let _ = write!(story, "  {} requests, open watches: {:?}", self.requests.len(), self.watches);
+        let _ = write!(
+            story,
+            "  {} requests, open watches: {:?}",
+            self.requests.len(),
+            self.watches
+        );
         for (key, _) in self.objects.all() {
             let _ = write!(story, "\n  {} {}/{}", key.resource, key.namespace, key.name);
         }
@@ -140,14 +168,17 @@ type Spaced = Arc<Mutex<BTreeSet<String>>>;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A test that failed while it looked has reported why.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Shared {
     pub(super) async fn new() -> Self {
         let spaced = Spaced::default();
         let checked = Arc::clone(&spaced);
-        let check: Check = Arc::new(move |route, write| changes_spaces(&locked(&checked), route, write));
+        let check: Check =
+            Arc::new(move |route, write| changes_spaces(&locked(&checked), route, write));
         let options = Options {
             controllers: false,
             taint_rules: true,
@@ -157,7 +188,12 @@ impl Shared {
         let server = Server::open(options, Arc::new(Memory), Loaded::default()).await;
         let server = server.expect("a server without objects opens");
         let state = Mutex::new(State::new(server.snapshot()));
-        Self { server, state, spaced, tick: watch::Sender::new(()) }
+        Self {
+            server,
+            state,
+            spaced,
+            tick: watch::Sender::new(()),
+        }
     }
 
     /// For looking, with the objects as they are now.
@@ -187,13 +223,21 @@ impl Shared {
 
 /// A status of a claim with spaced parameters, which looks like a change of its allocation.
 fn changes_spaces(spaced: &BTreeSet<String>, route: &Route, write: ObjectWrite<'_>) -> Vec<Cause> {
-    let ObjectWrite::Updated { new, old } = write else { return Vec::new() };
+    let ObjectWrite::Updated { new, old } = write else {
+        return Vec::new();
+    };
     if route.subresource != "status" {
         return Vec::new();
     }
     let allocation = &new["status"]["allocation"];
     let is_changed = spaced.contains(old["metadata"]["uid"].as_str().unwrap_or_default())
         && !old["status"]["allocation"].is_null()
-        && allocation["devices"]["config"].as_array().is_some_and(|config| !config.is_empty());
-    if is_changed { vec![immutable_allocation(allocation)] } else { Vec::new() }
+        && allocation["devices"]["config"]
+            .as_array()
+            .is_some_and(|config| !config.is_empty());
+    if is_changed {
+        vec![immutable_allocation(allocation)]
+    } else {
+        Vec::new()
+    }
 }

@@ -22,7 +22,10 @@ const LOCALHOST: [u8; 8] = [0x41, 0x86, 0xa0, 0xe4, 0x1d, 0x13, 0x9d, 0x09];
 /// Connects, trying again until the deadline, as a blocking dial does. With a deadline of zero it fails however fast a plugin is.
 pub async fn dial(path: &Path, deadline: Duration) -> Result<UnixStream, String> {
     if deadline.is_zero() {
-        return Err(format!("failed to dial {}: no time is left", path.display()));
+        return Err(format!(
+            "failed to dial {}: no time is left",
+            path.display()
+        ));
     }
     let end = Instant::now() + deadline;
     loop {
@@ -51,11 +54,16 @@ pub async fn channel(
     });
     let mut only = Some(client);
     let connector = tower::service_fn(move |_: Uri| {
-        let stream = only.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
+        let stream = only
+            .take()
+            .ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
         std::future::ready(stream.map(TokioIo::new))
     });
     let endpoint = Endpoint::from_static("http://localhost");
-    let channel = endpoint.connect_with_connector(connector).await.map_err(|error| error.to_string())?;
+    let channel = endpoint
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| error.to_string())?;
     Ok((channel, lost))
 }
 
@@ -71,7 +79,9 @@ async fn carry(client: tokio::io::DuplexStream, server: UnixStream, authority: O
     let requests = async {
         match authority {
             Some(authority) => rename(&mut from_client, &mut to_server, &authority).await,
-            None => tokio::io::copy(&mut from_client, &mut to_server).await.map(drop),
+            None => tokio::io::copy(&mut from_client, &mut to_server)
+                .await
+                .map(drop),
         }
     };
     tokio::select! {
@@ -106,7 +116,12 @@ async fn rename(
 }
 
 fn renamed(block: Vec<u8>, authority: &str) -> Vec<u8> {
-    let Some(at) = block.windows(LOCALHOST.len()).position(|bytes| bytes == LOCALHOST) else { return block };
+    let Some(at) = block
+        .windows(LOCALHOST.len())
+        .position(|bytes| bytes == LOCALHOST)
+    else {
+        return block;
+    };
     let mut named = block[..at].to_vec();
     // The same kind of literal, not in Huffman's code.
     named.push(LOCALHOST[0]);

@@ -12,8 +12,8 @@ use nodedock_proto::kubelet::device_plugin::v1beta1::registration_server::{
 };
 use nodedock_proto::kubelet::device_plugin::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
-    ContainerPreferredAllocationRequest, Device, DevicePluginOptions, Empty, PreferredAllocationRequest,
-    RegisterRequest,
+    ContainerPreferredAllocationRequest, Device, DevicePluginOptions, Empty,
+    PreferredAllocationRequest, RegisterRequest,
 };
 use nodedock_proto::unix;
 use tokio::net::UnixListener;
@@ -106,13 +106,19 @@ impl Plugin {
 /// If the socket cannot be made.
 pub(super) fn serve(shared: &Arc<Shared>, end: &CancellationToken, tasks: &TaskTracker) {
     let dir = shared.root.join("device-plugins");
-    for entry in std::fs::read_dir(&dir).expect("the directory can be read").flatten() {
+    for entry in std::fs::read_dir(&dir)
+        .expect("the directory can be read")
+        .flatten()
+    {
         if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
     let listener = UnixListener::bind(dir.join("kubelet.sock")).expect("kubelet.sock can be made");
-    let service = RegistrationServer::new(Registering { shared: Arc::clone(shared), end: end.clone() });
+    let service = RegistrationServer::new(Registering {
+        shared: Arc::clone(shared),
+        end: end.clone(),
+    });
     let server = Server::builder().add_service(service);
     let end = end.clone();
     tasks.spawn(async move {
@@ -132,7 +138,11 @@ struct Registering {
 impl Registration for Registering {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
-        let endpoint = self.shared.root.join("device-plugins").join(&request.endpoint);
+        let endpoint = self
+            .shared
+            .root
+            .join("device-plugins")
+            .join(&request.endpoint);
         let done = async {
             if self.end.is_cancelled() {
                 return Err("the kubelet stops".to_owned());
@@ -141,15 +151,19 @@ impl Registration for Registering {
             connect(&self.shared, &request.resource_name, &endpoint).await
         }
         .await;
-        self.shared.note_outcome("Register", &request.resource_name, done.clone());
-        done.map(|()| Response::new(Empty {})).map_err(Status::unknown)
+        self.shared
+            .note_outcome("Register", &request.resource_name, done.clone());
+        done.map(|()| Response::new(Empty {}))
+            .map_err(Status::unknown)
     }
 }
 
 /// What a kubelet takes for a device plugin.
 fn validate(resource: &str, version: &str) -> Result<(), String> {
     if version != "v1beta1" {
-        return Err(format!("manager version, v1beta1, is not the plugin's, {version}"));
+        return Err(format!(
+            "manager version, v1beta1, is not the plugin's, {version}"
+        ));
     }
     let native = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
     let part = |text: &str, most: usize| {
@@ -166,7 +180,11 @@ fn validate(resource: &str, version: &str) -> Result<(), String> {
             && part(domain, 253 - "requests.".len())
             && part(name, 63)
     });
-    if is_extended { Ok(()) } else { Err(format!("the ResourceName {resource:?} is invalid")) }
+    if is_extended {
+        Ok(())
+    } else {
+        Err(format!("the ResourceName {resource:?} is invalid"))
+    }
 }
 
 /// Dials a plugin, asks for its options and follows its list.
@@ -175,7 +193,10 @@ async fn connect(shared: &Arc<Shared>, resource: &str, endpoint: &Path) -> Resul
     let (channel, _) = authority::channel(authority::dial(endpoint, deadline).await?, None).await?;
     let mut client = DevicePluginClient::new(channel.clone());
     let asking = client.get_device_plugin_options(Empty {});
-    let options = shared.call("GetDevicePluginOptions", resource, deadline, asking).await?.into_inner();
+    let options = shared
+        .call("GetDevicePluginOptions", resource, deadline, asking)
+        .await?
+        .into_inner();
     let end = CancellationToken::new();
     let number = shared.change(|state| {
         let number = state.number();
@@ -184,8 +205,14 @@ async fn connect(shared: &Arc<Shared>, resource: &str, endpoint: &Path) -> Resul
             before.end.cancel();
             before.devices
         });
-        let plugin =
-            Plugin { number, channel: Some(channel), options, devices, running: false, end: end.clone() };
+        let plugin = Plugin {
+            number,
+            channel: Some(channel),
+            options,
+            devices,
+            running: false,
+            end: end.clone(),
+        };
         state.plugins.insert(resource.to_owned(), plugin);
         number
     });
@@ -211,7 +238,10 @@ async fn follow(
     let mut lists: Streaming<_> = client.list_and_watch(Empty {}).await?.into_inner();
     while let Some(list) = lists.message().await? {
         shared.change(|state| {
-            let plugin = state.plugins.get_mut(resource).filter(|plugin| plugin.number == number);
+            let plugin = state
+                .plugins
+                .get_mut(resource)
+                .filter(|plugin| plugin.number == number);
             if let Some(plugin) = plugin {
                 plugin.devices = list.devices;
                 plugin.running = true;
@@ -223,7 +253,10 @@ async fn follow(
 
 fn stop(shared: &Shared, resource: &str, number: u64) {
     shared.change(|state| {
-        let plugin = state.plugins.get_mut(resource).filter(|plugin| plugin.number == number);
+        let plugin = state
+            .plugins
+            .get_mut(resource)
+            .filter(|plugin| plugin.number == number);
         if let Some(plugin) = plugin {
             plugin.stopped();
         }
@@ -261,8 +294,16 @@ fn choice(shared: &Shared, resource: &str, count: usize) -> Result<Choice, Strin
     })
 }
 
-pub(super) async fn allocate(shared: &Shared, resource: &str, count: usize) -> Result<Allocation, String> {
-    let Choice { channel, mut free, prefers } = choice(shared, resource, count)?;
+pub(super) async fn allocate(
+    shared: &Shared,
+    resource: &str,
+    count: usize,
+) -> Result<Allocation, String> {
+    let Choice {
+        channel,
+        mut free,
+        prefers,
+    } = choice(shared, resource, count)?;
     let mut client = DevicePluginClient::new(channel);
     if prefers {
         let size = i32::try_from(count).map_err(|error| error.to_string())?;
@@ -271,10 +312,19 @@ pub(super) async fn allocate(shared: &Shared, resource: &str, count: usize) -> R
             must_include_device_ids: vec![],
             allocation_size: size,
         };
-        let asking =
-            client.get_preferred_allocation(PreferredAllocationRequest { container_requests: vec![wanted] });
-        let answer = shared.call("GetPreferredAllocation", resource, NO_DEADLINE, asking).await?.into_inner();
-        let preferred = answer.container_responses.into_iter().next().unwrap_or_default().device_ids;
+        let asking = client.get_preferred_allocation(PreferredAllocationRequest {
+            container_requests: vec![wanted],
+        });
+        let answer = shared
+            .call("GetPreferredAllocation", resource, NO_DEADLINE, asking)
+            .await?
+            .into_inner();
+        let preferred = answer
+            .container_responses
+            .into_iter()
+            .next()
+            .unwrap_or_default()
+            .device_ids;
         // What is preferred and can be had comes first.
         free.sort_by_key(|id| !preferred.contains(id));
     }
@@ -292,21 +342,34 @@ pub(super) async fn allocate(shared: &Shared, resource: &str, count: usize) -> R
         state.allocations.push(held);
         number
     });
-    let request =
-        AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids: ids.clone() }] };
-    let answer = shared.call("Allocate", resource, NO_DEADLINE, client.allocate(request)).await;
+    let request = AllocateRequest {
+        container_requests: vec![ContainerAllocateRequest {
+            devices_ids: ids.clone(),
+        }],
+    };
+    let answer = shared
+        .call("Allocate", resource, NO_DEADLINE, client.allocate(request))
+        .await;
     let answer = answer.and_then(|answer| {
         let first = answer.into_inner().container_responses.into_iter().next();
         first.ok_or_else(|| format!("no containers in the response to Allocate for {resource}"))
     });
     shared.change(|state| {
-        let at = state.allocations.iter().position(|held| held.number == number);
+        let at = state
+            .allocations
+            .iter()
+            .position(|held| held.number == number);
         match (answer, at) {
             (Ok(answer), Some(at)) => {
                 state.allocations[at].answer = answer;
                 Ok(state.allocations[at].clone())
             }
-            (Ok(answer), None) => Ok(Allocation { number, resource: resource.to_owned(), ids, answer }),
+            (Ok(answer), None) => Ok(Allocation {
+                number,
+                resource: resource.to_owned(),
+                ids,
+                answer,
+            }),
             (Err(why), at) => {
                 at.map(|at| state.allocations.remove(at));
                 Err(why)

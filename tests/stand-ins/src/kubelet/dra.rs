@@ -32,7 +32,11 @@ pub struct ClaimRef {
 
 impl ClaimRef {
     pub fn new(namespace: &str, name: &str, uid: &str) -> Self {
-        Self { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+        }
     }
 }
 
@@ -114,11 +118,18 @@ pub(super) fn validate(driver: &str, endpoint: &Path, versions: &[String]) -> Re
 }
 
 /// Takes an instance, and begins to connect to it. Gives its number.
-pub(super) fn register(shared: &Arc<Shared>, driver: &str, endpoint: PathBuf) -> Result<u64, String> {
+pub(super) fn register(
+    shared: &Arc<Shared>,
+    driver: &str,
+    endpoint: PathBuf,
+) -> Result<u64, String> {
     let instance = shared.change(|state| {
         let number = state.number();
         let instances = state.instances.entry(driver.to_owned()).or_default();
-        if instances.iter().any(|instance| instance.endpoint == endpoint) {
+        if instances
+            .iter()
+            .any(|instance| instance.endpoint == endpoint)
+        {
             return Err(format!(
                 "endpoint {} already registered for DRA driver plugin {driver}",
                 endpoint.display()
@@ -163,7 +174,9 @@ pub(super) fn notified(shared: &Shared, driver: &str, number: u64) {
 pub(super) fn deregister(shared: &Arc<Shared>, driver: &str, number: u64) {
     shared.change(|state| {
         if let Some(instances) = state.instances.get_mut(driver) {
-            let gone = instances.iter().position(|instance| instance.number == number);
+            let gone = instances
+                .iter()
+                .position(|instance| instance.number == number);
             if let Some(gone) = gone {
                 instances.remove(gone).end.cancel();
                 state.health.remove(driver);
@@ -181,7 +194,12 @@ impl Drop for Instance {
 }
 
 fn is_connected(state: &State, driver: &str) -> bool {
-    state.instances.get(driver).into_iter().flatten().any(|instance| instance.is_connected())
+    state
+        .instances
+        .get(driver)
+        .into_iter()
+        .flatten()
+        .any(|instance| instance.is_connected())
 }
 
 /// Slices go when no instance of their driver has been connected for a while. One wait at a time: the first one's end counts.
@@ -203,13 +221,18 @@ fn wipe_later(shared: &Arc<Shared>, driver: &str) {
                 _ = ticks.changed() => false,
             };
             let Some(shared) = weak.upgrade() else { return };
-            let needless = shared.look(|state| state.process != process || is_connected(state, &driver));
+            let needless =
+                shared.look(|state| state.process != process || is_connected(state, &driver));
             if over || needless {
                 break !needless;
             }
         };
         let Some(shared) = weak.upgrade() else { return };
-        shared.change(|state| state.wiping.retain(|wiped, began| *wiped != driver || *began != process));
+        shared.change(|state| {
+            state
+                .wiping
+                .retain(|wiped, began| *wiped != driver || *began != process)
+        });
         if over {
             if let Some(wipes) = &shared.options.wipes {
                 wipes(Some(&driver));
@@ -220,7 +243,12 @@ fn wipe_later(shared: &Arc<Shared>, driver: &str) {
 }
 
 /// Connects to an instance, and again whenever the connection is lost.
-async fn stay_connected(shared: Arc<Shared>, driver: String, endpoint: PathBuf, link: watch::Sender<Link>) {
+async fn stay_connected(
+    shared: Arc<Shared>,
+    driver: String,
+    endpoint: PathBuf,
+    link: watch::Sender<Link>,
+) {
     wipe_later(&shared, &driver);
     loop {
         match connect(&endpoint).await {
@@ -243,14 +271,22 @@ async fn stay_connected(shared: Arc<Shared>, driver: String, endpoint: PathBuf, 
 
 async fn connect(endpoint: &Path) -> Result<(Channel, CancellationToken), String> {
     let stream = UnixStream::connect(endpoint).await;
-    let stream = stream.map_err(|error| format!("connection error: {}: {error}", endpoint.display()))?;
+    let stream =
+        stream.map_err(|error| format!("connection error: {}: {error}", endpoint.display()))?;
     authority::channel(stream, None).await
 }
 
 /// The instance that gets calls: the newest that is connected, or else the newest.
 fn chosen(state: &State, driver: &str) -> Result<Arc<Instance>, String> {
-    let instances = state.instances.get(driver).map(Vec::as_slice).unwrap_or_default();
-    let connected = instances.iter().rev().find(|instance| instance.is_connected());
+    let instances = state
+        .instances
+        .get(driver)
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    let connected = instances
+        .iter()
+        .rev()
+        .find(|instance| instance.is_connected());
     let found = connected.or(instances.last()).cloned();
     found.ok_or_else(|| format!("DRA driver {driver} is not registered"))
 }
@@ -278,29 +314,44 @@ pub struct Driver {
 
 impl Driver {
     /// One call of `NodePrepareResources`; the devices by claim UID.
-    pub async fn prepare(&self, claims: &[ClaimRef]) -> Result<BTreeMap<String, Vec<v1::Device>>, String> {
+    pub async fn prepare(
+        &self,
+        claims: &[ClaimRef],
+    ) -> Result<BTreeMap<String, Vec<v1::Device>>, String> {
         const CALL: &str = "NodePrepareResources";
         let instance = self.shared.look(|state| chosen(state, &self.name))?;
-        let request = v1::NodePrepareResourcesRequest { claims: named(claims) };
+        let request = v1::NodePrepareResourcesRequest {
+            claims: named(claims),
+        };
         let work = instance.sent(|mut client| {
             let request = request.clone();
             async move { client.node_prepare_resources(request).await }
         });
         let answer = self.call(CALL, work).await?.into_claims();
         check(CALL, claims, &answer, |one| &one.error)?;
-        Ok(answer.into_iter().map(|(uid, one)| (uid, one.devices)).collect())
+        Ok(answer
+            .into_iter()
+            .map(|(uid, one)| (uid, one.devices))
+            .collect())
     }
 
     /// One call of `NodeUnprepareResources`.
     pub async fn unprepare(&self, claims: &[ClaimRef]) -> Result<(), String> {
         const CALL: &str = "NodeUnprepareResources";
         let instance = self.shared.look(|state| chosen(state, &self.name))?;
-        let request = v1::NodeUnprepareResourcesRequest { claims: named(claims) };
+        let request = v1::NodeUnprepareResourcesRequest {
+            claims: named(claims),
+        };
         let work = instance.sent(|mut client| {
             let request = request.clone();
             async move { client.node_unprepare_resources(request).await }
         });
-        check(CALL, claims, &self.call(CALL, work).await?.into_claims(), |one| &one.error)
+        check(
+            CALL,
+            claims,
+            &self.call(CALL, work).await?.into_claims(),
+            |one| &one.error,
+        )
     }
 
     async fn call<T>(
@@ -308,15 +359,28 @@ impl Driver {
         what: &str,
         work: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, String> {
-        let answer = self.shared.call(what, &self.name, self.shared.options.call_timeout, work).await;
-        answer.map(Response::into_inner).map_err(|error| format!("{what}: {error}"))
+        let answer = self
+            .shared
+            .call(what, &self.name, self.shared.options.call_timeout, work)
+            .await;
+        answer
+            .map(Response::into_inner)
+            .map_err(|error| format!("{what}: {error}"))
     }
 }
 
 fn named(claims: &[ClaimRef]) -> Vec<v1::Claim> {
     let name = |claim: &ClaimRef| {
-        let ClaimRef { namespace, name, uid } = claim.clone();
-        v1::Claim { namespace, uid, name }
+        let ClaimRef {
+            namespace,
+            name,
+            uid,
+        } = claim.clone();
+        v1::Claim {
+            namespace,
+            uid,
+            name,
+        }
     };
     claims.iter().map(name).collect()
 }
@@ -330,10 +394,16 @@ fn check<T>(
 ) -> Result<(), String> {
     for (uid, one) in answer {
         let Some(claim) = claims.iter().find(|claim| claim.uid == *uid) else {
-            return Err(format!("{call} returned result for unknown claim UID {uid}"));
+            return Err(format!(
+                "{call} returned result for unknown claim UID {uid}"
+            ));
         };
         if !error(one).is_empty() {
-            return Err(format!("{call} failed for ResourceClaim {}: {}", claim.name, error(one)));
+            return Err(format!(
+                "{call} failed for ResourceClaim {}: {}",
+                claim.name,
+                error(one)
+            ));
         }
     }
     match claims.len() - answer.len() {

@@ -29,9 +29,16 @@ pub(super) async fn follow(shared: Arc<Shared>, driver: String, link: watch::Sen
     }
 }
 
-async fn read(shared: &Shared, driver: &str, link: &watch::Sender<dra::Link>) -> Result<(), Status> {
+async fn read(
+    shared: &Shared,
+    driver: &str,
+    link: &watch::Sender<dra::Link>,
+) -> Result<(), Status> {
     let mut client = DraResourceHealthClient::new(dra::channel(link).await?);
-    let mut stream = client.node_watch_resources(NodeWatchResourcesRequest {}).await?.into_inner();
+    let mut stream = client
+        .node_watch_resources(NodeWatchResourcesRequest {})
+        .await?
+        .into_inner();
     while let Some(report) = stream.message().await? {
         let devices = report.devices.into_iter().map(|device| {
             let healthy = match device.health() {
@@ -40,10 +47,22 @@ async fn read(shared: &Shared, driver: &str, link: &watch::Sender<dra::Link>) ->
                 HealthStatus::Unknown => None,
             };
             let id = device.device.unwrap_or_default();
-            ((id.pool_name, id.device_name), DeviceHealth { healthy, message: device.message })
+            (
+                (id.pool_name, id.device_name),
+                DeviceHealth {
+                    healthy,
+                    message: device.message,
+                },
+            )
         });
         // Devices that a report leaves out keep what was said of them.
-        shared.change(|state| state.health.entry(driver.to_owned()).or_default().extend(devices));
+        shared.change(|state| {
+            state
+                .health
+                .entry(driver.to_owned())
+                .or_default()
+                .extend(devices)
+        });
     }
     Ok(())
 }

@@ -43,10 +43,19 @@ pub(super) fn watch(shared: &Arc<Shared>, end: &CancellationToken, tasks: &TaskT
     })
     .expect("directories can be watched");
     // Before it is walked, so that nothing is missed.
-    watcher.watch(&dir, RecursiveMode::Recursive).expect("the plugins' directory can be watched");
+    watcher
+        .watch(&dir, RecursiveMode::Recursive)
+        .expect("the plugins' directory can be watched");
     let mut found = vec![];
     walk(&dir, &mut found);
-    tasks.spawn(follow(Arc::clone(shared), found, events, watcher, end.clone(), tasks.clone()));
+    tasks.spawn(follow(
+        Arc::clone(shared),
+        found,
+        events,
+        watcher,
+        end.clone(),
+        tasks.clone(),
+    ));
 }
 
 async fn follow(
@@ -61,8 +70,20 @@ async fn follow(
     let start = |workers: &mut HashMap<PathBuf, Worker>, path: PathBuf| {
         let before = workers.remove(&path);
         let gone = end.child_token();
-        let work = work(Arc::clone(&shared), path.clone(), gone.clone(), end.clone(), before);
-        workers.insert(path, Worker { gone, ended: tasks.spawn(work) });
+        let work = work(
+            Arc::clone(&shared),
+            path.clone(),
+            gone.clone(),
+            end.clone(),
+            before,
+        );
+        workers.insert(
+            path,
+            Worker {
+                gone,
+                ended: tasks.spawn(work),
+            },
+        );
     };
     for socket in found {
         start(&mut workers, socket);
@@ -82,7 +103,9 @@ async fn follow(
                     let mut found = vec![];
                     walk(&path, &mut found);
                     // A file that appears again is a new one, known or not.
-                    found.into_iter().for_each(|socket| start(&mut workers, socket));
+                    found
+                        .into_iter()
+                        .for_each(|socket| start(&mut workers, socket));
                 }
                 EventKind::Remove(_) => {
                     if let Some(worker) = workers.get(&path) {
@@ -97,19 +120,25 @@ async fn follow(
 }
 
 fn is_hidden(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+    path.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
 /// The sockets at a path and below it.
 fn walk(path: &Path, found: &mut Vec<PathBuf>) {
-    let Ok(kind) = std::fs::metadata(path).map(|metadata| metadata.file_type()) else { return };
+    let Ok(kind) = std::fs::metadata(path).map(|metadata| metadata.file_type()) else {
+        return;
+    };
     if kind.is_socket() {
         found.push(path.to_owned());
     } else if kind.is_dir() {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
         let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
         entries.sort();
-        entries.iter().filter(|entry| !is_hidden(entry)).for_each(|entry| walk(entry, found));
+        entries
+            .iter()
+            .filter(|entry| !is_hidden(entry))
+            .for_each(|entry| walk(entry, found));
     }
 }
 
@@ -158,13 +187,18 @@ async fn register(shared: &Arc<Shared>, path: &Path) -> Result<(String, u64), St
     let (channel, _) = authority::channel(stream, authority::of_path(path)).await?;
     let mut client = RegistrationClient::new(channel);
     let asking = client.get_info(InfoRequest {});
-    let info = shared.call("GetInfo", &path.display().to_string(), GET_INFO, asking).await?.into_inner();
+    let info = shared
+        .call("GetInfo", &path.display().to_string(), GET_INFO, asking)
+        .await?
+        .into_inner();
     let number = match handle(shared, &info) {
         Ok(number) => number,
         Err(why) => {
             // If the plugin could not be notified, the error of the registration says so.
             let notified = notify(shared, &mut client, &info.name, Err(&why)).await;
-            return Err(notified.err().map_or(why.clone(), |error| format!("{why}; {error}")));
+            return Err(notified
+                .err()
+                .map_or(why.clone(), |error| format!("{why}; {error}")));
         }
     };
     match notify(shared, &mut client, &info.name, Ok(())).await {
@@ -190,13 +224,19 @@ async fn notify(
         error: outcome.err().unwrap_or_default().to_owned(),
     };
     let telling = client.notify_registration_status(status);
-    shared.call("NotifyRegistrationStatus", name, NOTIFY, telling).await.map(drop)
+    shared
+        .call("NotifyRegistrationStatus", name, NOTIFY, telling)
+        .await
+        .map(drop)
 }
 
 /// Takes a DRA driver. Gives the number of this instance.
 fn handle(shared: &Arc<Shared>, info: &PluginInfo) -> Result<u64, String> {
     if info.r#type != "DRAPlugin" {
-        return Err(format!("no handler registered for plugin type: {}", info.r#type));
+        return Err(format!(
+            "no handler registered for plugin type: {}",
+            info.r#type
+        ));
     }
     let endpoint = PathBuf::from(&info.endpoint);
     dra::validate(&info.name, &endpoint, &info.supported_versions)

@@ -6,9 +6,9 @@ use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
 use nodedock_proto::kubelet::pod_resources::v1::{
-    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
-    GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
-    PodResources,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices,
+    ContainerResources, GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest,
+    ListPodResourcesResponse, PodResources,
 };
 use nodedock_proto::unix;
 use tokio::net::UnixListener;
@@ -30,8 +30,9 @@ pub(super) fn serve(shared: &Arc<Shared>, end: &CancellationToken, tasks: &TaskT
     let _ = std::fs::remove_file(&made);
     let listener = UnixListener::bind(&made).expect("the pod-resources socket can be made");
     std::fs::rename(&made, &path).expect("the pod-resources socket can be named");
-    let server =
-        Server::builder().add_service(PodResourcesListerServer::new(Listing { shared: Arc::clone(shared) }));
+    let server = Server::builder().add_service(PodResourcesListerServer::new(Listing {
+        shared: Arc::clone(shared),
+    }));
     let end = end.clone();
     tasks.spawn(async move {
         tokio::select! {
@@ -48,10 +49,23 @@ struct Listing {
 /// Each allocation of devices is a pod of its own.
 fn pod(held: &Allocation) -> PodResources {
     let (resource_name, device_ids) = (held.resource.clone(), held.ids.clone());
-    let devices = ContainerDevices { resource_name, device_ids, ..Default::default() };
-    let main = ContainerResources { name: "main".to_owned(), devices: vec![devices], ..Default::default() };
+    let devices = ContainerDevices {
+        resource_name,
+        device_ids,
+        ..Default::default()
+    };
+    let main = ContainerResources {
+        name: "main".to_owned(),
+        devices: vec![devices],
+        ..Default::default()
+    };
     let name = held.pod();
-    PodResources { name, namespace: "default".to_owned(), containers: vec![main], ..Default::default() }
+    PodResources {
+        name,
+        namespace: "default".to_owned(),
+        containers: vec![main],
+        ..Default::default()
+    }
 }
 
 #[tonic::async_trait]
@@ -62,7 +76,9 @@ impl PodResourcesLister for Listing {
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
         self.shared.note_quietly("List", "");
         Ok(Response::new(ListPodResourcesResponse {
-            pod_resources: self.shared.look(|state| state.allocations.iter().map(pod).collect()),
+            pod_resources: self
+                .shared
+                .look(|state| state.allocations.iter().map(pod).collect()),
         }))
     }
 

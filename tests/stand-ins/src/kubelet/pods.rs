@@ -59,7 +59,11 @@ impl PodsApi {
         let listener = UnixListener::bind(&socket).expect("the socket of the Pods API can be made");
         let answer = Arc::new(Mutex::new(answer));
         let serving = tokio::spawn(serve(listener, Arc::clone(&answer)));
-        Self { socket, answer, serving }
+        Self {
+            socket,
+            answer,
+            serving,
+        }
     }
 
     pub fn socket(&self) -> &Path {
@@ -73,7 +77,9 @@ impl PodsApi {
 }
 
 fn lock(answer: &Mutex<PodsAnswer>) -> MutexGuard<'_, PodsAnswer> {
-    answer.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    answer
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 async fn serve(listener: UnixListener, answer: Arc<Mutex<PodsAnswer>>) {
@@ -101,7 +107,10 @@ async fn connection(mut stream: UnixStream, answer: PodsAnswer) {
         PodsAnswer::Refusal(code) => listing(Err(code)),
     };
     let incoming = tokio_stream::once(Ok::<_, std::io::Error>(stream));
-    let _ = Server::builder().add_routes(routes).serve_with_incoming(incoming).await;
+    let _ = Server::builder()
+        .add_routes(routes)
+        .serve_with_incoming(incoming)
+        .await;
 }
 
 fn listing(answer: Result<Vec<Vec<u8>>, Code>) -> Routes {
@@ -112,8 +121,14 @@ struct Listing(Result<Vec<Vec<u8>>, Code>);
 
 #[tonic::async_trait]
 impl Pods for Listing {
-    async fn list_pods(&self, _: Request<ListPodsRequest>) -> Result<Response<ListPodsResponse>, Status> {
-        let pods = self.0.clone().map_err(|code| Status::new(code, "the stand-in refuses"))?;
+    async fn list_pods(
+        &self,
+        _: Request<ListPodsRequest>,
+    ) -> Result<Response<ListPodsResponse>, Status> {
+        let pods = self
+            .0
+            .clone()
+            .map_err(|code| Status::new(code, "the stand-in refuses"))?;
         Ok(Response::new(ListPodsResponse { pods }))
     }
 }

@@ -76,15 +76,30 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(root: &Path, options: KubeletOptions) -> Self {
         let (state, tick) = (Mutex::default(), watch::Sender::new(()));
-        Self { root: root.to_owned(), options, state, tick }
+        Self {
+            root: root.to_owned(),
+            options,
+            state,
+            tick,
+        }
     }
 
     pub(super) fn look<T>(&self, look: impl FnOnce(&State) -> T) -> T {
-        look(&self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+        look(
+            &self
+                .state
+                .lock()
+                .unwrap_or_else(|poisoned| poisoned.into_inner()),
+        )
     }
 
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let done = change(&mut self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let done = change(
+            &mut self
+                .state
+                .lock()
+                .unwrap_or_else(|poisoned| poisoned.into_inner()),
+        );
         self.tick.send_replace(());
         done
     }
@@ -112,7 +127,13 @@ impl Shared {
             Err(_) => Err(format!("DeadlineExceeded: no answer within {deadline:?}")),
         };
         let outcome = done.as_ref().map(drop).map_err(Clone::clone);
-        self.note(Call { what: what.to_owned(), whom: whom.to_owned(), outcome, at, took: at.elapsed() });
+        self.note(Call {
+            what: what.to_owned(),
+            whom: whom.to_owned(),
+            outcome,
+            at,
+            took: at.elapsed(),
+        });
         done
     }
 
@@ -126,18 +147,30 @@ impl Shared {
 
     pub(super) fn note_outcome(&self, what: &str, whom: &str, outcome: Result<(), String>) {
         let (what, whom) = (what.to_owned(), whom.to_owned());
-        self.note(Call { what, whom, outcome, at: Instant::now(), took: Duration::ZERO });
+        self.note(Call {
+            what,
+            whom,
+            outcome,
+            at: Instant::now(),
+            took: Duration::ZERO,
+        });
     }
 
     pub(super) fn story(&self) -> String {
         self.look(|state| {
             let mut story = String::new();
             for call in state.calls.iter().rev().take(STORY_LINES).rev() {
-                let _ = writeln!(story, "  {} {} {:?} ({:?})", call.what, call.whom, call.outcome, call.took);
+                let _ = writeln!(
+                    story,
+                    "  {} {} {:?} ({:?})",
+                    call.what, call.whom, call.outcome, call.took
+                );
             }
             for (driver, instances) in &state.instances {
-                let endpoints: Vec<_> =
-                    instances.iter().map(|one| (&one.endpoint, one.is_connected())).collect();
+                let endpoints: Vec<_> = instances
+                    .iter()
+                    .map(|one| (&one.endpoint, one.is_connected()))
+                    .collect();
                 let _ = writeln!(story, "  driver {driver}: {endpoints:?}");
             }
             for (resource, plugin) in &state.plugins {
@@ -162,13 +195,17 @@ impl<'a> View<'a> {
     /// How many instances of a driver are registered, notified, and connected.
     pub fn connected(&self, driver: &str) -> usize {
         let instances = self.state.instances.get(driver).into_iter().flatten();
-        instances.filter(|instance| instance.is_notified() && instance.is_connected()).count()
+        instances
+            .filter(|instance| instance.is_notified() && instance.is_connected())
+            .count()
     }
 
     /// The endpoints of a driver's instances, oldest first.
     pub fn endpoints(&self, driver: &str) -> Vec<PathBuf> {
         let instances = self.state.instances.get(driver).into_iter().flatten();
-        instances.map(|instance| instance.endpoint.clone()).collect()
+        instances
+            .map(|instance| instance.endpoint.clone())
+            .collect()
     }
 
     /// What is known of a device plugin's resource.
@@ -187,6 +224,8 @@ impl<'a> View<'a> {
     /// How often something was called or done with success.
     pub fn count(&self, what: &str, whom: &str) -> usize {
         let calls = self.state.calls.iter();
-        calls.filter(|call| call.what == what && call.whom == whom && call.outcome.is_ok()).count()
+        calls
+            .filter(|call| call.what == what && call.whom == whom && call.outcome.is_ok())
+            .count()
     }
 }

@@ -21,7 +21,12 @@ const RESOURCE: &str = "example.com/gpu";
 /// With pauses that a test can wait for.
 fn quick() -> KubeletOptions {
     let short = Duration::from_millis(20);
-    KubeletOptions { register_again: short, health_again: short, wipe_after: short, ..Default::default() }
+    KubeletOptions {
+        register_again: short,
+        health_again: short,
+        wipe_after: short,
+        ..Default::default()
+    }
 }
 
 async fn kubelet(options: KubeletOptions) -> (TempDir, Kubelet) {
@@ -31,32 +36,54 @@ async fn kubelet(options: KubeletOptions) -> (TempDir, Kubelet) {
 }
 
 fn options(root: &Path, driver: &str) -> Options {
-    Options::new(driver, &root.join("plugins_registry"), &root.join("plugins"))
+    Options::new(
+        driver,
+        &root.join("plugins_registry"),
+        &root.join("plugins"),
+    )
 }
 
 async fn plugin(root: &TempDir) -> Plugin {
-    Plugin::start(options(root.path(), DRIVER), Script::ok("example.com")).await.unwrap()
+    Plugin::start(options(root.path(), DRIVER), Script::ok("example.com"))
+        .await
+        .unwrap()
 }
 
 fn claims(uids: &[&str]) -> Vec<ClaimRef> {
-    uids.iter().map(|uid| ClaimRef::new("default", &format!("claim-{uid}"), uid)).collect()
+    uids.iter()
+        .map(|uid| ClaimRef::new("default", &format!("claim-{uid}"), uid))
+        .collect()
 }
 
 /// Waits for an error of this kind.
 async fn error(kubelet: &Kubelet, what: &str, part: &str) {
-    let is_it =
-        |call: &Call| call.what == what && call.outcome.as_ref().is_err_and(|error| error.contains(part));
-    kubelet.wait_until(&format!("{what}: {part}"), |view| view.calls().iter().any(is_it)).await;
+    let is_it = |call: &Call| {
+        call.what == what
+            && call
+                .outcome
+                .as_ref()
+                .is_err_and(|error| error.contains(part))
+    };
+    kubelet
+        .wait_until(&format!("{what}: {part}"), |view| {
+            view.calls().iter().any(is_it)
+        })
+        .await;
 }
 
 async fn counted(kubelet: &Kubelet, what: &str, count: usize) {
-    kubelet.wait_until(&format!("{count} of {what}"), |view| view.count(what, DRIVER) == count).await;
+    kubelet
+        .wait_until(&format!("{count} of {what}"), |view| {
+            view.count(what, DRIVER) == count
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn registration_sockets_are_called_with_the_path_for_an_authority() {
     let (dir, _kubelet) = kubelet(quick()).await;
-    let listener = tokio::net::UnixListener::bind(dir.path().join("plugins_registry/a-reg.sock")).unwrap();
+    let listener =
+        tokio::net::UnixListener::bind(dir.path().join("plugins_registry/a-reg.sock")).unwrap();
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains("%2Fplugins_registry%2Fa-reg.sock") {
@@ -67,10 +94,15 @@ async fn registration_sockets_are_called_with_the_path_for_an_authority() {
 #[tokio::test]
 async fn a_driver_that_refuses_its_notification_is_deregistered_and_tried_again() {
     let (dir, kubelet) = kubelet(quick()).await;
-    let plugin = Plugin::unregistered(options(dir.path(), DRIVER), Script::ok("example.com")).unwrap();
+    let plugin =
+        Plugin::unregistered(options(dir.path(), DRIVER), Script::ok("example.com")).unwrap();
     plugin.fail_notifications(Some("no thanks"));
     plugin.register().unwrap();
-    kubelet.wait_until("deregistrations", |view| view.count("deregister", DRIVER) >= 2).await;
+    kubelet
+        .wait_until("deregistrations", |view| {
+            view.count("deregister", DRIVER) >= 2
+        })
+        .await;
     plugin.fail_notifications(None);
     kubelet.registered(DRIVER).await;
 }
@@ -87,9 +119,18 @@ async fn a_driver_that_answers_too_late_is_not_registered() {
 
 #[tokio::test]
 async fn a_plugin_that_a_kubelet_cannot_use_is_notified_of_the_reason() {
-    let none = |options| Options { said_services: Some(vec![]), ..options };
-    let old = |options| Options { said_services: Some(vec!["1.0.0".to_owned()]), ..options };
-    let other = |options| Options { plugin_type: "Other".to_owned(), ..options };
+    let none = |options| Options {
+        said_services: Some(vec![]),
+        ..options
+    };
+    let old = |options| Options {
+        said_services: Some(vec!["1.0.0".to_owned()]),
+        ..options
+    };
+    let other = |options| Options {
+        plugin_type: "Other".to_owned(),
+        ..options
+    };
     let cases: [(&dyn Fn(Options) -> Options, &str); 3] = [
         (&none, "none of services supported"),
         (&old, "none of services supported"),
@@ -97,7 +138,9 @@ async fn a_plugin_that_a_kubelet_cannot_use_is_notified_of_the_reason() {
     ];
     for (change, part) in cases {
         let (dir, kubelet) = kubelet(quick()).await;
-        let plugin = Plugin::start(change(options(dir.path(), DRIVER)), Script::ok("v")).await.unwrap();
+        let plugin = Plugin::start(change(options(dir.path(), DRIVER)), Script::ok("v"))
+            .await
+            .unwrap();
         error(&kubelet, "register", part).await;
         let (registered, why) = plugin.notified().await;
         assert!(!registered && why.contains(part), "{why}");
@@ -108,35 +151,65 @@ async fn a_plugin_that_a_kubelet_cannot_use_is_notified_of_the_reason() {
 async fn a_restart_finds_every_socket_again_and_wipes_slices() {
     let wiped = Arc::new(Mutex::new(vec![]));
     let log = Arc::clone(&wiped);
-    let wipes = Arc::new(move |driver: Option<&str>| log.lock().unwrap().push(driver.map(str::to_owned)));
-    let (dir, mut kubelet) = kubelet(KubeletOptions { wipes: Some(wipes), ..quick() }).await;
+    let wipes =
+        Arc::new(move |driver: Option<&str>| log.lock().unwrap().push(driver.map(str::to_owned)));
+    let (dir, mut kubelet) = kubelet(KubeletOptions {
+        wipes: Some(wipes),
+        ..quick()
+    })
+    .await;
     let plugin = plugin(&dir).await;
     kubelet.registered(DRIVER).await;
     kubelet.start_again().await;
     kubelet.registered(DRIVER).await;
     counted(&kubelet, "NotifyRegistrationStatus", 2).await;
-    assert_eq!(wiped.lock().unwrap().iter().filter(|driver| driver.is_none()).count(), 2);
-    let before = kubelet.wait_for("wipes", |view| Some(view.count("wipe", DRIVER))).await;
+    assert_eq!(
+        wiped
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|driver| driver.is_none())
+            .count(),
+        2
+    );
+    let before = kubelet
+        .wait_for("wipes", |view| Some(view.count("wipe", DRIVER)))
+        .await;
     plugin.unregister().unwrap();
     plugin.die();
     counted(&kubelet, "wipe", before + 1).await;
-    assert_eq!(wiped.lock().unwrap().last().unwrap().as_deref(), Some(DRIVER));
+    assert_eq!(
+        wiped.lock().unwrap().last().unwrap().as_deref(),
+        Some(DRIVER)
+    );
 }
 
 #[tokio::test]
 async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
-    let options = KubeletOptions { call_timeout: Duration::from_millis(300), ..quick() };
+    let options = KubeletOptions {
+        call_timeout: Duration::from_millis(300),
+        ..quick()
+    };
     let (dir, kubelet) = kubelet(options).await;
     let plugin = plugin(&dir).await;
     kubelet.registered(DRIVER).await;
     let two = claims(&["u-1", "u-2"]);
     let prepared = kubelet.driver(DRIVER).prepare(&two).await.unwrap();
-    assert_eq!((prepared.len(), prepared["u-1"][0].device_name.as_str()), (2, "null-0"));
+    assert_eq!(
+        (prepared.len(), prepared["u-1"][0].device_name.as_str()),
+        (2, "null-0")
+    );
     kubelet.driver(DRIVER).unprepare(&two).await.unwrap();
     for (answer, expected) in [
         (Answer::Skip, "skipped 2 ResourceClaims"),
-        (Answer::Stranger("u-9".to_owned(), vec![]), "returned result for unknown claim UID u-9"),
-        (Answer::Error("no such device".to_owned()), "failed for ResourceClaim claim-u-1: no such device"),
+        (
+            Answer::Stranger("u-9".to_owned(), vec![]),
+            "returned result for unknown claim UID u-9",
+        ),
+        (
+            Answer::Error("no such device".to_owned()),
+            "failed for ResourceClaim claim-u-1: no such device",
+        ),
     ] {
         plugin.set_script(Script::new(move |_, _| answer.clone()));
         let why = kubelet.driver(DRIVER).prepare(&two).await.unwrap_err();
@@ -146,7 +219,10 @@ async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
     }
     plugin.set_script(Script::prepare(Answer::Hang));
     let why = kubelet.driver(DRIVER).prepare(&two).await.unwrap_err();
-    assert!(why.starts_with("NodePrepareResources: DeadlineExceeded"), "{why}");
+    assert!(
+        why.starts_with("NodePrepareResources: DeadlineExceeded"),
+        "{why}"
+    );
     let why = kubelet.driver("none").prepare(&two).await.unwrap_err();
     assert_eq!(why, "DRA driver none is not registered");
 }
@@ -159,19 +235,33 @@ async fn the_newest_instance_is_called_and_the_older_one_when_it_is_gone() {
         let plugin = Plugin::start(options, Script::ok(name)).await.unwrap();
         let endpoint = plugin.endpoint().to_owned();
         let is_last = |endpoints: Vec<_>| endpoints.last() == Some(&endpoint);
-        kubelet.wait_until(name, |view| is_last(view.endpoints(DRIVER))).await;
-        kubelet.wait_until(name, |view| view.connected(DRIVER) == view.endpoints(DRIVER).len()).await;
+        kubelet
+            .wait_until(name, |view| is_last(view.endpoints(DRIVER)))
+            .await;
+        kubelet
+            .wait_until(name, |view| {
+                view.connected(DRIVER) == view.endpoints(DRIVER).len()
+            })
+            .await;
         plugin
     };
     let called = async || {
-        let devices = kubelet.driver(DRIVER).prepare(&claims(&["u-1"])).await.unwrap().remove("u-1").unwrap();
+        let devices = kubelet
+            .driver(DRIVER)
+            .prepare(&claims(&["u-1"]))
+            .await
+            .unwrap()
+            .remove("u-1")
+            .unwrap();
         devices[0].cdi_device_ids[0].clone()
     };
     let _old = start("old").await;
     let new = start("new").await;
     assert_eq!(called().await, "new/null=u-1");
     new.unregister().unwrap();
-    kubelet.wait_until("the old one", |view| view.endpoints(DRIVER).len() == 1).await;
+    kubelet
+        .wait_until("the old one", |view| view.endpoints(DRIVER).len() == 1)
+        .await;
     assert_eq!(called().await, "old/null=u-1");
 }
 
@@ -182,18 +272,39 @@ async fn a_lost_connection_is_made_again_and_the_driver_stays_registered() {
     kubelet.registered(DRIVER).await;
     plugin.disconnect();
     counted(&kubelet, "connection lost", 1).await;
-    kubelet.wait_until("still one", |view| view.endpoints(DRIVER) == [plugin.endpoint()]).await;
+    kubelet
+        .wait_until("still one", |view| {
+            view.endpoints(DRIVER) == [plugin.endpoint()]
+        })
+        .await;
     plugin.serve().unwrap();
     kubelet.registered(DRIVER).await;
-    kubelet.driver(DRIVER).prepare(&claims(&["u-1"])).await.unwrap();
-    assert_eq!(kubelet.calls().iter().filter(|call| call.what == "GetInfo").count(), 1);
+    kubelet
+        .driver(DRIVER)
+        .prepare(&claims(&["u-1"]))
+        .await
+        .unwrap();
+    assert_eq!(
+        kubelet
+            .calls()
+            .iter()
+            .filter(|call| call.what == "GetInfo")
+            .count(),
+        1
+    );
 }
 
 #[tokio::test]
 async fn health_is_followed_until_the_driver_is_gone() {
     let (dir, kubelet) = kubelet(quick()).await;
-    let versions = Versions { health_v1alpha1: true, ..Versions::default() };
-    let options = Options { versions, ..options(dir.path(), DRIVER) };
+    let versions = Versions {
+        health_v1alpha1: true,
+        ..Versions::default()
+    };
+    let options = Options {
+        versions,
+        ..options(dir.path(), DRIVER)
+    };
     let plugin = Plugin::start(options, Script::ok("v")).await.unwrap();
     let report = |device: &str, state| DeviceHealth {
         pool: "p".to_owned(),
@@ -202,13 +313,25 @@ async fn health_is_followed_until_the_driver_is_gone() {
         timeout_seconds: 0,
         message: "says the driver".to_owned(),
     };
-    plugin.report_health(vec![report("d-0", HealthState::Healthy), report("d-1", HealthState::Unhealthy)]);
-    let health = kubelet.wait_for("health", |view| Some(view.health(DRIVER)).filter(|h| h.len() == 2)).await;
+    plugin.report_health(vec![
+        report("d-0", HealthState::Healthy),
+        report("d-1", HealthState::Unhealthy),
+    ]);
+    let health = kubelet
+        .wait_for("health", |view| {
+            Some(view.health(DRIVER)).filter(|h| h.len() == 2)
+        })
+        .await;
     let of = |name: &str| &health[&("p".to_owned(), name.to_owned())];
-    assert_eq!((of("d-0").healthy, of("d-1").healthy), (Some(true), Some(false)));
+    assert_eq!(
+        (of("d-0").healthy, of("d-1").healthy),
+        (Some(true), Some(false))
+    );
     assert_eq!(of("d-0").message, "says the driver");
     plugin.unregister().unwrap();
-    kubelet.wait_until("no health", |view| view.health(DRIVER).is_empty()).await;
+    kubelet
+        .wait_until("no health", |view| view.health(DRIVER).is_empty())
+        .await;
 }
 
 fn devices(healthy: &[bool]) -> Vec<plugged::Device> {
@@ -227,25 +350,45 @@ async fn devices_of_a_plugin_are_allocated() {
     let last = |choice: &plugged::Choice| choice.available.iter().rev().take(2).cloned().collect();
     let options = plugged::Options::new(RESOURCE, &kubelet.device_plugins());
     let listed = devices(&[true, true, true, false]);
-    let plugin = plugged::Plugin::start(options, plugged::Script::ok().choose(last), listed).await.unwrap();
-    assert_eq!(kubelet.devices(RESOURCE, 4).await.healthy(), ["gpu-0", "gpu-1", "gpu-2"]);
+    let plugin = plugged::Plugin::start(options, plugged::Script::ok().choose(last), listed)
+        .await
+        .unwrap();
+    assert_eq!(
+        kubelet.devices(RESOURCE, 4).await.healthy(),
+        ["gpu-0", "gpu-1", "gpu-2"]
+    );
     let first = kubelet.allocate(RESOURCE, 2).await.unwrap();
     assert_eq!(first.answer.envs["NATIVE_DEVICES"], "gpu-1,gpu-2");
     let why = kubelet.allocate(RESOURCE, 2).await.unwrap_err();
-    let expected = "requested number of devices unavailable for example.com/gpu. Requested: 2, Available: 1";
+    let expected =
+        "requested number of devices unavailable for example.com/gpu. Requested: 2, Available: 1";
     assert_eq!(why, expected);
 
-    let stream = UnixStream::connect(kubelet.root().join("pod-resources/kubelet.sock")).await.unwrap();
-    let mut client = PodResourcesListerClient::new(authority::channel(stream, None).await.unwrap().0);
-    let pods = client.list(ListPodResourcesRequest {}).await.unwrap().into_inner().pod_resources;
-    assert_eq!(pods[0].containers[0].devices[0].device_ids, ["gpu-1", "gpu-2"]);
+    let stream = UnixStream::connect(kubelet.root().join("pod-resources/kubelet.sock"))
+        .await
+        .unwrap();
+    let mut client =
+        PodResourcesListerClient::new(authority::channel(stream, None).await.unwrap().0);
+    let pods = client
+        .list(ListPodResourcesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .pod_resources;
+    assert_eq!(
+        pods[0].containers[0].devices[0].device_ids,
+        ["gpu-1", "gpu-2"]
+    );
 
     kubelet.free(&first);
     kubelet.allocate(RESOURCE, 3).await.unwrap();
     plugin.list(devices(&[false]));
     kubelet.devices(RESOURCE, 1).await;
     let why = kubelet.allocate(RESOURCE, 1).await.unwrap_err();
-    assert_eq!(why, "no healthy devices present; cannot allocate unhealthy devices example.com/gpu");
+    assert_eq!(
+        why,
+        "no healthy devices present; cannot allocate unhealthy devices example.com/gpu"
+    );
 }
 
 #[tokio::test]
@@ -269,13 +412,24 @@ async fn what_is_no_device_plugin_is_refused() {
 async fn a_plugin_that_ends_leaves_unhealthy_devices_until_it_registers_again() {
     let (_root, mut kubelet) = kubelet(quick()).await;
     let options = plugged::Options::new(RESOURCE, &kubelet.device_plugins());
-    let start =
-        |count| plugged::Plugin::start(options.clone(), plugged::Script::ok(), devices(&vec![true; count]));
+    let start = |count| {
+        plugged::Plugin::start(
+            options.clone(),
+            plugged::Script::ok(),
+            devices(&vec![true; count]),
+        )
+    };
     let plugin = start(2).await.unwrap();
     kubelet.devices(RESOURCE, 2).await;
     plugin.die();
-    kubelet.wait_until("the end", |view| view.resource(RESOURCE).is_some_and(|found| !found.running)).await;
-    let found = kubelet.wait_for("devices", |view| view.resource(RESOURCE)).await;
+    kubelet
+        .wait_until("the end", |view| {
+            view.resource(RESOURCE).is_some_and(|found| !found.running)
+        })
+        .await;
+    let found = kubelet
+        .wait_for("devices", |view| view.resource(RESOURCE))
+        .await;
     assert_eq!((found.devices.len(), found.healthy().len()), (2, 0));
     let _plugin = start(1).await.unwrap();
     assert_eq!(kubelet.devices(RESOURCE, 1).await.healthy(), ["gpu-0"]);
@@ -284,7 +438,9 @@ async fn a_plugin_that_ends_leaves_unhealthy_devices_until_it_registers_again() 
     kubelet.start_again().await;
     assert!(!options.socket().exists() && kubelet.device_plugins().join("kept").exists());
     let empty = |found: super::Resource| found.devices.is_empty();
-    kubelet.wait_until("nothing", |view| view.resource(RESOURCE).is_some_and(empty)).await;
+    kubelet
+        .wait_until("nothing", |view| view.resource(RESOURCE).is_some_and(empty))
+        .await;
     let _plugin = start(1).await.unwrap();
     kubelet.devices(RESOURCE, 1).await;
 }

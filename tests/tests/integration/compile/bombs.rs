@@ -41,10 +41,20 @@ fn with_functions(count: u32, body: &[u8]) -> Vec<u8> {
                 new_type = known;
                 [&leb(known + 1), entries, b"\x60\0\0"].concat()
             }
-            FUNCTIONS => [&leb(known + count), entries, &leb(new_type).repeat(count as usize)].concat(),
+            FUNCTIONS => [
+                &leb(known + count),
+                entries,
+                &leb(new_type).repeat(count as usize),
+            ]
+            .concat(),
             CODE => {
                 let function = [&leb(size(body)), body].concat();
-                [&leb(known + count), entries, &function.repeat(count as usize)].concat()
+                [
+                    &leb(known + count),
+                    entries,
+                    &function.repeat(count as usize),
+                ]
+                .concat()
             }
             _ => section.to_vec(),
         };
@@ -62,7 +72,9 @@ fn branchy(steps: u32) -> Vec<u8> {
     body.extend([MEMORY_SIZE, 0, SET, 0]);
     for step in 0..steps {
         let (from, to) = ((step % 8) as u8, ((step + 1) % 8) as u8);
-        body.extend([GET, from, GET, 0, MUL, SET, to, BLOCK, EMPTY, GET, to, BR_IF, 0, END]);
+        body.extend([
+            GET, from, GET, 0, MUL, SET, to, BLOCK, EMPTY, GET, to, BR_IF, 0, END,
+        ]);
     }
     body.push(END);
     body
@@ -72,7 +84,15 @@ fn branchy(steps: u32) -> Vec<u8> {
 fn long_lived(values: u32, branches: usize) -> Vec<u8> {
     let mut body = [&[1][..], &leb(values), &[I32, MEMORY_SIZE, 0, SET, 0]].concat();
     for value in 1..values {
-        body.extend([&[GET][..], &leb(value - 1), &[GET, 0, MUL, SET], &leb(value)].concat());
+        body.extend(
+            [
+                &[GET][..],
+                &leb(value - 1),
+                &[GET, 0, MUL, SET],
+                &leb(value),
+            ]
+            .concat(),
+        );
     }
     body.extend([BLOCK, EMPTY, GET, 0, BR_IF, 0, END].repeat(branches));
     body.extend([GET, 0]);
@@ -111,7 +131,14 @@ fn leb(mut number: u32) -> Vec<u8> {
 }
 
 fn number(bytes: &[u8]) -> (u32, &[u8]) {
-    let length = bytes.iter().position(|byte| byte & 0x80 == 0).expect("a number has an end") + 1;
+    let length = bytes
+        .iter()
+        .position(|byte| byte & 0x80 == 0)
+        .expect("a number has an end")
+        + 1;
     let digits = bytes[..length].iter().rev();
-    (digits.fold(0, |sum, byte| sum << 7 | u32::from(byte & 0x7f)), &bytes[length..])
+    (
+        digits.fold(0, |sum, byte| sum << 7 | u32::from(byte & 0x7f)),
+        &bytes[length..],
+    )
 }

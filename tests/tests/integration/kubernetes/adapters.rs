@@ -45,18 +45,31 @@ struct Node {
 impl Node {
     async fn start() -> Self {
         let cluster = Arc::new(Cluster::start().await);
-        cluster.api.report_kubelet(NODE, "v1.37.1", json!({ RESOURCE: "0" }));
+        cluster
+            .api
+            .report_kubelet(NODE, "v1.37.1", json!({ RESOURCE: "0" }));
         let daemon = cluster.daemon_with(cluster.options().config(DRA)).await;
         let kubelet = Kubelet::start(&daemon.kubelet(), KubeletOptions::default()).await;
         let options = PluginOptions::new(RESOURCE, &daemon.state().join("device-plugins"));
-        let devices = (0..DEVICES).map(|n| Device::healthy(&format!("nic-{n}"))).collect();
-        let plugin = Plugin::start(options, Script::ok(), devices).await.expect("it registers");
+        let devices = (0..DEVICES)
+            .map(|n| Device::healthy(&format!("nic-{n}")))
+            .collect();
+        let plugin = Plugin::start(options, Script::ok(), devices)
+            .await
+            .expect("it registers");
         let other = PluginOptions::new(OTHER, &daemon.state().join("device-plugins"));
         let other = Plugin::start(other, Script::ok(), vec![Device::healthy("other")]);
         let other = other.await.expect("it registers");
         kubelet.devices(OTHER, 1).await;
         let pod = kubelet.allocate(OTHER, 1).await.expect("it is free").pod();
-        Self { cluster, daemon, kubelet, plugin, other, pod }
+        Self {
+            cluster,
+            daemon,
+            kubelet,
+            plugin,
+            other,
+            pod,
+        }
     }
 
     /// Starts the daemon with an adapter of the plugin, which registers again.
@@ -73,19 +86,27 @@ impl Node {
 
     async fn until_slices(&self, wanted: &[&str]) {
         let what = format!("{wanted:?} in slices");
-        self.cluster.api.wait_until(&what, |state| in_slices(state) == wanted).await;
+        self.cluster
+            .api
+            .wait_until(&what, |state| in_slices(state) == wanted)
+            .await;
     }
 
     /// Waits until the kubelet's list has so many healthy devices, and others.
     async fn until_listed(&self, healthy: usize, unhealthy: usize) {
-        let is = |of: Resource| (of.healthy().len(), of.devices.len()) == (healthy, healthy + unhealthy);
+        let is =
+            |of: Resource| (of.healthy().len(), of.devices.len()) == (healthy, healthy + unhealthy);
         let what = format!("{healthy} healthy devices and {unhealthy} others");
-        self.kubelet.wait_until(&what, |view| view.resource(RESOURCE).is_some_and(is)).await;
+        self.kubelet
+            .wait_until(&what, |view| view.resource(RESOURCE).is_some_and(is))
+            .await;
     }
 
     fn claim(&self, name: &str, device: &str) -> ClaimRef {
         let pool = format!("{NODE}/nics");
-        let allocated = Allocated::new(NAMESPACE, name).node(NODE).reserved_for("pod", "pod-uid");
+        let allocated = Allocated::new(NAMESPACE, name)
+            .node(NODE)
+            .reserved_for("pod", "pod-uid");
         let allocated = allocated.device("device", DRIVER, &pool, device);
         ClaimRef::new(NAMESPACE, name, &self.cluster.api.allocate_claim(allocated))
     }
@@ -98,21 +119,34 @@ impl Node {
     }
 
     async fn unprepare(&self, claim: &ClaimRef) {
-        self.kubelet.driver(DRIVER).unprepare(std::slice::from_ref(claim)).await.expect("it is unprepared");
+        self.kubelet
+            .driver(DRIVER)
+            .unprepare(std::slice::from_ref(claim))
+            .await
+            .expect("it is unprepared");
     }
 
     /// A switch waits for what a scheduler may have allocated from older slices.
     async fn until_mechanism(&self, wanted: &str) {
         let end = Instant::now() + Duration::from_secs(150);
         while self.adapter().await.mechanism != wanted {
-            assert!(Instant::now() < end, "{:?}\n{}", self.adapter().await, self.daemon.log());
+            assert!(
+                Instant::now() < end,
+                "{:?}\n{}",
+                self.adapter().await,
+                self.daemon.log()
+            );
             sleep(Duration::from_millis(200)).await;
         }
     }
 
     async fn adapter(&self) -> v1::Adapter {
-        let answer =
-            self.daemon.client().list_adapters(v1::ListAdaptersRequest {}).await.expect("it answers");
+        let answer = self
+            .daemon
+            .client()
+            .list_adapters(v1::ListAdaptersRequest {})
+            .await
+            .expect("it answers");
         answer.into_inner().adapters.remove(0)
     }
 
@@ -124,8 +158,13 @@ impl Node {
 /// Names of the driver's devices in slices.
 fn in_slices(state: &State) -> Vec<String> {
     let slices = state.slices(DRIVER);
-    let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
-    let mut names: Vec<_> = devices.filter_map(|device| device["name"].as_str()).map(str::to_owned).collect();
+    let devices = slices
+        .iter()
+        .flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
+    let mut names: Vec<_> = devices
+        .filter_map(|device| device["name"].as_str())
+        .map(str::to_owned)
+        .collect();
     names.sort();
     names
 }
@@ -134,26 +173,44 @@ fn in_slices(state: &State) -> Vec<String> {
 async fn a_plugin_becomes_a_driver_while_a_pod_has_a_device_and_a_plugin_again() {
     let mut node = Node::start().await;
     node.until_listed(DEVICES, 0).await;
-    let old = node.kubelet.allocate(RESOURCE, 1).await.expect("eight are there");
+    let old = node
+        .kubelet
+        .allocate(RESOURCE, 1)
+        .await
+        .expect("eight are there");
     let held = old.ids[0].clone();
-    node.cluster.api.report_kubelet(NODE, "v1.37.1", json!({ RESOURCE: "8" }));
+    node.cluster
+        .api
+        .report_kubelet(NODE, "v1.37.1", json!({ RESOURCE: "8" }));
     node.adapt().await;
 
     // The kubelet has nothing to allocate, and the scheduler neither, until the Node object says so.
-    let free: Vec<_> = (0..DEVICES).map(|n| format!("nic-{n}")).filter(|name| *name != held).collect();
+    let free: Vec<_> = (0..DEVICES)
+        .map(|n| format!("nic-{n}"))
+        .filter(|name| *name != held)
+        .collect();
     let free: Vec<_> = free.iter().map(String::as_str).collect();
-    node.daemon.until_resource(RESOURCE, |resource| resource.mechanism == "none").await;
+    node.daemon
+        .until_resource(RESOURCE, |resource| resource.mechanism == "none")
+        .await;
     assert_eq!(node.adapter().await.held, [held.as_str()]);
     assert_eq!(node.cluster.api.look(in_slices), Vec::<String>::new());
     assert!(node.kubelet.allocate(RESOURCE, 1).await.is_err());
-    node.cluster.api.report_kubelet(NODE, "v1.37.1", json!({ RESOURCE: "0" }));
+    node.cluster
+        .api
+        .report_kubelet(NODE, "v1.37.1", json!({ RESOURCE: "0" }));
     node.until_slices(&free).await;
     node.kubelet.registered(DRIVER).await;
     let claim = node.claim("new", free[0]);
     node.prepare(&claim).await.expect("it is free");
-    let refused = node.prepare(&node.claim("of-the-pod", &held)).await.unwrap_err();
+    let refused = node
+        .prepare(&node.claim("of-the-pod", &held))
+        .await
+        .unwrap_err();
     assert_parts(&refused, &[DRIVER, &format!("no device {held}")]);
-    node.cluster.api.delete("resourceclaims", NAMESPACE, "of-the-pod");
+    node.cluster
+        .api
+        .delete("resourceclaims", NAMESPACE, "of-the-pod");
 
     // The kubelet restarts containers of the pod only while their resource has a plugin.
     node.until_listed(0, 1).await;
@@ -163,12 +220,24 @@ async fn a_plugin_becomes_a_driver_while_a_pod_has_a_device_and_a_plugin_again()
     node.until_slices(&[]).await;
     node.until_mechanism("device-plugin").await;
     node.until_listed(DEVICES - 2, 2).await;
-    let explained = node.daemon.cli(&["explain", "resource", RESOURCE]).await.done();
+    let explained = node
+        .daemon
+        .cli(&["explain", "resource", RESOURCE])
+        .await
+        .done();
     assert_parts(
         &explained,
-        &["is offered by device-plugin", "an operator disabled its adapter", "is disabled"],
+        &[
+            "is offered by device-plugin",
+            "an operator disabled its adapter",
+            "is disabled",
+        ],
     );
-    let allocation = node.kubelet.allocate(RESOURCE, 1).await.expect("six are free");
+    let allocation = node
+        .kubelet
+        .allocate(RESOURCE, 1)
+        .await
+        .expect("six are free");
     assert_ne!(allocation.ids[0], format!("nics/{}", free[0]));
     node.unprepare(&claim).await;
 }
@@ -203,7 +272,8 @@ impl Clients {
         };
         match allocation {
             Ok(allocation) => {
-                self.use_one(0, allocation.ids[0].rsplit('/').next().expect("an ID")).await;
+                self.use_one(0, allocation.ids[0].rsplit('/').next().expect("an ID"))
+                    .await;
                 self.node.kubelet.free(&allocation);
             }
             Err(_) => sleep(PAUSE).await,
@@ -216,20 +286,29 @@ impl Clients {
         if devices.is_empty() {
             return sleep(PAUSE).await;
         }
-        let (name, device) = (format!("claim-{client}-{turn}"), &devices[(client + turn) % devices.len()]);
+        let (name, device) = (
+            format!("claim-{client}-{turn}"),
+            &devices[(client + turn) % devices.len()],
+        );
         let claim = self.node.claim(&name, device);
         if self.node.prepare(&claim).await.is_ok() {
             self.use_one(1, device).await;
         }
         self.node.unprepare(&claim).await;
-        self.node.cluster.api.delete("resourceclaims", NAMESPACE, &name);
+        self.node
+            .cluster
+            .api
+            .delete("resourceclaims", NAMESPACE, &name);
     }
 
     /// Waits until devices were given by a way, from now on.
     async fn until_given(&self, way: usize) {
         let mut given = self.given[way].subscribe();
         let before = *given.borrow();
-        given.wait_for(|count| *count >= before + GIVEN).await.expect("the sender is there");
+        given
+            .wait_for(|count| *count >= before + GIVEN)
+            .await
+            .expect("the sender is there");
     }
 }
 
@@ -238,7 +317,13 @@ async fn no_device_is_given_twice_while_sixteen_clients_want_one_and_the_adapter
     let mut node = Node::start().await;
     node.adapt().await;
     let (used, admission, given, is_over) = Default::default();
-    let clients = Arc::new(Clients { node, used, admission, given, is_over });
+    let clients = Arc::new(Clients {
+        node,
+        used,
+        admission,
+        given,
+        is_over,
+    });
     let mut running = JoinSet::new();
     for client in 0..16 {
         let clients = clients.clone();

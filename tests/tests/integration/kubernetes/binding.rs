@@ -13,7 +13,9 @@ const FAILED: &str = "nodedock.dev/prepare-failed";
 
 impl Node {
     async fn with_binding_conditions() -> Self {
-        let config = format!("kubernetes:\n  bindingConditions: [{{driver: {MOCK_GPU_NAME}, pool: gpus}}]\n");
+        let config = format!(
+            "kubernetes:\n  bindingConditions: [{{driver: {MOCK_GPU_NAME}, pool: gpus}}]\n"
+        );
         Self::start_with(GPUS, |options| options.config(&config)).await
     }
 
@@ -31,8 +33,16 @@ impl Node {
     }
 
     /// What it does next. Gives the claim as a kubelet names it.
-    fn allocate(&self, pod: &str, claim: &str, device: &str, parameters: Option<Value>) -> ClaimRef {
-        let allocated = Allocated::new(NAMESPACE, claim).node(NODE).reserved_for(pod, &format!("uid-{pod}"));
+    fn allocate(
+        &self,
+        pod: &str,
+        claim: &str,
+        device: &str,
+        parameters: Option<Value>,
+    ) -> ClaimRef {
+        let allocated = Allocated::new(NAMESPACE, claim)
+            .node(NODE)
+            .reserved_for(pod, &format!("uid-{pod}"));
         let mut allocated = allocated.result(json!({
             "request": "gpu", "driver": MOCK_GPU_NAME, "pool": format!("{NODE}/gpus"), "device": device,
             "bindingConditions": [PREPARED], "bindingFailureConditions": [FAILED],
@@ -40,7 +50,11 @@ impl Node {
         if let Some(parameters) = parameters {
             allocated = allocated.config("FromClaim", &["gpu"], MOCK_GPU_NAME, parameters);
         }
-        ClaimRef::new(NAMESPACE, claim, &self.cluster.api.allocate_claim(allocated))
+        ClaimRef::new(
+            NAMESPACE,
+            claim,
+            &self.cluster.api.allocate_claim(allocated),
+        )
     }
 
     /// It binds the pod: the nomination is cleared.
@@ -56,21 +70,37 @@ impl Node {
         let is_true = |state: &State| {
             let claim = state.object("resourceclaims", NAMESPACE, claim)?;
             let conditions = claim["status"]["devices"][0]["conditions"].as_array()?;
-            conditions.iter().find(|found| found["type"] == kind && found["status"] == "True").cloned()
+            conditions
+                .iter()
+                .find(|found| found["type"] == kind && found["status"] == "True")
+                .cloned()
         };
-        self.cluster.api.wait_for(&format!("{kind} of {claim}"), is_true).await
+        self.cluster
+            .api
+            .wait_for(&format!("{kind} of {claim}"), is_true)
+            .await
     }
 
     /// Keys of the taints of a device that is in slices.
     fn taints(&self, device: &str) -> Vec<String> {
         let of_device = self.cluster.api.look(|state| {
             let slices = state.slices(MOCK_GPU_NAME);
-            let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().unwrap());
-            devices.filter(|found| found["name"] == device).cloned().collect::<Vec<_>>()
+            let devices = slices
+                .iter()
+                .flat_map(|slice| slice["spec"]["devices"].as_array().unwrap());
+            devices
+                .filter(|found| found["name"] == device)
+                .cloned()
+                .collect::<Vec<_>>()
         });
-        let [found] = of_device.as_slice() else { panic!("{device} is in slices as {of_device:?}") };
+        let [found] = of_device.as_slice() else {
+            panic!("{device} is in slices as {of_device:?}")
+        };
         let taints = found["taints"].as_array().cloned().unwrap_or_default();
-        taints.iter().map(|taint| taint["key"].as_str().unwrap_or_default().to_owned()).collect()
+        taints
+            .iter()
+            .map(|taint| taint["key"].as_str().unwrap_or_default().to_owned())
+            .collect()
     }
 }
 
@@ -88,7 +118,10 @@ async fn a_claim_is_prepared_before_the_pod_is_bound_and_the_kubelet_finds_it_pr
                 })
             })
     };
-    node.cluster.api.wait_until("the devices have binding conditions", has_conditions).await;
+    node.cluster
+        .api
+        .wait_until("the devices have binding conditions", has_conditions)
+        .await;
     node.nominate("a", "one");
     let claim = node.allocate("a", "one", "gpu-0", None);
     let condition = node.until_condition("one", PREPARED).await;
@@ -98,11 +131,18 @@ async fn a_claim_is_prepared_before_the_pod_is_bound_and_the_kubelet_finds_it_pr
     node.bind("a");
     node.prepared(&claim).await;
     let history = node.daemon.cli(&["explain", "claim", "one"]).await.done();
-    assert_eq!(history.matches("prepared by driver").count(), 1, "the driver is called once: {history}");
+    assert_eq!(
+        history.matches("prepared by driver").count(),
+        1,
+        "the driver is called once: {history}"
+    );
     node.unprepared(&claim).await;
     assert!(node.daemon.claims().await.is_empty() && node.daemon.cdi_files().is_empty());
     let requests = node.cluster.api.requests();
-    assert!(!requests.iter().any(|seen| seen.code == 403), "the role of the deployment suffices");
+    assert!(
+        !requests.iter().any(|seen| seen.code == 403),
+        "the role of the deployment suffices"
+    );
 }
 
 #[tokio::test]
@@ -129,9 +169,11 @@ async fn a_claim_that_the_scheduler_takes_back_is_released_also_after_a_crash() 
     node.allocate("b", "two", "gpu-1", None);
     node.until_condition("two", PREPARED).await;
     node.daemon.kill9().await;
-    node.cluster.api.edit("resourceclaims", NAMESPACE, "two", |claim| {
-        claim["status"]["devices"] = Value::Null;
-    });
+    node.cluster
+        .api
+        .edit("resourceclaims", NAMESPACE, "two", |claim| {
+            claim["status"]["devices"] = Value::Null;
+        });
     node.daemon.run().await;
     node.until_condition("two", PREPARED).await;
     assert_eq!(node.daemon.only_claim().await.state, "prepared");
@@ -142,22 +184,32 @@ async fn a_claim_that_is_refused_has_the_failure_condition_and_an_event() {
     let node = Node::with_binding_conditions().await;
     node.cluster
         .api
-        .wait_until("the devices are in slices", |state| !state.slices(MOCK_GPU_NAME).is_empty())
+        .wait_until("the devices are in slices", |state| {
+            !state.slices(MOCK_GPU_NAME).is_empty()
+        })
         .await;
     node.nominate("a", "one");
     let parameters = json!({ "sharing": { "strategy": "no-such-strategy" } });
     node.allocate("a", "one", "gpu-0", Some(parameters));
     let condition = node.until_condition("one", FAILED).await;
-    assert!(!condition["message"].as_str().unwrap().is_empty(), "{condition}");
+    assert!(
+        !condition["message"].as_str().unwrap().is_empty(),
+        "{condition}"
+    );
     let is_event = |state: &State| {
-        state
-            .objects("events")
-            .iter()
-            .any(|event| event["involvedObject"]["kind"] == "Pod" && event["involvedObject"]["name"] == "a")
+        state.objects("events").iter().any(|event| {
+            event["involvedObject"]["kind"] == "Pod" && event["involvedObject"]["name"] == "a"
+        })
     };
-    node.cluster.api.wait_until("an event on the pod", is_event).await;
+    node.cluster
+        .api
+        .wait_until("an event on the pod", is_event)
+        .await;
     node.daemon.until_no_claims().await;
-    assert!(node.taints("gpu-0").is_empty(), "another device would refuse it as well");
+    assert!(
+        node.taints("gpu-0").is_empty(),
+        "another device would refuse it as well"
+    );
     // The user mends the claim, and the scheduler allocates it again.
     node.cluster.api.delete("resourceclaims", NAMESPACE, "one");
     node.allocate("a", "one", "gpu-0", None);

@@ -13,20 +13,39 @@ async fn a_claim_is_prepared_and_unprepared_for_the_kubelet() {
     let (api, daemon) = (&node.cluster.api, &node.daemon);
     let claim = node.claim("one", &["gpus/gpu-0", "gpus/gpu-1"]);
     let devices = node.prepare(&claim).await.unwrap();
-    let named: Vec<_> =
-        devices.iter().map(|device| (device.pool_name.as_str(), device.device_name.as_str())).collect();
-    assert_eq!(named, [("node-1/gpus", "gpu-0"), ("node-1/gpus", "gpu-1")], "as the API server has them");
+    let named: Vec<_> = devices
+        .iter()
+        .map(|device| (device.pool_name.as_str(), device.device_name.as_str()))
+        .collect();
+    assert_eq!(
+        named,
+        [("node-1/gpus", "gpu-0"), ("node-1/gpus", "gpu-1")],
+        "as the API server has them"
+    );
     let file = daemon.only_cdi_file();
     for device in &devices {
-        let [name] = device.cdi_device_ids.as_slice() else { panic!("{device:?}") };
-        assert!(file.text.contains(name.rsplit_once('=').unwrap().1), "{name} in {}", file.text);
+        let [name] = device.cdi_device_ids.as_slice() else {
+            panic!("{device:?}")
+        };
+        assert!(
+            file.text.contains(name.rsplit_once('=').unwrap().1),
+            "{name} in {}",
+            file.text
+        );
     }
     assert_eq!(daemon.only_claim().await.state, "prepared");
-    assert_eq!(node.prepare(&claim).await.unwrap(), devices, "the same question has the same answer");
+    assert_eq!(
+        node.prepare(&claim).await.unwrap(),
+        devices,
+        "the same question has the same answer"
+    );
 
     node.unprepared(&claim).await;
     assert!(daemon.claims().await.is_empty() && daemon.cdi_files().is_empty());
-    let requests = api.requests().into_iter().filter(|seen| seen.resource == "resourceclaims");
+    let requests = api
+        .requests()
+        .into_iter()
+        .filter(|seen| seen.resource == "resourceclaims");
     let verbs: Vec<_> = requests.map(|seen| seen.verb).collect();
     assert_eq!(verbs, ["get", "get"], "one request for each prepare");
     node.unprepared(&claim).await;
@@ -68,8 +87,14 @@ async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_reported_on_t
     let node = Node::start(GPUS).await;
     let api = &node.cluster.api;
     let elsewhere = api.allocate_claim(gpu_claim("elsewhere", &["gpus/gpu-0"]).node("node-2"));
-    let refused = node.prepare(&ClaimRef::new(NAMESPACE, "elsewhere", &elsewhere)).await.unwrap_err();
-    assert!(refused.contains("node-2") || refused.contains("this node"), "{refused}");
+    let refused = node
+        .prepare(&ClaimRef::new(NAMESPACE, "elsewhere", &elsewhere))
+        .await
+        .unwrap_err();
+    assert!(
+        refused.contains("node-2") || refused.contains("this node"),
+        "{refused}"
+    );
     let unallocated = node.claim("unallocated", &["gpus/gpu-0"]);
     api.deallocate_claim(NAMESPACE, "unallocated");
     let refused = node.prepare(&unallocated).await.unwrap_err();
@@ -80,7 +105,10 @@ async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_reported_on_t
             let about = &event["involvedObject"];
             about["kind"] == "ResourceClaim" && about["name"] == name
         };
-        api.wait_until(&what, |state| state.objects("events").iter().any(|event| is_on_it(event))).await;
+        api.wait_until(&what, |state| {
+            state.objects("events").iter().any(|event| is_on_it(event))
+        })
+        .await;
     }
 }
 
@@ -88,17 +116,32 @@ async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_reported_on_t
 async fn a_claim_that_is_reserved_for_a_group_of_pods_is_prepared_and_shown_with_the_group() {
     let node = Node::start(GPUS).await;
     let reserved = gpu_claim("team", &["gpus/gpu-0"]).reserved_for_group("train", "uid-train");
-    let claim = ClaimRef::new(NAMESPACE, "team", &node.cluster.api.allocate_claim(reserved));
+    let claim = ClaimRef::new(
+        NAMESPACE,
+        "team",
+        &node.cluster.api.allocate_claim(reserved),
+    );
     node.prepared(&claim).await;
     let table = node.daemon.cli(&["get", "claims"]).await.done();
     assert!(table.contains("pod,podgroups/train (kubelet)"), "{table}");
-    let shown = node.daemon.cli(&["get", "claims", "-o", "json"]).await.json();
+    let shown = node
+        .daemon
+        .cli(&["get", "claims", "-o", "json"])
+        .await
+        .json();
     let group = json!({
         "apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "uid-train",
     });
     assert_eq!(shown[0]["kubelet"]["consumers"][1], group);
-    let explained = node.daemon.cli(&["explain", "claim", "default/team"]).await.done();
-    assert!(explained.contains("podgroups.scheduling.k8s.io train (UID uid-train)"), "{explained}");
+    let explained = node
+        .daemon
+        .cli(&["explain", "claim", "default/team"])
+        .await
+        .done();
+    assert!(
+        explained.contains("podgroups.scheduling.k8s.io train (UID uid-train)"),
+        "{explained}"
+    );
     node.unprepared(&claim).await;
     assert!(node.daemon.claims().await.is_empty());
 }

@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use native_null::{Answer, Device, HealthState, Options as PluginOptions, Plugin, Script, Versions};
+use native_null::{
+    Answer, Device, HealthState, Options as PluginOptions, Plugin, Script, Versions,
+};
 use nodedock_stand_ins::api_server::{Allocated, State};
 use nodedock_stand_ins::kubelet::{Call, ClaimRef, Driver, Resource, View};
 use nodedock_tests::DEADLINE;
 use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE, gpu_claim};
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, version, wasm};
+use nodedock_tests::drivers::{
+    Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, version, wasm,
+};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -22,17 +26,24 @@ impl Node {
     async fn until_devices_in_slices(&self, count: usize) {
         let has_all = |state: &State| {
             let slices = state.slices(MOCK_GPU_NAME);
-            let devices = slices.iter().map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len));
+            let devices = slices
+                .iter()
+                .map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len));
             devices.sum::<usize>() == count
         };
-        self.cluster.api.wait_until(&format!("{count} devices are published"), has_all).await;
+        self.cluster
+            .api
+            .wait_until(&format!("{count} devices are published"), has_all)
+            .await;
     }
 
     /// Waits until the kubelet has so many healthy devices: one that a claim has is not for others.
     async fn until_healthy(&self, count: usize) {
         let are = |resource: Resource| resource.healthy().len() == count;
         let what = format!("{count} healthy devices");
-        self.kubelet.wait_until(&what, |view| view.resource(RESOURCE).is_some_and(are)).await;
+        self.kubelet
+            .wait_until(&what, |view| view.resource(RESOURCE).is_some_and(are))
+            .await;
     }
 
     /// How often the driver was called for its identity.
@@ -43,8 +54,14 @@ impl Node {
 
     /// What the daemon asked of the API server and was not allowed to.
     fn forbidden(&self) -> Vec<String> {
-        let seen = self.cluster.api.requests().into_iter().filter(|seen| seen.code == 403);
-        seen.map(|seen| format!("{} {}", seen.verb, seen.full_resource())).collect()
+        let seen = self
+            .cluster
+            .api
+            .requests()
+            .into_iter()
+            .filter(|seen| seen.code == 403);
+        seen.map(|seen| format!("{} {}", seen.verb, seen.full_resource()))
+            .collect()
     }
 }
 
@@ -83,7 +100,9 @@ async fn a_driver_is_replaced_under_the_kubelet_without_another_registration() {
     let file = version(wasm(MOCK_GPU, Form::Core), "next");
     let new = digest(&file);
     node.daemon.drop_in(MOCK_GPU_FILE, &file);
-    node.daemon.until_driver(MOCK_GPU_FILE, |driver| driver.digest == new).await;
+    node.daemon
+        .until_driver(MOCK_GPU_FILE, |driver| driver.digest == new)
+        .await;
     assert_eq!(node.prepared(&claim).await, before);
     node.unprepared(&claim).await;
     assert_eq!(node.registrations(), count);
@@ -91,7 +110,10 @@ async fn a_driver_is_replaced_under_the_kubelet_without_another_registration() {
     node.daemon.take_out(MOCK_GPU_FILE);
     node.kubelet.deregistered(MOCK_GPU_NAME).await;
     let are_gone = |state: &State| state.slices(MOCK_GPU_NAME).is_empty();
-    node.cluster.api.wait_until("the driver's slices are gone", are_gone).await;
+    node.cluster
+        .api
+        .wait_until("the driver's slices are gone", are_gone)
+        .await;
 }
 
 #[tokio::test]
@@ -99,15 +121,28 @@ async fn a_pool_is_a_device_plugin_of_every_kubelet_that_comes() {
     let mut node = Node::start(GPUS).await;
     let devices = node.kubelet.devices(RESOURCE, 8).await;
     assert_eq!(devices.healthy().len(), 8);
-    let allocation = node.kubelet.allocate(RESOURCE, 2).await.expect("two are there");
-    let named: Vec<_> = allocation.answer.cdi_devices.iter().map(|device| device.name.clone()).collect();
+    let allocation = node
+        .kubelet
+        .allocate(RESOURCE, 2)
+        .await
+        .expect("two are there");
+    let named: Vec<_> = allocation
+        .answer
+        .cdi_devices
+        .iter()
+        .map(|device| device.name.clone())
+        .collect();
     assert_eq!(node.daemon.only_cdi_file().devices(), named);
 
     node.kubelet.start_again().await;
     node.kubelet.devices(RESOURCE, 8).await;
     node.daemon.crash().await;
     let devices = node.kubelet.devices(RESOURCE, 8).await;
-    assert_eq!(devices.healthy().len(), 8, "devices are offered before their driver serves");
+    assert_eq!(
+        devices.healthy().len(),
+        8,
+        "devices are offered before their driver serves"
+    );
     let held = node.claim("own", &["plugged/gpu-15"]);
     node.prepared(&held).await;
     node.until_healthy(7).await;
@@ -120,20 +155,51 @@ async fn a_native_plugin_is_one_of_the_kubelet_s_too_with_the_health_of_its_devi
     const NATIVE: &str = "null.example.com";
     let node = Node::start(GPUS).await;
     let directory = node.daemon.path().join("native");
-    let mut options = PluginOptions::new(NATIVE, &node.daemon.state().join("plugins_registry"), &directory);
-    options.versions = Versions { health_v1: true, ..Versions::default() };
-    let device = Device { pool: NODE.to_owned(), device: "null-0".to_owned(), ..Device::default() };
+    let mut options = PluginOptions::new(
+        NATIVE,
+        &node.daemon.state().join("plugins_registry"),
+        &directory,
+    );
+    options.versions = Versions {
+        health_v1: true,
+        ..Versions::default()
+    };
+    let device = Device {
+        pool: NODE.to_owned(),
+        device: "null-0".to_owned(),
+        ..Device::default()
+    };
     let script = Script::prepare(Answer::Devices(vec![device]));
     let plugin = Plugin::start(options, script).await.unwrap();
     node.kubelet.registered(NATIVE).await;
-    let claim = Allocated::new(NAMESPACE, "one").node(NODE).device("null", NATIVE, NODE, "null-0");
-    let claim = [ClaimRef::new(NAMESPACE, "one", &node.cluster.api.allocate_claim(claim))];
+    let claim = Allocated::new(NAMESPACE, "one")
+        .node(NODE)
+        .device("null", NATIVE, NODE, "null-0");
+    let claim = [ClaimRef::new(
+        NAMESPACE,
+        "one",
+        &node.cluster.api.allocate_claim(claim),
+    )];
     let driver = node.kubelet.driver(NATIVE);
-    let devices = driver.prepare(&claim).await.unwrap().remove(&claim[0].uid).unwrap();
-    assert_eq!((devices[0].pool_name.as_str(), devices[0].device_name.as_str()), (NODE, "null-0"));
+    let devices = driver
+        .prepare(&claim)
+        .await
+        .unwrap()
+        .remove(&claim[0].uid)
+        .unwrap();
+    assert_eq!(
+        (
+            devices[0].pool_name.as_str(),
+            devices[0].device_name.as_str()
+        ),
+        (NODE, "null-0")
+    );
     driver.unprepare(&claim).await.unwrap();
     assert!(node.daemon.claims().await.is_empty());
-    for (state, healthy) in [(HealthState::Healthy, true), (HealthState::Unhealthy, false)] {
+    for (state, healthy) in [
+        (HealthState::Healthy, true),
+        (HealthState::Unhealthy, false),
+    ] {
         plugin.report_health(vec![native_null::DeviceHealth {
             pool: "pool".into(),
             device: "a".into(),
@@ -144,9 +210,13 @@ async fn a_native_plugin_is_one_of_the_kubelet_s_too_with_the_health_of_its_devi
         let is_known = |view: &View<'_>| {
             let health = view.health(NATIVE);
             let found = health.get(&("pool".to_owned(), "a".to_owned()));
-            found.is_some_and(|found| found.healthy == Some(healthy) && found.message == "says the plugin")
+            found.is_some_and(|found| {
+                found.healthy == Some(healthy) && found.message == "says the plugin"
+            })
         };
-        node.kubelet.wait_until("the plugin's health", is_known).await;
+        node.kubelet
+            .wait_until("the plugin's health", is_known)
+            .await;
     }
     // Lost, it is still offered; deregistered, it is not.
     plugin.disconnect();
@@ -170,7 +240,9 @@ async fn come_and_go(
 ) -> Result<(), String> {
     let name = format!("claim-{number}");
     for _ in 0..ROUNDS {
-        let uid = cluster.api.allocate_claim(gpu_claim(&name, &[&format!("gpus/gpu-{number}")]));
+        let uid = cluster
+            .api
+            .allocate_claim(gpu_claim(&name, &[&format!("gpus/gpu-{number}")]));
         let claim = [ClaimRef::new(NAMESPACE, &name, &uid)];
         repeated(restarts.clone(), || async {
             match driver.prepare(&claim).await?[&uid].len() {
@@ -196,7 +268,9 @@ async fn repeated<F: Future<Output = Result<(), String>>>(
         while let Err(why) = once().await {
             last = why;
             // Without a restart, the time leaves others their turn.
-            timeout(Duration::from_millis(20), restarts.changed()).await.ok();
+            timeout(Duration::from_millis(20), restarts.changed())
+                .await
+                .ok();
         }
     };
     let ended = timeout(DEADLINE * 3, until).await;
@@ -210,7 +284,12 @@ async fn hundreds_of_claims_come_and_go_on_a_thousand_devices_while_everything_r
     let (mut pods, restarts) = (JoinSet::new(), watch::Sender::new(0));
     for number in 0..CLAIMS {
         let driver = node.kubelet.driver(MOCK_GPU_NAME);
-        pods.spawn(come_and_go(node.cluster.clone(), driver, number, restarts.subscribe()));
+        pods.spawn(come_and_go(
+            node.cluster.clone(),
+            driver,
+            number,
+            restarts.subscribe(),
+        ));
     }
     let file = version(wasm(MOCK_GPU, Form::Core), "next");
     node.daemon.drop_in(MOCK_GPU_FILE, &file);

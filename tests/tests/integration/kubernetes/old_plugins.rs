@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use futures::Stream;
 use nodedock_proto::kubelet::dra::v1alpha3::node_server::{Node as Old, NodeServer};
 use nodedock_proto::kubelet::dra::v1alpha3::*;
-use nodedock_proto::kubelet::registration::registration_server::{Registration, RegistrationServer};
+use nodedock_proto::kubelet::registration::registration_server::{
+    Registration, RegistrationServer,
+};
 use nodedock_proto::kubelet::registration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
@@ -38,10 +40,15 @@ struct Service(Arc<Plugin>);
 type Lists = Pin<Box<dyn Stream<Item = Result<NodeListAndWatchResourcesResponse, Status>> + Send>>;
 
 fn listed(devices: Vec<String>) -> NodeListAndWatchResourcesResponse {
-    let instance = |name| NamedResourcesInstance { name, attributes: Vec::new() };
+    let instance = |name| NamedResourcesInstance {
+        name,
+        attributes: Vec::new(),
+    };
     let instances = devices.into_iter().map(instance).collect();
     let named_resources = Some(NamedResources { instances });
-    NodeListAndWatchResourcesResponse { resources: vec![ResourceModel { named_resources }] }
+    NodeListAndWatchResourcesResponse {
+        resources: vec![ResourceModel { named_resources }],
+    }
 }
 
 #[tonic::async_trait]
@@ -53,21 +60,52 @@ impl Old for Service {
         request: Request<NodePrepareResourcesRequest>,
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let prepared = |claim: Claim| {
-            let results = claim.structured_resource_handle.into_iter().flat_map(|handle| handle.results);
-            let model = |result: DriverAllocationResult| result.allocation_result_model?.named_resources;
-            let names = results.filter_map(model).map(|of| format!("{DRIVER}/d={}", of.name).into_bytes());
-            (claim.uid, NodePrepareResourceResponse { devices: names.collect(), error: String::new() })
+            let results = claim
+                .structured_resource_handle
+                .into_iter()
+                .flat_map(|handle| handle.results);
+            let model =
+                |result: DriverAllocationResult| result.allocation_result_model?.named_resources;
+            let names = results
+                .filter_map(model)
+                .map(|of| format!("{DRIVER}/d={}", of.name).into_bytes());
+            (
+                claim.uid,
+                NodePrepareResourceResponse {
+                    devices: names.collect(),
+                    error: String::new(),
+                },
+            )
         };
-        Ok(Response::new(request.into_inner().claims.into_iter().map(prepared).collect()))
+        Ok(Response::new(
+            request
+                .into_inner()
+                .claims
+                .into_iter()
+                .map(prepared)
+                .collect(),
+        ))
     }
 
     async fn node_unprepare_resources(
         &self,
         request: Request<NodeUnprepareResourcesRequest>,
     ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
-        let uids: Vec<_> = request.into_inner().claims.into_iter().map(|claim| claim.uid).collect();
-        self.0.unprepared.lock().expect("no call has failed").extend(uids.clone());
-        let answers = uids.into_iter().map(|uid| (uid, NodeUnprepareResourceResponse::default())).collect();
+        let uids: Vec<_> = request
+            .into_inner()
+            .claims
+            .into_iter()
+            .map(|claim| claim.uid)
+            .collect();
+        self.0
+            .unprepared
+            .lock()
+            .expect("no call has failed")
+            .extend(uids.clone());
+        let answers = uids
+            .into_iter()
+            .map(|uid| (uid, NodeUnprepareResourceResponse::default()))
+            .collect();
         Ok(Response::new(answers))
     }
 
@@ -82,7 +120,9 @@ impl Old for Service {
             let list = listed(devices.borrow_and_update().clone());
             Some((Ok(list), devices))
         };
-        Ok(Response::new(Box::pin(futures::stream::unfold(devices, next))))
+        Ok(Response::new(Box::pin(futures::stream::unfold(
+            devices, next,
+        ))))
     }
 }
 
@@ -90,7 +130,10 @@ impl Old for Service {
 impl Registration for Service {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         let mut answers = self.0.answers.subscribe();
-        answers.wait_for(|answers| *answers).await.map_err(|ended| Status::aborted(ended.to_string()))?;
+        answers
+            .wait_for(|answers| *answers)
+            .await
+            .map_err(|ended| Status::aborted(ended.to_string()))?;
         Ok(Response::new(PluginInfo {
             r#type: "DRAPlugin".to_owned(),
             name: DRIVER.to_owned(),
@@ -119,7 +162,8 @@ fn start(directory: &Path, registry: &Path, devices: watch::Receiver<Vec<String>
     });
     let service = Server::builder().add_service(NodeServer::new(Service(plugin.clone())));
     tokio::spawn(service.serve_with_incoming(unix::incoming(listen(&endpoint))));
-    let registration = Server::builder().add_service(RegistrationServer::new(Service(plugin.clone())));
+    let registration =
+        Server::builder().add_service(RegistrationServer::new(Service(plugin.clone())));
     let socket = registry.join("old-reg.sock");
     tokio::spawn(registration.serve_with_incoming(unix::incoming(listen(&socket))));
     plugin
@@ -132,28 +176,44 @@ async fn devices_that_an_old_plugin_lists_are_in_slices_and_prepared_for_a_kubel
     let kubelet = Kubelet::start(&daemon.kubelet(), KubeletOptions::default()).await;
     let directory = tempfile::tempdir().expect("a directory");
     let (sender, devices) = watch::channel(vec!["dev-0".to_owned(), "dev-1".to_owned()]);
-    let plugin = start(directory.path(), &daemon.state().join("plugins_registry"), devices);
+    let plugin = start(
+        directory.path(),
+        &daemon.state().join("plugins_registry"),
+        devices,
+    );
     kubelet.registered(DRIVER).await;
     let pool = format!("{NODE}/resources");
     let names = |count: usize| {
         let pool = pool.clone();
         move |state: &nodedock_stand_ins::api_server::State| {
             let slices = state.slices(DRIVER);
-            let devices = slices.iter().map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len));
-            slices.iter().all(|slice| slice["spec"]["pool"]["name"] == pool.as_str())
+            let devices = slices
+                .iter()
+                .map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len));
+            slices
+                .iter()
+                .all(|slice| slice["spec"]["pool"]["name"] == pool.as_str())
                 && devices.sum::<usize>() == count
         }
     };
     cluster.api.wait_until("two devices", names(2)).await;
-    let claim = Allocated::new(NAMESPACE, "one").node(NODE).reserved_for("pod", "pod-uid");
+    let claim = Allocated::new(NAMESPACE, "one")
+        .node(NODE)
+        .reserved_for("pod", "pod-uid");
     let claim = claim.device("device", DRIVER, &pool, "dev-1");
     let claim = ClaimRef::new(NAMESPACE, "one", &cluster.api.allocate_claim(claim));
     for _ in 0..2 {
-        let mut answer =
-            kubelet.driver(DRIVER).prepare(std::slice::from_ref(&claim)).await.expect("an answer");
+        let mut answer = kubelet
+            .driver(DRIVER)
+            .prepare(std::slice::from_ref(&claim))
+            .await
+            .expect("an answer");
         let devices = answer.remove(&claim.uid).expect("the claim is answered");
         assert_eq!(
-            (devices[0].pool_name.as_str(), devices[0].device_name.as_str()),
+            (
+                devices[0].pool_name.as_str(),
+                devices[0].device_name.as_str()
+            ),
             (pool.as_str(), "dev-1")
         );
         assert_eq!(devices[0].cdi_device_ids, [format!("{DRIVER}/d=dev-1")]);
@@ -164,8 +224,15 @@ async fn devices_that_an_old_plugin_lists_are_in_slices_and_prepared_for_a_kubel
     }
     plugin.answers.send_replace(true);
     cluster.api.wait_until("two devices again", names(2)).await;
-    kubelet.driver(DRIVER).unprepare(std::slice::from_ref(&claim)).await.expect("it is unprepared");
-    assert_eq!(*plugin.unprepared.lock().expect("no call has failed"), [claim.uid]);
+    kubelet
+        .driver(DRIVER)
+        .unprepare(std::slice::from_ref(&claim))
+        .await
+        .expect("it is unprepared");
+    assert_eq!(
+        *plugin.unprepared.lock().expect("no call has failed"),
+        [claim.uid]
+    );
     sender.send_replace(vec!["dev-0".to_owned()]);
     cluster.api.wait_until("one device", names(1)).await;
 }

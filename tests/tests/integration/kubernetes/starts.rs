@@ -12,19 +12,61 @@ async fn what_is_missing_or_wrong_is_refused_at_the_start_with_the_fix() {
     let long = format!("/{}", "x".repeat(80));
     let cases: [(&[&str], i32, &[&str]); 7] = [
         (&["--kubernetes"], 2, &["--node-name"]),
-        (&["--kubernetes", "--node-name", "Node_1"], 2, &["\"Node_1\"", "--node-name"]),
-        (&["--kubelet-root", "/k"], 2, &["--kubelet-root", "--kubernetes"]),
-        (&["--kubernetes", "--node-name", NODE, "--kubelet-root", &long], 2, &["107", "--kubelet-root"]),
-        (&["--kubernetes", "--node-name", NODE, "--pod", "me"], 2, &["\"me\"", "NAMESPACE/NAME"]),
-        (&["--kubernetes", "--node-name", NODE, "--kubeconfig", "/nowhere"], 1, &["/nowhere"]),
-        (&["--kubernetes", "--node-name", NODE, "--kubeconfig", kubeconfig], 1, &[kubeconfig]),
+        (
+            &["--kubernetes", "--node-name", "Node_1"],
+            2,
+            &["\"Node_1\"", "--node-name"],
+        ),
+        (
+            &["--kubelet-root", "/k"],
+            2,
+            &["--kubelet-root", "--kubernetes"],
+        ),
+        (
+            &["--kubernetes", "--node-name", NODE, "--kubelet-root", &long],
+            2,
+            &["107", "--kubelet-root"],
+        ),
+        (
+            &["--kubernetes", "--node-name", NODE, "--pod", "me"],
+            2,
+            &["\"me\"", "NAMESPACE/NAME"],
+        ),
+        (
+            &[
+                "--kubernetes",
+                "--node-name",
+                NODE,
+                "--kubeconfig",
+                "/nowhere",
+            ],
+            1,
+            &["/nowhere"],
+        ),
+        (
+            &[
+                "--kubernetes",
+                "--node-name",
+                NODE,
+                "--kubeconfig",
+                kubeconfig,
+            ],
+            1,
+            &[kubeconfig],
+        ),
     ];
     for (args, code, parts) in cases {
         let said = root.cli(&[&["run"], args].concat()).await.failed(code);
         for part in parts {
             assert!(said.contains(part), "{part} in {said}");
         }
-        assert!(said.lines().filter(|line| line.starts_with("error:")).count() == 1, "{said}");
+        assert!(
+            said.lines()
+                .filter(|line| line.starts_with("error:"))
+                .count()
+                == 1,
+            "{said}"
+        );
     }
 }
 
@@ -37,7 +79,9 @@ async fn a_daemon_starts_without_an_api_server_and_says_so_when_asked() {
     let said = daemon.cli(&["probe", "ready"]).await;
     assert_eq!(said.code, Some(1));
     assert!(said.stdout.contains("API server"), "{said:?}");
-    daemon.until_conditions(&["api-server-unreachable", "node-object-unreadable"]).await;
+    daemon
+        .until_conditions(&["api-server-unreachable", "node-object-unreadable"])
+        .await;
     cluster.api.start_again().await;
     daemon.until_conditions(&[]).await;
     daemon.cli(&["probe", "ready"]).await.done();

@@ -23,13 +23,24 @@ async fn taints_of_rules_and_of_the_host_are_shown_with_their_source() {
     let hot = "unhealthy: [{index: 1, message: it is hot}]";
     let cluster = Cluster::start().await;
     cluster.api.serve_taint_rules();
-    let node = Node::start_in(cluster, &format!("pools: [{{name: gpus, count: 2, {hot}}}]\n")).await;
+    let node = Node::start_in(
+        cluster,
+        &format!("pools: [{{name: gpus, count: 2, {hot}}}]\n"),
+    )
+    .await;
     let (api, daemon) = (&node.cluster.api, &node.daemon);
     let has_taint = |slice: &&Value| slice.to_string().contains("nodedock.dev/unhealthy");
-    api.wait_until("the host's taint", |state| state.slices(MOCK_GPU_NAME).iter().any(has_taint)).await;
+    api.wait_until("the host's taint", |state| {
+        state.slices(MOCK_GPU_NAME).iter().any(has_taint)
+    })
+    .await;
     let gpu_0 = json!({ "driver": MOCK_GPU_NAME, "pool": "node-1/gpus", "device": "gpu-0" });
     api.put(rule("one", &gpu_0, "NoExecute"));
-    api.put(rule("other-node", &json!({ "pool": "node-2/gpus" }), "NoExecute"));
+    api.put(rule(
+        "other-node",
+        &json!({ "pool": "node-2/gpus" }),
+        "NoExecute",
+    ));
     api.put(rule("none", &Value::Null, "NoExecute"));
     api.put(rule("every", &json!({}), "Unheard"));
     let taint = |rule: &str, effect: &str| {
@@ -46,19 +57,45 @@ async fn taints_of_rules_and_of_the_host_are_shown_with_their_source() {
     daemon
         .until("two taints of each device", async |mut client| {
             let request = v1::ListDevicesRequest::default();
-            let devices = client.list_devices(request).await.unwrap().into_inner().devices;
+            let devices = client
+                .list_devices(request)
+                .await
+                .unwrap()
+                .into_inner()
+                .devices;
             let counts: Vec<_> = devices.iter().map(|device| device.taints.len()).collect();
-            if counts == [2, 2] { Ok(()) } else { Err(format!("{devices:?}")) }
+            if counts == [2, 2] {
+                Ok(())
+            } else {
+                Err(format!("{devices:?}"))
+            }
         })
         .await;
     let devices = daemon.cli(&["get", "devices", "-o", "json"]).await.json();
-    let taints: Vec<_> = devices.as_array().unwrap().iter().map(|device| device["taints"].clone()).collect();
+    let taints: Vec<_> = devices
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|device| device["taints"].clone())
+        .collect();
     assert_eq!(taints, expected);
     let table = daemon.cli(&["get", "devices", "-o", "wide"]).await.done();
-    assert!(table.contains("example.com/service=due:NoExecute (rule one)"), "{table}");
-    assert!(table.contains("nodedock.dev/unhealthy=it-is-hot:NoSchedule (nodedock)"), "{table}");
-    let requests = api.requests().into_iter().filter(|seen| seen.resource == "devicetaintrules");
-    assert_eq!(requests.map(|seen| seen.verb).collect::<Vec<_>>(), ["list", "watch"]);
+    assert!(
+        table.contains("example.com/service=due:NoExecute (rule one)"),
+        "{table}"
+    );
+    assert!(
+        table.contains("nodedock.dev/unhealthy=it-is-hot:NoSchedule (nodedock)"),
+        "{table}"
+    );
+    let requests = api
+        .requests()
+        .into_iter()
+        .filter(|seen| seen.resource == "devicetaintrules");
+    assert_eq!(
+        requests.map(|seen| seen.verb).collect::<Vec<_>>(),
+        ["list", "watch"]
+    );
 }
 
 #[tokio::test]
@@ -70,8 +107,17 @@ async fn an_account_without_the_right_to_read_rules_misses_only_their_taints() {
     let node = Node::start_in(cluster, "pools: [{name: gpus, count: 1}]\n").await;
     node.prepared(&node.claim("one", &["gpus/gpu-0"])).await;
     let denied = |seen: &Seen| seen.resource == "devicetaintrules";
-    node.cluster.api.wait_until("a refused list", |state| state.requests().iter().any(denied)).await;
-    let device = node.daemon.cli(&["get", "devices", "gpus/gpu-0", "-o", "json"]).await.json();
+    node.cluster
+        .api
+        .wait_until("a refused list", |state| {
+            state.requests().iter().any(denied)
+        })
+        .await;
+    let device = node
+        .daemon
+        .cli(&["get", "devices", "gpus/gpu-0", "-o", "json"])
+        .await
+        .json();
     assert_eq!(device[0]["taints"], Value::Null);
     node.daemon.until_conditions(&[]).await;
     node.daemon.until_log("devicetaintrules").await;

@@ -19,20 +19,36 @@ async fn a_kubelet_goes_over_to_the_newer_instance() {
     old.serve(MOCK_GPU, Form::Core).await;
     let kubelet = Kubelet::start(&old.kubelet(), KubeletOptions::default()).await;
     kubelet.registered(MOCK_GPU_NAME).await;
-    let claim = [ClaimRef::new(NAMESPACE, "one", &cluster.gpu_claim("one", &["gpus/gpu-0"]))];
+    let claim = [ClaimRef::new(
+        NAMESPACE,
+        "one",
+        &cluster.gpu_claim("one", &["gpus/gpu-0"]),
+    )];
     let driver = kubelet.driver(MOCK_GPU_NAME);
     let before = driver.prepare(&claim).await.unwrap();
 
     let calls = kubelet.calls().len();
     let new = old.beside(instance(&cluster, NEW)).await;
-    kubelet.wait_until("the newer instance is called", |view| view.connected(MOCK_GPU_NAME) == 1).await;
+    kubelet
+        .wait_until("the newer instance is called", |view| {
+            view.connected(MOCK_GPU_NAME) == 1
+        })
+        .await;
     assert_eq!(old.terminate().await.code(), Some(0));
     assert_eq!(driver.prepare(&claim).await.unwrap(), before);
     driver.unprepare(&claim).await.unwrap();
     assert!(new.claims().await.is_empty());
-    let since: Vec<_> = kubelet.calls().split_off(calls).into_iter().map(|call| call.what).collect();
+    let since: Vec<_> = kubelet
+        .calls()
+        .split_off(calls)
+        .into_iter()
+        .map(|call| call.what)
+        .collect();
     let registers = |what: &String| what == "GetInfo" || what == "deregister";
-    assert!(!since.iter().any(registers), "for the kubelet nothing has changed: {since:?}");
+    assert!(
+        !since.iter().any(registers),
+        "for the kubelet nothing has changed: {since:?}"
+    );
 }
 
 #[tokio::test]
@@ -42,7 +58,11 @@ async fn a_newer_instance_takes_over_and_the_older_stands_by_until_it_ends() {
     old.serve(MOCK_GPU, Form::Core).await;
     let mut kubelet = Kubelet::start(&old.kubelet(), KubeletOptions::default()).await;
     kubelet.registered(MOCK_GPU_NAME).await;
-    let claim = [ClaimRef::new(NAMESPACE, "one", &cluster.gpu_claim("one", &["gpus/gpu-0"]))];
+    let claim = [ClaimRef::new(
+        NAMESPACE,
+        "one",
+        &cluster.gpu_claim("one", &["gpus/gpu-0"]),
+    )];
     let before = kubelet.driver(MOCK_GPU_NAME).prepare(&claim).await.unwrap();
 
     // No kubelet is there meanwhile.
@@ -51,10 +71,18 @@ async fn a_newer_instance_takes_over_and_the_older_stands_by_until_it_ends() {
     new.until_serving(MOCK_GPU_FILE).await;
     kubelet.start_again().await;
     kubelet.registered(MOCK_GPU_NAME).await;
-    assert_eq!(kubelet.driver(MOCK_GPU_NAME).prepare(&claim).await.unwrap(), before);
+    assert_eq!(
+        kubelet.driver(MOCK_GPU_NAME).prepare(&claim).await.unwrap(),
+        before
+    );
     let ready = new.cli(&["probe", "ready", "--instance-uid", OLD]).await;
-    assert!(ready.code == Some(1) && ready.stdout.contains("stands by"), "{ready:?}");
-    new.cli(&["probe", "live", "--instance-uid", OLD]).await.done();
+    assert!(
+        ready.code == Some(1) && ready.stdout.contains("stands by"),
+        "{ready:?}"
+    );
+    new.cli(&["probe", "live", "--instance-uid", OLD])
+        .await
+        .done();
     assert_eq!(old.terminate().await.code(), Some(0));
     assert_eq!(new.only_claim().await.state, "prepared");
     assert_eq!(new.terminate().await.code(), Some(0));
@@ -71,7 +99,10 @@ async fn an_older_instance_serves_again_when_the_newer_crashes_and_gives_way_whe
     new.run().await;
     new.until_conditions(&[]).await;
     let ready = new.cli(&["probe", "ready", "--instance-uid", OLD]).await;
-    assert!(ready.code == Some(1) && ready.stdout.contains(NEW), "{ready:?}");
+    assert!(
+        ready.code == Some(1) && ready.stdout.contains(NEW),
+        "{ready:?}"
+    );
 }
 
 /// The older one still has the sockets of the node API open, and does not accept on them.
@@ -86,13 +117,20 @@ async fn a_newer_instance_that_is_back_before_the_older_one_serves_again_takes_p
         new.until_conditions(&[]).await;
     }
     let ready = new.cli(&["probe", "ready", "--instance-uid", OLD]).await;
-    assert!(ready.code == Some(1) && ready.stdout.contains("stands by"), "{ready:?}");
+    assert!(
+        ready.code == Some(1) && ready.stdout.contains("stands by"),
+        "{ready:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_daemon_without_an_instance_is_refused_beside_one_and_so_is_the_same_instance() {
     let cluster = Cluster::start().await;
     let old = cluster.daemon_with(instance(&cluster, OLD)).await;
-    old.cli(&["run"]).await.failed_with(1, &["another daemon has locked the checkpoint"]);
-    old.cli(&["run", "--instance-uid", OLD]).await.failed_with(1, &["--instance-uid"]);
+    old.cli(&["run"])
+        .await
+        .failed_with(1, &["another daemon has locked the checkpoint"]);
+    old.cli(&["run", "--instance-uid", OLD])
+        .await
+        .failed_with(1, &["--instance-uid"]);
 }

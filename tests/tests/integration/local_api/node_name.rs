@@ -22,7 +22,12 @@ async fn nodes_of_slices(daemon: &Daemon) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     slices
         .iter()
-        .flat_map(|slice| [text(&slice["spec"]["nodeName"]), text(&slice["spec"]["pool"]["name"])])
+        .flat_map(|slice| {
+            [
+                text(&slice["spec"]["nodeName"]),
+                text(&slice["spec"]["pool"]["name"]),
+            ]
+        })
         .collect()
 }
 
@@ -42,7 +47,10 @@ async fn published(daemon: &Daemon) -> Vec<String> {
 #[tokio::test]
 async fn a_renamed_host_keeps_its_nodes_name_and_claims_and_says_so() {
     let mut daemon = machine_with(named("before")).await;
-    assert_eq!(create(&daemon, "one", "{deviceClassName: gpu}").await, ["gpu-0"]);
+    assert_eq!(
+        create(&daemon, "one", "{deviceClassName: gpu}").await,
+        ["gpu-0"]
+    );
     let prepare = ["prepare", "--pod", "web", "--claim", "one"];
     let before = daemon.cli(&prepare).await.done();
     let host = {
@@ -62,8 +70,14 @@ async fn a_renamed_host_keeps_its_nodes_name_and_claims_and_says_so() {
     assert_eq!(published(&daemon).await, ["before", "before/gpus"]);
     assert_eq!(daemon.cli(&prepare).await.done(), before);
     // The next claim has another device.
-    assert_eq!(create(&daemon, "two", "{deviceClassName: gpu}").await, ["gpu-1"]);
-    daemon.cli(&["prepare", "--pod", "other", "--claim", "two"]).await.done();
+    assert_eq!(
+        create(&daemon, "two", "{deviceClassName: gpu}").await,
+        ["gpu-1"]
+    );
+    daemon
+        .cli(&["prepare", "--pod", "other", "--claim", "two"])
+        .await
+        .done();
     // Who sets the name has no condition.
     daemon.options().set_env(VARIABLE, "before");
     daemon.restart().await;
@@ -74,7 +88,10 @@ async fn a_renamed_host_keeps_its_nodes_name_and_claims_and_says_so() {
 async fn a_node_with_claims_is_not_renamed_and_one_without_leaves_nothing_of_its_old_name() {
     let mut daemon = machine_with(named("before")).await;
     create(&daemon, "one", "{deviceClassName: gpu}").await;
-    daemon.cli(&["prepare", "--pod", "web", "--claim", "one"]).await.done();
+    daemon
+        .cli(&["prepare", "--pod", "web", "--claim", "one"])
+        .await
+        .done();
     assert!(daemon.terminate().await.success());
     let refused = [
         "this node is named \"before\"",
@@ -83,7 +100,10 @@ async fn a_node_with_claims_is_not_renamed_and_one_without_leaves_nothing_of_its
         "--node-name before",
         "nodedock unprepare",
     ];
-    for args in [vec!["run", "--local-api", "--node-name", "after"], vec!["run", "--node-name", "after"]] {
+    for args in [
+        vec!["run", "--local-api", "--node-name", "after"],
+        vec!["run", "--node-name", "after"],
+    ] {
         daemon.cli(&args).await.failed_with(1, &refused);
     }
     daemon.run().await;
@@ -91,7 +111,10 @@ async fn a_node_with_claims_is_not_renamed_and_one_without_leaves_nothing_of_its
     daemon.cli(&["unprepare", "default/web"]).await.done();
     // Allocated, and not prepared.
     assert!(daemon.terminate().await.success());
-    daemon.cli(&["run", "--local-api", "--node-name", "after"]).await.failed_with(1, &refused);
+    daemon
+        .cli(&["run", "--local-api", "--node-name", "after"])
+        .await
+        .failed_with(1, &refused);
     daemon.run().await;
     daemon.cli(&["claim", "delete", "one"]).await.done();
     // Renamed without the local API, it is renamed for the next start with it.
@@ -103,16 +126,28 @@ async fn a_node_with_claims_is_not_renamed_and_one_without_leaves_nothing_of_its
     daemon.restart().await;
     assert_eq!(published(&daemon).await, ["after", "after/gpus"]);
     assert!(daemon.terminate().await.success());
-    let dump = daemon.cli(&["checkpoint", "dump", "-o", "json"]).await.done();
+    let dump = daemon
+        .cli(&["checkpoint", "dump", "-o", "json"])
+        .await
+        .done();
     assert!(dump.contains("after") && !dump.contains("before"), "{dump}");
     daemon.run().await;
     // Twice, and back.
     for name in ["third", "before"] {
         *daemon.options() = named(name);
         daemon.restart().await;
-        assert_eq!(published(&daemon).await, [name.to_owned(), format!("{name}/gpus")]);
+        assert_eq!(
+            published(&daemon).await,
+            [name.to_owned(), format!("{name}/gpus")]
+        );
         assert!(daemon.node().await.conditions.is_empty());
     }
-    assert_eq!(create(&daemon, "one", "{deviceClassName: gpu}").await, ["gpu-0"]);
-    daemon.cli(&["prepare", "--pod", "web", "--claim", "one"]).await.done();
+    assert_eq!(
+        create(&daemon, "one", "{deviceClassName: gpu}").await,
+        ["gpu-0"]
+    );
+    daemon
+        .cli(&["prepare", "--pod", "web", "--claim", "one"])
+        .await
+        .done();
 }

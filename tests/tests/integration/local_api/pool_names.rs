@@ -10,19 +10,38 @@ use super::{api, claim, machine};
 
 /// Makes a claim, and returns the name of its device as the command prints it.
 async fn printed(root: &Root, name: &str) -> String {
-    let file = root.write(&format!("{name}.yaml"), claim(name, "{deviceClassName: gpu}"));
-    let made = root.cli(&["claim", "create", "-f", file.to_str().unwrap()]).await.done();
-    made.rsplit_once("allocated: ").expect("it is allocated").1.trim().to_owned()
+    let file = root.write(
+        &format!("{name}.yaml"),
+        claim(name, "{deviceClassName: gpu}"),
+    );
+    let made = root
+        .cli(&["claim", "create", "-f", file.to_str().unwrap()])
+        .await
+        .done();
+    made.rsplit_once("allocated: ")
+        .expect("it is allocated")
+        .1
+        .trim()
+        .to_owned()
 }
 
 /// `DRIVER/POOL/DEVICE` of everything that the pod-resources API lists.
 async fn exported(daemon: &Daemon) -> Vec<String> {
     let mut client = PodResourcesListerClient::new(daemon.pod_resources_channel());
-    let listed = client.list(ListPodResourcesRequest {}).await.expect("an answer").into_inner();
-    let containers = listed.pod_resources.into_iter().flat_map(|pod| pod.containers);
+    let listed = client
+        .list(ListPodResourcesRequest {})
+        .await
+        .expect("an answer")
+        .into_inner();
+    let containers = listed
+        .pod_resources
+        .into_iter()
+        .flat_map(|pod| pod.containers);
     let claims = containers.flat_map(|container| container.dynamic_resources);
     let devices = claims.flat_map(|claim| claim.claim_resources);
-    devices.map(|of| format!("{}/{}/{}", of.driver_name, of.pool_name, of.device_name)).collect()
+    devices
+        .map(|of| format!("{}/{}/{}", of.driver_name, of.pool_name, of.device_name))
+        .collect()
 }
 
 /// An exporter that joins what pods have with slices for the attributes of the devices found nothing: the pools had two names.
@@ -30,39 +49,80 @@ async fn exported(daemon: &Daemon) -> Vec<String> {
 async fn pod_resources_join_with_slices_and_every_list_has_the_same_name() {
     let daemon = machine().await;
     let device = printed(&daemon, "one").await;
-    daemon.cli(&["prepare", "--pod", "web", "--claim", "one"]).await.done();
+    daemon
+        .cli(&["prepare", "--pod", "web", "--claim", "one"])
+        .await
+        .done();
     assert_eq!(exported(&daemon).await, std::slice::from_ref(&device));
     let slices = api(&daemon).await.slices().await.unwrap();
     let published: Vec<_> = slices
         .iter()
-        .flat_map(|slice| slice["spec"]["devices"].as_array().unwrap().iter().map(move |of| (slice, of)))
+        .flat_map(|slice| {
+            slice["spec"]["devices"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(move |of| (slice, of))
+        })
         .map(|(slice, of)| {
             let text = |value: &Value| value.as_str().unwrap().to_owned();
             let spec = &slice["spec"];
-            [text(&spec["driver"]), text(&spec["pool"]["name"]), text(&of["name"])].join("/")
+            [
+                text(&spec["driver"]),
+                text(&spec["pool"]["name"]),
+                text(&of["name"]),
+            ]
+            .join("/")
         })
         .collect();
     assert!(published.contains(&device), "{device} {published:?}");
     let (driver, named) = device.split_once('/').unwrap();
     let (pool, _) = named.rsplit_once('/').unwrap();
     let listed = daemon.cli(&["get", "devices", "-o", "json"]).await.json();
-    let pools: Vec<_> = listed.as_array().unwrap().iter().map(|of| of["pool"].clone()).collect();
+    let pools: Vec<_> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|of| of["pool"].clone())
+        .collect();
     assert_eq!(pools, vec![json!(pool); 4]);
     let claims = daemon.cli(&["get", "claims", "-o", "json"]).await.json();
     assert_eq!(
-        (&claims[0]["drivers"][0]["driver"], &claims[0]["drivers"][0]["devices"]),
+        (
+            &claims[0]["drivers"][0]["driver"],
+            &claims[0]["drivers"][0]["devices"]
+        ),
         (&json!(driver), &json!([named]))
     );
-    daemon.cli(&["explain", "claim", "one"]).await.done_with(&[named]);
+    daemon
+        .cli(&["explain", "claim", "one"])
+        .await
+        .done_with(&[named]);
     // A device is found by its name, with the node and without.
-    for name in [&device, named, named.split_once('/').unwrap().1, pool, "gpus"] {
-        let found = daemon.cli(&["get", "devices", name, "-o", "json"]).await.json();
+    for name in [
+        &device,
+        named,
+        named.split_once('/').unwrap().1,
+        pool,
+        "gpus",
+    ] {
+        let found = daemon
+            .cli(&["get", "devices", name, "-o", "json"])
+            .await
+            .json();
         assert!(
-            found.as_array().unwrap().iter().any(|of| of["claims"][0]["name"] == "one"),
+            found
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|of| of["claims"][0]["name"] == "one"),
             "{name}: {found}"
         );
     }
-    daemon.cli(&["get", "devices", "elsewhere/gpus"]).await.failed(1);
+    daemon
+        .cli(&["get", "devices", "elsewhere/gpus"])
+        .await
+        .failed(1);
 }
 
 #[tokio::test]
@@ -72,24 +132,56 @@ async fn a_printed_name_is_accepted_and_so_is_its_shorthand() {
     daemon.cli(&["claim", "delete", "one"]).await.done();
     let prepare = |device: String| {
         let daemon = &daemon;
-        async move { daemon.cli(&["prepare", "--pod", "web", "--device", &device, "-o", "json"]).await.json() }
+        async move {
+            daemon
+                .cli(&["prepare", "--pod", "web", "--device", &device, "-o", "json"])
+                .await
+                .json()
+        }
     };
     let answer = prepare(device.clone()).await;
     assert_eq!(answer["claims"][0]["outcome"], "prepared", "{answer}");
     let node = daemon.node().await.name;
     let short = device.replacen(&format!("/{node}/"), "/", 1);
     assert_ne!(short, device);
-    assert_eq!(prepare(short).await, answer, "the same request by the shorthand");
+    assert_eq!(
+        prepare(short).await,
+        answer,
+        "the same request by the shorthand"
+    );
     assert_eq!(exported(&daemon).await, [device]);
     daemon.cli(&["unprepare", "default/web"]).await.done();
     for (bad, code, part) in [
-        (format!("{MOCK_GPU_NAME}/elsewhere/gpus/gpu-0"), 1, "has no pool elsewhere/gpus"),
-        (format!("{MOCK_GPU_NAME}/{node}/none/gpu-0"), 1, "has no pool none"),
-        (format!("{MOCK_GPU_NAME}/{node}//gpu-0"), 2, "DRIVER/POOL/DEVICE, and a pool as NODE/POOL"),
-        (format!("{MOCK_GPU_NAME}//gpus/gpu-0"), 2, "DRIVER/POOL/DEVICE, and a pool as NODE/POOL"),
-        (format!("{MOCK_GPU_NAME}/{node}/gpus/"), 2, "DRIVER/POOL/DEVICE, and a pool as NODE/POOL"),
+        (
+            format!("{MOCK_GPU_NAME}/elsewhere/gpus/gpu-0"),
+            1,
+            "has no pool elsewhere/gpus",
+        ),
+        (
+            format!("{MOCK_GPU_NAME}/{node}/none/gpu-0"),
+            1,
+            "has no pool none",
+        ),
+        (
+            format!("{MOCK_GPU_NAME}/{node}//gpu-0"),
+            2,
+            "DRIVER/POOL/DEVICE, and a pool as NODE/POOL",
+        ),
+        (
+            format!("{MOCK_GPU_NAME}//gpus/gpu-0"),
+            2,
+            "DRIVER/POOL/DEVICE, and a pool as NODE/POOL",
+        ),
+        (
+            format!("{MOCK_GPU_NAME}/{node}/gpus/"),
+            2,
+            "DRIVER/POOL/DEVICE, and a pool as NODE/POOL",
+        ),
     ] {
-        daemon.cli(&["prepare", "--pod", "bad", "--device", &bad]).await.failed_with(code, &[part]);
+        daemon
+            .cli(&["prepare", "--pod", "bad", "--device", &bad])
+            .await
+            .failed_with(code, &[part]);
     }
     daemon.assert_empty().await;
 }
@@ -98,8 +190,12 @@ async fn a_printed_name_is_accepted_and_so_is_its_shorthand() {
 async fn the_local_apis_own_claim_is_prepared_from_a_file() {
     let daemon = machine().await;
     let device = printed(&daemon, "one").await;
-    let mut claim = daemon.cli(&["claim", "get", "one", "-o", "json"]).await.json();
-    claim["status"]["reservedFor"] = json!([{ "resource": "pods", "name": "web", "uid": "web-uid" }]);
+    let mut claim = daemon
+        .cli(&["claim", "get", "one", "-o", "json"])
+        .await
+        .json();
+    claim["status"]["reservedFor"] =
+        json!([{ "resource": "pods", "name": "web", "uid": "web-uid" }]);
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "web", "namespace": "default", "uid": "web-uid" },
         "spec": {
@@ -108,7 +204,10 @@ async fn the_local_apis_own_claim_is_prepared_from_a_file() {
         },
     });
     let file = daemon.write("both.yaml", format!("{claim}\n---\n{pod}\n"));
-    let answer = daemon.cli(&["prepare", "-f", file.to_str().unwrap(), "-o", "json"]).await.json();
+    let answer = daemon
+        .cli(&["prepare", "-f", file.to_str().unwrap(), "-o", "json"])
+        .await
+        .json();
     assert_eq!(answer["claims"][0]["outcome"], "prepared", "{answer}");
     assert_eq!(exported(&daemon).await, [device]);
 }

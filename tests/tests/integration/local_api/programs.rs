@@ -24,7 +24,10 @@ struct Program {
 /// What a failed test leaves behind has to go with it.
 impl Drop for Program {
     fn drop(&mut self) {
-        let id = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let id = self
+            .child
+            .id()
+            .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         id.into_iter().for_each(kill_below);
     }
 }
@@ -43,7 +46,9 @@ impl Program {
     }
 
     fn spawn(mut command: Command, select: &str, arguments: &[&str]) -> Self {
-        command.args(["run-with", "--class", "gpu", "--select", select, "--"]).args(arguments);
+        command
+            .args(["run-with", "--class", "gpu", "--select", select, "--"])
+            .args(arguments);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, lines }
@@ -62,7 +67,9 @@ impl Program {
 
     async fn line(&mut self) -> String {
         let line = timeout(nodedock_tests::DEADLINE, self.lines.next_line()).await;
-        line.expect("it writes a line").unwrap().expect("it has not ended")
+        line.expect("it writes a line")
+            .unwrap()
+            .expect("it has not ended")
     }
 
     async fn ended(&mut self) -> Option<i32> {
@@ -77,7 +84,13 @@ async fn until_nothing_is_left(daemon: &Daemon) {
     for claim in api.claims(None).await.unwrap() {
         let of = |field: &str| claim["metadata"][field].as_str().unwrap().to_owned();
         assert!(
-            api.until_gone(&of("namespace"), &of("name"), &of("uid"), nodedock_tests::DEADLINE).await,
+            api.until_gone(
+                &of("namespace"),
+                &of("name"),
+                &of("uid"),
+                nodedock_tests::DEADLINE
+            )
+            .await,
             "{claim}"
         );
     }
@@ -132,7 +145,8 @@ async fn sixteen_programs_that_want_one_device_have_it_one_after_the_other_in_th
 }
 
 #[tokio::test]
-async fn a_program_keeps_its_device_when_its_parent_is_killed_and_frees_it_when_it_ends_without_the_daemon() {
+async fn a_program_keeps_its_device_when_its_parent_is_killed_and_frees_it_when_it_ends_without_the_daemon()
+ {
     let mut daemon = machine().await;
     let (mut first, program) = Program::that_stays(&daemon).await;
     kill_process(first.pid(), Signal::KILL).unwrap();
@@ -143,11 +157,18 @@ async fn a_program_keeps_its_device_when_its_parent_is_killed_and_frees_it_when_
         tokio::task::yield_now().await;
     }
     daemon.crash().await;
-    assert_eq!(daemon.claims().await.len(), 1, "the first one's is prepared");
+    assert_eq!(
+        daemon.claims().await.len(),
+        1,
+        "the first one's is prepared"
+    );
     daemon.kill9().await;
     kill_process(program, Signal::KILL).unwrap();
     daemon.run().await;
-    assert_eq!((second.line().await.as_str(), second.ended().await), ("has", Some(0)));
+    assert_eq!(
+        (second.line().await.as_str(), second.ended().await),
+        ("has", Some(0))
+    );
     until_nothing_is_left(&daemon).await;
 }
 
@@ -160,7 +181,8 @@ enum Victim {
 }
 
 #[tokio::test]
-async fn in_whatever_order_the_daemon_the_program_and_its_parent_are_killed_the_next_one_has_the_device() {
+async fn in_whatever_order_the_daemon_the_program_and_its_parent_are_killed_the_next_one_has_the_device()
+ {
     use Victim::{Daemon, Parent, Program as Held};
     let mut daemon = machine().await;
     for order in [
@@ -188,7 +210,11 @@ async fn in_whatever_order_the_daemon_the_program_and_its_parent_are_killed_the_
             }
         }
         daemon.run().await;
-        assert_eq!((next.line().await.as_str(), next.ended().await), ("has", Some(0)), "{order:?}");
+        assert_eq!(
+            (next.line().await.as_str(), next.ended().await),
+            ("has", Some(0)),
+            "{order:?}"
+        );
         until_nothing_is_left(&daemon).await;
     }
 }
@@ -200,7 +226,11 @@ async fn what_a_program_leaves_behind_keeps_the_device_and_its_exit_code_is_pass
     let mut program = Program::start(
         &daemon,
         ONE,
-        &["sh", "-c", "(exec </dev/zero; echo $(sh -c 'echo $PPID'); exec cat >/dev/null) & exit 7"],
+        &[
+            "sh",
+            "-c",
+            "(exec </dev/zero; echo $(sh -c 'echo $PPID'); exec cat >/dev/null) & exit 7",
+        ],
     );
     let left = Pid::from_raw(program.line().await.parse().unwrap()).unwrap();
     assert_eq!(daemon.claims().await.len(), 1);
@@ -212,21 +242,37 @@ async fn what_a_program_leaves_behind_keeps_the_device_and_its_exit_code_is_pass
 
 #[tokio::test]
 async fn a_container_has_its_device_until_it_ends_although_its_tool_is_killed() {
-    let Some(podman) = or_skip("a container of run-with", Podman::find()) else { return };
-    let options = Options::default().flag("--local-api").arg("--cdi-dir", CDI_DIR);
+    let Some(podman) = or_skip("a container of run-with", Podman::find()) else {
+        return;
+    };
+    let options = Options::default()
+        .flag("--local-api")
+        .arg("--cdi-dir", CDI_DIR);
     let daemon = machine_with(options).await;
     let script = "busybox env | busybox grep MOCK_GPU_0=; exec busybox tail -f /dev/null";
     let arguments = podman.arguments(&daemon, script);
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let mut program = Program::start(&daemon, ONE, &arguments);
     assert!(program.line().await.starts_with("MOCK_GPU_0=GPU-"));
-    let named = |name: &str| children(program.pid()).into_iter().find(|child| name_of(*child) == name);
+    let named = |name: &str| {
+        children(program.pid())
+            .into_iter()
+            .find(|child| name_of(*child) == name)
+    };
     // The monitor of the container is a child of `run-with`, since its own parent has ended.
-    let (tool, monitor) = (named("podman").expect("its child"), named("conmon").expect("its child"));
+    let (tool, monitor) = (
+        named("podman").expect("its child"),
+        named("conmon").expect("its child"),
+    );
     kill_process(tool, Signal::KILL).unwrap();
-    assert!(program.child.try_wait().unwrap().is_none(), "it waits for the container");
+    assert!(
+        program.child.try_wait().unwrap().is_none(),
+        "it waits for the container"
+    );
     assert_eq!(daemon.claims().await.len(), 1);
-    let [container] = children(monitor)[..] else { panic!("the container is a child of its monitor") };
+    let [container] = children(monitor)[..] else {
+        panic!("the container is a child of its monitor")
+    };
     kill_process(container, Signal::KILL).unwrap();
     assert_eq!(program.ended().await, Some(128 + 9));
     until_nothing_is_left(&daemon).await;
@@ -234,19 +280,52 @@ async fn a_container_has_its_device_until_it_ends_although_its_tool_is_killed() 
 
 fn name_of(process: Pid) -> String {
     let path = format!("/proc/{}/comm", process.as_raw_nonzero());
-    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+    std::fs::read_to_string(path)
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }
 
 #[tokio::test]
 async fn a_program_that_cannot_have_a_device_or_cannot_start_leaves_nothing() {
     let daemon = machine().await;
-    let select = ["run-with", "--class", "gpu", "--timeout", "1", "--select", "false", "--", "true"];
-    daemon.cli(&select).await.failed_with(1, &["there are no devices", "4 not matched by selectors"]);
-    let nonsense = ["run-with", "--class", "gpu", "--select", "device.driver > 1", "--", "true"];
-    daemon.cli(&nonsense).await.failed_with(1, &["make a claim", "expression"]);
+    let select = [
+        "run-with",
+        "--class",
+        "gpu",
+        "--timeout",
+        "1",
+        "--select",
+        "false",
+        "--",
+        "true",
+    ];
+    daemon
+        .cli(&select)
+        .await
+        .failed_with(1, &["there are no devices", "4 not matched by selectors"]);
+    let nonsense = [
+        "run-with",
+        "--class",
+        "gpu",
+        "--select",
+        "device.driver > 1",
+        "--",
+        "true",
+    ];
+    daemon
+        .cli(&nonsense)
+        .await
+        .failed_with(1, &["make a claim", "expression"]);
     let missing = ["run-with", "--class", "gpu", "--", "/no/such/program"];
-    daemon.cli(&missing).await.failed_with(127, &["/no/such/program"]);
-    daemon.cli(&["run-with", "--class", "gpu", "--", "podman", "ps"]).await.failed_with(2, &["podman run"]);
+    daemon
+        .cli(&missing)
+        .await
+        .failed_with(127, &["/no/such/program"]);
+    daemon
+        .cli(&["run-with", "--class", "gpu", "--", "podman", "ps"])
+        .await
+        .failed_with(2, &["podman run"]);
     let mut waits = Program::start(&daemon, "false", &["true"]);
     let api = api(&daemon).await;
     while api.claims(None).await.unwrap().is_empty() {
@@ -255,7 +334,11 @@ async fn a_program_that_cannot_have_a_device_or_cannot_start_leaves_nothing() {
     kill_process(waits.pid(), Signal::TERM).unwrap();
     assert_eq!(waits.ended().await, Some(128 + 15));
     until_nothing_is_left(&daemon).await;
-    let mut waits = Program::spawn(with_signals(&daemon, "--default-signal"), "false", &["true"]);
+    let mut waits = Program::spawn(
+        with_signals(&daemon, "--default-signal"),
+        "false",
+        &["true"],
+    );
     while api.claims(None).await.unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
@@ -266,16 +349,25 @@ async fn a_program_that_cannot_have_a_device_or_cannot_start_leaves_nothing() {
 
 /// A program that writes the signals that it gets, until SIGTERM ends it. What it has started may still have the handlers of the shell, so no other
 /// signal ends that for certain.
-const HEEDS: &str = "trap 'echo INT' INT; trap 'echo HUP' HUP; trap 'echo TERM; kill -KILL $!; exit 3' TERM
+const HEEDS: &str =
+    "trap 'echo INT' INT; trap 'echo HUP' HUP; trap 'echo TERM; kill -KILL $!; exit 3' TERM
     tail -f /dev/null & echo ready; while :; do wait; done";
 
 /// The program with the signals as they are by default, or ignored, whatever the tests were started with.
 fn with_signals(root: &Root, how: &str) -> Command {
     let program = root.command();
     let mut command = Command::new("env");
-    command.arg(format!("{how}=INT,HUP")).arg(program.as_std().get_program());
-    let variables = program.as_std().get_envs().filter_map(|(name, value)| Some((name, value?)));
-    command.envs(variables).stdin(Stdio::null()).kill_on_drop(true);
+    command
+        .arg(format!("{how}=INT,HUP"))
+        .arg(program.as_std().get_program());
+    let variables = program
+        .as_std()
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    command
+        .envs(variables)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
     // No terminal has it in its foreground.
     command.process_group(0);
     command
@@ -287,7 +379,11 @@ async fn signals_are_passed_on_as_they_come_and_those_that_are_ignored_are_not()
     let heeds = ["sh", "-c", HEEDS];
     let mut program = Program::spawn(with_signals(&daemon, "--default-signal"), ONE, &heeds);
     assert_eq!(program.line().await, "ready");
-    for (signal, line) in [(Signal::INT, "INT"), (Signal::HUP, "HUP"), (Signal::TERM, "TERM")] {
+    for (signal, line) in [
+        (Signal::INT, "INT"),
+        (Signal::HUP, "HUP"),
+        (Signal::TERM, "TERM"),
+    ] {
         kill_process(program.pid(), signal).unwrap();
         assert_eq!(program.line().await, line);
     }
@@ -299,7 +395,10 @@ async fn signals_are_passed_on_as_they_come_and_those_that_are_ignored_are_not()
     for signal in [Signal::INT, Signal::HUP, Signal::TERM] {
         kill_process(program.pid(), signal).unwrap();
     }
-    assert_eq!((program.line().await.as_str(), program.ended().await), ("TERM", Some(3)));
+    assert_eq!(
+        (program.line().await.as_str(), program.ended().await),
+        ("TERM", Some(3))
+    );
     until_nothing_is_left(&daemon).await;
 }
 
@@ -310,12 +409,23 @@ async fn an_interrupt_of_the_terminal_reaches_the_program_from_the_terminal_alon
     let nodedock = daemon.command();
     // `script` has a terminal for its command, and passes on what is written to it.
     let mut script = Command::new("script");
-    let run = format!("exec \"$NODEDOCK\" run-with --class gpu --select '{ONE}' -- sh -c \"$HEEDS\"");
+    let run =
+        format!("exec \"$NODEDOCK\" run-with --class gpu --select '{ONE}' -- sh -c \"$HEEDS\"");
     script.args(["--quiet", "--return", "--command", &run, "/dev/null"]);
-    let variables = nodedock.as_std().get_envs().filter_map(|(name, value)| Some((name, value?)));
-    script.envs(variables).env("NODEDOCK", nodedock.as_std().get_program()).env("HEEDS", HEEDS);
-    let mut child =
-        script.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("util-linux");
+    let variables = nodedock
+        .as_std()
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    script
+        .envs(variables)
+        .env("NODEDOCK", nodedock.as_std().get_program())
+        .env("HEEDS", HEEDS);
+    let mut child = script
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("util-linux");
     let mut keys = child.stdin.take().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut program = Program { child, lines };
@@ -325,8 +435,13 @@ async fn an_interrupt_of_the_terminal_reaches_the_program_from_the_terminal_alon
         keys.write_all(b"\x03").await.unwrap();
         assert_eq!(program.line().await.trim().trim_start_matches("^C"), "INT");
     }
-    let [run_with] = children(program.pid())[..] else { panic!("one child is expected") };
+    let [run_with] = children(program.pid())[..] else {
+        panic!("one child is expected")
+    };
     kill_process(run_with, Signal::TERM).unwrap();
-    assert_eq!((program.line().await.trim(), program.ended().await), ("TERM", Some(3)));
+    assert_eq!(
+        (program.line().await.trim(), program.ended().await),
+        ("TERM", Some(3))
+    );
     until_nothing_is_left(&daemon).await;
 }

@@ -57,9 +57,13 @@ fn allocated(name: &str, device: &str) -> String {
     let mut text = format!(
         "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: {name}, namespace: default, uid: claim-{name}}}\n"
     );
-    writeln!(text, "spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu}}}}]}}}}")
-        .unwrap();
-    let result = format!("{{request: r, driver: mock-gpu.nodedock.dev, pool: gpus, device: {device}}}");
+    writeln!(
+        text,
+        "spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu}}}}]}}}}"
+    )
+    .unwrap();
+    let result =
+        format!("{{request: r, driver: mock-gpu.nodedock.dev, pool: gpus, device: {device}}}");
     let consumer = format!("{{resource: pods, name: {name}, uid: uid-{name}}}");
     writeln!(
         text,
@@ -77,7 +81,12 @@ fn allocated(name: &str, device: &str) -> String {
 fn start(daemon: &Daemon, locks: &Path, n: usize) -> Child {
     let (name, device) = (format!("program-{n}"), format!("gpu-{}", n / 4 % DEVICES));
     let mut holder = Command::new("sh");
-    holder.env("NODEDOCK_ROOT", daemon.path()).args(["-c", HOLDER]).arg(nodedock()).arg(locks).arg(&name);
+    holder
+        .env("NODEDOCK_ROOT", daemon.path())
+        .args(["-c", HOLDER])
+        .arg(nodedock())
+        .arg(locks)
+        .arg(&name);
     let mut command = match n % 4 {
         0 => {
             let mut program = daemon.command();
@@ -88,27 +97,47 @@ fn start(daemon: &Daemon, locks: &Path, n: usize) -> Child {
             program
         }
         1 => {
-            let text = pod(&name, "limits: {example.com/gpu: 1}", "restartPolicy: Never");
-            holder.arg("-f").arg(daemon.write(&format!("{name}.yaml"), text));
+            let text = pod(
+                &name,
+                "limits: {example.com/gpu: 1}",
+                "restartPolicy: Never",
+            );
+            holder
+                .arg("-f")
+                .arg(daemon.write(&format!("{name}.yaml"), text));
             holder
         }
         2 => {
-            holder.arg("-f").arg(daemon.write(&format!("{name}.yaml"), allocated(&name, &device)));
+            holder
+                .arg("-f")
+                .arg(daemon.write(&format!("{name}.yaml"), allocated(&name, &device)));
             holder
         }
         _ => {
-            holder.args(["--pod", &name, "--device", &format!("mock-gpu.nodedock.dev/gpus/{device}")]);
+            holder.args([
+                "--pod",
+                &name,
+                "--device",
+                &format!("mock-gpu.nodedock.dev/gpus/{device}"),
+            ]);
             holder
         }
     };
-    command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap()
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
 }
 
 #[tokio::test]
 async fn sixty_four_programs_of_every_kind_that_race_for_eight_devices_while_the_daemon_crashes_each_have_one_alone()
  {
     let mut daemon = Daemon::start_with(
-        Options::default().config("claims: {exclusiveWaitMs: 3000}\n").flag("--local-api"),
+        Options::default()
+            .config("claims: {exclusiveWaitMs: 3000}\n")
+            .flag("--local-api"),
     )
     .await;
     daemon.install_gpus(&format!(
@@ -117,7 +146,10 @@ async fn sixty_four_programs_of_every_kind_that_race_for_eight_devices_while_the
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_allocatable("example.com/gpu", DEVICES).await;
     let class = daemon.write("class.yaml", CLASS);
-    daemon.cli(&["claim", "create", "-f", class.to_str().unwrap()]).await.done();
+    daemon
+        .cli(&["claim", "create", "-f", class.to_str().unwrap()])
+        .await
+        .done();
 
     let locks = daemon.path().join("locks");
     fs::create_dir(&locks).unwrap();
@@ -139,12 +171,16 @@ async fn sixty_four_programs_of_every_kind_that_race_for_eight_devices_while_the
                 tokio::task::yield_now().await;
             }
         };
-        timeout(LONG, some).await.unwrap_or_else(|_| panic!("{} of {wanted}\n{}", given(), daemon.log()));
+        timeout(LONG, some)
+            .await
+            .unwrap_or_else(|_| panic!("{} of {wanted}\n{}", given(), daemon.log()));
         daemon.crash().await;
     }
     for (n, program) in programs.iter_mut().enumerate() {
         let ended = timeout(LONG, program.wait()).await;
-        let ended = ended.unwrap_or_else(|_| panic!("program {n} gets no device\n{}", daemon.log())).unwrap();
+        let ended = ended
+            .unwrap_or_else(|_| panic!("program {n} gets no device\n{}", daemon.log()))
+            .unwrap();
         assert!(ended.success(), "program {n}: {ended}\n{}", daemon.log());
     }
     assert_eq!(given(), PROGRAMS, "each had one");

@@ -8,7 +8,8 @@ use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::{Daemon, Options, assert_parts};
 
 use super::{
-    NIC, calling, ids, limited, nics, ready, short, until_allocate, with_nics, with_registration_socket,
+    NIC, calling, ids, limited, nics, ready, short, until_allocate, with_nics,
+    with_registration_socket,
 };
 
 const DRIVER: &str = "nic.example.com";
@@ -33,7 +34,10 @@ async fn adapted() -> Daemon {
 
 /// A pod with a claim for devices.
 fn claiming(name: &str, devices: &[&str]) -> v1::PreparePodRequest {
-    let devices: Vec<_> = devices.iter().map(|device| format!("{DRIVER}/nics/{device}")).collect();
+    let devices: Vec<_> = devices
+        .iter()
+        .map(|device| format!("{DRIVER}/nics/{device}"))
+        .collect();
     let devices: Vec<_> = devices.iter().map(String::as_str).collect();
     request(&pod(name), &[&claim(&format!("claim-of-{name}"), &devices)])
 }
@@ -45,22 +49,36 @@ async fn register_again(plugin: &Plugin) {
 }
 
 async fn adapter(daemon: &Daemon) -> v1::Adapter {
-    let answer = daemon.client().list_adapters(v1::ListAdaptersRequest {}).await.expect("it answers");
+    let answer = daemon
+        .client()
+        .list_adapters(v1::ListAdaptersRequest {})
+        .await
+        .expect("it answers");
     answer.into_inner().adapters.remove(0)
 }
 
 /// Names and health of the driver's devices.
 async fn devices(daemon: &Daemon) -> Vec<(String, String)> {
-    let devices = daemon.devices().await.into_iter().filter(|device| device.driver == DRIVER);
+    let devices = daemon
+        .devices()
+        .await
+        .into_iter()
+        .filter(|device| device.driver == DRIVER);
     devices.map(|device| (device.name, device.health)).collect()
 }
 
 async fn until_devices(daemon: &Daemon, wanted: &[(&str, &str)]) {
-    let wanted: Vec<_> =
-        wanted.iter().map(|(name, health)| ((*name).to_owned(), (*health).to_owned())).collect();
+    let wanted: Vec<_> = wanted
+        .iter()
+        .map(|(name, health)| ((*name).to_owned(), (*health).to_owned()))
+        .collect();
     let end = tokio::time::Instant::now() + nodedock_tests::DEADLINE;
     while devices(daemon).await != wanted {
-        assert!(tokio::time::Instant::now() < end, "{:?}, not {wanted:?}", devices(daemon).await);
+        assert!(
+            tokio::time::Instant::now() < end,
+            "{:?}, not {wanted:?}",
+            devices(daemon).await
+        );
         tokio::task::yield_now().await;
     }
 }
@@ -69,28 +87,62 @@ async fn until_devices(daemon: &Daemon, wanted: &[(&str, &str)]) {
 async fn claims_and_limits_of_pods_share_the_devices_of_one_plugin_over_every_restart() {
     let mut daemon = adapted().await;
     let plugin = with_nics(&daemon, Script::ok(), 3).await;
-    let driver = daemon.drivers().await.into_iter().find(|driver| driver.name == DRIVER).expect("it serves");
-    assert_eq!((driver.kind.as_str(), driver.state.as_str(), driver.devices), ("adapter", "serving", 3));
+    let driver = daemon
+        .drivers()
+        .await
+        .into_iter()
+        .find(|driver| driver.name == DRIVER)
+        .expect("it serves");
+    assert_eq!(
+        (driver.kind.as_str(), driver.state.as_str(), driver.devices),
+        ("adapter", "serving", 3)
+    );
 
     let first = daemon.prepared(claiming("claimed", &["nic-1"])).await;
     assert_eq!(until_allocate(&plugin).await, ["nic-1"]);
     let file = daemon.only_cdi_file();
-    assert!(file.env().iter().any(|line| line.ends_with("=nic-1")), "{:?}", file.env());
+    assert!(
+        file.env().iter().any(|line| line.ends_with("=nic-1")),
+        "{:?}",
+        file.env()
+    );
     // The other two go to a pod by its limits, and there is no third.
     let limits = ready(&daemon, limited("limited", &[(NIC, 2)])).await;
     assert_eq!(ids(&limits, "main", NIC), ["nics/nic-0", "nics/nic-2"]);
-    assert_eq!(short(&daemon, limited("late", &[(NIC, 1)])).await.code, "too-few-devices");
+    assert_eq!(
+        short(&daemon, limited("late", &[(NIC, 1)])).await.code,
+        "too-few-devices"
+    );
     let held = daemon.refused(claiming("twice", &["nic-1"])).await;
     assert_eq!(held.code, "device-held");
 
     // A repeated prepare is answered without the plugin, also after a crash, and so is an unprepare.
     plugin.die();
-    assert_eq!(daemon.prepared(claiming("claimed", &["nic-1"])).await.containers, first.containers);
+    assert_eq!(
+        daemon
+            .prepared(claiming("claimed", &["nic-1"]))
+            .await
+            .containers,
+        first.containers
+    );
     daemon.crash().await;
-    assert_eq!(daemon.prepared(claiming("claimed", &["nic-1"])).await.containers, first.containers);
+    assert_eq!(
+        daemon
+            .prepared(claiming("claimed", &["nic-1"]))
+            .await
+            .containers,
+        first.containers
+    );
     daemon.unprepare(&pod("claimed")).await;
     let plugin = with_nics(&daemon, Script::ok(), 3).await;
-    assert_eq!(ids(&ready(&daemon, limited("late", &[(NIC, 1)])).await, "main", NIC), ["nics/nic-1"]);
+    assert_eq!(
+        ids(
+            &ready(&daemon, limited("late", &[(NIC, 1)])).await,
+            "main",
+            NIC
+        ),
+        ["nics/nic-1"]
+    );
     assert_eq!(until_allocate(&plugin).await, ["nic-1"]);
     for name in ["limited", "late"] {
         daemon.unprepare(&pod(name)).await;
@@ -106,7 +158,9 @@ async fn a_device_follows_the_plugins_list_and_a_plugin_that_is_gone_leaves_unhe
         Register::PluginsRegistry(registry) => registry.clone(),
         other => panic!("{other:?}"),
     };
-    let plugin = Plugin::start(options.clone(), Script::ok(), nics(2)).await.expect("it registers");
+    let plugin = Plugin::start(options.clone(), Script::ok(), nics(2))
+        .await
+        .expect("it registers");
     until_devices(&daemon, &[("nic-0", "healthy"), ("nic-1", "healthy")]).await;
     plugin.list(vec![Device::healthy("nic-0"), Device::unhealthy("nic-1")]);
     until_devices(&daemon, &[("nic-0", "healthy"), ("nic-1", "unhealthy")]).await;
@@ -131,31 +185,70 @@ async fn devices_that_pods_have_by_the_plugins_ids_stay_with_them_until_they_end
     until_devices(&daemon, &[("nic-2", "healthy")]).await;
     assert_eq!(adapter(&daemon).await.held, ["nic-0", "nic-1"]);
     let explained = daemon.cli(&["explain", "resource", NIC]).await.done();
-    assert_parts(&explained, &["driver nic.example.com", "from the time before the adapter: nic-0, nic-1"]);
+    assert_parts(
+        &explained,
+        &[
+            "driver nic.example.com",
+            "from the time before the adapter: nic-0, nic-1",
+        ],
+    );
     let problem = daemon.refused(claiming("new", &["nic-0"])).await;
     assert_eq!(problem.code, "no-such-device", "{problem:?}");
     // The pod keeps what it has, and gets it again.
-    assert_eq!(ready(&daemon, limited("old", &[(NIC, 2)])).await.containers, before.containers);
+    assert_eq!(
+        ready(&daemon, limited("old", &[(NIC, 2)])).await.containers,
+        before.containers
+    );
     daemon.unprepare(&pod("old")).await;
-    until_devices(&daemon, &[("nic-0", "healthy"), ("nic-1", "healthy"), ("nic-2", "healthy")]).await;
+    until_devices(
+        &daemon,
+        &[
+            ("nic-0", "healthy"),
+            ("nic-1", "healthy"),
+            ("nic-2", "healthy"),
+        ],
+    )
+    .await;
     daemon.prepared(claiming("new", &["nic-0"])).await;
 
     // And back: without its file the adapter is a plugin again once its claims are unprepared.
     std::fs::remove_file(adapter_path(&daemon)).expect("it is there");
     daemon.restart().await;
     register_again(&plugin).await;
-    until_devices(&daemon, &[("nic-0", "healthy"), ("nic-1", "healthy"), ("nic-2", "healthy")]).await;
+    until_devices(
+        &daemon,
+        &[
+            ("nic-0", "healthy"),
+            ("nic-1", "healthy"),
+            ("nic-2", "healthy"),
+        ],
+    )
+    .await;
     assert!(adapter(&daemon).await.removed);
     daemon.unprepare(&pod("new")).await;
     daemon.restart().await;
     register_again(&plugin).await;
     daemon.until_allocatable(NIC, 3).await;
-    assert_eq!(ids(&ready(&daemon, limited("again", &[(NIC, 1)])).await, "main", NIC), ["nic-0"]);
-    assert!(daemon.devices().await.iter().all(|device| device.driver != DRIVER));
+    assert_eq!(
+        ids(
+            &ready(&daemon, limited("again", &[(NIC, 1)])).await,
+            "main",
+            NIC
+        ),
+        ["nic-0"]
+    );
+    assert!(
+        daemon
+            .devices()
+            .await
+            .iter()
+            .all(|device| device.driver != DRIVER)
+    );
 }
 
 #[tokio::test]
-async fn an_answer_that_is_wrong_late_or_outside_the_adapters_paths_is_refused_and_leaves_nothing() {
+async fn an_answer_that_is_wrong_late_or_outside_the_adapters_paths_is_refused_and_leaves_nothing()
+{
     let mut daemon = Daemon::start().await;
     write_adapter(&daemon, &format!("{ADAPTER}paths: [/dev/null]\n"));
     daemon.restart().await;
@@ -190,36 +283,60 @@ async fn an_answer_that_is_wrong_late_or_outside_the_adapters_paths_is_refused_a
 
 #[tokio::test]
 async fn bad_adapters_are_conditions_and_the_commands_show_and_switch_the_good_one() {
-    let mut daemon = Daemon::start_with(
-        Options::default()
-            .config(&format!("devicePluginAdapters: [{{ {} }}]\n", ADAPTER.trim().replace('\n', ", "))),
-    )
+    let mut daemon = Daemon::start_with(Options::default().config(&format!(
+        "devicePluginAdapters: [{{ {} }}]\n",
+        ADAPTER.trim().replace('\n', ", ")
+    )))
     .await;
     write_adapter(&daemon, ADAPTER);
     let bad = daemon.state().join("plugins_registry/bad.adapter.yaml");
     std::fs::write(&bad, format!("{HEADER}{ADAPTER}driverz: x\n")).expect("it is written");
     daemon.restart().await;
-    let conditions = daemon.until_conditions(&["adapter-conflict", "adapter-invalid"]).await;
-    let text: Vec<_> =
-        conditions.iter().filter_map(|of| Some(of.problem.as_ref()?.message.clone())).collect();
+    let conditions = daemon
+        .until_conditions(&["adapter-conflict", "adapter-invalid"])
+        .await;
+    let text: Vec<_> = conditions
+        .iter()
+        .filter_map(|of| Some(of.problem.as_ref()?.message.clone()))
+        .collect();
     assert_parts(
         &text.join("\n"),
-        &["the config", "nic.adapter.yaml", "bad.adapter.yaml", "line 6", "driverz"],
+        &[
+            "the config",
+            "nic.adapter.yaml",
+            "bad.adapter.yaml",
+            "line 6",
+            "driverz",
+        ],
     );
 
     let shown = daemon.cli(&["get", "adapters"]).await.done();
     assert_parts(
         &shown,
-        &["nic.example.com", "example.com/nic", "enabled", "gone", "no device plugin has registered"],
+        &[
+            "nic.example.com",
+            "example.com/nic",
+            "enabled",
+            "gone",
+            "no device plugin has registered",
+        ],
     );
     let disabled = daemon.cli(&["adapter", "disable", DRIVER]).await.done();
-    assert_parts(&disabled, &["adapter nic.example.com of example.com/nic is disabled"]);
+    assert_parts(
+        &disabled,
+        &["adapter nic.example.com of example.com/nic is disabled"],
+    );
     daemon.crash().await;
     assert!(!adapter(&daemon).await.enabled);
     daemon.cli(&["adapter", "enable", DRIVER]).await.done();
     assert!(adapter(&daemon).await.enabled);
-    let unknown = daemon.cli(&["adapter", "enable", "other.example.com"]).await;
-    assert_parts(&unknown.failed(1), &["no adapter of the driver \"other.example.com\""]);
+    let unknown = daemon
+        .cli(&["adapter", "enable", "other.example.com"])
+        .await;
+    assert_parts(
+        &unknown.failed(1),
+        &["no adapter of the driver \"other.example.com\""],
+    );
     let reload = daemon.cli(&["driver", "reload", DRIVER]).await;
     assert_parts(&reload.failed(1), &["read when the daemon starts"]);
     // Beside another plugin's name.

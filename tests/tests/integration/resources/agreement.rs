@@ -22,13 +22,24 @@ type Device = (String, String);
 /// Expects that capacity, devices, pods and pod resources agree, and gives the pods that have each device.
 pub(super) async fn agree(daemon: &Daemon) -> BTreeMap<Device, BTreeSet<String>> {
     let (pods, devices) = (daemon.pods().await, daemon.devices().await);
-    let devices: Vec<_> = devices.into_iter().filter(|device| !device.extended_resource.is_empty()).collect();
-    let capacity = daemon.client().get_capacity(v1::GetCapacityRequest {}).await.expect("an answer");
+    let devices: Vec<_> = devices
+        .into_iter()
+        .filter(|device| !device.extended_resource.is_empty())
+        .collect();
+    let capacity = daemon
+        .client()
+        .get_capacity(v1::GetCapacityRequest {})
+        .await
+        .expect("an answer");
     let held = held(&pods);
     counts_agree(&capacity.into_inner().resources, &devices, &held);
     for device in &devices {
         let users: BTreeSet<_> = device.pods.iter().map(|pod| pod.uid.clone()).collect();
-        assert_eq!(users, held.get(&key(device)).cloned().unwrap_or_default(), "{device:?}");
+        assert_eq!(
+            users,
+            held.get(&key(device)).cloned().unwrap_or_default(),
+            "{device:?}"
+        );
     }
     pod_resources_agree(daemon, &pods, &devices).await;
     held
@@ -40,7 +51,9 @@ fn held(pods: &[v1::PodStatus]) -> BTreeMap<Device, BTreeSet<String>> {
         let uid = &pod.pod.as_ref().expect("a pod has a name").uid;
         for of in &pod.resources {
             for id in &of.device_ids {
-                held.entry((of.resource.clone(), id.clone())).or_default().insert(uid.clone());
+                held.entry((of.resource.clone(), id.clone()))
+                    .or_default()
+                    .insert(uid.clone());
             }
         }
     }
@@ -67,7 +80,10 @@ fn counts_agree(
 ) {
     for resource in resources {
         // What a driver that is away had is not listed, and counts until it is away for long.
-        let listed: Vec<_> = devices.iter().filter(|d| d.extended_resource == resource.name).collect();
+        let listed: Vec<_> = devices
+            .iter()
+            .filter(|d| d.extended_resource == resource.name)
+            .collect();
         if resource.active {
             let healthy = listed.iter().filter(|device| is_healthy(device)).count();
             let counted = (resource.capacity as usize, resource.allocatable as usize);
@@ -75,13 +91,26 @@ fn counts_agree(
         } else {
             assert_eq!(resource.allocatable, 0, "{resource:?}");
         }
-        let of_pods = held.keys().filter(|(name, _)| *name == resource.name).cloned();
-        let of_claims = listed.iter().filter(|device| !device.claims.is_empty()).map(|device| key(device));
+        let of_pods = held
+            .keys()
+            .filter(|(name, _)| *name == resource.name)
+            .cloned();
+        let of_claims = listed
+            .iter()
+            .filter(|device| !device.claims.is_empty())
+            .map(|device| key(device));
         let allocated: BTreeSet<_> = of_pods.chain(of_claims).collect();
-        assert_eq!(resource.allocated as usize, allocated.len(), "{resource:?} {held:?}");
+        assert_eq!(
+            resource.allocated as usize,
+            allocated.len(),
+            "{resource:?} {held:?}"
+        );
     }
     for (name, id) in held.keys() {
-        assert!(resources.iter().any(|resource| resource.name == *name), "{id} of {name} is held");
+        assert!(
+            resources.iter().any(|resource| resource.name == *name),
+            "{id} of {name} is held"
+        );
     }
 }
 
@@ -89,44 +118,87 @@ async fn pod_resources_agree(daemon: &Daemon, pods: &[v1::PodStatus], devices: &
     let client = PodResourcesListerClient::new(daemon.pod_resources_channel())
         // As Kubernetes' own client library.
         .max_decoding_message_size(nodedock_model::limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
-    let list = call(&client, async |mut c| c.list(ListPodResourcesRequest {}).await).await.pod_resources;
+    let list = call(&client, async |mut c| {
+        c.list(ListPodResourcesRequest {}).await
+    })
+    .await
+    .pod_resources;
     for pod in pods {
         let id = pod.pod.clone().expect("a pod has a name");
-        let found = list.iter().find(|listed| listed.name == id.name && listed.namespace == id.namespace);
+        let found = list
+            .iter()
+            .find(|listed| listed.name == id.name && listed.namespace == id.namespace);
         let found = found.unwrap_or_else(|| panic!("{id:?} is not listed: {list:#?}"));
         assert_eq!(listed(found), wanted(pod), "{id:?}");
-        let request = GetPodResourcesRequest { pod_name: id.name, pod_namespace: id.namespace };
+        let request = GetPodResourcesRequest {
+            pod_name: id.name,
+            pod_namespace: id.namespace,
+        };
         let got = call(&client, async |mut c| c.get(request.clone()).await).await;
         assert_eq!(got.pod_resources.as_ref(), Some(found));
     }
     assert_eq!(list.len(), pods.len(), "{list:#?}");
     let asked = async |mut c: PodResourcesListerClient<Channel>| {
-        c.get_allocatable_resources(AllocatableResourcesRequest {}).await
+        c.get_allocatable_resources(AllocatableResourcesRequest {})
+            .await
     };
-    let allocatable: BTreeSet<_> = call(&client, asked).await.devices.iter().flat_map(each).collect();
-    let healthy: BTreeSet<_> = devices.iter().filter(|device| is_healthy(device)).map(key).collect();
+    let allocatable: BTreeSet<_> = call(&client, asked)
+        .await
+        .devices
+        .iter()
+        .flat_map(each)
+        .collect();
+    let healthy: BTreeSet<_> = devices
+        .iter()
+        .filter(|device| is_healthy(device))
+        .map(key)
+        .collect();
     assert_eq!(allocatable, healthy);
 }
 
 /// The devices of each container that has some, but for the ordinary init container.
 fn wanted(pod: &v1::PodStatus) -> BTreeMap<String, BTreeSet<Device>> {
     let mut wanted: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for of in pod.resources.iter().filter(|of| of.container != INIT && of.outcome != "allocating") {
-        let devices = of.device_ids.iter().map(|id| (of.resource.clone(), id.clone()));
-        wanted.entry(of.container.clone()).or_default().extend(devices);
+    for of in pod
+        .resources
+        .iter()
+        .filter(|of| of.container != INIT && of.outcome != "allocating")
+    {
+        let devices = of
+            .device_ids
+            .iter()
+            .map(|id| (of.resource.clone(), id.clone()));
+        wanted
+            .entry(of.container.clone())
+            .or_default()
+            .extend(devices);
     }
     wanted
 }
 
 fn listed(pod: &PodResources) -> BTreeMap<String, BTreeSet<Device>> {
     let of = |container: &nodedock_proto::kubelet::pod_resources::v1::ContainerResources| {
-        (container.name.clone(), container.devices.iter().flat_map(each).collect::<BTreeSet<_>>())
+        (
+            container.name.clone(),
+            container
+                .devices
+                .iter()
+                .flat_map(each)
+                .collect::<BTreeSet<_>>(),
+        )
     };
-    pod.containers.iter().map(of).filter(|(_, devices)| !devices.is_empty()).collect()
+    pod.containers
+        .iter()
+        .map(of)
+        .filter(|(_, devices)| !devices.is_empty())
+        .collect()
 }
 
 fn each(devices: &ContainerDevices) -> impl Iterator<Item = Device> {
-    devices.device_ids.iter().map(|id| (devices.resource_name.clone(), id.clone()))
+    devices
+        .device_ids
+        .iter()
+        .map(|id| (devices.resource_name.clone(), id.clone()))
 }
 
 /// Asks until the limit of calls lets it through.
@@ -142,5 +214,7 @@ async fn call<T>(
             }
         }
     };
-    timeout(DEADLINE, asked).await.expect("a call is let through after a while")
+    timeout(DEADLINE, asked)
+        .await
+        .expect("a call is let through after a while")
 }

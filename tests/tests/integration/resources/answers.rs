@@ -15,9 +15,15 @@ async fn daemon() -> Daemon {
 }
 
 fn mounting(host_path: &str) -> Answer {
-    let mount =
-        api::Mount { container_path: "/x".to_owned(), host_path: host_path.to_owned(), read_only: true };
-    Answer::container(api::ContainerAllocateResponse { mounts: vec![mount], ..Default::default() })
+    let mount = api::Mount {
+        container_path: "/x".to_owned(),
+        host_path: host_path.to_owned(),
+        read_only: true,
+    };
+    Answer::container(api::ContainerAllocateResponse {
+        mounts: vec![mount],
+        ..Default::default()
+    })
 }
 
 fn with_node(host_path: &str, permissions: &str) -> Answer {
@@ -26,12 +32,20 @@ fn with_node(host_path: &str, permissions: &str) -> Answer {
         host_path: host_path.to_owned(),
         permissions: permissions.to_owned(),
     };
-    Answer::container(api::ContainerAllocateResponse { devices: vec![node], ..Default::default() })
+    Answer::container(api::ContainerAllocateResponse {
+        devices: vec![node],
+        ..Default::default()
+    })
 }
 
 fn naming(name: &str) -> Answer {
-    let cdi_devices = vec![api::CdiDevice { name: name.to_owned() }];
-    Answer::container(api::ContainerAllocateResponse { cdi_devices, ..Default::default() })
+    let cdi_devices = vec![api::CdiDevice {
+        name: name.to_owned(),
+    }];
+    Answer::container(api::ContainerAllocateResponse {
+        cdi_devices,
+        ..Default::default()
+    })
 }
 
 #[tokio::test]
@@ -40,15 +54,51 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
     let plugin = with_nics(&daemon, Script::ok(), 2).await;
     let refusal = |code| Answer::Status(code, "out of order".to_owned());
     let cases = [
-        (Answer::NoResponse, "driver-answer-not-valid", "no container response"),
-        (mounting("/none/of/this"), "allocation-path-missing", "/none/of/this"),
-        (with_node("/dev/none-of-this", "rw"), "allocation-path-missing", "/dev/none-of-this"),
-        (with_node("/dev/null", "rwx"), "driver-answer-not-valid", "rwx"),
-        (with_node("/dev/null", ""), "driver-answer-not-valid", "one or more of r, w, m"),
-        (with_node("dev/null", "rw"), "driver-answer-not-valid", "absolute path"),
-        (with_node("/proc/version", "rw"), "allocation-node-invalid", "/proc/version"),
-        (with_node("/proc/sys/kernel", "rw"), "allocation-node-invalid", "no device node"),
-        (naming("nic-0"), "driver-answer-not-valid", "VENDOR/CLASS=NAME"),
+        (
+            Answer::NoResponse,
+            "driver-answer-not-valid",
+            "no container response",
+        ),
+        (
+            mounting("/none/of/this"),
+            "allocation-path-missing",
+            "/none/of/this",
+        ),
+        (
+            with_node("/dev/none-of-this", "rw"),
+            "allocation-path-missing",
+            "/dev/none-of-this",
+        ),
+        (
+            with_node("/dev/null", "rwx"),
+            "driver-answer-not-valid",
+            "rwx",
+        ),
+        (
+            with_node("/dev/null", ""),
+            "driver-answer-not-valid",
+            "one or more of r, w, m",
+        ),
+        (
+            with_node("dev/null", "rw"),
+            "driver-answer-not-valid",
+            "absolute path",
+        ),
+        (
+            with_node("/proc/version", "rw"),
+            "allocation-node-invalid",
+            "/proc/version",
+        ),
+        (
+            with_node("/proc/sys/kernel", "rw"),
+            "allocation-node-invalid",
+            "no device node",
+        ),
+        (
+            naming("nic-0"),
+            "driver-answer-not-valid",
+            "VENDOR/CLASS=NAME",
+        ),
         (Answer::bad_path(), "driver-answer-not-valid", ".."),
         (refusal(Code::Unknown), "driver-refused", "out of order"),
         (refusal(Code::Internal), "driver-failed", "out of order"),
@@ -58,8 +108,14 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
         plugin.set_script(Script::always(answer));
         let problem = short(&daemon, limited("one", &[(NIC, 2)])).await;
         assert_eq!(problem.code, code, "{problem:?}");
-        assert!(problem.message.contains(NIC) && problem.message.contains(words), "{problem:?}");
-        assert!(agree(&daemon).await.is_empty(), "{code}: no pod has anything");
+        assert!(
+            problem.message.contains(NIC) && problem.message.contains(words),
+            "{problem:?}"
+        );
+        assert!(
+            agree(&daemon).await.is_empty(),
+            "{code}: no pod has anything"
+        );
         plugin.set_script(Script::ok());
         ready(&daemon, limited("two", &[(NIC, 2)])).await;
         freed(&daemon, "two").await;
@@ -69,14 +125,22 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
 #[tokio::test]
 async fn a_container_does_not_start_while_its_plugin_refuses() {
     let daemon = daemon().await;
-    let options = native_device_plugin::Options { pre_start: true, ..calling(&daemon, NIC) };
+    let options = native_device_plugin::Options {
+        pre_start: true,
+        ..calling(&daemon, NIC)
+    };
     let plugin = started(&daemon, options, Script::ok(), nics(1)).await;
     let answer = ready(&daemon, limited("one", &[(NIC, 1)])).await;
     plugin.set_script(Script::ok().pre_start(|_| Answer::refuse("not now")));
-    let refused = start(&daemon, "one", "main").await.expect_err("it may not start");
+    let refused = start(&daemon, "one", "main")
+        .await
+        .expect_err("it may not start");
     assert_parts(refused.message(), &[NIC, "not now"]);
     plugin.set_script(Script::ok());
-    assert_eq!(start(&daemon, "one", "main").await.expect("it may start"), answer.containers[0]);
+    assert_eq!(
+        start(&daemon, "one", "main").await.expect("it may start"),
+        answer.containers[0]
+    );
 }
 
 #[tokio::test]
@@ -84,7 +148,10 @@ async fn a_plugin_that_dies_in_the_middle_of_a_call_and_returns_is_called_again(
     let daemon = Daemon::start().await;
     let first = with_nics(&daemon, Script::always(Answer::Die), 2).await;
     let problem = short(&daemon, limited("one", &[(NIC, 2)])).await;
-    assert!(problem.kind == "unavailable" && problem.message.contains(NIC), "{problem:?}");
+    assert!(
+        problem.kind == "unavailable" && problem.message.contains(NIC),
+        "{problem:?}"
+    );
     drop::<Plugin>(first);
     let _second = with_nics(&daemon, Script::ok(), 2).await;
     ready(&daemon, limited("one", &[(NIC, 2)])).await;

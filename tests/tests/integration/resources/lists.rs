@@ -19,7 +19,9 @@ async fn a_pod_gets_thousands_of_a_hundred_thousand_devices() {
     let plugin = with_nics(&daemon, script, 1).await;
     // One for each MiB of the memory of some GPUs, as plugins that divide them list.
     plugin.list(
-        (0..120_000).map(|n| Device::healthy(&format!("GPU-8f6d2c1e-0b1c-4f5e-9a7b-{n:012}"))).collect(),
+        (0..120_000)
+            .map(|n| Device::healthy(&format!("GPU-8f6d2c1e-0b1c-4f5e-9a7b-{n:012}")))
+            .collect(),
     );
     daemon.until_allocatable(NIC, 120_000).await;
     let answer = ready(&daemon, limited("one", &[(NIC, 8000)])).await;
@@ -33,7 +35,12 @@ async fn devices_that_flap_a_thousand_times_a_second_hold_up_no_other_resource()
     let daemon = Daemon::start().await;
     let flapping = with_nics(&daemon, Script::ok(), 100).await;
     let _other = started(&daemon, calling(&daemon, OTHER), Script::ok(), nics(2)).await;
-    let lists = [nics(100), (0..100).map(|n| Device::unhealthy(&format!("nic-{n}"))).collect()];
+    let lists = [
+        nics(100),
+        (0..100)
+            .map(|n| Device::unhealthy(&format!("nic-{n}")))
+            .collect(),
+    ];
     let flap = async {
         let mut pace = interval(Duration::from_millis(1));
         for turn in 0.. {

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use native_device_plugin::{Answer, Choice, Device, Event, Options as PluginOptions, Plugin, Script, api};
+use native_device_plugin::{
+    Answer, Choice, Device, Event, Options as PluginOptions, Plugin, Script, api,
+};
 use nodedock_proto::node::v1;
 use nodedock_tests::Daemon;
 use nodedock_tests::compose::pod;
@@ -31,7 +33,12 @@ fn full(library: &Path, devices: &[String]) -> Answer {
         }],
         devices: devices.iter().map(node).collect(),
         annotations: BTreeMap::from([("example.com/nics".to_owned(), devices.join("_"))]),
-        cdi_devices: devices.iter().map(|id| api::CdiDevice { name: format!("{NIC}={id}") }).collect(),
+        cdi_devices: devices
+            .iter()
+            .map(|id| api::CdiDevice {
+                name: format!("{NIC}={id}"),
+            })
+            .collect(),
     })
 }
 
@@ -59,12 +66,26 @@ fn expected(library: &Path, name: &str, devices: &[String]) -> v1::ContainerDevi
 
 /// Those that must be there, and of the others the last.
 fn last(choice: &Choice) -> Vec<String> {
-    let others = choice.available.iter().rev().filter(|id| !choice.must_include.contains(id));
-    choice.must_include.iter().chain(others).take(usize::try_from(choice.size).unwrap()).cloned().collect()
+    let others = choice
+        .available
+        .iter()
+        .rev()
+        .filter(|id| !choice.must_include.contains(id));
+    choice
+        .must_include
+        .iter()
+        .chain(others)
+        .take(usize::try_from(choice.size).unwrap())
+        .cloned()
+        .collect()
 }
 
-const KINDS: [(&str, &str, u32); 4] =
-    [("init", "init", 2), ("sidecar", "sidecar", 1), ("main", "", 2), ("second", "app", 1)];
+const KINDS: [(&str, &str, u32); 4] = [
+    ("init", "init", 2),
+    ("sidecar", "sidecar", 1),
+    ("main", "", 2),
+    ("second", "app", 1),
+];
 
 /// A pod with every kind of container, a plugin with an opinion, and all of it again after crashes.
 struct Life {
@@ -78,10 +99,19 @@ struct Life {
 impl Life {
     async fn begin(options: impl Fn(&Daemon) -> PluginOptions) -> Self {
         let daemon = Daemon::start().await;
-        let options = PluginOptions { pre_start: true, ..options(&daemon) };
+        let options = PluginOptions {
+            pre_start: true,
+            ..options(&daemon)
+        };
         let containers = KINDS.map(|(name, kind, count)| container(name, kind, &[(NIC, count)]));
         let request = request_of("one", containers.to_vec());
-        let mut life = Self { daemon, options, plugin: None, request, answer: Default::default() };
+        let mut life = Self {
+            daemon,
+            options,
+            plugin: None,
+            request,
+            answer: Default::default(),
+        };
         life.bring_plugin().await;
         life.answer = ready(&life.daemon, life.request.clone()).await;
         life
@@ -104,25 +134,55 @@ impl Life {
 
     /// Init containers' devices are used again, a sidecar keeps its own.
     fn devices_are_right(&self) {
-        assert_eq!(self.ids("init"), ["nic-3", "nic-4"], "the plugin's preference");
-        let [init, sidecar, main, second] = KINDS.map(|(name, ..)| BTreeSet::from_iter(self.ids(name)));
-        assert!(sidecar.is_subset(&init) && !main.is_disjoint(&init), "{:#?}", self.answer);
+        assert_eq!(
+            self.ids("init"),
+            ["nic-3", "nic-4"],
+            "the plugin's preference"
+        );
+        let [init, sidecar, main, second] =
+            KINDS.map(|(name, ..)| BTreeSet::from_iter(self.ids(name)));
+        assert!(
+            sidecar.is_subset(&init) && !main.is_disjoint(&init),
+            "{:#?}",
+            self.answer
+        );
         let together: BTreeSet<_> = [&sidecar, &main, &second].into_iter().flatten().collect();
-        assert_eq!(together.len(), 4, "no pod shares a device with another that runs: {:#?}", self.answer);
-        let containers =
-            KINDS.map(|(name, ..)| expected(self.daemon.path(), name, &ids(&self.answer, name, NIC)));
+        assert_eq!(
+            together.len(),
+            4,
+            "no pod shares a device with another that runs: {:#?}",
+            self.answer
+        );
+        let containers = KINDS
+            .map(|(name, ..)| expected(self.daemon.path(), name, &ids(&self.answer, name, NIC)));
         assert_eq!(self.answer.containers, containers);
     }
 
     /// One question and one Allocate for each container, in their order; all bear the request's id and a deadline.
     async fn plugin_was_asked(&self) {
         let choice = until_event(self.plugin(), |event| matches!(event, Event::Preferred(_))).await;
-        let Event::Preferred(choice) = choice else { panic!("{choice:?}") };
+        let Event::Preferred(choice) = choice else {
+            panic!("{choice:?}")
+        };
         assert_eq!((choice.size, choice.must_include.len()), (2, 0));
-        assert_eq!(choice.available, ["nic-0", "nic-1", "nic-2", "nic-3", "nic-4"], "the healthy ones");
+        assert_eq!(
+            choice.available,
+            ["nic-0", "nic-1", "nic-2", "nic-3", "nic-4"],
+            "the healthy ones"
+        );
         for (name, ..) in KINDS {
-            let asked = until_event(self.plugin(), |event| matches!(event, Event::Allocate { .. })).await;
-            let Event::Allocate { devices, request_id, deadline } = asked else { panic!("{asked:?}") };
+            let asked = until_event(self.plugin(), |event| {
+                matches!(event, Event::Allocate { .. })
+            })
+            .await;
+            let Event::Allocate {
+                devices,
+                request_id,
+                deadline,
+            } = asked
+            else {
+                panic!("{asked:?}")
+            };
             assert_eq!(devices, self.ids(name), "{name}");
             assert!(request_id.is_some() && deadline.is_some(), "{name}");
         }
@@ -131,20 +191,39 @@ impl Life {
     /// The same to a repeated request and to a reader, and all reports agree.
     async fn is_the_same(&self) {
         assert_eq!(ready(&self.daemon, self.request.clone()).await, self.answer);
-        assert_eq!(self.daemon.pod_devices(&pod("one")).await.expect("it is known"), self.answer);
+        assert_eq!(
+            self.daemon
+                .pod_devices(&pod("one"))
+                .await
+                .expect("it is known"),
+            self.answer
+        );
         let held = agree(&self.daemon).await;
         assert_eq!(held.len(), 4, "{held:?}");
-        assert!(held.values().all(|pods| pods.len() == 1 && pods.contains("pod-one")), "{held:?}");
+        assert!(
+            held.values()
+                .all(|pods| pods.len() == 1 && pods.contains("pod-one")),
+            "{held:?}"
+        );
     }
 
     /// Each container starts twice, and the plugin is called each time, and was asked for nothing since.
     async fn containers_start(&self) {
         for (name, ..) in [KINDS, KINDS].concat() {
-            let started = start(&self.daemon, "one", name).await.expect("it may start");
+            let started = start(&self.daemon, "one", name)
+                .await
+                .expect("it may start");
             assert_eq!(started, expected(self.daemon.path(), name, &self.ids(name)));
-            let is_call = |event: &Event| matches!(event, Event::Allocate { .. } | Event::PreStart { .. });
+            let is_call =
+                |event: &Event| matches!(event, Event::Allocate { .. } | Event::PreStart { .. });
             let event = until_event(self.plugin(), is_call).await;
-            assert_eq!(event, Event::PreStart { devices: self.ids(name) }, "{name}");
+            assert_eq!(
+                event,
+                Event::PreStart {
+                    devices: self.ids(name)
+                },
+                "{name}"
+            );
         }
     }
 
@@ -158,19 +237,33 @@ impl Life {
         let nic = self.daemon.until_resource(NIC, |_| true).await;
         assert_eq!((nic.active, nic.allocatable, nic.allocated), (false, 0, 4));
         self.is_the_same().await;
-        let refused = start(&self.daemon, "one", "main").await.expect_err("the plugin wants the call");
-        assert!(refused.code() == Code::Unavailable && refused.message().contains(NIC), "{refused:?}");
+        let refused = start(&self.daemon, "one", "main")
+            .await
+            .expect_err("the plugin wants the call");
+        assert!(
+            refused.code() == Code::Unavailable && refused.message().contains(NIC),
+            "{refused:?}"
+        );
         let problem = short(&self.daemon, limited("other", &[(NIC, 1)])).await;
         assert!(problem.message.contains(NIC), "{problem:?}");
     }
 
     async fn end(self) {
         let outcomes = freed(&self.daemon, "one").await;
-        assert_eq!(outcomes, KINDS.map(|(name, ..)| (name.into(), NIC.into(), "freed".into())));
+        assert_eq!(
+            outcomes,
+            KINDS.map(|(name, ..)| (name.into(), NIC.into(), "freed".into()))
+        );
         assert!(agree(&self.daemon).await.is_empty());
-        assert!(freed(&self.daemon, "one").await.is_empty(), "again is success");
+        assert!(
+            freed(&self.daemon, "one").await.is_empty(),
+            "again is success"
+        );
         let all = ready(&self.daemon, limited("two", &[(NIC, 5)])).await;
-        assert_eq!(ids(&all, "main", NIC), nics(5).into_iter().map(|nic| nic.id).collect::<Vec<_>>());
+        assert_eq!(
+            ids(&all, "main", NIC),
+            nics(5).into_iter().map(|nic| nic.id).collect::<Vec<_>>()
+        );
     }
 }
 
@@ -210,7 +303,10 @@ async fn the_command_line_shows_a_resource_from_the_limits_of_a_pod_to_its_end()
          spec: {{containers: [{{name: main, resources: {{limits: {{{NIC}: 1, cpu: 500m}}}}}}]}}\n"
     );
     let file = daemon.write("pod.yaml", manifest);
-    let output = daemon.cli(&["prepare", "-f", file.to_str().expect("UTF-8")]).await.done();
+    let output = daemon
+        .cli(&["prepare", "-f", file.to_str().expect("UTF-8")])
+        .await
+        .done();
     assert!(
         output.contains(NIC) && output.contains("nic-0") && output.contains("NATIVE_DEVICES"),
         "{output}"
@@ -219,15 +315,30 @@ async fn the_command_line_shows_a_resource_from_the_limits_of_a_pod_to_its_end()
     let resource = [("resource_name", NIC)];
     for counter in ["registration_total", "alloc_duration_seconds_count"] {
         let counter = format!("kubelet_device_plugin_{counter}");
-        assert_eq!(daemon.metrics().await.value(&counter, &resource), Some(1.0), "{counter}");
+        assert_eq!(
+            daemon.metrics().await.value(&counter, &resource),
+            Some(1.0),
+            "{counter}"
+        );
     }
     let resources = daemon.cli(&["get", "resources", "-o", "json"]).await.json();
-    let counted = ["capacity", "allocatable", "allocated", "active"].map(|field| resources[0][field].clone());
-    assert_eq!(serde_json::json!(counted), serde_json::json!([2, 2, 1, true]));
-    for (command, word) in [("pods", "example.com/nic=1"), ("devices", "nic-1"), ("resources", NIC)] {
+    let counted =
+        ["capacity", "allocatable", "allocated", "active"].map(|field| resources[0][field].clone());
+    assert_eq!(
+        serde_json::json!(counted),
+        serde_json::json!([2, 2, 1, true])
+    );
+    for (command, word) in [
+        ("pods", "example.com/nic=1"),
+        ("devices", "nic-1"),
+        ("resources", NIC),
+    ] {
         let output = daemon.cli(&["get", command]).await.done();
         assert!(output.contains(word), "{command}: {output}");
     }
-    daemon.cli(&["unprepare", "default/one"]).await.done_with(&[NIC, "freed"]);
+    daemon
+        .cli(&["unprepare", "default/one"])
+        .await
+        .done_with(&[NIC, "freed"]);
     assert!(agree(&daemon).await.is_empty());
 }

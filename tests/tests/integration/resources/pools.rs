@@ -31,20 +31,38 @@ async fn a_pools_device_is_a_prepared_claim_with_its_file_and_goes_with_its_pod(
     let wanted = limited("one", &[(GPU, 2)]);
     let answer = ready(&daemon, wanted.clone()).await;
     assert_eq!(ids(&answer, "main", GPU), ["gpus/gpu-0", "gpus/gpu-1"]);
-    assert!(answer.claims.is_empty(), "the claim is not the pod's own: {answer:#?}");
+    assert!(
+        answer.claims.is_empty(),
+        "the claim is not the pod's own: {answer:#?}"
+    );
     let named: BTreeSet<_> = answer.containers[0].cdi_devices.iter().cloned().collect();
     for _ in 0..2 {
         assert_eq!(BTreeSet::from_iter(daemon.only_cdi_file().devices()), named);
         let claim = daemon.only_claim().await;
-        assert_eq!((claim.state.as_str(), claim.drivers[0].devices.len()), ("prepared", 2), "{claim:#?}");
+        assert_eq!(
+            (claim.state.as_str(), claim.drivers[0].devices.len()),
+            ("prepared", 2),
+            "{claim:#?}"
+        );
         assert_eq!(ready(&daemon, wanted.clone()).await, answer);
-        assert_eq!(daemon.pod_devices(&pod("one")).await.expect("it is known"), answer);
-        assert_eq!(super::start(&daemon, "one", "main").await.expect("it may start"), answer.containers[0]);
+        assert_eq!(
+            daemon.pod_devices(&pod("one")).await.expect("it is known"),
+            answer
+        );
+        assert_eq!(
+            super::start(&daemon, "one", "main")
+                .await
+                .expect("it may start"),
+            answer.containers[0]
+        );
         assert_eq!(agree(&daemon).await.len(), 2);
         daemon.agrees().await;
         crash(&mut daemon).await;
     }
-    assert_eq!(freed(&daemon, "one").await, [("main".into(), GPU.into(), "freed".into())]);
+    assert_eq!(
+        freed(&daemon, "one").await,
+        [("main".into(), GPU.into(), "freed".into())]
+    );
     assert!(agree(&daemon).await.is_empty() && daemon.agrees().await.is_empty());
     assert_eq!((daemon.cdi_files(), daemon.pods().await), (vec![], vec![]));
 }
@@ -56,7 +74,9 @@ async fn a_device_that_a_pod_has_as_a_resource_is_refused_to_a_claim_and_the_hol
     let [device] = ids(&answer, "main", GPU).try_into().expect("one device");
     let claiming = request(&pod("other"), &[&gpu_claim("own", &[&device])]);
     for _ in 0..2 {
-        let problem = daemon.refused_as(claiming.clone(), "conflict", "device-held").await;
+        let problem = daemon
+            .refused_as(claiming.clone(), "conflict", "device-held")
+            .await;
         assert!(problem.message.contains("default/holder"), "{problem:?}");
         assert_eq!(agree(&daemon).await.len(), 1);
         crash(&mut daemon).await;
@@ -72,12 +92,16 @@ async fn a_pod_that_leaves_while_the_driver_is_away_keeps_its_devices_until_the_
     daemon.take_out(MOCK_GPU_FILE);
     daemon.until_gone(MOCK_GPU_FILE).await;
     let left = daemon.unprepare_pod(&pod("one")).await;
-    let [resource] = left.resources.as_slice() else { panic!("{left:#?}") };
+    let [resource] = left.resources.as_slice() else {
+        panic!("{left:#?}")
+    };
     let problem = resource.problem.clone().expect("a refusal has a problem");
     assert_eq!(resource.outcome, "refused");
     assert!(problem.message.contains(MOCK_GPU_NAME), "{problem:?}");
     for _ in 0..2 {
-        daemon.until_resource(GPU, |gpu| (gpu.allocatable, gpu.allocated) == (0, 2)).await;
+        daemon
+            .until_resource(GPU, |gpu| (gpu.allocatable, gpu.allocated) == (0, 2))
+            .await;
         assert_eq!(agree(&daemon).await.len(), 2, "the pod has them still");
         assert_eq!(daemon.only_claim().await.state, "unpreparing");
         let refused = short(&daemon, limited("two", &[(GPU, 3)])).await;
@@ -85,7 +109,9 @@ async fn a_pod_that_leaves_while_the_driver_is_away_keeps_its_devices_until_the_
         daemon.crash().await;
     }
     daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
-    daemon.until_claims("nothing is held any more", <[_]>::is_empty).await;
+    daemon
+        .until_claims("nothing is held any more", <[_]>::is_empty)
+        .await;
     daemon.until_allocatable(GPU, 3).await;
     assert!(agree(&daemon).await.is_empty());
     ready(&daemon, limited("two", &[(GPU, 3)])).await;
@@ -98,21 +124,45 @@ async fn pods_and_claims_that_race_for_the_devices_of_a_pool_never_share_one() {
         let name = |who: &str| format!("{who}-{round}");
         let claim = |n: usize| {
             let name = name(&format!("claim{n}"));
-            request(&pod(&name), &[&gpu_claim(&name, &[&format!("gpus/gpu-{n}")])])
+            request(
+                &pod(&name),
+                &[&gpu_claim(&name, &[&format!("gpus/gpu-{n}")])],
+            )
         };
         let limit = |n: usize| limited(&name(&format!("limit{n}")), &[(GPU, 1)]);
         let requests = (0..3).flat_map(|n| [claim(n), limit(n)]);
         let asked = requests.map(|request| {
             let mut client = daemon.client();
-            async move { client.prepare_pod(request).await.expect("an answer").into_inner() }
+            async move {
+                client
+                    .prepare_pod(request)
+                    .await
+                    .expect("an answer")
+                    .into_inner()
+            }
         });
         let answers = futures::future::join_all(asked).await;
-        let won = answers.iter().filter(|answer| !answer.containers.is_empty()).count();
+        let won = answers
+            .iter()
+            .filter(|answer| !answer.containers.is_empty())
+            .count();
         assert!((1..=3).contains(&won), "three devices: {answers:#?}");
         daemon.agrees().await;
-        let devices: Vec<_> = daemon.claims().await.into_iter().flat_map(|c| c.drivers).collect();
-        let devices: Vec<_> = devices.into_iter().flat_map(|driver| driver.devices).collect();
-        assert_eq!(BTreeSet::from_iter(&devices).len(), devices.len(), "{devices:?}");
+        let devices: Vec<_> = daemon
+            .claims()
+            .await
+            .into_iter()
+            .flat_map(|c| c.drivers)
+            .collect();
+        let devices: Vec<_> = devices
+            .into_iter()
+            .flat_map(|driver| driver.devices)
+            .collect();
+        assert_eq!(
+            BTreeSet::from_iter(&devices).len(),
+            devices.len(),
+            "{devices:?}"
+        );
         for pod in daemon.pods().await {
             daemon.unprepare(&pod.pod.expect("a pod has a name")).await;
         }
@@ -124,12 +174,22 @@ async fn pods_and_claims_that_race_for_the_devices_of_a_pool_never_share_one() {
 async fn a_claim_that_is_released_by_hand_frees_its_devices_while_the_driver_is_away() {
     let mut daemon = daemon().await;
     ready(&daemon, limited("one", &[(GPU, 3)])).await;
-    let claim = daemon.only_claim().await.id.expect("a claim has a name").name;
+    let claim = daemon
+        .only_claim()
+        .await
+        .id
+        .expect("a claim has a name")
+        .name;
     let release = ["release", "claim", &claim, "--yes"];
-    assert!(daemon.cli(&release).await.failed(1).contains("default/one"), "its pod has it");
+    assert!(
+        daemon.cli(&release).await.failed(1).contains("default/one"),
+        "its pod has it"
+    );
     daemon.take_out(MOCK_GPU_FILE);
     daemon.until_gone(MOCK_GPU_FILE).await;
-    daemon.until_resource(GPU, |resource| !resource.active).await;
+    daemon
+        .until_resource(GPU, |resource| !resource.active)
+        .await;
     freed(&daemon, "one").await;
     assert_eq!(agree(&daemon).await.len(), 3);
     daemon.cli(&release).await.done();

@@ -20,10 +20,17 @@ async fn a_mode_that_becomes_stricter_while_a_driver_serves_warns_of_it_and_then
     let answer = daemon.prepared(request.clone()).await;
 
     daemon.put_config(&trust("warn", &keys, ""));
-    let [condition] = daemon.until_conditions(&["driver-distrusted"]).await.try_into().unwrap();
+    let [condition] = daemon
+        .until_conditions(&["driver-distrusted"])
+        .await
+        .try_into()
+        .unwrap();
     assert_eq!(condition.subject, MOCK_GPU_FILE);
-    let warned =
-        daemon.until_driver(MOCK_GPU_FILE, |d| d.trust.as_ref().is_some_and(|t| t.mode == "warn")).await;
+    let warned = daemon
+        .until_driver(MOCK_GPU_FILE, |d| {
+            d.trust.as_ref().is_some_and(|t| t.mode == "warn")
+        })
+        .await;
     assert_eq!(warned.state, "serving");
     for command in [["get", "drivers"], ["explain", "driver"]] {
         let args: Vec<_> = command.iter().copied().chain([MOCK_GPU_NAME]).collect();
@@ -32,16 +39,25 @@ async fn a_mode_that_becomes_stricter_while_a_driver_serves_warns_of_it_and_then
 
     daemon.put_config(&trust("enforce", &keys, ""));
     let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
-    assert!(failed.reason.starts_with("not trusted: it is not signed"), "{failed:?}");
+    assert!(
+        failed.reason.starts_with("not trusted: it is not signed"),
+        "{failed:?}"
+    );
     daemon.until_conditions(&[]).await;
     assert_eq!(daemon.devices().await, []);
-    assert_eq!(daemon.prepared(request).await, answer, "what is prepared needs no driver");
+    assert_eq!(
+        daemon.prepared(request).await,
+        answer,
+        "what is prepared needs no driver"
+    );
     let refused = daemon.unprepare_pod(&pod).await;
     assert_eq!(refused.claims[0].outcome, "refused", "the claim is kept");
 
     daemon.drop_in(SIGNATURE, Signer::P256(1).sign(&bytes));
     daemon.until_serving(MOCK_GPU_FILE).await;
-    daemon.until_claims("the open unprepare is finished", <[_]>::is_empty).await;
+    daemon
+        .until_claims("the open unprepare is finished", <[_]>::is_empty)
+        .await;
 }
 
 #[tokio::test]
@@ -51,17 +67,40 @@ async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_reported() {
     let daemon = daemon_with(&trust("enforce", &[key], "")).await;
     let rsa = "trust:\n  mode: off\n  keys:\n  - {name: old, pem: rubbish}\n";
     daemon.put_config(rsa);
-    let [condition] = daemon.until_conditions(&["config-refused"]).await.try_into().unwrap();
+    let [condition] = daemon
+        .until_conditions(&["config-refused"])
+        .await
+        .try_into()
+        .unwrap();
     let message = condition.problem.unwrap().message;
-    assert_parts(&message, &["nodedock.yaml", "line 4", "key old", "goes on to count"]);
+    assert_parts(
+        &message,
+        &["nodedock.yaml", "line 4", "key old", "goes on to count"],
+    );
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
     let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
-    assert!(failed.reason.contains("not signed"), "enforce still counts: {failed:?}");
+    assert!(
+        failed.reason.contains("not signed"),
+        "enforce still counts: {failed:?}"
+    );
 
-    daemon.put_config(&format!("{}claims: {{exclusiveWaitMs: 1}}\n", trust("off", &[key], "")));
+    daemon.put_config(&format!(
+        "{}claims: {{exclusiveWaitMs: 1}}\n",
+        trust("off", &[key], "")
+    ));
     daemon.until_serving(MOCK_GPU_FILE).await;
-    let [condition] = daemon.until_conditions(&["config-needs-restart"]).await.try_into().unwrap();
-    assert!(condition.problem.unwrap().message.starts_with("claims changed"));
+    let [condition] = daemon
+        .until_conditions(&["config-needs-restart"])
+        .await
+        .try_into()
+        .unwrap();
+    assert!(
+        condition
+            .problem
+            .unwrap()
+            .message
+            .starts_with("claims changed")
+    );
     daemon.put_config(&trust("off", &[key], ""));
     daemon.until_conditions(&[]).await;
 }

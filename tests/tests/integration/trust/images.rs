@@ -26,7 +26,10 @@ async fn a_signature_lies_in_the_image_and_a_directory_that_others_may_write_has
     let mut config = trust("enforce", &[("release", signer, "[\"mock-gpu.*\"]")], "");
     config.push_str("driverImages:\n");
     for (name, directory) in ["mock-gpu", "unsigned", "open"].iter().zip(&directories) {
-        config.push_str(&format!("- {{name: {name}, directory: {}}}\n", directory.display()));
+        config.push_str(&format!(
+            "- {{name: {name}, directory: {}}}\n",
+            directory.display()
+        ));
     }
     for side in ["grant", "config"] {
         root.write(&format!("mock-gpu.{side}.yaml"), side_file(MOCK_GPU, side));
@@ -34,10 +37,24 @@ async fn a_signature_lies_in_the_image_and_a_directory_that_others_may_write_has
     let daemon = Daemon::start_on(root, Options::default().config(&config)).await;
     let served = daemon.until_serving("mock-gpu.wasm").await;
     let trust = served.trust.unwrap();
-    assert_eq!((trust.verdict.as_str(), trust.key.as_str()), ("trusted", "release"));
-    daemon.until_failed("unsigned.wasm", &["not trusted", "it is not signed"]).await;
+    assert_eq!(
+        (trust.verdict.as_str(), trust.key.as_str()),
+        ("trusted", "release")
+    );
+    daemon
+        .until_failed("unsigned.wasm", &["not trusted", "it is not signed"])
+        .await;
     let open = directories[2].display();
-    daemon.until_failed("open.wasm", &["others may change it", &format!("chmod go-w {open}")]).await;
-    let [condition] = daemon.until_conditions(&["drivers-folder-open"]).await.try_into().unwrap();
+    daemon
+        .until_failed(
+            "open.wasm",
+            &["others may change it", &format!("chmod go-w {open}")],
+        )
+        .await;
+    let [condition] = daemon
+        .until_conditions(&["drivers-folder-open"])
+        .await
+        .try_into()
+        .unwrap();
     assert_parts(&condition.subject, &[&open.to_string()]);
 }

@@ -20,44 +20,93 @@ async fn inspect_tells_of_the_signature_by_a_key_and_by_a_config() {
         .cli(&["driver", "inspect", file, "--key", key])
         .await
         .failed_with(1, &["there is no mock-gpu.wasm.sig"]);
-    assert!(text.contains("verdict   would be refused: not trusted"), "{text}");
+    assert!(
+        text.contains("verdict   would be refused: not trusted"),
+        "{text}"
+    );
 
     root.write("mock-gpu.wasm.sig", signer.sign(&bytes));
-    let text = root.cli(&["driver", "inspect", file, "--key", key]).await.done();
+    let text = root
+        .cli(&["driver", "inspect", file, "--key", key])
+        .await
+        .done();
     let last: Vec<_> = text.lines().rev().take(3).collect();
-    let grant = format!("grant     {}", root.path().join("mock-gpu.grant.yaml").display());
-    let expected =
-        ["verdict   would serve", "trust     trusted (mode enforce), signed by release", grant.as_str()];
+    let grant = format!(
+        "grant     {}",
+        root.path().join("mock-gpu.grant.yaml").display()
+    );
+    let expected = [
+        "verdict   would serve",
+        "trust     trusted (mode enforce), signed by release",
+        grant.as_str(),
+    ];
     assert_eq!(last, expected, "{text}");
     assert!(text.contains("requests  env: MOCK_GPU_*\n"), "{text}");
     assert!(text.contains("limits    memory "), "{text}");
 
-    let config = root.write("d.yaml", trust("warn", &[("ci", signer, "[nic.example.com]")], ""));
-    let args = ["driver", "inspect", file, "--config", config.to_str().unwrap(), "-o", "json"];
+    let config = root.write(
+        "d.yaml",
+        trust("warn", &[("ci", signer, "[nic.example.com]")], ""),
+    );
+    let args = [
+        "driver",
+        "inspect",
+        file,
+        "--config",
+        config.to_str().unwrap(),
+        "-o",
+        "json",
+    ];
     let found = root.cli(&args).await.json();
-    assert_eq!((&found["trust"]["verdict"], &found["trust"]["key"]), (&json!("distrusted"), &json!("ci")));
-    assert_eq!(found["requests"], json!([{"request": "env: MOCK_GPU_*", "granted": true}]));
-    assert!(found["limits"]["memoryMib"]["effective"].as_u64().unwrap() > 0, "{found}");
+    assert_eq!(
+        (&found["trust"]["verdict"], &found["trust"]["key"]),
+        (&json!("distrusted"), &json!("ci"))
+    );
+    assert_eq!(
+        found["requests"],
+        json!([{"request": "env: MOCK_GPU_*", "granted": true}])
+    );
+    assert!(
+        found["limits"]["memoryMib"]["effective"].as_u64().unwrap() > 0,
+        "{found}"
+    );
 
     let bad = root.write("bad.pub", "nonsense");
     root.cli(&["driver", "inspect", file, "--key", bad.to_str().unwrap()])
         .await
         .failed_with(1, &["bad.pub", "BEGIN PUBLIC KEY"]);
     let pipe = root.path().join("pipe.wasm");
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    root.cli(&["driver", "inspect", pipe.to_str().unwrap()]).await.failed_with(1, &["not a regular file"]);
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    root.cli(&["driver", "inspect", pipe.to_str().unwrap()])
+        .await
+        .failed_with(1, &["not a regular file"]);
 }
 
 /// Runs a script where openssl is; its directory is the root.
 fn openssl(root: &Root, script: &str) {
-    let status =
-        Command::new("sh").args(["-ec", script]).current_dir(root.path()).stderr(Stdio::null()).status();
+    let status = Command::new("sh")
+        .args(["-ec", script])
+        .current_dir(root.path())
+        .stderr(Stdio::null())
+        .status();
     assert!(status.unwrap().success(), "{script}");
 }
 
 #[tokio::test]
 async fn the_recipes_of_the_docs_make_signatures_that_count() {
-    if Command::new("openssl").arg("version").stdout(Stdio::null()).status().is_err() {
+    if Command::new("openssl")
+        .arg("version")
+        .stdout(Stdio::null())
+        .status()
+        .is_err()
+    {
         skip("signatures that openssl makes", "there is no openssl");
         return;
     }
@@ -82,8 +131,17 @@ async fn the_recipes_of_the_docs_make_signatures_that_count() {
         }
         openssl(&root, recipe);
         let key = root.path().join("key.pub");
-        let args = ["driver", "inspect", file.to_str().unwrap(), "--key", key.to_str().unwrap()];
+        let args = [
+            "driver",
+            "inspect",
+            file.to_str().unwrap(),
+            "--key",
+            key.to_str().unwrap(),
+        ];
         let text = root.cli(&args).await.done();
-        assert!(text.contains("trusted (mode enforce), signed by key"), "{recipe}: {text}");
+        assert!(
+            text.contains("trusted (mode enforce), signed by key"),
+            "{recipe}: {text}"
+        );
     }
 }

@@ -14,7 +14,8 @@ const NEW: (&str, Signer, &str) = ("new", Signer::Ed25519(2), "");
 
 /// A daemon on which `v1`, signed by the old key, prepared claims that `v2`, signed by the new one, refuses to unprepare.
 async fn with_refused(claims: &[&str]) -> (Daemon, String) {
-    let daemon = Daemon::start_with(Options::default().config(&trust("enforce", &[OLD, NEW], ""))).await;
+    let daemon =
+        Daemon::start_with(Options::default().config(&trust("enforce", &[OLD, NEW], ""))).await;
     daemon.drop_in_script(&script(1));
     daemon.drop_in(SIGNATURE, OLD.1.sign(&file("v1")));
     let old = daemon.swap("v1", &script(1)).await;
@@ -22,7 +23,12 @@ async fn with_refused(claims: &[&str]) -> (Daemon, String) {
         daemon.prepared(request(&pod(name), &[&claim(name)])).await;
     }
     daemon.drop_in(SIGNATURE, NEW.1.sign(&file("v2")));
-    daemon.swap("v2", &with_unprepare(script(2), claims, Word::RefusePermanent)).await;
+    daemon
+        .swap(
+            "v2",
+            &with_unprepare(script(2), claims, Word::RefusePermanent),
+        )
+        .await;
     (daemon, old)
 }
 
@@ -33,26 +39,49 @@ async fn outcome(daemon: &Daemon, name: &str) -> String {
 #[tokio::test]
 async fn a_version_whose_key_was_removed_is_not_run_for_its_claims_until_it_is_signed_again() {
     let (daemon, old) = with_refused(&["device-0", "device-1"]).await;
-    let signature = daemon.kept_drivers().join(format!("{}.wasm.sig", &old["sha256:".len()..]));
-    assert_eq!(std::fs::read_to_string(&signature).unwrap(), OLD.1.sign(&file("v1")));
+    let signature = daemon
+        .kept_drivers()
+        .join(format!("{}.wasm.sig", &old["sha256:".len()..]));
+    assert_eq!(
+        std::fs::read_to_string(&signature).unwrap(),
+        OLD.1.sign(&file("v1"))
+    );
     // It is loaded from now on, and judged all the same.
     assert_eq!(outcome(&daemon, "device-0").await, "unprepared");
     daemon.put_config(&trust("enforce", &[NEW], ""));
     daemon.until_log(CHANGED).await;
-    let refused = daemon.unprepare_pod(&pod("device-1")).await.claims.remove(0);
+    let refused = daemon
+        .unprepare_pod(&pod("device-1"))
+        .await
+        .claims
+        .remove(0);
     let problem = refused.problem.expect("it is refused");
-    assert_eq!((refused.outcome.as_str(), problem.code.as_str()), ("refused", "driver-refused"));
-    assert_eq!(problem.details["predecessor-code"], "predecessor-distrusted");
+    assert_eq!(
+        (refused.outcome.as_str(), problem.code.as_str()),
+        ("refused", "driver-refused")
+    );
+    assert_eq!(
+        problem.details["predecessor-code"],
+        "predecessor-distrusted"
+    );
     let reason = &problem.details["predecessor-problem"];
     assert_parts(
         reason,
-        &["version 0.1.0", "by a key of the config (new)", &signature.display().to_string()],
+        &[
+            "version 0.1.0",
+            "by a key of the config (new)",
+            &signature.display().to_string(),
+        ],
     );
-    daemon.until_kept(&[&old, &daemon.until_serving(FILE).await.digest]).await;
+    daemon
+        .until_kept(&[&old, &daemon.until_serving(FILE).await.digest])
+        .await;
     std::fs::write(&signature, NEW.1.sign(&file("v1"))).unwrap();
     assert_eq!(outcome(&daemon, "device-1").await, "unprepared");
     assert_eq!(daemon.claims().await, []);
-    daemon.until_kept(&[&daemon.until_serving(FILE).await.digest]).await;
+    daemon
+        .until_kept(&[&daemon.until_serving(FILE).await.digest])
+        .await;
 }
 
 #[tokio::test]
@@ -61,13 +90,18 @@ async fn a_version_that_is_only_warned_of_is_run_and_one_that_is_pinned_no_more_
     daemon.put_config(&trust("warn", &[NEW], ""));
     daemon.until_log(CHANGED).await;
     assert_eq!(outcome(&daemon, "device-0").await, "unprepared");
-    daemon.until_log("is needed for its claims, and not trusted").await;
+    daemon
+        .until_log("is needed for its claims, and not trusted")
+        .await;
     let new = daemon.until_serving(FILE).await.digest;
     let pins = |digests: &str| format!("pins: {{scripted: [{digests}]}}");
     let until_pinned = async |digests: &str| {
         daemon.put_config(&trust("enforce", &[], &pins(digests)));
         let is_pinned = |driver: &nodedock_proto::node::v1::Driver| {
-            driver.trust.as_ref().is_some_and(|trust| trust.pin == "scripted" && trust.key.is_empty())
+            driver
+                .trust
+                .as_ref()
+                .is_some_and(|trust| trust.pin == "scripted" && trust.key.is_empty())
         };
         daemon.until_driver(FILE, is_pinned).await;
     };
@@ -75,5 +109,7 @@ async fn a_version_that_is_only_warned_of_is_run_and_one_that_is_pinned_no_more_
     assert_eq!(outcome(&daemon, "device-1").await, "refused");
     daemon.put_config(&trust("enforce", &[], &pins(&format!("'{new}', '{old}'"))));
     daemon.cli(&["driver", "reload", FILE]).await.done();
-    daemon.until_claims("its pin is back", <[_]>::is_empty).await;
+    daemon
+        .until_claims("its pin is back", <[_]>::is_empty)
+        .await;
 }

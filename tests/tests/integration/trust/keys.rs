@@ -60,7 +60,10 @@ pub(super) fn trust(mode: &str, keys: &[(&str, Signer, &str)], more: &str) -> St
     }
     for (name, signer, drivers) in keys {
         text.push_str(&format!("  - name: {name}\n    pem: |\n"));
-        signer.pem().lines().for_each(|line| text.push_str(&format!("      {line}\n")));
+        signer
+            .pem()
+            .lines()
+            .for_each(|line| text.push_str(&format!("      {line}\n")));
         if !drivers.is_empty() {
             text.push_str(&format!("    drivers: {drivers}\n"));
         }

@@ -22,9 +22,20 @@ async fn a_directory_that_others_may_write_is_reported_and_in_enforce_nothing_is
     let dir = Root::drivers(&daemon);
     daemon.drop_in(SIGNATURE, key.1.sign(&bytes));
     chmod(&dir, 0o777);
-    let [condition] = daemon.until_conditions(&["drivers-folder-open"]).await.try_into().unwrap();
+    let [condition] = daemon
+        .until_conditions(&["drivers-folder-open"])
+        .await
+        .try_into()
+        .unwrap();
     let message = condition.problem.unwrap().message;
-    assert_parts(&message, &["mode 0777", "owner ", &format!("chmod go-w {}", dir.display())]);
+    assert_parts(
+        &message,
+        &[
+            "mode 0777",
+            "owner ",
+            &format!("chmod go-w {}", dir.display()),
+        ],
+    );
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
     daemon.until_serving(MOCK_GPU_FILE).await;
 
@@ -45,7 +56,15 @@ async fn a_directory_that_others_may_write_is_reported_and_in_enforce_nothing_is
     // What serves was verified when it was loaded.
     chmod(&dir, 0o777);
     daemon.until_conditions(&["drivers-folder-open"]).await;
-    assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.trust.unwrap().verdict, "trusted");
+    assert_eq!(
+        daemon
+            .until_serving(MOCK_GPU_FILE)
+            .await
+            .trust
+            .unwrap()
+            .verdict,
+        "trusted"
+    );
 }
 
 #[tokio::test]
@@ -58,18 +77,28 @@ async fn a_file_that_others_may_write_is_reported_and_in_enforce_not_loaded() {
     chmod(&grant, 0o666);
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
     daemon.until_serving(MOCK_GPU_FILE).await;
-    let [condition] = daemon.until_conditions(&["driver-file-open"]).await.try_into().unwrap();
+    let [condition] = daemon
+        .until_conditions(&["driver-file-open"])
+        .await
+        .try_into()
+        .unwrap();
     assert_eq!(condition.subject, grant.display().to_string());
     chmod(&grant, 0o644);
     daemon.until_conditions(&[]).await;
 
     daemon.put_config(&trust("enforce", &[key], ""));
-    daemon.until_driver(MOCK_GPU_FILE, |d| d.trust.as_ref().is_some_and(|t| t.mode == "enforce")).await;
+    daemon
+        .until_driver(MOCK_GPU_FILE, |d| {
+            d.trust.as_ref().is_some_and(|t| t.mode == "enforce")
+        })
+        .await;
     daemon.take_out(MOCK_GPU_FILE);
     daemon.until_gone(MOCK_GPU_FILE).await;
     chmod(&grant, 0o666);
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
-    daemon.until_failed(MOCK_GPU_FILE, &["mock-gpu.grant.yaml (owner"]).await;
+    daemon
+        .until_failed(MOCK_GPU_FILE, &["mock-gpu.grant.yaml (owner"])
+        .await;
     chmod(&grant, 0o644);
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_conditions(&[]).await;

@@ -24,7 +24,8 @@ impl Random {
 
     /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % u64::try_from(end.max(1)).expect("64 bits")).expect("below a usize")
+        usize::try_from(self.next() % u64::try_from(end.max(1)).expect("64 bits"))
+            .expect("below a usize")
     }
 
     pub(crate) fn percent(&mut self, percent: usize) -> bool {
@@ -53,7 +54,10 @@ pub(crate) struct Profile {
 }
 
 pub(crate) fn profile(random: &mut Random) -> Profile {
-    Profile { failing: random.percent(30), advanced: random.percent(80) }
+    Profile {
+        failing: random.percent(30),
+        advanced: random.percent(80),
+    }
 }
 
 pub(crate) fn slices(random: &mut Random, profile: &Profile) -> Vec<Value> {
@@ -61,7 +65,14 @@ pub(crate) fn slices(random: &mut Random, profile: &Profile) -> Vec<Value> {
     let broken = random.percent(10);
     for driver in DRIVERS {
         for pool in 0..1 + random.below(2) {
-            add_pool(random, profile, driver, &format!("pool-{pool}"), broken, &mut slices);
+            add_pool(
+                random,
+                profile,
+                driver,
+                &format!("pool-{pool}"),
+                broken,
+                &mut slices,
+            );
         }
     }
     slices
@@ -86,8 +97,11 @@ fn add_pool(
         let mut spec = spec(driver, pool, generation, count);
         let mut devices = Vec::new();
         for _ in 0..random.below(7) {
-            let name =
-                if broken && random.percent(5) { "device-0".to_owned() } else { format!("device-{device}") };
+            let name = if broken && random.percent(5) {
+                "device-0".to_owned()
+            } else {
+                format!("device-{device}")
+            };
             let mut made = self::device(random, profile, driver, &name, device, counters);
             if reach == 4 {
                 extend(&mut made, device_reach(random));
@@ -126,7 +140,10 @@ fn add_pool(
         // One slice of two: the official allocator uses a complete older generation if none of the newer one is for the node.
         let mut spec = spec(driver, pool, generation - 1, 2);
         spec.insert("nodeName".into(), NODE.into());
-        spec.insert("devices".into(), vec![self::device(random, profile, driver, "old", 99, false)].into());
+        spec.insert(
+            "devices".into(),
+            vec![self::device(random, profile, driver, "old", 99, false)].into(),
+        );
         slices.push(slice(&format!("old-{driver}-{pool}"), Value::Object(spec)));
     }
 }
@@ -137,11 +154,16 @@ fn slice(name: &str, spec: Value) -> Value {
 
 fn spec(driver: &str, pool: &str, generation: usize, count: usize) -> Map<String, Value> {
     let pool = json!({"name": pool, "generation": generation, "resourceSliceCount": count});
-    Map::from_iter([("driver".to_owned(), driver.into()), ("pool".to_owned(), pool)])
+    Map::from_iter([
+        ("driver".to_owned(), driver.into()),
+        ("pool".to_owned(), pool),
+    ])
 }
 
 fn extend(object: &mut Value, with: Value) {
-    let (Value::Object(object), Value::Object(with)) = (object, with) else { panic!("two objects") };
+    let (Value::Object(object), Value::Object(with)) = (object, with) else {
+        panic!("two objects")
+    };
     object.extend(with);
 }
 
@@ -163,7 +185,11 @@ fn node_selector(random: &mut Random) -> Value {
         json!({"key": "rack", "operator": "DoesNotExist"}),
         json!({"key": "zone", "operator": "NotIn", "values": ["a"]}),
     ];
-    let last = if random.percent(15) { requirements.len() } else { requirements.len() - 1 };
+    let last = if random.percent(15) {
+        requirements.len()
+    } else {
+        requirements.len() - 1
+    };
     let requirement = requirements[random.below(last)].clone();
     json!({"nodeSelectorTerms": [{"matchExpressions": [requirement]}]})
 }
@@ -212,10 +238,16 @@ fn attributes(random: &mut Random, profile: &Profile, number: usize) -> Value {
         "example.com/socket": {"int": random.below(2)},
     });
     if !profile.failing || random.percent(85) {
-        extend(&mut attributes, json!({"healthy": {"bool": random.percent(80)}}));
+        extend(
+            &mut attributes,
+            json!({"healthy": {"bool": random.percent(80)}}),
+        );
     }
     if random.percent(70) {
-        extend(&mut attributes, json!({"firmware": {"version": random.of(&["1.0.0", "1.2.0", "2.0.0"])}}));
+        extend(
+            &mut attributes,
+            json!({"firmware": {"version": random.of(&["1.0.0", "1.2.0", "2.0.0"])}}),
+        );
     }
     if random.percent(70) {
         let roots: Vec<&str> = ROOTS.into_iter().filter(|_| random.percent(40)).collect();
@@ -245,7 +277,10 @@ fn capacities(random: &mut Random, profile: &Profile) -> Value {
         let mut cores = json!({"value": random.of(&["2", "4"])});
         if profile.advanced && random.percent(60) {
             let range = json!({"min": "250m", "max": "3", "step": "250m"});
-            extend(&mut cores, json!({"requestPolicy": {"default": "500m", "validRange": range}}));
+            extend(
+                &mut cores,
+                json!({"requestPolicy": {"default": "500m", "validRange": range}}),
+            );
         }
         extend(&mut capacities, json!({"example.com/cores": cores}));
     }
@@ -255,7 +290,10 @@ fn capacities(random: &mut Random, profile: &Profile) -> Value {
 fn consumption(random: &mut Random, set: &str) -> Value {
     let mut counters = json!({"units": {"value": (1 + random.below(3)).to_string()}});
     if random.percent(50) {
-        extend(&mut counters, json!({"memory": {"value": random.of(&["4Gi", "8192Mi", "12Gi"])}}));
+        extend(
+            &mut counters,
+            json!({"memory": {"value": random.of(&["4Gi", "8192Mi", "12Gi"])}}),
+        );
     }
     json!({"counterSet": set, "counters": counters})
 }
@@ -273,10 +311,13 @@ pub(crate) fn classes(random: &mut Random) -> Vec<Value> {
     let mut classes: Vec<Value> = DRIVERS
         .iter()
         .map(|driver| {
-            let selectors = json!([{"cel": {"expression": format!("device.driver == {driver:?}")}}]);
+            let selectors =
+                json!([{"cel": {"expression": format!("device.driver == {driver:?}")}}]);
             let mut spec = json!({"selectors": selectors});
             if random.percent(50) {
-                let config: Vec<Value> = (0..=random.below(2)).map(|number| opaque(driver, number)).collect();
+                let config: Vec<Value> = (0..=random.below(2))
+                    .map(|number| opaque(driver, number))
+                    .collect();
                 extend(&mut spec, json!({"config": config}));
             }
             json!({"metadata": {"name": driver}, "spec": spec})
@@ -298,7 +339,9 @@ pub(crate) fn claim(random: &mut Random, profile: &Profile) -> Value {
         .collect();
     let mut devices = json!({"requests": requests});
     if random.percent(40) {
-        let constraints: Vec<Value> = (0..=random.below(2)).map(|_| constraint(random, &names)).collect();
+        let constraints: Vec<Value> = (0..=random.below(2))
+            .map(|_| constraint(random, &names))
+            .collect();
         extend(&mut devices, json!({"constraints": constraints}));
     }
     if random.percent(30) {
@@ -318,7 +361,11 @@ fn some_of(random: &mut Random, names: &[String]) -> Vec<String> {
     if random.percent(40) {
         return Vec::new();
     }
-    names.iter().filter(|_| random.percent(60)).cloned().collect()
+    names
+        .iter()
+        .filter(|_| random.percent(60))
+        .cloned()
+        .collect()
 }
 
 fn constraint(random: &mut Random, names: &[String]) -> Value {
@@ -360,7 +407,11 @@ fn asked(random: &mut Random, profile: &Profile) -> Value {
     let class = if random.percent(8) { "any" } else { driver };
     let mut asked = json!({"deviceClassName": class, "allocationMode": "ExactCount", "count": 1});
     if random.percent(30) {
-        let count = if random.percent(4) { 20 } else { 1 + random.below(4) };
+        let count = if random.percent(4) {
+            20
+        } else {
+            1 + random.below(4)
+        };
         extend(&mut asked, json!({"count": count}));
     }
     if random.percent(10) {
@@ -380,7 +431,10 @@ fn asked(random: &mut Random, profile: &Profile) -> Value {
     if profile.advanced && random.percent(25) {
         let mut requests = json!({"memory": random.of(&["1Gi", "3Gi", "3000Mi", "9Gi", "20Gi"])});
         if random.percent(20) {
-            extend(&mut requests, json!({"example.com/cores": random.of(&["100m", "1", "1100m", "100u"])}));
+            extend(
+                &mut requests,
+                json!({"example.com/cores": random.of(&["100m", "1", "1100m", "100u"])}),
+            );
         }
         extend(&mut asked, json!({"capacity": {"requests": requests}}));
     }
@@ -394,9 +448,15 @@ fn selector(random: &mut Random, profile: &Profile, driver: &str) -> String {
     match random.below(last) {
         0 => format!("{attributes}.model == {:?}", random.of(&["a", "b"])),
         1 => format!("{shared}.socket == {}", random.below(2)),
-        2 => format!("{attributes}.index < {} || {attributes}.model in [\"a\"]", random.below(5)),
+        2 => format!(
+            "{attributes}.index < {} || {attributes}.model in [\"a\"]",
+            random.below(5)
+        ),
         3 => format!("has({attributes}.healthy) && {attributes}.healthy"),
-        4 => format!("has({shared}.root) && {shared}.root.includes({:?})", random.of(&ROOTS)),
+        4 => format!(
+            "has({shared}.root) && {shared}.root.includes({:?})",
+            random.of(&ROOTS)
+        ),
         5 => format!("device.allowMultipleAllocations == {}", random.percent(50)),
         6 => {
             let memory = format!("device.capacity[{driver:?}].memory");
@@ -415,6 +475,8 @@ fn toleration(random: &mut Random) -> Value {
         2 => {
             json!({"operator": "Equal", "key": "example.com/reserved", "value": "yes", "tolerationSeconds": 30})
         }
-        _ => json!({"operator": "Equal", "key": "example.com/broken", "value": "", "effect": "NoExecute"}),
+        _ => {
+            json!({"operator": "Equal", "key": "example.com/broken", "value": "", "effect": "NoExecute"})
+        }
     }
 }

@@ -21,8 +21,17 @@ const COMMON: [&str; 6] = [
     "serial/1/2",
 ];
 const FUNCTIONS: usize = 8;
-const BELOW_FUNCTION: [&str; 9] =
-    ["", "", "", "/drm", "/drm/card0", "/drm/renderD128", "/drm-", "1", "/net/eth0"];
+const BELOW_FUNCTION: [&str; 9] = [
+    "",
+    "",
+    "",
+    "/drm",
+    "/drm/card0",
+    "/drm/renderD128",
+    "/drm-",
+    "1",
+    "/net/eth0",
+];
 
 /// Makes another sequence of a seed than its slices and claims have.
 const SEQUENCE: u64 = 1 << 63;
@@ -54,7 +63,13 @@ impl Keys {
             // A slice of counters has no devices.
             let devices = spec["devices"].as_array().into_iter().flatten();
             devices
-                .map(|device| (name(&spec["driver"]), name(&pool["name"]), name(&device["name"])))
+                .map(|device| {
+                    (
+                        name(&spec["driver"]),
+                        name(&pool["name"]),
+                        name(&device["name"]),
+                    )
+                })
                 .collect()
         };
         let mut keys = Self {
@@ -71,8 +86,15 @@ impl Keys {
     fn set_devices(&mut self) {
         let random = &mut self.random;
         let holds = |name: &Name| {
-            let count = if random.percent(75) { 1 + random.below(3) } else { 0 };
-            (name.clone(), (0..count).map(|_| hold(random, &name.0)).collect())
+            let count = if random.percent(75) {
+                1 + random.below(3)
+            } else {
+                0
+            };
+            (
+                name.clone(),
+                (0..count).map(|_| hold(random, &name.0)).collect(),
+            )
         };
         self.of_devices = self.names.iter().map(holds).collect();
     }
@@ -101,8 +123,10 @@ impl Keys {
     ) -> Vec<Event> {
         let mut events = Vec::new();
         if let Some((uid, allocation)) = allocated.filter(|_| self.random.percent(60)) {
-            let drivers: Vec<&str> =
-                results(allocation).iter().map(|result| result.driver.as_str()).collect();
+            let drivers: Vec<&str> = results(allocation)
+                .iter()
+                .map(|result| result.driver.as_str())
+                .collect();
             if !drivers.is_empty() {
                 events.push(self.hold(uid.to_owned(), &drivers));
             }
@@ -133,7 +157,10 @@ impl Keys {
             hold(random, driver)
         };
         let holds: Vec<Hold> = (0..count).map(one).collect();
-        self.of_claims.entry(uid.clone()).or_default().extend(holds.iter().cloned());
+        self.of_claims
+            .entry(uid.clone())
+            .or_default()
+            .extend(holds.iter().cloned());
         Event::Hold(uid, holds)
     }
 
@@ -148,8 +175,10 @@ impl Keys {
                 .flat_map(move |result| self.of_result(result))
                 .map(move |hold| (uid, hold))
         });
-        let of_claims =
-            self.of_claims.iter().flat_map(|(uid, holds)| holds.iter().map(|hold| (uid.as_str(), hold)));
+        let of_claims = self
+            .of_claims
+            .iter()
+            .flat_map(|(uid, holds)| holds.iter().map(|hold| (uid.as_str(), hold)));
         of_devices.chain(of_claims).collect()
     }
 
@@ -158,7 +187,11 @@ impl Keys {
         if result.admin_access == Some(true) {
             return &[];
         }
-        let name = (result.driver.clone(), result.pool.clone(), result.device.clone());
+        let name = (
+            result.driver.clone(),
+            result.pool.clone(),
+            result.device.clone(),
+        );
         self.of_devices.get(&name).map_or(&[], Vec::as_slice)
     }
 
@@ -169,9 +202,13 @@ impl Keys {
     ) -> Vec<Value> {
         let held = self.holds(allocated);
         let holder = |wanted: &[Hold]| {
-            held.iter().find(|(_, held)| wanted.iter().any(|wanted| excludes(held, wanted)))
+            held.iter()
+                .find(|(_, held)| wanted.iter().any(|wanted| excludes(held, wanted)))
         };
-        let devices = self.of_devices.iter().filter_map(|(name, wanted)| Some((name, holder(wanted)?)));
+        let devices = self
+            .of_devices
+            .iter()
+            .filter_map(|(name, wanted)| Some((name, holder(wanted)?)));
         devices
             .map(|((driver, pool, device), (by, hold))| {
                 json!({"driver": driver, "pool": pool, "device": device, "by": by, "hold": hold})
@@ -187,26 +224,42 @@ impl Keys {
         let holds = self.holds(allocated);
         let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (uid, hold) in &holds {
-            let others = holds.iter().filter(|(other, held)| other != uid && excludes(held, hold));
-            found.entry(uid).or_default().extend(others.map(|(other, _)| *other));
+            let others = holds
+                .iter()
+                .filter(|(other, held)| other != uid && excludes(held, hold));
+            found
+                .entry(uid)
+                .or_default()
+                .extend(others.map(|(other, _)| *other));
         }
         found
     }
 
     /// Whether two devices of one claim would exclude each other in two.
     pub(crate) fn meet_within(&self, allocation: &AllocationResult) -> bool {
-        let of_results: Vec<&[Hold]> =
-            results(allocation).iter().map(|result| self.of_result(result)).collect();
+        let of_results: Vec<&[Hold]> = results(allocation)
+            .iter()
+            .map(|result| self.of_result(result))
+            .collect();
         let meets = |one: &[Hold], other: &[Hold]| {
-            one.iter().any(|hold| other.iter().any(|held| excludes(held, hold)))
+            one.iter()
+                .any(|hold| other.iter().any(|held| excludes(held, hold)))
         };
         let mut numbered = of_results.iter().enumerate();
-        numbered.any(|(number, one)| of_results.iter().skip(number + 1).any(|other| meets(one, other)))
+        numbered.any(|(number, one)| {
+            of_results
+                .iter()
+                .skip(number + 1)
+                .any(|other| meets(one, other))
+        })
     }
 }
 
 pub(crate) fn results(allocation: &AllocationResult) -> &[DeviceRequestAllocationResult] {
-    let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_deref());
+    let results = allocation
+        .devices
+        .as_ref()
+        .and_then(|devices| devices.results.as_deref());
     results.expect("an allocation has results")
 }
 
@@ -233,8 +286,17 @@ fn hold(random: &mut Random, driver: &str) -> Hold {
         "/sys/devices/pci0000:00".to_owned()
     } else {
         let function = 1 + random.below(FUNCTIONS);
-        format!("/sys/devices/pci0000:00/0000:0{function}:00.0{}", random.of(&BELOW_FUNCTION))
+        format!(
+            "/sys/devices/pci0000:00/0000:0{function}:00.0{}",
+            random.of(&BELOW_FUNCTION)
+        )
     };
     let driver = (!random.percent(5)).then(|| driver.parse().expect("the name of a driver"));
-    Hold { key, shared: random.percent(45), driver, derived: random.percent(50), uses: Vec::new() }
+    Hold {
+        key,
+        shared: random.percent(45),
+        driver,
+        derived: random.percent(50),
+        uses: Vec::new(),
+    }
 }

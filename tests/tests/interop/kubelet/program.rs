@@ -10,7 +10,10 @@ use crate::programs::{self, Running};
 
 /// The program, or nothing and a line that says what is left out.
 pub(crate) fn build() -> Option<PathBuf> {
-    or_skip("a kubelet by the official types in Go", programs::go("kubelet"))
+    or_skip(
+        "a kubelet by the official types in Go",
+        programs::go("kubelet"),
+    )
 }
 
 pub(crate) struct GoKubelet {
@@ -24,7 +27,9 @@ impl GoKubelet {
         let mut command = Command::new(program);
         command.arg("--root").arg(root);
         let mut running = Running::start(command);
-        running.event("it starts", |event| event["event"] == "started").await;
+        running
+            .event("it starts", |event| event["event"] == "started")
+            .await;
         Self { running, asked: 0 }
     }
 
@@ -45,7 +50,11 @@ impl GoKubelet {
         command["id"] = json!(id);
         self.running.command(&command).await;
         let what = format!("it answers {command}");
-        let mut answer = self.event(&what, |event| event["event"] == "answer" && event["id"] == id).await;
+        let mut answer = self
+            .event(&what, |event| {
+                event["event"] == "answer" && event["id"] == id
+            })
+            .await;
         match answer["error"].as_str() {
             Some(error) => Err(error.to_owned()),
             None => Ok(answer["result"].take()),
@@ -54,6 +63,9 @@ impl GoKubelet {
 
     pub(crate) async fn registered(&mut self, driver: &str) -> Value {
         let what = format!("{driver} is registered");
-        self.event(&what, |event| event["event"] == "registered" && event["driver"] == driver).await
+        self.event(&what, |event| {
+            event["event"] == "registered" && event["driver"] == driver
+        })
+        .await
     }
 }

@@ -10,36 +10,71 @@ const CDI: &str = "gpu.example.com/claim";
 async fn start(machine: &Machine) -> Option<Driver> {
     let kubeconfig = machine.kubeconfig();
     let kubeconfig = kubeconfig.to_str().expect("the root has a name in UTF-8");
-    let options = ["--node-name", NODE, "--kubeconfig", kubeconfig, "--devices", "2"];
+    let options = [
+        "--node-name",
+        NODE,
+        "--kubeconfig",
+        kubeconfig,
+        "--devices",
+        "2",
+    ];
     let driver = Driver::start(machine, &program()?, &options).await;
     until_serving(machine, NAME).await;
     Some(driver)
 }
 
 fn uid(claim: &Value) -> &str {
-    claim["metadata"]["uid"].as_str().expect("an object has a UID")
+    claim["metadata"]["uid"]
+        .as_str()
+        .expect("an object has a UID")
 }
 
 #[tokio::test]
 async fn a_driver_of_a_cluster_serves_claims_of_the_local_api() {
-    let Some(mut machine) = Machine::start().await else { return };
+    let Some(mut machine) = Machine::start().await else {
+        return;
+    };
     // The claims are first: they wait for devices.
     machine.apply("class", &class("gpu", NAME)).await.done();
     for name in ["one", "two", "three"] {
-        machine.apply(name, &claim(name, "gpu", json!({}))).await.done();
+        machine
+            .apply(name, &claim(name, "gpu", json!({})))
+            .await
+            .done();
     }
-    let Some(mut driver) = start(&machine).await else { return };
+    let Some(mut driver) = start(&machine).await else {
+        return;
+    };
     machine.until_allocated("one").await;
     machine.until_allocated("two").await;
-    let (one, two) = (machine.get("resourceclaim/one").await, machine.get("resourceclaim/two").await);
+    let (one, two) = (
+        machine.get("resourceclaim/one").await,
+        machine.get("resourceclaim/two").await,
+    );
     let mut both = [devices(&one), devices(&two)].concat();
     both.sort();
-    assert_eq!(both, [format!("{NAME}/{NODE}/device-0"), format!("{NAME}/{NODE}/device-1")]);
+    assert_eq!(
+        both,
+        [
+            format!("{NAME}/{NODE}/device-0"),
+            format!("{NAME}/{NODE}/device-1")
+        ]
+    );
     assert!(devices(&machine.get("resourceclaim/three").await).is_empty());
-    let slice = machine.kubectl(&["get", "resourceslices", "-o", "json"]).await.json()["items"][0].take();
-    assert_eq!(slice["metadata"]["ownerReferences"][0]["name"], NODE, "{slice:#}");
+    let slice = machine
+        .kubectl(&["get", "resourceslices", "-o", "json"])
+        .await
+        .json()["items"][0]
+        .take();
+    assert_eq!(
+        slice["metadata"]["ownerReferences"][0]["name"], NODE,
+        "{slice:#}"
+    );
 
-    let answer = machine.cli(&["prepare", "--pod", "web", "--claim", "one"]).await.done();
+    let answer = machine
+        .cli(&["prepare", "--pod", "web", "--claim", "one"])
+        .await
+        .done();
     let device = devices(&one).remove(0);
     let device = device.rsplit('/').next().expect("a name").to_owned();
     let cdi = format!("{CDI}={}-{device}", uid(&one));
@@ -50,12 +85,20 @@ async fn a_driver_of_a_cluster_serves_claims_of_the_local_api() {
     // After both have died, the claim that is deleted is unprepared, and its device is for the one that waits.
     driver.kill().await;
     machine.crash().await;
-    let Some(mut driver) = start(&machine).await else { return };
-    machine.kubectl(&["delete", "resourceclaim", "one", "--wait=false"]).await.done();
+    let Some(mut driver) = start(&machine).await else {
+        return;
+    };
+    machine
+        .kubectl(&["delete", "resourceclaim", "one", "--wait=false"])
+        .await
+        .done();
     machine.cli(&["unprepare", "default/web"]).await.done();
     let call = json!([{ "namespace": "default", "name": "one", "uid": uid(&one) }]);
     assert_eq!(driver.claims_of("NodeUnprepareResources").await, call);
     machine.until_deleted("resourceclaim/one").await;
     machine.until_allocated("three").await;
-    assert_eq!(devices(&machine.get("resourceclaim/three").await), [format!("{NAME}/{NODE}/{device}")]);
+    assert_eq!(
+        devices(&machine.get("resourceclaim/three").await),
+        [format!("{NAME}/{NODE}/{device}")]
+    );
 }

@@ -28,9 +28,18 @@ impl Informer {
     fn start(machine: &Machine, options: &[&str]) -> Option<Self> {
         let program = or_skip("informers of client-go", programs::go("informer"))?;
         let mut command = Command::new(program);
-        command.arg("--kubeconfig").arg(machine.kubeconfig()).args(options);
+        command
+            .arg("--kubeconfig")
+            .arg(machine.kubeconfig())
+            .args(options);
         let running = Running::start(command);
-        Some(Self { running, objects: Objects::new(), synced: false, requests: Vec::new(), failures: 0 })
+        Some(Self {
+            running,
+            objects: Objects::new(),
+            synced: false,
+            requests: Vec::new(),
+            failures: 0,
+        })
     }
 
     /// Takes events until something holds.
@@ -47,10 +56,17 @@ impl Informer {
         let key = (text("resource"), text("name"));
         let object = (text("uid"), text("resourceVersion"));
         match event["event"].as_str() {
-            Some("add") => assert_eq!(self.objects.insert(key, object), None, "{event} is there already"),
+            Some("add") => assert_eq!(
+                self.objects.insert(key, object),
+                None,
+                "{event} is there already"
+            ),
             Some("update") => {
                 let before = self.objects.insert(key, object);
-                assert!(before.is_some_and(|(uid, _)| uid == text("uid")), "{event} was not there");
+                assert!(
+                    before.is_some_and(|(uid, _)| uid == text("uid")),
+                    "{event} was not there"
+                );
             }
             Some("delete") => assert!(self.objects.remove(&key).is_some(), "{event} was not there"),
             Some("synced") => self.synced = true,
@@ -61,7 +77,8 @@ impl Informer {
     }
 
     fn has(&self, claim: &str) -> bool {
-        self.objects.contains_key(&("resourceclaims".to_owned(), claim.to_owned()))
+        self.objects
+            .contains_key(&("resourceclaims".to_owned(), claim.to_owned()))
     }
 }
 
@@ -71,7 +88,12 @@ impl Machine {
         for resource in ["resourceclaims", "resourceslices"] {
             let list = self.kubectl(&["get", resource, "-o", "json"]).await.json();
             for object in list["items"].as_array().expect("a list") {
-                let text = |field: &str| object["metadata"][field].as_str().expect("a text").to_owned();
+                let text = |field: &str| {
+                    object["metadata"][field]
+                        .as_str()
+                        .expect("a text")
+                        .to_owned()
+                };
                 let key = (resource.to_owned(), text("name"));
                 objects.insert(key, (text("uid"), text("resourceVersion")));
             }
@@ -87,17 +109,25 @@ impl Machine {
             if informer.objects == listed {
                 return;
             }
-            informer.next(&format!("the informer has {listed:#?}")).await;
+            informer
+                .next(&format!("the informer has {listed:#?}"))
+                .await;
         }
     }
 }
 
 #[tokio::test]
 async fn an_informer_streams_its_first_list_and_sees_each_change() {
-    let Some(machine) = Machine::with_gpus().await else { return };
+    let Some(machine) = Machine::with_gpus().await else {
+        return;
+    };
     machine.allocated("before").await;
-    let Some(mut informer) = Informer::start(&machine, &[]) else { return };
-    informer.until("it has its first list", |informer| informer.synced).await;
+    let Some(mut informer) = Informer::start(&machine, &[]) else {
+        return;
+    };
+    informer
+        .until("it has its first list", |informer| informer.synced)
+        .await;
     machine.until_seen(&mut informer).await;
     assert!(informer.has("before"));
     for request in &informer.requests {
@@ -113,26 +143,51 @@ async fn an_informer_streams_its_first_list_and_sees_each_change() {
     assert_eq!(informer.requests.len(), 2, "{:?}", informer.requests);
 
     machine.allocated("after").await;
-    machine.kubectl(&["label", "resourceclaim/after", "a=1"]).await.done();
+    machine
+        .kubectl(&["label", "resourceclaim/after", "a=1"])
+        .await
+        .done();
     machine.until_seen(&mut informer).await;
-    machine.kubectl(&["delete", "resourceclaim", "before", "after"]).await.done();
-    informer.until("the claims are gone", |informer| !informer.has("before") && !informer.has("after")).await;
+    machine
+        .kubectl(&["delete", "resourceclaim", "before", "after"])
+        .await
+        .done();
+    informer
+        .until("the claims are gone", |informer| {
+            !informer.has("before") && !informer.has("after")
+        })
+        .await;
     machine.until_seen(&mut informer).await;
     assert_eq!(informer.failures, 0);
 }
 
 #[tokio::test]
 async fn an_informer_sees_what_changed_while_the_daemon_was_killed_and_started() {
-    let Some(mut machine) = Machine::start().await else { return };
-    machine.apply("class", &class("gpu", MOCK_GPU_NAME)).await.done();
-    machine.apply("stays", &claim("stays", "gpu", json!({}))).await.done();
-    let Some(mut informer) = Informer::start(&machine, &["--reconnect"]) else { return };
-    informer.until("it has its first list", |informer| informer.synced).await;
+    let Some(mut machine) = Machine::start().await else {
+        return;
+    };
+    machine
+        .apply("class", &class("gpu", MOCK_GPU_NAME))
+        .await
+        .done();
+    machine
+        .apply("stays", &claim("stays", "gpu", json!({})))
+        .await
+        .done();
+    let Some(mut informer) = Informer::start(&machine, &["--reconnect"]) else {
+        return;
+    };
+    informer
+        .until("it has its first list", |informer| informer.synced)
+        .await;
 
     for round in 0..3 {
         let name = format!("round-{round}");
         // What was answered is durable, and the informer may not have seen it when the daemon dies.
-        machine.apply(&name, &claim(&name, "gpu", json!({}))).await.done();
+        machine
+            .apply(&name, &claim(&name, "gpu", json!({})))
+            .await
+            .done();
         machine.crash().await;
         if round == 1 {
             // The slices are from a driver that came between two deaths.
@@ -141,7 +196,10 @@ async fn an_informer_sees_what_changed_while_the_daemon_was_killed_and_started()
         }
         let earlier = format!("round-{}", round - 1);
         if round > 0 {
-            machine.kubectl(&["delete", "resourceclaim", &earlier]).await.done();
+            machine
+                .kubectl(&["delete", "resourceclaim", &earlier])
+                .await
+                .done();
         }
         machine.until_seen(&mut informer).await;
         assert!(informer.has("stays") && informer.has(&name) && !informer.has(&earlier));

@@ -7,8 +7,12 @@ use crate::{lines, programs};
 
 #[tokio::test]
 async fn typed_clients_have_every_kind_from_its_creation_to_its_deletion() {
-    let Some(machine) = Machine::start().await else { return };
-    let Some(program) = or_skip("typed clients of client-go", programs::go("typed-client")) else { return };
+    let Some(machine) = Machine::start().await else {
+        return;
+    };
+    let Some(program) = or_skip("typed clients of client-go", programs::go("typed-client")) else {
+        return;
+    };
     let kubeconfig = machine.kubeconfig();
     let kubeconfig = kubeconfig.to_str().expect("the root has a name in UTF-8");
     let kinds = [

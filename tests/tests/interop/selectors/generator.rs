@@ -8,7 +8,15 @@ use serde_json::{Value, json};
 /// A device of some of the attributes that the expressions read, seldom with another type.
 pub(super) fn device(random: &mut StdRng) -> Value {
     let mut attributes = serde_json::Map::new();
-    for name in ["model", "index", "healthy", "version", "lanes", "tags", "other.example.com/model"] {
+    for name in [
+        "model",
+        "index",
+        "healthy",
+        "version",
+        "lanes",
+        "tags",
+        "other.example.com/model",
+    ] {
         if random.random_bool(0.25) {
             continue;
         }
@@ -25,8 +33,11 @@ pub(super) fn device(random: &mut StdRng) -> Value {
             }
         };
         let text = |random: &mut StdRng| *TEXTS.choose(random).unwrap();
-        let version =
-            |random: &mut StdRng| *["0.9.0", "1.2.3", "1.2.3-rc.1", "2.0.0+build"].choose(random).unwrap();
+        let version = |random: &mut StdRng| {
+            *["0.9.0", "1.2.3", "1.2.3-rc.1", "2.0.0+build"]
+                .choose(random)
+                .unwrap()
+        };
         let count = random.random_range(1..4);
         attributes.insert(
             name.to_owned(),
@@ -54,7 +65,18 @@ pub(super) fn device(random: &mut StdRng) -> Value {
     device
 }
 
-const TEXTS: [&str; 10] = ["", "a", "a100", "b200", "fast", "Fast lane", "x,y,,z", " é→ ", "12", "true"];
+const TEXTS: [&str; 10] = [
+    "",
+    "a",
+    "a100",
+    "b200",
+    "fast",
+    "Fast lane",
+    "x,y,,z",
+    " é→ ",
+    "12",
+    "true",
+];
 const QUANTITIES: [&str; 8] = ["0", "1", "80Gi", "81920Mi", "1500m", "-3", "2k", "1e3"];
 
 #[derive(Clone, Copy, PartialEq)]
@@ -101,8 +123,11 @@ impl Generator<'_> {
     /// An expression, whose result is mostly a bool.
     pub(super) fn selector(&mut self) -> String {
         let depth = self.random.random_range(1..5);
-        let kind =
-            if self.random.random_bool(0.97) { Kind::Bool } else { *KINDS.choose(self.random).unwrap() };
+        let kind = if self.random.random_bool(0.97) {
+            Kind::Bool
+        } else {
+            *KINDS.choose(self.random).unwrap()
+        };
         self.of(kind, depth)
     }
 
@@ -118,8 +143,12 @@ impl Generator<'_> {
             2..=9 if !matches!(kind, Kind::Type) => Kind::Dyn,
             _ => kind,
         };
-        let known: Vec<String> =
-            self.variables.iter().filter(|(_, of)| *of == kind).map(|(name, _)| name.clone()).collect();
+        let known: Vec<String> = self
+            .variables
+            .iter()
+            .filter(|(_, of)| *of == kind)
+            .map(|(name, _)| name.clone())
+            .collect();
         if !known.is_empty() && self.random.random_bool(0.4) {
             return known.choose(self.random).unwrap().clone();
         }
@@ -170,7 +199,9 @@ impl Generator<'_> {
                 "semver('0.9.0+b')",
             ]),
             Kind::Dyn => {
-                let name = self.pick(&["model", "index", "healthy", "version", "lanes", "tags", "missing"]);
+                let name = self.pick(&[
+                    "model", "index", "healthy", "version", "lanes", "tags", "missing",
+                ]);
                 self.pick(&[
                     &format!("device.attributes['gpu.example.com'].{name}"),
                     &format!("device.attributes['gpu.example.com']['{name}']"),
@@ -187,9 +218,16 @@ impl Generator<'_> {
                 "device.?attributes['gpu.example.com'].index",
             ]),
             Kind::Map => self.pick(&["{}", "{'a': 1}", "{'a': 1, 'b': 2}"]),
-            Kind::Type => {
-                self.pick(&["int", "string", "bool", "double", "uint", "list", "map", "type(null)"])
-            }
+            Kind::Type => self.pick(&[
+                "int",
+                "string",
+                "bool",
+                "double",
+                "uint",
+                "list",
+                "map",
+                "type(null)",
+            ]),
         }
     }
 
@@ -210,8 +248,17 @@ impl Generator<'_> {
                 self.of(kind, depth)
             ),
             2 => format!("{{'k': {}}}.k", self.of(kind, depth)),
-            3 => format!("[{}, {}][{}]", self.of(kind, depth), self.of(kind, depth), self.of(Kind::Int, 0)),
-            _ => format!("optional.of({}).orValue({})", self.of(kind, depth), self.of(kind, depth)),
+            3 => format!(
+                "[{}, {}][{}]",
+                self.of(kind, depth),
+                self.of(kind, depth),
+                self.of(Kind::Int, 0)
+            ),
+            _ => format!(
+                "optional.of({}).orValue({})",
+                self.of(kind, depth),
+                self.of(kind, depth)
+            ),
         }
     }
 
@@ -229,7 +276,11 @@ impl Generator<'_> {
             2 => (Kind::Map, Kind::Text),
             _ => (Kind::Dyn, Kind::Dyn),
         };
-        (self.of(range, depth), format!("v{}", self.variables.len()), element)
+        (
+            self.of(range, depth),
+            format!("v{}", self.variables.len()),
+            element,
+        )
     }
 
     fn node(&mut self, kind: Kind, d: usize) -> String {
@@ -263,18 +314,32 @@ impl Generator<'_> {
                     self.of(Int, d)
                 ),
                 6 => {
-                    let of = *[Double, Uint, Text, Int, Dyn, Bool].choose(self.random).unwrap();
+                    let of = *[Double, Uint, Text, Int, Dyn, Bool]
+                        .choose(self.random)
+                        .unwrap();
                     format!("int({})", self.of(of, d))
                 }
-                7 => format!("{}.{}()", self.of(Ints, d), self.pick(&["sum", "min", "max"])),
+                7 => format!(
+                    "{}.{}()",
+                    self.of(Ints, d),
+                    self.pick(&["sum", "min", "max"])
+                ),
                 8 => format!(
                     "{}.{}({})",
                     self.of(Ints, d),
                     self.pick(&["indexOf", "lastIndexOf"]),
                     self.of(Int, d)
                 ),
-                9 => format!("{}.compareTo({})", self.of(Quantity, d), self.of(Quantity, d)),
-                10 => format!("{}.{}()", self.of(Version, d), self.pick(&["major", "minor", "patch"])),
+                9 => format!(
+                    "{}.compareTo({})",
+                    self.of(Quantity, d),
+                    self.of(Quantity, d)
+                ),
+                10 => format!(
+                    "{}.{}()",
+                    self.of(Version, d),
+                    self.pick(&["major", "minor", "patch"])
+                ),
                 11 => format!("sign({})", self.of(Quantity, d)),
                 12 => format!("{}[{}]", self.of(Ints, d), self.of(Int, d)),
                 _ => self.leaf(Int),
@@ -309,12 +374,23 @@ impl Generator<'_> {
             Text => match self.random.random_range(0..12) {
                 0 => format!("({} + {})", self.of(Text, d), self.of(Text, d)),
                 1 => {
-                    let of = *[Bool, Int, Uint, Double, Text, Dyn].choose(self.random).unwrap();
+                    let of = *[Bool, Int, Uint, Double, Text, Dyn]
+                        .choose(self.random)
+                        .unwrap();
                     format!("string({})", self.of(of, d))
                 }
-                2 => format!("{}.{}()", self.of(Text, d), self.pick(&["lowerAscii", "upperAscii", "trim"])),
+                2 => format!(
+                    "{}.{}()",
+                    self.of(Text, d),
+                    self.pick(&["lowerAscii", "upperAscii", "trim"])
+                ),
                 3 => format!("{}.charAt({})", self.of(Text, d), self.of(Int, d)),
-                4 => format!("{}.replace({}, {})", self.of(Text, d), self.of(Text, d), self.of(Text, d)),
+                4 => format!(
+                    "{}.replace({}, {})",
+                    self.of(Text, d),
+                    self.of(Text, d),
+                    self.of(Text, d)
+                ),
                 5 => format!(
                     "{}.replace({}, {}, {})",
                     self.of(Text, d),
@@ -323,13 +399,22 @@ impl Generator<'_> {
                     self.of(Int, d)
                 ),
                 6 => format!("{}.substring({})", self.of(Text, d), self.of(Int, d)),
-                7 => format!("{}.substring({}, {})", self.of(Text, d), self.of(Int, d), self.of(Int, d)),
+                7 => format!(
+                    "{}.substring({}, {})",
+                    self.of(Text, d),
+                    self.of(Int, d),
+                    self.of(Int, d)
+                ),
                 8 => format!("{}.join({})", self.of(Texts, d), self.of(Text, d)),
                 9 => {
                     let pattern = self.pattern(d);
                     format!("{}.find({pattern})", self.of(Text, d))
                 }
-                10 => format!("{}.{}()", self.of(Texts, d), self.pick(&["min", "max", "join"])),
+                10 => format!(
+                    "{}.{}()",
+                    self.of(Texts, d),
+                    self.pick(&["min", "max", "join"])
+                ),
                 _ => self.leaf(Text),
             },
             Ints => match self.random.random_range(0..6) {
@@ -356,7 +441,12 @@ impl Generator<'_> {
             },
             Texts => match self.random.random_range(0..5) {
                 0 => format!("{}.split({})", self.of(Text, d), self.of(Text, d)),
-                1 => format!("{}.split({}, {})", self.of(Text, d), self.of(Text, d), self.of(Int, d)),
+                1 => format!(
+                    "{}.split({}, {})",
+                    self.of(Text, d),
+                    self.of(Text, d),
+                    self.of(Int, d)
+                ),
                 2 => {
                     let pattern = self.pattern(d);
                     format!("{}.findAll({pattern})", self.of(Text, d))
@@ -411,7 +501,12 @@ impl Generator<'_> {
                     self.of(Text, d),
                     self.of(Int, d)
                 ),
-                _ => format!("{{{}: {}, ?'opt': {}}}", self.of(Text, d), self.of(Int, d), self.of(Option, d)),
+                _ => format!(
+                    "{{{}: {}, ?'opt': {}}}",
+                    self.of(Text, d),
+                    self.of(Int, d),
+                    self.of(Option, d)
+                ),
             },
             Type => {
                 let of = *KINDS.choose(self.random).unwrap();
@@ -446,18 +541,32 @@ impl Generator<'_> {
             5 => format!("!{}", self.of(Bool, d)),
             6..=8 => {
                 let kind = *KINDS.choose(self.random).unwrap();
-                format!("{} {} {}", self.of(kind, d), self.pick(&["==", "!="]), self.of(kind, d))
+                format!(
+                    "{} {} {}",
+                    self.of(kind, d),
+                    self.pick(&["==", "!="]),
+                    self.of(kind, d)
+                )
             }
             9..=10 => {
                 let kinds = [Int, Uint, Double, Text, Dyn];
                 let kind = *kinds.choose(self.random).unwrap();
-                let other =
-                    if matches!(kind, Text | Dyn) { kind } else { kinds[self.random.random_range(0..3)] };
-                format!("{} {} {}", self.of(kind, d), self.pick(&["<", "<=", ">", ">="]), self.of(other, d))
+                let other = if matches!(kind, Text | Dyn) {
+                    kind
+                } else {
+                    kinds[self.random.random_range(0..3)]
+                };
+                format!(
+                    "{} {} {}",
+                    self.of(kind, d),
+                    self.pick(&["<", "<=", ">", ">="]),
+                    self.of(other, d)
+                )
             }
             11 => {
-                let (element, list) =
-                    *[(Int, Ints), (Text, Texts), (Text, Map), (Dyn, Dyn)].choose(self.random).unwrap();
+                let (element, list) = *[(Int, Ints), (Text, Texts), (Text, Map), (Dyn, Dyn)]
+                    .choose(self.random)
+                    .unwrap();
                 format!("{} in {}", self.of(element, d), self.of(list, d))
             }
             12 => format!(
@@ -473,7 +582,10 @@ impl Generator<'_> {
             14..=15 => {
                 let (range, name, of) = self.comprehension(d);
                 let body = self.with(&name, of, |it| it.of(Bool, d));
-                format!("{range}.{}({name}, {body})", self.pick(&["all", "exists", "exists_one"]))
+                format!(
+                    "{range}.{}({name}, {body})",
+                    self.pick(&["all", "exists", "exists_one"])
+                )
             }
             16 => format!(
                 "{}.{}({})",
@@ -509,7 +621,12 @@ impl Generator<'_> {
                     self.of(Quantity, d),
                     self.of(Int, 0)
                 ),
-                _ => format!("{}.sub({}) == {}", self.of(Quantity, d), self.of(Int, d), self.of(Quantity, 0)),
+                _ => format!(
+                    "{}.sub({}) == {}",
+                    self.of(Quantity, d),
+                    self.of(Int, d),
+                    self.of(Quantity, 0)
+                ),
             },
             20 if self.random.random_bool(0.1) => {
                 let of = *KINDS.choose(self.random).unwrap();

@@ -8,13 +8,20 @@ use super::fixtures::*;
 fn rooted(roots: &[Value]) -> Machine {
     let device = |(number, root): (usize, &Value)| match root {
         Value::Null => device(&format!("gpu-{number}")),
-        root => with(device(&format!("gpu-{number}")), "/attributes/root", root.clone()),
+        root => with(
+            device(&format!("gpu-{number}")),
+            "/attributes/root",
+            root.clone(),
+        ),
     };
     Machine::of_devices(&roots.iter().enumerate().map(device).collect::<Vec<_>>())
 }
 
 fn strings(values: &[&[&str]]) -> Vec<Value> {
-    values.iter().map(|values| json!({"strings": values})).collect()
+    values
+        .iter()
+        .map(|values| json!({"strings": values}))
+        .collect()
 }
 
 fn ints(values: &[i64]) -> Vec<Value> {
@@ -22,7 +29,9 @@ fn ints(values: &[i64]) -> Vec<Value> {
 }
 
 fn constrained(count: usize, constraint: Value) -> Value {
-    claim(json!({"requests": [request("gpu", json!({"count": count}))], "constraints": [constraint]}))
+    claim(
+        json!({"requests": [request("gpu", json!({"count": count}))], "constraints": [constraint]}),
+    )
 }
 
 fn matching(count: usize) -> Value {
@@ -35,7 +44,10 @@ fn distinct(count: usize) -> Value {
 
 #[test]
 fn devices_match_in_an_attribute() {
-    assert_eq!(rooted(&ints(&[0, 1, 1])).chosen(&matching(2)).as_deref(), Ok("gpu=gpu-1, gpu=gpu-2"));
+    assert_eq!(
+        rooted(&ints(&[0, 1, 1])).chosen(&matching(2)).as_deref(),
+        Ok("gpu=gpu-1, gpu=gpu-2")
+    );
     let machine = rooted(&[json!({"int": 0}), json!({"int": 1}), Value::Null]);
     let error = machine.chosen(&matching(2)).expect_err("no pair");
     let start = "no combination of devices satisfies request \"gpu\" and those before it; matchAttribute gpu.example.com/root refused";
@@ -50,9 +62,16 @@ fn devices_match_in_an_attribute() {
 
 #[test]
 fn devices_differ_in_an_attribute() {
-    assert_eq!(rooted(&ints(&[0, 0, 1])).chosen(&distinct(2)).as_deref(), Ok("gpu=gpu-0, gpu=gpu-2"));
+    assert_eq!(
+        rooted(&ints(&[0, 0, 1])).chosen(&distinct(2)).as_deref(),
+        Ok("gpu=gpu-0, gpu=gpu-2")
+    );
     assert!(rooted(&ints(&[0, 0, 0])).chosen(&distinct(2)).is_err());
-    assert!(rooted(&[json!({"int": 0}), Value::Null]).chosen(&distinct(2)).is_err());
+    assert!(
+        rooted(&[json!({"int": 0}), Value::Null])
+            .chosen(&distinct(2))
+            .is_err()
+    );
 }
 
 #[test]
@@ -60,24 +79,44 @@ fn values_of_different_types_are_different() {
     let roots = [json!({"string": "1.0.0"}), json!({"version": "1.0.0"})];
     assert!(rooted(&roots).chosen(&matching(2)).is_err());
     assert!(rooted(&roots).chosen(&distinct(2)).is_ok());
-    assert!(rooted(&[json!({"bool": true}), json!({"bool": true})]).chosen(&matching(2)).is_ok());
-    assert!(rooted(&[json!({}), json!({})]).chosen(&matching(2)).is_err());
+    assert!(
+        rooted(&[json!({"bool": true}), json!({"bool": true})])
+            .chosen(&matching(2))
+            .is_ok()
+    );
+    assert!(
+        rooted(&[json!({}), json!({})])
+            .chosen(&matching(2))
+            .is_err()
+    );
 }
 
 #[test]
 fn lists_match_if_all_have_a_value_in_common_and_differ_if_no_two_have_one() {
     let machine = rooted(&strings(&[&["a", "b"], &["b", "c"], &["c", "a"], &["d"]]));
-    assert_eq!(machine.chosen(&matching(2)).as_deref(), Ok("gpu=gpu-0, gpu=gpu-1"));
+    assert_eq!(
+        machine.chosen(&matching(2)).as_deref(),
+        Ok("gpu=gpu-0, gpu=gpu-1")
+    );
     assert!(machine.chosen(&matching(3)).is_err());
-    assert_eq!(machine.chosen(&distinct(2)).as_deref(), Ok("gpu=gpu-0, gpu=gpu-3"));
+    assert_eq!(
+        machine.chosen(&distinct(2)).as_deref(),
+        Ok("gpu=gpu-0, gpu=gpu-3")
+    );
     assert!(machine.chosen(&distinct(3)).is_err());
     // A scalar is a list of one.
     let machine = rooted(&[json!({"string": "a"}), json!({"strings": ["b", "a"]})]);
     assert!(machine.chosen(&matching(2)).is_ok());
-    let machine = rooted(&[json!({"ints": [1, 2]}), json!({"int": 2}), json!({"bools": [true]})]);
+    let machine = rooted(&[
+        json!({"ints": [1, 2]}),
+        json!({"int": 2}),
+        json!({"bools": [true]}),
+    ]);
     assert!(machine.chosen(&matching(2)).is_ok());
     assert!(
-        rooted(&[json!({"versions": ["1.0.0"]}), json!({"version": "1.0.1"})]).chosen(&matching(2)).is_err()
+        rooted(&[json!({"versions": ["1.0.0"]}), json!({"version": "1.0.1"})])
+            .chosen(&matching(2))
+            .is_err()
     );
 }
 
@@ -89,14 +128,18 @@ fn an_attribute_is_found_by_its_domain_or_by_that_of_the_driver() {
         Machine::of_devices(&[own(name)]).chosen(&claim).is_ok()
     };
     assert!(allocated("numa", "gpu.example.com/numa"));
-    assert!(allocated("other.example.com/numa", "other.example.com/numa"));
+    assert!(allocated(
+        "other.example.com/numa",
+        "other.example.com/numa"
+    ));
     assert!(!allocated("numa", "other.example.com/numa"));
     assert!(!allocated("other.example.com/numa", "gpu.example.com/numa"));
 }
 
 #[test]
 fn a_constraint_is_for_the_requests_and_sub_requests_that_it_names() {
-    let sub_requests = ["s0", "s1"].map(|name| json!({"name": name, "deviceClassName": "gpu", "count": 1}));
+    let sub_requests =
+        ["s0", "s1"].map(|name| json!({"name": name, "deviceClassName": "gpu", "count": 1}));
     let allocated = |names: Value| {
         let constraint = json!({"matchAttribute": "gpu.example.com/root", "requests": names});
         let claim = claim(json!({
@@ -107,8 +150,14 @@ fn a_constraint_is_for_the_requests_and_sub_requests_that_it_names() {
     };
     assert!(allocated(json!([])).is_err());
     assert!(allocated(json!(["a", "b"])).is_err());
-    assert_eq!(allocated(json!(["a", "b/s0"])).as_deref(), Ok("a=gpu-0, b/s1=gpu-1"));
-    assert_eq!(allocated(json!(["a"])).as_deref(), Ok("a=gpu-0, b/s0=gpu-1"));
+    assert_eq!(
+        allocated(json!(["a", "b/s0"])).as_deref(),
+        Ok("a=gpu-0, b/s1=gpu-1")
+    );
+    assert_eq!(
+        allocated(json!(["a"])).as_deref(),
+        Ok("a=gpu-0, b/s0=gpu-1")
+    );
 }
 
 #[test]

@@ -47,7 +47,9 @@ pub(super) fn device(name: &str) -> Value {
 
 /// Devices `gpu-0`, `gpu-1` and so on.
 pub(super) fn devices(count: usize) -> Vec<Value> {
-    (0..count).map(|number| device(&format!("gpu-{number}"))).collect()
+    (0..count)
+        .map(|number| device(&format!("gpu-{number}")))
+        .collect()
 }
 
 /// A claim with requests, constraints and configs, as the field `devices` of its spec has them.
@@ -74,7 +76,10 @@ pub(super) fn one(fields: Value) -> Value {
 }
 
 pub(super) fn selectors(expressions: &[&str]) -> Value {
-    expressions.iter().map(|expression| json!({"cel": {"expression": expression}})).collect()
+    expressions
+        .iter()
+        .map(|expression| json!({"cel": {"expression": expression}}))
+        .collect()
 }
 
 impl Machine {
@@ -82,7 +87,12 @@ impl Machine {
     pub(super) fn new(slices: &[Value]) -> Self {
         let class = json!({"metadata": {"name": "gpu"}, "spec": {}});
         let (in_use, bounds) = (InUse::default(), Bounds::default());
-        Self { slices: slices.to_vec(), classes: vec![class], in_use, bounds }
+        Self {
+            slices: slices.to_vec(),
+            classes: vec![class],
+            in_use,
+            bounds,
+        }
     }
 
     pub(super) fn of_devices(devices: &[Value]) -> Self {
@@ -91,9 +101,14 @@ impl Machine {
 
     pub(super) fn inventory(&self) -> Inventory {
         let labels = [("zone".to_owned(), "a".to_owned())].into();
-        let node = NodeRef { name: "node-1".into(), labels };
+        let node = NodeRef {
+            name: "node-1".into(),
+            labels,
+        };
         Inventory::new(
-            self.slices.iter().map(|slice| Arc::new(parsed::<ResourceSlice>(slice.clone()))),
+            self.slices
+                .iter()
+                .map(|slice| Arc::new(parsed::<ResourceSlice>(slice.clone()))),
             &node,
         )
     }
@@ -101,7 +116,10 @@ impl Machine {
     pub(super) fn allocate(&self, claim: &Value) -> Result<AllocationResult, NotAllocated> {
         let claim: ResourceClaim = parsed(claim.clone());
         let classes = |name: &str| {
-            let class = self.classes.iter().find(|class| class["metadata"]["name"] == name)?;
+            let class = self
+                .classes
+                .iter()
+                .find(|class| class["metadata"]["name"] == name)?;
             Some(Arc::new(parsed::<DeviceClass>(class.clone())))
         };
         let mut shares = 0;
@@ -110,12 +128,22 @@ impl Machine {
             format!("share-{shares}")
         };
         let now = Timestamp::UNIX_EPOCH;
-        allocate(&self.inventory(), &self.in_use, &classes, &claim, &self.bounds, now, &mut share_id)
+        allocate(
+            &self.inventory(),
+            &self.in_use,
+            &classes,
+            &claim,
+            &self.bounds,
+            now,
+            &mut share_id,
+        )
     }
 
     /// Returns `request=device` for each device, or why there is none.
     pub(super) fn chosen(&self, claim: &Value) -> Result<String, String> {
-        self.allocate(claim).map(|allocation| shown(&allocation)).map_err(|error| error.message)
+        self.allocate(claim)
+            .map(|allocation| shown(&allocation))
+            .map_err(|error| error.message)
     }
 
     /// Allocates for a claim that keeps its devices.
@@ -137,10 +165,16 @@ impl Machine {
 }
 
 fn shown(allocation: &AllocationResult) -> String {
-    let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_ref()).expect("results");
+    let results = allocation
+        .devices
+        .as_ref()
+        .and_then(|devices| devices.results.as_ref())
+        .expect("results");
     let results = results.iter().map(|result| {
         let consumed = result.consumed_capacity.iter().flatten();
-        let consumed: String = consumed.map(|(name, amount)| format!(" {name}={}", amount.0)).collect();
+        let consumed: String = consumed
+            .map(|(name, amount)| format!(" {name}={}", amount.0))
+            .collect();
         format!("{}={}{consumed}", result.request, result.device)
     });
     results.collect::<Vec<_>>().join(", ")

@@ -14,7 +14,11 @@ const GIB: i128 = 1 << 30;
 /// Four plain devices, two shared ones of 8Gi, and four partitions over a set of three slots.
 fn machine() -> Machine {
     let plain = (0..4).map(|number| {
-        with(device(&format!("plain-{number}")), "/attributes/kind", json!({"int": number % 2}))
+        with(
+            device(&format!("plain-{number}")),
+            "/attributes/kind",
+            json!({"int": number % 2}),
+        )
     });
     let shared = (0..2).map(|number| {
         let policy = json!({"default": "2Gi", "validRange": {"min": "1Gi", "step": "1Gi"}});
@@ -35,7 +39,11 @@ fn machine() -> Machine {
     });
     let devices: Vec<Value> = plain.chain(shared).chain(part).collect();
     let whole = with(slice(&devices), "/spec/pool/resourceSliceCount", json!(2));
-    let sets = with(with(whole.clone(), "/metadata/name", json!("sets")), "/spec/devices", json!([]));
+    let sets = with(
+        with(whole.clone(), "/metadata/name", json!("sets")),
+        "/spec/devices",
+        json!([]),
+    );
     let counters = json!([{"name": "set", "counters": {"slots": {"value": "3"}}}]);
     Machine::new(&[whole, with(sets, "/spec/sharedCounters", counters)])
 }
@@ -48,8 +56,13 @@ enum Step {
 
 fn asked() -> impl Strategy<Value = Value> {
     let kind = proptest::option::of(0..4);
-    (1..4usize, kind, proptest::option::of(1..6usize), prop::bool::weighted(0.1)).prop_map(
-        |(count, kind, memory, admin)| {
+    (
+        1..4usize,
+        kind,
+        proptest::option::of(1..6usize),
+        prop::bool::weighted(0.1),
+    )
+        .prop_map(|(count, kind, memory, admin)| {
             let mut fields = json!({"count": count, "adminAccess": admin});
             if let Some(kind) = kind {
                 let kind = format!("device.attributes[\"gpu.example.com\"].kind == {kind}");
@@ -59,29 +72,38 @@ fn asked() -> impl Strategy<Value = Value> {
                 fields["capacity"] = json!({"requests": {"memory": format!("{memory}Gi")}});
             }
             fields
-        },
-    )
+        })
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let claim = (prop::collection::vec(asked(), 1..4), any::<bool>()).prop_map(|(asked, matching)| {
-        let requests: Vec<Value> = asked
-            .into_iter()
-            .enumerate()
-            .map(|(number, fields)| request(&format!("r{number}"), fields))
-            .collect();
-        let constraints =
-            if matching { json!([{"matchAttribute": "gpu.example.com/kind"}]) } else { json!([]) };
-        Step::Claim(claim(json!({"requests": requests, "constraints": constraints})))
-    });
+    let claim =
+        (prop::collection::vec(asked(), 1..4), any::<bool>()).prop_map(|(asked, matching)| {
+            let requests: Vec<Value> = asked
+                .into_iter()
+                .enumerate()
+                .map(|(number, fields)| request(&format!("r{number}"), fields))
+                .collect();
+            let constraints = if matching {
+                json!([{"matchAttribute": "gpu.example.com/kind"}])
+            } else {
+                json!([])
+            };
+            Step::Claim(claim(
+                json!({"requests": requests, "constraints": constraints}),
+            ))
+        });
     prop_oneof![3 => claim, 2 => (0..8usize).prop_map(Step::Release)]
 }
 
 fn results(
     allocations: &BTreeMap<String, AllocationResult>,
 ) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
-    let results = allocations.values().filter_map(|allocation| allocation.devices.as_ref()?.results.as_ref());
-    results.flatten().filter(|result| result.admin_access != Some(true))
+    let results = allocations
+        .values()
+        .filter_map(|allocation| allocation.devices.as_ref()?.results.as_ref());
+    results
+        .flatten()
+        .filter(|result| result.admin_access != Some(true))
 }
 
 fn check(allocations: &BTreeMap<String, AllocationResult>) {
@@ -96,9 +118,17 @@ fn check(allocations: &BTreeMap<String, AllocationResult>) {
             None => *exclusive.entry(&result.device).or_default() += 1,
         }
     }
-    assert!(exclusive.values().all(|claims| *claims == 1), "a device is given twice: {exclusive:?}");
-    assert!(memory.values().all(|sum| *sum <= 8 * GIB * 1_000_000_000), "over the capacity: {memory:?}");
-    let parts = exclusive.keys().filter_map(|name| name.strip_prefix("part-"));
+    assert!(
+        exclusive.values().all(|claims| *claims == 1),
+        "a device is given twice: {exclusive:?}"
+    );
+    assert!(
+        memory.values().all(|sum| *sum <= 8 * GIB * 1_000_000_000),
+        "over the capacity: {memory:?}"
+    );
+    let parts = exclusive
+        .keys()
+        .filter_map(|name| name.strip_prefix("part-"));
     let slots = parts.map(|number| 1 + number.parse::<usize>().expect("a number") % 2);
     assert!(slots.sum::<usize>() <= 3, "over the counter: {exclusive:?}");
 }

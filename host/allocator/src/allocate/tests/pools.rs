@@ -7,7 +7,11 @@ use super::fixtures::*;
 
 /// A slice of a pool of `count` slices with one device of its name.
 fn part(name: &str, pool: &str, generation: usize, count: usize) -> Value {
-    let slice = with(slice(&[device(&format!("device-{name}"))]), "/metadata/name", json!(name));
+    let slice = with(
+        slice(&[device(&format!("device-{name}"))]),
+        "/metadata/name",
+        json!(name),
+    );
     let pool = json!({"name": pool, "generation": generation, "resourceSliceCount": count});
     with(slice, "/spec/pool", pool)
 }
@@ -18,15 +22,30 @@ fn all() -> Value {
 
 #[test]
 fn devices_are_tried_by_pool_and_slice_and_those_with_binding_conditions_last() {
-    let bound = with(device("device-b"), "/bindingConditions", json!(["attached"]));
+    let bound = with(
+        device("device-b"),
+        "/bindingConditions",
+        json!(["attached"]),
+    );
     let with_conditions = with(part("b", "pool-0", 1, 1), "/spec/devices", json!([bound]));
-    let other_driver = with(part("z", "pool", 1, 1), "/spec/driver", json!("a.example.com"));
-    let mut slices =
-        vec![part("d", "pool-1", 1, 2), part("c", "pool-1", 1, 2), with_conditions, other_driver];
+    let other_driver = with(
+        part("z", "pool", 1, 1),
+        "/spec/driver",
+        json!("a.example.com"),
+    );
+    let mut slices = vec![
+        part("d", "pool-1", 1, 2),
+        part("c", "pool-1", 1, 2),
+        with_conditions,
+        other_driver,
+    ];
     let expected = "gpu=device-z, gpu=device-c, gpu=device-d, gpu=device-b";
     for _ in 0..slices.len() {
         slices.rotate_left(1);
-        assert_eq!(Machine::new(&slices).chosen(&all()).as_deref(), Ok(expected));
+        assert_eq!(
+            Machine::new(&slices).chosen(&all()).as_deref(),
+            Ok(expected)
+        );
     }
 }
 
@@ -41,28 +60,53 @@ fn only_the_newest_generation_of_a_pool_is_offered() {
 
 #[test]
 fn a_pool_that_is_incomplete_or_invalid_is_not_used() {
-    let twice = with(part("b", "bad", 1, 1), "/spec/devices", json!([device("x"), device("x")]));
+    let twice = with(
+        part("b", "bad", 1, 1),
+        "/spec/devices",
+        json!([device("x"), device("x")]),
+    );
     let consumes = json!([{"counterSet": "set", "counters": {"slots": {"value": "1"}}}]);
     let consuming = with(device("x"), "/consumesCounters", consumes);
     let no_set = with(part("b", "bad", 1, 1), "/spec/devices", json!([consuming]));
     let selector =
         json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Like"}]}]});
-    let no_selector =
-        with(with(part("b", "bad", 1, 1), "/spec/nodeName", Value::Null), "/spec/nodeSelector", selector);
+    let no_selector = with(
+        with(part("b", "bad", 1, 1), "/spec/nodeName", Value::Null),
+        "/spec/nodeSelector",
+        selector,
+    );
     for (bad, reason) in [
-        (part("b", "bad", 1, 2), "the pool is being updated: it has 1 of 2 slices"),
+        (
+            part("b", "bad", 1, 2),
+            "the pool is being updated: it has 1 of 2 slices",
+        ),
         (twice, "device name \"x\" occurs twice"),
-        (no_set, "device \"x\" consumes of counter set \"set\", which the pool does not have"),
-        (no_selector, "node selector has operator \"Like\" for label \"zone\""),
+        (
+            no_set,
+            "device \"x\" consumes of counter set \"set\", which the pool does not have",
+        ),
+        (
+            no_selector,
+            "node selector has operator \"Like\" for label \"zone\"",
+        ),
     ] {
         let machine = Machine::new(&[part("a", "good", 1, 1), bad]);
-        assert_eq!(machine.chosen(&one(json!({}))).as_deref(), Ok("gpu=device-a"), "{reason}");
+        assert_eq!(
+            machine.chosen(&one(json!({}))).as_deref(),
+            Ok("gpu=device-a"),
+            "{reason}"
+        );
         let pool = format!("; pool \"bad\" of driver \"gpu.example.com\" cannot be used: {reason}");
-        let error = machine.chosen(&one(json!({"count": 2}))).expect_err("one device");
+        let error = machine
+            .chosen(&one(json!({"count": 2})))
+            .expect_err("one device");
         assert!(error.ends_with(&pool), "{error}");
         let error = machine.allocate(&all()).expect_err("not all are known");
         assert_eq!(error.kind, NotAllocatedKind::PoolNotReady);
-        assert_eq!(error.message, format!("request \"gpu\" asks for all devices{pool}"));
+        assert_eq!(
+            error.message,
+            format!("request \"gpu\" asks for all devices{pool}")
+        );
     }
 }
 
@@ -70,9 +114,17 @@ fn a_pool_that_is_incomplete_or_invalid_is_not_used() {
 fn a_counter_or_set_that_is_wrong_makes_the_pool_invalid() {
     let consumes = json!([{"counterSet": "set", "counters": {"slots": {"value": "1"}}}]);
     let devices = part("a", "pool", 1, 2);
-    let devices = with(devices, "/spec/devices", json!([with(device("x"), "/consumesCounters", consumes)]));
+    let devices = with(
+        devices,
+        "/spec/devices",
+        json!([with(device("x"), "/consumesCounters", consumes)]),
+    );
     let counters = |sets: Value| {
-        with(with(part("b", "pool", 1, 2), "/spec/devices", json!([])), "/spec/sharedCounters", sets)
+        with(
+            with(part("b", "pool", 1, 2), "/spec/devices", json!([])),
+            "/spec/sharedCounters",
+            sets,
+        )
     };
     for (sets, reason) in [
         (
@@ -88,8 +140,9 @@ fn a_counter_or_set_that_is_wrong_makes_the_pool_invalid() {
             "counter set \"set\" occurs twice",
         ),
     ] {
-        let error =
-            Machine::new(&[devices.clone(), counters(sets)]).chosen(&one(json!({}))).expect_err("invalid");
+        let error = Machine::new(&[devices.clone(), counters(sets)])
+            .chosen(&one(json!({})))
+            .expect_err("invalid");
         assert!(error.ends_with(reason), "{error}");
     }
 }
@@ -133,7 +186,11 @@ fn a_device_is_offered_to_the_nodes_that_its_slice_or_the_device_itself_names() 
 fn a_device_for_another_node_in_a_slice_for_this_one_is_left_out() {
     let devices = json!([{"name": "x", "nodeName": "node-2"}, {"name": "y", "nodeName": "node-1"}]);
     let slice = with(part("a", "pool", 1, 1), "/spec/nodeName", Value::Null);
-    let slice = with(with(slice, "/spec/perDeviceNodeSelection", json!(true)), "/spec/devices", devices);
+    let slice = with(
+        with(slice, "/spec/perDeviceNodeSelection", json!(true)),
+        "/spec/devices",
+        devices,
+    );
     let excluded = Machine::new(&[slice]).excluded(&one(json!({"count": 2})));
     assert_eq!(excluded, ["gpu x: not on node \"node-1\""]);
 }

@@ -7,7 +7,11 @@ use super::fixtures::*;
 
 fn models(models: &[&str]) -> Vec<Value> {
     let device = |(number, model): (usize, &&str)| {
-        with(device(&format!("gpu-{number}")), "/attributes/model", json!({"string": model}))
+        with(
+            device(&format!("gpu-{number}")),
+            "/attributes/model",
+            json!({"string": model}),
+        )
     };
     models.iter().enumerate().map(device).collect()
 }
@@ -20,27 +24,45 @@ fn model(model: &str) -> String {
 fn a_request_gets_the_first_devices_that_are_free() {
     let mut machine = Machine::of_devices(&devices(4));
     assert_eq!(machine.occupy("a", &one(json!({}))), "gpu=gpu-0");
-    assert_eq!(machine.occupy("b", &one(json!({"count": 2}))), "gpu=gpu-1, gpu=gpu-2");
+    assert_eq!(
+        machine.occupy("b", &one(json!({"count": 2}))),
+        "gpu=gpu-1, gpu=gpu-2"
+    );
     machine.in_use.remove("a");
-    assert_eq!(machine.chosen(&one(json!({"count": 2}))).as_deref(), Ok("gpu=gpu-0, gpu=gpu-3"));
+    assert_eq!(
+        machine.chosen(&one(json!({"count": 2}))).as_deref(),
+        Ok("gpu=gpu-0, gpu=gpu-3")
+    );
     let error = machine.chosen(&one(json!({"count": 3})));
     assert_eq!(
         error,
         Err("request \"gpu\" needs 3 devices, and 2 of 4 devices can be used: 2 in use".into())
     );
     let excluded = machine.excluded(&one(json!({"count": 3})));
-    assert_eq!(excluded, ["gpu gpu-1: in use by claim b", "gpu gpu-2: in use by claim b"]);
+    assert_eq!(
+        excluded,
+        [
+            "gpu gpu-1: in use by claim b",
+            "gpu gpu-2: in use by claim b"
+        ]
+    );
 }
 
 #[test]
 fn a_claim_without_requests_gets_an_allocation_without_devices() {
-    assert_eq!(Machine::new(&[]).chosen(&claim(json!({}))).as_deref(), Ok(""));
+    assert_eq!(
+        Machine::new(&[]).chosen(&claim(json!({}))).as_deref(),
+        Ok("")
+    );
 }
 
 #[test]
 fn a_request_without_mode_and_count_is_for_one_device() {
     let claim = requests(&[json!({"name": "gpu", "exactly": {"deviceClassName": "gpu"}})]);
-    assert_eq!(Machine::of_devices(&devices(2)).chosen(&claim).as_deref(), Ok("gpu=gpu-0"));
+    assert_eq!(
+        Machine::of_devices(&devices(2)).chosen(&claim).as_deref(),
+        Ok("gpu=gpu-0")
+    );
 }
 
 #[test]
@@ -61,13 +83,17 @@ fn selectors_of_the_class_and_of_the_request_select() {
     let mut machine = Machine::of_devices(&models(&["a", "b"]));
     let claim = one(json!({"selectors": selectors(&[&model("b")])}));
     assert_eq!(machine.chosen(&claim).as_deref(), Ok("gpu=gpu-1"));
-    machine.classes =
-        vec![json!({"metadata": {"name": "gpu"}, "spec": {"selectors": selectors(&[&model("a")])}})];
+    machine.classes = vec![
+        json!({"metadata": {"name": "gpu"}, "spec": {"selectors": selectors(&[&model("a")])}}),
+    ];
     assert_eq!(
         machine.excluded(&claim),
         [
             format!("gpu gpu-0: selector {:?} is false", model("b")),
-            format!("gpu gpu-1: selector {:?} of class \"gpu\" is false", model("a")),
+            format!(
+                "gpu gpu-1: selector {:?} of class \"gpu\" is false",
+                model("a")
+            ),
         ]
     );
 }
@@ -87,23 +113,40 @@ fn a_selector_that_fails_fails_the_allocation_when_the_search_comes_to_the_devic
     );
     assert!(error.message.starts_with(&start), "{error}");
     let all = one(json!({"allocationMode": "All", "selectors": selectors(&[&model("a")])}));
-    assert_eq!(machine.allocate(&all).expect_err("an error").kind, NotAllocatedKind::Invalid);
+    assert_eq!(
+        machine.allocate(&all).expect_err("an error").kind,
+        NotAllocatedKind::Invalid
+    );
 }
 
 #[test]
 fn a_claim_that_no_devices_can_fulfil_is_invalid() {
     let machine = Machine::of_devices(&devices(40));
-    let many: Vec<Value> = (0..33).map(|number| request(&format!("r{number}"), json!({}))).collect();
+    let many: Vec<Value> = (0..33)
+        .map(|number| request(&format!("r{number}"), json!({})))
+        .collect();
     let sub_request = json!({"name": "s", "deviceClassName": "none"});
     for (claim, expected) in [
-        (requests(&many), "the claim has 33 requests, and at most 32 are allowed"),
-        (one(json!({"count": 0})), "request \"gpu\": count is 0, and must be positive"),
+        (
+            requests(&many),
+            "the claim has 33 requests, and at most 32 are allowed",
+        ),
+        (
+            one(json!({"count": 0})),
+            "request \"gpu\": count is 0, and must be positive",
+        ),
         (
             one(json!({"allocationMode": "Some"})),
             "request \"gpu\": allocation mode \"Some\" is neither `ExactCount` nor `All`",
         ),
-        (one(json!({"deviceClassName": "none"})), "request \"gpu\": there is no DeviceClass \"none\""),
-        (one(json!({"selectors": [{}]})), "request \"gpu\": a selector has no CEL expression"),
+        (
+            one(json!({"deviceClassName": "none"})),
+            "request \"gpu\": there is no DeviceClass \"none\"",
+        ),
+        (
+            one(json!({"selectors": [{}]})),
+            "request \"gpu\": a selector has no CEL expression",
+        ),
         (
             one(json!({"capacity": {"requests": {"memory": "1x"}}})),
             "request \"gpu\": capacity memory: \"1x\" is no quantity",
@@ -122,7 +165,10 @@ fn a_claim_that_no_devices_can_fulfil_is_invalid() {
         ),
     ] {
         let error = machine.allocate(&claim).expect_err("invalid");
-        assert_eq!((error.kind, error.message.as_str()), (NotAllocatedKind::Invalid, expected));
+        assert_eq!(
+            (error.kind, error.message.as_str()),
+            (NotAllocatedKind::Invalid, expected)
+        );
     }
 }
 
@@ -130,9 +176,15 @@ fn a_claim_that_no_devices_can_fulfil_is_invalid() {
 fn an_allocation_has_at_most_32_devices() {
     let machine = Machine::of_devices(&devices(40));
     assert!(machine.chosen(&one(json!({"count": 32}))).is_ok());
-    for claim in [one(json!({"count": 33})), one(json!({"allocationMode": "All"}))] {
+    for claim in [
+        one(json!({"count": 33})),
+        one(json!({"allocationMode": "All"})),
+    ] {
         let error = machine.chosen(&claim).expect_err("too many");
-        assert!(error.ends_with("devices, and at most 32 fit into an allocation"), "{error}");
+        assert!(
+            error.ends_with("devices, and at most 32 fit into an allocation"),
+            "{error}"
+        );
     }
     // The first sub-request does not fit beside the other request, and the second does.
     let sub_requests = [("large", 20), ("small", 1)]
@@ -142,7 +194,10 @@ fn an_allocation_has_at_most_32_devices() {
         request("gpu", json!({"count": 20})),
     ]);
     let chosen = machine.chosen(&claim).expect("it fits");
-    assert!(chosen.starts_with("any/small=gpu-0, gpu=gpu-1, "), "{chosen}");
+    assert!(
+        chosen.starts_with("any/small=gpu-0, gpu=gpu-1, "),
+        "{chosen}"
+    );
 }
 
 #[test]
@@ -156,31 +211,58 @@ fn the_first_sub_request_that_is_available_is_taken() {
     assert_eq!(machine.occupy("2", &claim), "gpu/good=gpu-1");
     assert_eq!(machine.occupy("3", &claim), "gpu/good=gpu-2");
     let excluded = machine.excluded(&claim);
-    let expected = ["gpu/best gpu-0: in use by claim 1", "gpu/good gpu-0: in use by claim 1"];
-    assert!(expected.iter().all(|line| excluded.iter().any(|known| known == line)), "{excluded:?}");
+    let expected = [
+        "gpu/best gpu-0: in use by claim 1",
+        "gpu/good gpu-0: in use by claim 1",
+    ];
+    assert!(
+        expected
+            .iter()
+            .all(|line| excluded.iter().any(|known| known == line)),
+        "{excluded:?}"
+    );
 }
 
 #[test]
 fn a_taint_keeps_a_device_from_requests_that_do_not_tolerate_it() {
-    let taint = |effect: &str| json!([{"key": "example.com/broken", "value": "yes", "effect": effect}]);
-    let machine = |effect: &str| Machine::of_devices(&[with(device("gpu-0"), "/taints", taint(effect))]);
+    let taint =
+        |effect: &str| json!([{"key": "example.com/broken", "value": "yes", "effect": effect}]);
+    let machine =
+        |effect: &str| Machine::of_devices(&[with(device("gpu-0"), "/taints", taint(effect))]);
     for effect in ["NoSchedule", "NoExecute"] {
         let excluded = machine(effect).excluded(&one(json!({})));
-        assert_eq!(excluded, [format!("gpu gpu-0: taint example.com/broken=yes:{effect} is not tolerated")]);
+        assert_eq!(
+            excluded,
+            [format!(
+                "gpu gpu-0: taint example.com/broken=yes:{effect} is not tolerated"
+            )]
+        );
     }
     assert!(machine("None").chosen(&one(json!({}))).is_ok());
     for (toleration, tolerated) in [
         (json!({"operator": "Exists"}), true),
-        (json!({"operator": "Exists", "key": "example.com/broken"}), true),
+        (
+            json!({"operator": "Exists", "key": "example.com/broken"}),
+            true,
+        ),
         (json!({"key": "example.com/broken", "value": "yes"}), true),
         (
             json!({"operator": "Equal", "key": "example.com/broken", "value": "yes", "effect": "NoSchedule"}),
             true,
         ),
-        (json!({"operator": "Equal", "key": "example.com/broken", "value": "no"}), false),
-        (json!({"operator": "Exists", "key": "example.com/other"}), false),
+        (
+            json!({"operator": "Equal", "key": "example.com/broken", "value": "no"}),
+            false,
+        ),
+        (
+            json!({"operator": "Exists", "key": "example.com/other"}),
+            false,
+        ),
         (json!({"operator": "Exists", "effect": "NoExecute"}), false),
-        (json!({"operator": "Like", "key": "example.com/broken"}), false),
+        (
+            json!({"operator": "Like", "key": "example.com/broken"}),
+            false,
+        ),
     ] {
         let chosen = machine("NoSchedule").chosen(&one(json!({"tolerations": [toleration]})));
         assert_eq!(chosen.is_ok(), tolerated, "{toleration}");
@@ -190,11 +272,20 @@ fn a_taint_keeps_a_device_from_requests_that_do_not_tolerate_it() {
 #[test]
 fn admin_access_uses_devices_that_are_in_use_and_takes_nothing() {
     let mut machine = Machine::of_devices(&devices(1));
-    assert_eq!(machine.occupy("monitor", &one(json!({"adminAccess": true}))), "gpu=gpu-0");
+    assert_eq!(
+        machine.occupy("monitor", &one(json!({"adminAccess": true}))),
+        "gpu=gpu-0"
+    );
     assert_eq!(machine.occupy("user", &one(json!({}))), "gpu=gpu-0");
-    assert_eq!(machine.occupy("second monitor", &one(json!({"adminAccess": true}))), "gpu=gpu-0");
+    assert_eq!(
+        machine.occupy("second monitor", &one(json!({"adminAccess": true}))),
+        "gpu=gpu-0"
+    );
     // Within one claim a device is for one request only.
-    let both = requests(&[request("monitor", json!({"adminAccess": true})), request("user", json!({}))]);
+    let both = requests(&[
+        request("monitor", json!({"adminAccess": true})),
+        request("user", json!({})),
+    ]);
     machine.in_use.remove("user");
     let expected = "requests \"monitor\", \"user\" need 2 devices, and 1 can be used by them";
     assert_eq!(machine.chosen(&both), Err(expected.into()));

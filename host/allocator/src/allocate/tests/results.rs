@@ -17,8 +17,10 @@ fn a_result_repeats_what_the_driver_and_the_user_need_to_know() {
         "bindingFailureConditions": ["failed"],
         "capacity": {"memory": {"value": "4Gi"}},
     });
-    let tolerations = json!([{"operator": "Exists", "key": "example.com/broken", "tolerationSeconds": 30}]);
-    let claim = one(json!({"tolerations": tolerations, "capacity": {"requests": {"memory": "1024Mi"}}}));
+    let tolerations =
+        json!([{"operator": "Exists", "key": "example.com/broken", "tolerationSeconds": 30}]);
+    let claim =
+        one(json!({"tolerations": tolerations, "capacity": {"requests": {"memory": "1024Mi"}}}));
     let local = json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}]);
     let expected = json!({
         "allocationTimestamp": "1970-01-01T00:00:00Z",
@@ -36,7 +38,10 @@ fn a_result_repeats_what_the_driver_and_the_user_need_to_know() {
         "nodeSelector": {"nodeSelectorTerms": local},
     });
     assert_eq!(allocated(&Machine::of_devices(&[device]), &claim), expected);
-    let admin = allocated(&Machine::of_devices(&devices(1)), &one(json!({"adminAccess": true})));
+    let admin = allocated(
+        &Machine::of_devices(&devices(1)),
+        &one(json!({"adminAccess": true})),
+    );
     assert_eq!(admin["devices"]["results"][0]["adminAccess"], true);
 }
 
@@ -44,9 +49,14 @@ fn a_result_repeats_what_the_driver_and_the_user_need_to_know() {
 fn configurations_of_classes_come_before_those_of_the_claim_and_name_the_requests() {
     let config = |driver: &str, requests: &[&str]| {
         let config = json!({"opaque": {"driver": driver, "parameters": {}}});
-        if requests.is_empty() { config } else { with(config, "/requests", json!(requests)) }
+        if requests.is_empty() {
+            config
+        } else {
+            with(config, "/requests", json!(requests))
+        }
     };
-    let class = |name: &str| json!({"metadata": {"name": name}, "spec": {"config": [config(name, &[])]}});
+    let class =
+        |name: &str| json!({"metadata": {"name": name}, "spec": {"config": [config(name, &[])]}});
     let mut machine = Machine::of_devices(&devices(3));
     machine.classes = vec![class("gpu"), class("nic")];
     let sub_requests = [("many", 9), ("few", 1)]
@@ -66,11 +76,21 @@ fn configurations_of_classes_come_before_those_of_the_claim_and_name_the_request
         ],
     }));
     let shown = |config: &Value| {
-        let requests = config.get("requests").map_or_else(|| "all".to_owned(), ToString::to_string);
-        format!("{} {} {requests}", config["source"], config["opaque"]["driver"]).replace('"', "")
+        let requests = config
+            .get("requests")
+            .map_or_else(|| "all".to_owned(), ToString::to_string);
+        format!(
+            "{} {} {requests}",
+            config["source"], config["opaque"]["driver"]
+        )
+        .replace('"', "")
     };
     let allocation = allocated(&machine, &claim);
-    let configs = allocation["devices"]["config"].as_array().expect("configs").iter().map(shown);
+    let configs = allocation["devices"]["config"]
+        .as_array()
+        .expect("configs")
+        .iter()
+        .map(shown);
     let expected = [
         "FromClass gpu [a,c]",
         "FromClass nic [b/few]",
@@ -85,7 +105,8 @@ fn configurations_of_classes_come_before_those_of_the_claim_and_name_the_request
 #[test]
 fn an_allocation_can_be_used_where_all_of_its_devices_can() {
     let zone = |values: Value| json!({"key": "zone", "operator": "In", "values": values});
-    let selecting = |requirements: Value| json!({"nodeSelectorTerms": [{"matchExpressions": requirements}]});
+    let selecting =
+        |requirements: Value| json!({"nodeSelectorTerms": [{"matchExpressions": requirements}]});
     let slice = |number: usize, field: &str, value: Value| {
         let slice = slice(&[device(&format!("gpu-{number}"))]);
         let slice = with(
@@ -98,24 +119,40 @@ fn an_allocation_can_be_used_where_all_of_its_devices_can() {
     let exists = json!({"key": "zone", "operator": "Exists"});
     let mut machine = Machine::new(&[
         slice(0, "allNodes", json!(true)),
-        slice(1, "nodeSelector", selecting(json!([zone(json!(["a", "b"]))]))),
-        slice(2, "nodeSelector", selecting(json!([zone(json!(["b", "a"])), exists]))),
+        slice(
+            1,
+            "nodeSelector",
+            selecting(json!([zone(json!(["a", "b"]))])),
+        ),
+        slice(
+            2,
+            "nodeSelector",
+            selecting(json!([zone(json!(["b", "a"])), exists])),
+        ),
     ]);
     let selector = |machine: &Machine, count: usize| {
         allocated(machine, &one(json!({"count": count})))["nodeSelector"].clone()
     };
     assert_eq!(selector(&machine, 1), Value::Null);
-    assert_eq!(selector(&machine, 3), selecting(json!([zone(json!(["a", "b"])), exists])));
+    assert_eq!(
+        selector(&machine, 3),
+        selecting(json!([zone(json!(["a", "b"])), exists]))
+    );
     let local = json!({"nodeSelectorTerms": [{"matchFields": [
         {"key": "metadata.name", "operator": "In", "values": ["node-1"]},
     ]}]});
     machine.slices[0]["spec"]["devices"][0]["bindsToNode"] = json!(true);
     assert_eq!(selector(&machine, 3), local);
     let own = json!([{"name": "gpu-0", "nodeName": "node-1"}]);
-    machine.slices[0] = with(slice(0, "perDeviceNodeSelection", json!(true)), "/spec/devices", own);
+    machine.slices[0] = with(
+        slice(0, "perDeviceNodeSelection", json!(true)),
+        "/spec/devices",
+        own,
+    );
     assert_eq!(selector(&machine, 1), local);
     let two = json!({"nodeSelectorTerms": [{"matchExpressions": [exists]}, {"matchExpressions": [exists]}]});
     machine.slices[0] = slice(0, "nodeSelector", two);
-    let expected = "the node selector of device gpu.example.com/pool-0/gpu-0 has 2 terms, and one is allowed";
+    let expected =
+        "the node selector of device gpu.example.com/pool-0/gpu-0 has 2 terms, and one is allowed";
     assert_eq!(machine.chosen(&one(json!({}))), Err(expected.into()));
 }

@@ -6,12 +6,20 @@ use super::super::NotAllocatedKind;
 use super::fixtures::*;
 
 fn numbered(count: usize, attribute: impl Fn(usize) -> Value) -> Vec<Value> {
-    let device = |number| with(device(&format!("gpu-{number}")), "/attributes", attribute(number));
+    let device = |number| {
+        with(
+            device(&format!("gpu-{number}")),
+            "/attributes",
+            attribute(number),
+        )
+    };
     (0..count).map(device).collect()
 }
 
 fn singles(count: usize, constraints: &Value) -> Value {
-    let requests: Vec<Value> = (0..count).map(|number| request(&format!("r{number}"), json!({}))).collect();
+    let requests: Vec<Value> = (0..count)
+        .map(|number| request(&format!("r{number}"), json!({})))
+        .collect();
     claim(json!({"requests": requests, "constraints": constraints}))
 }
 
@@ -19,28 +27,45 @@ fn singles(count: usize, constraints: &Value) -> Value {
 fn the_search_goes_back_to_a_device_that_another_request_needs() {
     let devices = numbered(3, |number| json!({"fast": {"bool": number == 0}}));
     let fast = selectors(&["device.attributes[\"gpu.example.com\"].fast == true"]);
-    let claim = requests(&[request("any", json!({"count": 2})), request("fast", json!({"selectors": fast}))]);
+    let claim = requests(&[
+        request("any", json!({"count": 2})),
+        request("fast", json!({"selectors": fast})),
+    ]);
     let machine = Machine::of_devices(&devices);
-    assert_eq!(machine.chosen(&claim).as_deref(), Ok("any=gpu-1, any=gpu-2, fast=gpu-0"));
+    assert_eq!(
+        machine.chosen(&claim).as_deref(),
+        Ok("any=gpu-1, any=gpu-2, fast=gpu-0")
+    );
 }
 
 #[test]
 fn a_shortage_is_found_without_a_search() {
     let devices = numbered(31, |number| json!({"index": {"int": number}}));
     let machine = Machine::of_devices(&devices);
-    let error = machine.chosen(&singles(32, &json!([{"distinctAttribute": "gpu.example.com/index"}])));
+    let error = machine.chosen(&singles(
+        32,
+        &json!([{"distinctAttribute": "gpu.example.com/index"}]),
+    ));
     let error = error.expect_err("31 devices");
-    assert!(error.ends_with("need 32 devices, and 31 can be used by them"), "{error}");
+    assert!(
+        error.ends_with("need 32 devices, and 31 can be used by them"),
+        "{error}"
+    );
 }
 
 #[test]
 fn devices_that_nothing_tells_apart_are_not_tried_again() {
     // Ten match in each half, and eleven are needed: there are millions of combinations, and two kinds of devices.
-    let devices = numbered(20, |number| json!({"half": {"int": number / 10}, "index": {"int": number}}));
+    let devices = numbered(
+        20,
+        |number| json!({"half": {"int": number / 10}, "index": {"int": number}}),
+    );
     let mut machine = Machine::of_devices(&devices);
     machine.bounds.steps = 2_000;
     let constraints = json!([{"matchAttribute": "gpu.example.com/half"}]);
-    let error = machine.allocate(&singles(11, &constraints)).expect_err("no half is large enough");
+    let error = machine
+        .allocate(&singles(11, &constraints))
+        .expect_err("no half is large enough");
     assert_eq!(error.kind, NotAllocatedKind::Unsatisfiable);
     assert!(machine.chosen(&singles(10, &constraints)).is_ok());
 }
@@ -48,7 +73,10 @@ fn devices_that_nothing_tells_apart_are_not_tried_again() {
 #[test]
 fn a_search_with_too_many_combinations_ends_and_says_what_refused_devices() {
     // 40 devices with 30 values for 32 requests, and no two devices alike.
-    let devices = numbered(40, |number| json!({"value": {"ints": [number % 30, 100 + number]}}));
+    let devices = numbered(
+        40,
+        |number| json!({"value": {"ints": [number % 30, 100 + number]}}),
+    );
     let mut machine = Machine::of_devices(&devices);
     machine.bounds.steps = 100_000;
     let claim = singles(32, &json!([{"distinctAttribute": "gpu.example.com/value"}]));
@@ -69,7 +97,10 @@ fn selectors_that_take_too_many_steps_end_the_search() {
         let claim = one(with(fields, "/selectors", selectors(&[driver])));
         let error = machine.allocate(&claim).expect_err("too complex");
         let expected = "the selectors of the claim took more than 1 steps";
-        assert_eq!((error.kind, error.message.as_str()), (NotAllocatedKind::TooComplex, expected));
+        assert_eq!(
+            (error.kind, error.message.as_str()),
+            (NotAllocatedKind::TooComplex, expected)
+        );
     }
 }
 
@@ -80,6 +111,13 @@ fn an_explanation_is_bounded_and_each_request_has_a_part_of_it() {
     let none = json!({"selectors": selectors(&["false"])});
     let error = machine.allocate(&requests(&[request("a", none.clone()), request("b", none)]));
     let error = error.expect_err("none matches");
-    let requests: Vec<&str> = error.devices.iter().map(|left| left.request.as_str()).collect();
-    assert_eq!((requests, error.more), (vec!["a", "a", "a", "b", "b", "b"], true));
+    let requests: Vec<&str> = error
+        .devices
+        .iter()
+        .map(|left| left.request.as_str())
+        .collect();
+    assert_eq!(
+        (requests, error.more),
+        (vec!["a", "a", "a", "b", "b", "b"], true)
+    );
 }

@@ -21,10 +21,19 @@ fn memory(amount: &str) -> Value {
 #[test]
 fn shares_of_a_device_are_given_until_its_capacity_is_consumed() {
     let mut machine = Machine::of_devices(&[shared("gpu-0")]);
-    assert_eq!(machine.occupy("a", &one(json!({}))), "gpu=gpu-0 memory=10Gi");
-    assert_eq!(machine.occupy("b", &memory("12Gi")), "gpu=gpu-0 memory=20Gi");
+    assert_eq!(
+        machine.occupy("a", &one(json!({}))),
+        "gpu=gpu-0 memory=10Gi"
+    );
+    assert_eq!(
+        machine.occupy("b", &memory("12Gi")),
+        "gpu=gpu-0 memory=20Gi"
+    );
     let excluded = machine.excluded(&memory("20Gi"));
-    assert_eq!(excluded, ["gpu gpu-0: capacity memory: needs 20Gi, 10Gi left"]);
+    assert_eq!(
+        excluded,
+        ["gpu gpu-0: capacity memory: needs 20Gi, 10Gi left"]
+    );
     assert_eq!(machine.occupy("c", &memory("1Gi")), "gpu=gpu-0 memory=10Gi");
     machine.in_use.remove("b");
     assert!(machine.chosen(&memory("20Gi")).is_ok());
@@ -40,14 +49,27 @@ fn a_capacity_that_a_device_does_not_have_or_allow_leaves_the_device_out() {
             "gpu gpu-1: capacity memory: the device does not have it",
         ]
     );
-    let broken = with(device("gpu-0"), "/capacity", json!({"memory": {"value": "much"}}));
+    let broken = with(
+        device("gpu-0"),
+        "/capacity",
+        json!({"memory": {"value": "much"}}),
+    );
     let excluded = Machine::of_devices(&[broken]).excluded(&one(json!({})));
-    assert_eq!(excluded, ["gpu gpu-0: capacity memory: \"much\" is no quantity"]);
+    assert_eq!(
+        excluded,
+        ["gpu gpu-0: capacity memory: \"much\" is no quantity"]
+    );
 }
 
 #[test]
 fn a_capacity_is_a_lower_limit_for_a_device_that_is_not_shared() {
-    let sized = |name: &str, size: &str| with(device(name), "/capacity", json!({"memory": {"value": size}}));
+    let sized = |name: &str, size: &str| {
+        with(
+            device(name),
+            "/capacity",
+            json!({"memory": {"value": size}}),
+        )
+    };
     let machine = Machine::of_devices(&[sized("gpu-0", "8Gi"), sized("gpu-1", "16Gi")]);
     assert_eq!(machine.chosen(&memory("10Gi")).as_deref(), Ok("gpu=gpu-1"));
     let all = one(json!({"allocationMode": "All", "capacity": {"requests": {"memory": "10Gi"}}}));
@@ -57,21 +79,35 @@ fn a_capacity_is_a_lower_limit_for_a_device_that_is_not_shared() {
 #[test]
 fn an_amount_that_cannot_be_rounded_fails_the_allocation() {
     let policy = json!({"default": "1", "validRange": {"min": "1", "max": "4", "step": "1"}});
-    let device =
-        with(device("gpu-0"), "/capacity", json!({"memory": {"value": "4", "requestPolicy": policy}}));
+    let device = with(
+        device("gpu-0"),
+        "/capacity",
+        json!({"memory": {"value": "4", "requestPolicy": policy}}),
+    );
     let expected = "request \"gpu\", device gpu.example.com/pool/gpu-0: capacity memory: 1000001u cannot be rounded to steps of 1 in 64 bits";
-    assert_eq!(Machine::of_devices(&[device]).chosen(&memory("1000001u")), Err(expected.into()));
+    assert_eq!(
+        Machine::of_devices(&[device]).chosen(&memory("1000001u")),
+        Err(expected.into())
+    );
 }
 
 #[test]
 fn two_requests_of_a_claim_can_share_a_device_and_one_request_cannot_have_two_shares() {
     let machine = Machine::of_devices(&[shared("gpu-0")]);
     let both = requests(&[request("a", json!({})), request("b", json!({}))]);
-    assert_eq!(machine.chosen(&both).as_deref(), Ok("a=gpu-0 memory=10Gi, b=gpu-0 memory=10Gi"));
+    assert_eq!(
+        machine.chosen(&both).as_deref(),
+        Ok("a=gpu-0 memory=10Gi, b=gpu-0 memory=10Gi")
+    );
     assert!(machine.chosen(&one(json!({"count": 2}))).is_err());
-    let five: Vec<Value> = (0..5).map(|number| request(&format!("r{number}"), json!({}))).collect();
+    let five: Vec<Value> = (0..5)
+        .map(|number| request(&format!("r{number}"), json!({})))
+        .collect();
     let excluded = machine.excluded(&requests(&five));
-    assert_eq!(excluded, ["r4 gpu-0: capacity memory: other requests of the claim need what is left"]);
+    assert_eq!(
+        excluded,
+        ["r4 gpu-0: capacity memory: other requests of the claim need what is left"]
+    );
 }
 
 #[test]
@@ -79,18 +115,25 @@ fn a_device_of_which_a_claim_has_all_has_no_shares() {
     let mut machine = Machine::of_devices(&[device("gpu-0")]);
     machine.occupy("whole", &one(json!({})));
     machine.slices = vec![slice(&[shared("gpu-0")])];
-    assert_eq!(machine.excluded(&one(json!({}))), ["gpu gpu-0: in use by claim whole"]);
+    assert_eq!(
+        machine.excluded(&one(json!({}))),
+        ["gpu gpu-0: in use by claim whole"]
+    );
     // And the other way round: the driver took sharing back while a claim has a share.
     machine.in_use.remove("whole");
     machine.occupy("share", &one(json!({})));
     machine.slices = vec![slice(&[device("gpu-0")])];
-    assert_eq!(machine.excluded(&one(json!({}))), ["gpu gpu-0: in use by claim share"]);
+    assert_eq!(
+        machine.excluded(&one(json!({}))),
+        ["gpu gpu-0: in use by claim share"]
+    );
 }
 
 /// A pool of a whole device and two halves, over a set of two slots.
 fn partitioned(fields: &Value) -> Machine {
     let part = |name: &str, slots: usize| {
-        let consumes = json!([{"counterSet": "set", "counters": {"slots": {"value": slots.to_string()}}}]);
+        let consumes =
+            json!([{"counterSet": "set", "counters": {"slots": {"value": slots.to_string()}}}]);
         let mut part = with(device(name), "/consumesCounters", consumes);
         for (field, value) in fields.as_object().expect("fields") {
             part[field] = value.clone();
@@ -100,7 +143,11 @@ fn partitioned(fields: &Value) -> Machine {
     let devices = slice(&[part("whole", 2), part("half-0", 1), part("half-1", 1)]);
     let devices = with(devices, "/spec/pool/resourceSliceCount", json!(2));
     let counters = json!([{"name": "set", "counters": {"slots": {"value": "2"}}}]);
-    let sets = with(with(devices.clone(), "/metadata/name", json!("sets")), "/spec/sharedCounters", counters);
+    let sets = with(
+        with(devices.clone(), "/metadata/name", json!("sets")),
+        "/spec/sharedCounters",
+        counters,
+    );
     Machine::new(&[devices, with(sets, "/spec/devices", json!([]))])
 }
 
@@ -108,16 +155,30 @@ fn partitioned(fields: &Value) -> Machine {
 fn partitions_are_given_until_a_counter_is_consumed() {
     let mut machine = partitioned(&json!({}));
     assert_eq!(machine.occupy("a", &one(json!({}))), "gpu=whole");
-    let short =
-        |name: &str, needs: usize| format!("gpu {name}: counter slots of set set: needs {needs}, 0 left");
-    let expected = ["gpu whole: in use by claim a".to_owned(), short("half-0", 1), short("half-1", 1)];
+    let short = |name: &str, needs: usize| {
+        format!("gpu {name}: counter slots of set set: needs {needs}, 0 left")
+    };
+    let expected = [
+        "gpu whole: in use by claim a".to_owned(),
+        short("half-0", 1),
+        short("half-1", 1),
+    ];
     assert_eq!(machine.excluded(&one(json!({}))), expected);
     machine.in_use.remove("a");
-    assert_eq!(machine.occupy("b", &one(json!({"count": 2}))), "gpu=half-0, gpu=half-1");
+    assert_eq!(
+        machine.occupy("b", &one(json!({"count": 2}))),
+        "gpu=half-0, gpu=half-1"
+    );
     assert!(machine.chosen(&one(json!({}))).is_err());
     // Admin access needs no counters.
-    assert_eq!(machine.chosen(&one(json!({"adminAccess": true}))).as_deref(), Ok("gpu=whole"));
-    let expected = "gpu half-0: counter slots of set set: other devices of the claim need what is left";
+    assert_eq!(
+        machine
+            .chosen(&one(json!({"adminAccess": true})))
+            .as_deref(),
+        Ok("gpu=whole")
+    );
+    let expected =
+        "gpu half-0: counter slots of set set: other devices of the claim need what is left";
     machine.in_use.remove("b");
     let claim = one(json!({"count": 3}));
     assert_eq!(machine.excluded(&claim), [expected]);
@@ -128,11 +189,18 @@ fn partitions_are_given_until_a_counter_is_consumed() {
 fn a_name_that_a_pool_has_again_for_other_nodes_consumes_the_counters_of_each() {
     let mut machine = partitioned(&json!({}));
     // The smaller one is offered first.
-    machine.slices[0]["spec"]["devices"].as_array_mut().expect("devices").rotate_left(1);
+    machine.slices[0]["spec"]["devices"]
+        .as_array_mut()
+        .expect("devices")
+        .rotate_left(1);
     let half = json!([machine.slices[0]["spec"]["devices"][0]]);
     for name in ["other-0", "other-1"] {
         let other = with(machine.slices[0].clone(), "/metadata/name", json!(name));
-        let other = with(with(other, "/spec/nodeName", json!("node-2")), "/spec/devices", half.clone());
+        let other = with(
+            with(other, "/spec/nodeName", json!("node-2")),
+            "/spec/devices",
+            half.clone(),
+        );
         machine.slices.push(other);
     }
     for slice in &mut machine.slices {
@@ -141,7 +209,11 @@ fn a_name_that_a_pool_has_again_for_other_nodes_consumes_the_counters_of_each() 
     machine.slices[1]["spec"]["sharedCounters"][0]["counters"]["slots"]["value"] = json!("4");
     assert_eq!(machine.occupy("a", &one(json!({}))), "gpu=half-0");
     let short = "gpu whole: counter slots of set set: needs 2, 1 left";
-    assert!(machine.excluded(&one(json!({"count": 2}))).contains(&short.to_owned()));
+    assert!(
+        machine
+            .excluded(&one(json!({"count": 2})))
+            .contains(&short.to_owned())
+    );
     assert_eq!(machine.chosen(&one(json!({}))).as_deref(), Ok("gpu=half-1"));
 }
 
@@ -153,7 +225,10 @@ fn counters_of_a_shared_partition_are_consumed_by_its_first_share_only() {
     machine.in_use.remove("a");
     assert!(machine.chosen(&one(json!({"count": 2}))).is_err());
     machine.in_use.remove("b");
-    assert_eq!(machine.chosen(&one(json!({"count": 2}))).as_deref(), Ok("gpu=half-0, gpu=half-1"));
+    assert_eq!(
+        machine.chosen(&one(json!({"count": 2}))).as_deref(),
+        Ok("gpu=half-0, gpu=half-1")
+    );
     let both = requests(&[request("a", json!({})), request("b", json!({}))]);
     assert_eq!(machine.chosen(&both).as_deref(), Ok("a=whole, b=whole"));
 }
@@ -161,15 +236,33 @@ fn counters_of_a_shared_partition_are_consumed_by_its_first_share_only() {
 #[test]
 fn counters_are_consumed_by_devices_of_other_nodes() {
     let mut machine = partitioned(&json!({}));
-    let elsewhere = with(machine.slices[0].clone(), "/metadata/name", json!("elsewhere"));
+    let elsewhere = with(
+        machine.slices[0].clone(),
+        "/metadata/name",
+        json!("elsewhere"),
+    );
     let elsewhere = with(elsewhere, "/spec/nodeName", json!("node-2"));
-    let far = with(machine.slices[0]["spec"]["devices"][0].clone(), "/name", json!("far"));
-    machine.slices.push(with(elsewhere, "/spec/devices", json!([far])));
+    let far = with(
+        machine.slices[0]["spec"]["devices"][0].clone(),
+        "/name",
+        json!("far"),
+    );
+    machine
+        .slices
+        .push(with(elsewhere, "/spec/devices", json!([far])));
     for slice in &mut machine.slices {
         slice["spec"]["pool"]["resourceSliceCount"] = json!(3);
     }
     let result = json!({"driver": DRIVER, "pool": "pool", "device": "far", "request": "gpu"});
-    machine.in_use.add("far claim", &parsed(json!({"devices": {"results": [result]}})));
+    machine.in_use.add(
+        "far claim",
+        &parsed(json!({"devices": {"results": [result]}})),
+    );
     let expected = "gpu half-0: counter slots of set set: needs 1, 0 left";
-    assert!(machine.excluded(&one(json!({}))).iter().any(|line| line == expected));
+    assert!(
+        machine
+            .excluded(&one(json!({})))
+            .iter()
+            .any(|line| line == expected)
+    );
 }

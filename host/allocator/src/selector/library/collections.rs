@@ -10,27 +10,30 @@ use super::{Returned, length, no_overload, numbers};
 pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -> Returned {
     use Function as F;
     match (function, arguments) {
-        (F::In, [searched, Value::List(list)]) => value::contains(list, searched, steps).map(Value::Bool),
+        (F::In, [searched, Value::List(list)]) => {
+            value::contains(list, searched, steps).map(Value::Bool)
+        }
         // Not a key that is there by default only.
         (F::In, [searched, Value::Map(map)]) => {
-            let Some(key) = Key::of(searched) else { return Ok(Value::Bool(false)) };
+            let Some(key) = Key::of(searched) else {
+                return Ok(Value::Bool(false));
+            };
             map.take_search(&key, steps)?;
             Ok(Value::Bool(map.entries.contains_key(&key)))
         }
         (F::Index, [Value::Optional(None), _]) => Ok(Value::Optional(None)),
-        (F::Index, [Value::Optional(Some(operand)), index]) => {
-            Ok(Value::Optional(find(operand, index, steps)?.map(std::sync::Arc::new)))
-        }
-        (F::Index, [operand, index]) => {
-            find(operand, index, steps)?.ok_or_else(|| EvaluationError::NoSuchKey { key: shown(index) })
-        }
+        (F::Index, [Value::Optional(Some(operand)), index]) => Ok(Value::Optional(
+            find(operand, index, steps)?.map(std::sync::Arc::new),
+        )),
+        (F::Index, [operand, index]) => find(operand, index, steps)?
+            .ok_or_else(|| EvaluationError::NoSuchKey { key: shown(index) }),
         (F::OptionalIndex, [Value::Optional(None), _]) => Ok(Value::Optional(None)),
-        (F::OptionalIndex, [Value::Optional(Some(operand)), index]) => {
-            Ok(Value::Optional(find(operand, index, steps)?.map(std::sync::Arc::new)))
-        }
-        (F::OptionalIndex, [operand, index]) => {
-            Ok(Value::Optional(find(operand, index, steps)?.map(std::sync::Arc::new)))
-        }
+        (F::OptionalIndex, [Value::Optional(Some(operand)), index]) => Ok(Value::Optional(
+            find(operand, index, steps)?.map(std::sync::Arc::new),
+        )),
+        (F::OptionalIndex, [operand, index]) => Ok(Value::Optional(
+            find(operand, index, steps)?.map(std::sync::Arc::new),
+        )),
         (F::Size, [Value::List(list)]) => Ok(length(list.len())),
         (F::Size, [Value::Map(map)]) => Ok(length(map.entries.len())),
         (F::Size, [Value::String(text)]) => {
@@ -39,7 +42,9 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
         }
         (F::Join, [Value::List(list)]) => join(list, "", steps),
         (F::Join, [Value::List(list), Value::String(separator)]) => join(list, separator, steps),
-        (F::IndexOf, [Value::List(list), searched]) => position(list.iter().enumerate(), searched, steps),
+        (F::IndexOf, [Value::List(list), searched]) => {
+            position(list.iter().enumerate(), searched, steps)
+        }
         (F::LastIndexOf, [Value::List(list), searched]) => {
             position(list.iter().enumerate().rev(), searched, steps)
         }
@@ -59,24 +64,25 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
         }
         (F::Min, [Value::List(list)]) => extreme(list, Ordering::Greater, "min", steps),
         (F::Max, [Value::List(list)]) => extreme(list, Ordering::Less, "max", steps),
-        (F::Includes, [Value::List(list), searched]) => {
-            Ok(Value::Bool(matches!(position(list.iter().enumerate(), searched, steps)?, Value::Int(0..))))
-        }
-        (F::Includes, [value, searched]) => {
-            Ok(Value::Bool(value::equal(value, searched, steps)? == Some(true)))
-        }
-        (F::First, [Value::List(list)]) => {
-            Ok(list.first().map_or(Value::Optional(None), |value| Value::some(value.clone())))
-        }
-        (F::Last, [Value::List(list)]) => {
-            Ok(list.last().map_or(Value::Optional(None), |value| Value::some(value.clone())))
-        }
+        (F::Includes, [Value::List(list), searched]) => Ok(Value::Bool(matches!(
+            position(list.iter().enumerate(), searched, steps)?,
+            Value::Int(0..)
+        ))),
+        (F::Includes, [value, searched]) => Ok(Value::Bool(
+            value::equal(value, searched, steps)? == Some(true),
+        )),
+        (F::First, [Value::List(list)]) => Ok(list
+            .first()
+            .map_or(Value::Optional(None), |value| Value::some(value.clone()))),
+        (F::Last, [Value::List(list)]) => Ok(list
+            .last()
+            .map_or(Value::Optional(None), |value| Value::some(value.clone()))),
         (F::SetsContains, [Value::List(list), Value::List(parts)]) => {
             contains_all(list, parts, steps).map(Value::Bool)
         }
-        (F::SetsEquivalent, [Value::List(left), Value::List(right)]) => {
-            Ok(Value::Bool(contains_all(left, right, steps)? && contains_all(right, left, steps)?))
-        }
+        (F::SetsEquivalent, [Value::List(left), Value::List(right)]) => Ok(Value::Bool(
+            contains_all(left, right, steps)? && contains_all(right, left, steps)?,
+        )),
         (F::SetsIntersects, [Value::List(left), Value::List(right)]) => {
             for value in left.iter() {
                 if value::contains(right, value, steps)? {
@@ -90,11 +96,18 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
 }
 
 /// Returns the element of a list or a map.
-fn find(operand: &Value, index: &Value, steps: &mut Steps) -> Result<Option<Value>, EvaluationError> {
+fn find(
+    operand: &Value,
+    index: &Value,
+    steps: &mut Steps,
+) -> Result<Option<Value>, EvaluationError> {
     match operand {
         Value::List(list) => {
             let number = value::index(index).ok_or(no_overload("[]"))?;
-            Ok(usize::try_from(number).ok().and_then(|number| list.get(number)).cloned())
+            Ok(usize::try_from(number)
+                .ok()
+                .and_then(|number| list.get(number))
+                .cloned())
         }
         Value::Map(map) => match Key::of(index) {
             Some(key) => map.find(&key, steps).map(Option::<&Value>::cloned),
@@ -115,7 +128,9 @@ fn shown(index: &Value) -> String {
 fn join(list: &[Value], separator: &str, steps: &mut Steps) -> Returned {
     let mut joined = String::new();
     for (number, value) in list.iter().enumerate() {
-        let Value::String(text) = value else { return Err(no_overload("join")) };
+        let Value::String(text) = value else {
+            return Err(no_overload("join"));
+        };
         steps.take(1)?;
         steps.take_text(text.len() + separator.len())?;
         if number > 0 {
@@ -154,7 +169,12 @@ fn is_sorted(list: &[Value], steps: &mut Steps) -> Returned {
 }
 
 /// Returns the element that replaced every one that was in the order `replaced` to it.
-fn extreme(list: &[Value], replaced: Ordering, function: &'static str, steps: &mut Steps) -> Returned {
+fn extreme(
+    list: &[Value],
+    replaced: Ordering,
+    function: &'static str,
+    steps: &mut Steps,
+) -> Returned {
     steps.take(list.len())?;
     let mut extreme: Option<&Value> = None;
     for value in list {
@@ -169,10 +189,16 @@ fn extreme(list: &[Value], replaced: Ordering, function: &'static str, steps: &m
             extreme = Some(value);
         }
     }
-    extreme.cloned().ok_or(EvaluationError::OutOfRange { function })
+    extreme
+        .cloned()
+        .ok_or(EvaluationError::OutOfRange { function })
 }
 
-fn contains_all(list: &[Value], parts: &[Value], steps: &mut Steps) -> Result<bool, EvaluationError> {
+fn contains_all(
+    list: &[Value],
+    parts: &[Value],
+    steps: &mut Steps,
+) -> Result<bool, EvaluationError> {
     for part in parts {
         if !value::contains(list, part, steps)? {
             return Ok(false);

@@ -28,7 +28,11 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
         }
         (F::IsInteger, [Value::Quantity(quantity)]) => Ok(Value::Bool(whole(*quantity).is_some())),
         (F::AsInteger, [Value::Quantity(quantity)]) => {
-            whole(*quantity).map(Value::Int).ok_or(EvaluationError::OutOfRange { function: "asInteger" })
+            whole(*quantity)
+                .map(Value::Int)
+                .ok_or(EvaluationError::OutOfRange {
+                    function: "asInteger",
+                })
         }
         (F::AsApproximateFloat, [Value::Quantity(Quantity(nanos))]) => {
             Ok(Value::Double(*nanos as f64 / NANOS as f64))
@@ -46,8 +50,12 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
             sum.map(|nanos| Value::Quantity(Quantity(nanos)))
                 .ok_or(EvaluationError::OutOfRange { function: "add" })
         }
-        (F::IsGreaterThan, [left, right]) => Ok(Value::Bool(order(left, right, steps)? == Ordering::Greater)),
-        (F::IsLessThan, [left, right]) => Ok(Value::Bool(order(left, right, steps)? == Ordering::Less)),
+        (F::IsGreaterThan, [left, right]) => {
+            Ok(Value::Bool(order(left, right, steps)? == Ordering::Greater))
+        }
+        (F::IsLessThan, [left, right]) => {
+            Ok(Value::Bool(order(left, right, steps)? == Ordering::Less))
+        }
         (F::CompareTo, [left, right]) => Ok(Value::Int(order(left, right, steps)? as i64)),
         (F::ToSemver | F::IsSemver, [Value::String(text), rest @ ..]) => {
             let parsed = match rest {
@@ -71,11 +79,16 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
 }
 
 fn not(text: &str, wanted: &'static str) -> EvaluationError {
-    EvaluationError::NotConvertible { value: text.chars().take(64).collect(), wanted }
+    EvaluationError::NotConvertible {
+        value: text.chars().take(64).collect(),
+        wanted,
+    }
 }
 
 fn whole(Quantity(nanos): Quantity) -> Option<i64> {
-    (nanos % NANOS == 0).then(|| i64::try_from(nanos / NANOS).ok()).flatten()
+    (nanos % NANOS == 0)
+        .then(|| i64::try_from(nanos / NANOS).ok())
+        .flatten()
 }
 
 fn order(left: &Value, right: &Value, steps: &mut Steps) -> Result<Ordering, EvaluationError> {

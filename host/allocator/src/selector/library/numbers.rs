@@ -9,7 +9,9 @@ use super::{Returned, no_overload};
 pub(super) fn operate(function: Function, arguments: &[Value], steps: &mut Steps) -> Returned {
     match (function, arguments) {
         (Function::Not, [Value::Bool(value)]) => Ok(Value::Bool(!value)),
-        (Function::Negate, [Value::Int(value)]) => in_range(value.checked_neg().map(Value::Int), "-"),
+        (Function::Negate, [Value::Int(value)]) => {
+            in_range(value.checked_neg().map(Value::Int), "-")
+        }
         (Function::Negate, [Value::Double(value)]) => Ok(Value::Double(-value)),
         (Function::Add, [Value::String(left), Value::String(right)]) => {
             steps.take_text(left.len() + right.len())?;
@@ -37,7 +39,9 @@ fn integers(function: Function, left: i64, right: i64) -> Returned {
         Function::Add => left.checked_add(right),
         Function::Subtract => left.checked_sub(right),
         Function::Multiply => left.checked_mul(right),
-        Function::Divide | Function::Modulo if right == 0 => return Err(EvaluationError::DivisionByZero),
+        Function::Divide | Function::Modulo if right == 0 => {
+            return Err(EvaluationError::DivisionByZero);
+        }
         Function::Divide => left.checked_div(right),
         Function::Modulo => left.checked_rem(right),
         _ => return Err(no_overload(sign(function))),
@@ -50,7 +54,9 @@ fn naturals(function: Function, left: u64, right: u64) -> Returned {
         Function::Add => left.checked_add(right),
         Function::Subtract => left.checked_sub(right),
         Function::Multiply => left.checked_mul(right),
-        Function::Divide | Function::Modulo if right == 0 => return Err(EvaluationError::DivisionByZero),
+        Function::Divide | Function::Modulo if right == 0 => {
+            return Err(EvaluationError::DivisionByZero);
+        }
         Function::Divide => left.checked_div(right),
         Function::Modulo => left.checked_rem(right),
         _ => return Err(no_overload(sign(function))),
@@ -124,7 +130,9 @@ fn to_uint(value: &Value) -> Option<Value> {
     match value {
         Value::Uint(_) => Some(value.clone()),
         Value::Int(value) => u64::try_from(*value).ok().map(Value::Uint),
-        Value::Double(value) if *value >= 0.0 && *value < u64::MAX as f64 => Some(Value::Uint(*value as u64)),
+        Value::Double(value) if *value >= 0.0 && *value < u64::MAX as f64 => {
+            Some(Value::Uint(*value as u64))
+        }
         Value::String(text) if !text.starts_with('+') => text.parse().ok().map(Value::Uint),
         _ => None,
     }
@@ -167,7 +175,9 @@ fn double(value: f64) -> String {
         return if value > 0.0 { "+Inf" } else { "-Inf" }.to_owned();
     }
     let scientific = format!("{value:e}");
-    let Some((mantissa, exponent)) = scientific.split_once('e') else { return scientific };
+    let Some((mantissa, exponent)) = scientific.split_once('e') else {
+        return scientific;
+    };
     match exponent.parse::<i32>() {
         Ok(exponent) if (-4..EXPONENT_MIN).contains(&exponent) => value.to_string(),
         Ok(exponent) => {

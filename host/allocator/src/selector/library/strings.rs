@@ -32,7 +32,13 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
         (F::Matches | F::Find | F::FindAll, [Value::String(pattern), rest @ ..]) => {
             steps.take(PATTERN_STEPS)?;
             let pattern = pattern::compile(pattern)?;
-            search(function, &Value::String(text.clone()), &pattern, rest.first(), steps)
+            search(
+                function,
+                &Value::String(text.clone()),
+                &pattern,
+                rest.first(),
+                steps,
+            )
         }
         (F::CharAt, [Value::Int(index)]) => {
             let (start, end) = range(text, *index, index.saturating_add(1))
@@ -48,15 +54,21 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
         }
         (F::LowerAscii, []) => Ok(Value::string(text.to_ascii_lowercase())),
         (F::UpperAscii, []) => Ok(Value::string(text.to_ascii_uppercase())),
-        (F::Replace, [Value::String(old), Value::String(new)]) => replace(text, old, new, -1, steps),
+        (F::Replace, [Value::String(old), Value::String(new)]) => {
+            replace(text, old, new, -1, steps)
+        }
         (F::Replace, [Value::String(old), Value::String(new), Value::Int(limit)]) => {
             replace(text, old, new, *limit, steps)
         }
         (F::Split, [Value::String(separator)]) => split(text, separator, -1, steps),
-        (F::Split, [Value::String(separator), Value::Int(limit)]) => split(text, separator, *limit, steps),
-        (F::Substring, [Value::Int(start)]) => {
-            substring(text, *start, i64::try_from(text.chars().count()).unwrap_or(i64::MAX))
+        (F::Split, [Value::String(separator), Value::Int(limit)]) => {
+            split(text, separator, *limit, steps)
         }
+        (F::Substring, [Value::Int(start)]) => substring(
+            text,
+            *start,
+            i64::try_from(text.chars().count()).unwrap_or(i64::MAX),
+        ),
         (F::Substring, [Value::Int(start), Value::Int(end)]) => substring(text, *start, *end),
         (F::Trim, []) => Ok(Value::string(text.trim())),
         _ => Err(no_overload("a function of strings")),
@@ -71,11 +83,15 @@ pub(in super::super) fn search(
     limit: Option<&Value>,
     steps: &mut Steps,
 ) -> Returned {
-    let Value::String(text) = text else { return Err(no_overload("matches")) };
+    let Value::String(text) = text else {
+        return Err(no_overload("matches"));
+    };
     steps.take(text.len().saturating_mul(SEARCH_STEPS))?;
     match (function, limit) {
         (Function::Matches, None) => Ok(Value::Bool(pattern.is_match(text))),
-        (Function::Find, None) => Ok(Value::string(pattern.find(text).map_or("", |found| found.as_str()))),
+        (Function::Find, None) => Ok(Value::string(
+            pattern.find(text).map_or("", |found| found.as_str()),
+        )),
         (Function::FindAll, limit) => {
             let limit = match limit {
                 None => -1,
@@ -97,7 +113,10 @@ pub(in super::super) fn search(
 /// Returns the bytes of the characters from `start` to before `end`; `None` if they are not within the text.
 fn range(text: &str, start: i64, end: i64) -> Option<(usize, usize)> {
     let (start, end) = (usize::try_from(start).ok()?, usize::try_from(end).ok()?);
-    let mut offsets = text.char_indices().map(|(offset, _)| offset).chain([text.len()]);
+    let mut offsets = text
+        .char_indices()
+        .map(|(offset, _)| offset)
+        .chain([text.len()]);
     let from = offsets.nth(start)?;
     let to = match end.checked_sub(start)? {
         0 => from,
@@ -107,13 +126,16 @@ fn range(text: &str, start: i64, end: i64) -> Option<(usize, usize)> {
 }
 
 fn substring(text: &str, start: i64, end: i64) -> Returned {
-    let (start, end) =
-        range(text, start, end).ok_or(EvaluationError::OutOfRange { function: "substring" })?;
+    let (start, end) = range(text, start, end).ok_or(EvaluationError::OutOfRange {
+        function: "substring",
+    })?;
     Ok(Value::string(text.get(start..end).unwrap_or_default()))
 }
 
 fn index_of(text: &str, part: &str, from: i64, steps: &mut Steps) -> Returned {
-    let from = usize::try_from(from).map_err(|_| EvaluationError::OutOfRange { function: "indexOf" })?;
+    let from = usize::try_from(from).map_err(|_| EvaluationError::OutOfRange {
+        function: "indexOf",
+    })?;
     steps.take_text(text.len())?;
     let characters = text.chars().count();
     if part.is_empty() {
@@ -121,7 +143,9 @@ fn index_of(text: &str, part: &str, from: i64, steps: &mut Steps) -> Returned {
     }
     let found = text.char_indices().nth(from).and_then(|(offset, _)| {
         let rest = text.get(offset..)?;
-        rest.find(part).and_then(|at| rest.get(..at)).map(|before| from + before.chars().count())
+        rest.find(part)
+            .and_then(|at| rest.get(..at))
+            .map(|before| from + before.chars().count())
     });
     Ok(found.map_or(Value::Int(-1), length))
 }
@@ -130,9 +154,9 @@ fn last_index_of(text: &str, part: &str, from: Option<i64>, steps: &mut Steps) -
     steps.take_text(text.len())?;
     let characters = text.chars().count();
     let from = match from {
-        Some(from) => {
-            usize::try_from(from).map_err(|_| EvaluationError::OutOfRange { function: "lastIndexOf" })?
-        }
+        Some(from) => usize::try_from(from).map_err(|_| EvaluationError::OutOfRange {
+            function: "lastIndexOf",
+        })?,
         None if part.is_empty() => characters,
         None if text.len() < part.len() => return Ok(Value::Int(-1)),
         None => characters.saturating_sub(1),
@@ -144,11 +168,21 @@ fn last_index_of(text: &str, part: &str, from: Option<i64>, steps: &mut Steps) -
         return Ok(Value::Int(-1));
     }
     // The part may begin at `from` at the latest.
-    let end = text.char_indices().nth(from).map_or(text.len(), |(offset, _)| offset + part.len());
-    let end = (end..=text.len()).find(|end| text.is_char_boundary(*end)).unwrap_or(text.len());
+    let end = text
+        .char_indices()
+        .nth(from)
+        .map_or(text.len(), |(offset, _)| offset + part.len());
+    let end = (end..=text.len())
+        .find(|end| text.is_char_boundary(*end))
+        .unwrap_or(text.len());
     let searched = text.get(..end).unwrap_or(text);
-    let found = searched.rfind(part).and_then(|at| text.get(..at)).map(|before| before.chars().count());
-    Ok(found.filter(|found| *found <= from).map_or(Value::Int(-1), length))
+    let found = searched
+        .rfind(part)
+        .and_then(|at| text.get(..at))
+        .map(|before| before.chars().count());
+    Ok(found
+        .filter(|found| *found <= from)
+        .map_or(Value::Int(-1), length))
 }
 
 fn replace(text: &str, old: &str, new: &str, limit: i64, steps: &mut Steps) -> Returned {
@@ -164,10 +198,16 @@ fn split(text: &str, separator: &str, limit: i64, steps: &mut Steps) -> Returned
     if limit == 0 {
         return Ok(Value::list(Vec::new()));
     }
-    let count = if separator.is_empty() { text.len() } else { 1 + text.matches(separator).count() };
+    let count = if separator.is_empty() {
+        text.len()
+    } else {
+        1 + text.matches(separator).count()
+    };
     steps.take(count.min(limit))?;
     if !separator.is_empty() {
-        return Ok(Value::list(text.splitn(limit, separator).map(Value::string).collect()));
+        return Ok(Value::list(
+            text.splitn(limit, separator).map(Value::string).collect(),
+        ));
     }
     // An empty separator is between any two characters.
     let mut parts = Vec::new();

@@ -14,12 +14,21 @@ fn a_request_asks_for_devices_of_a_class_in_one_way() {
         "spec.devices.requests[0].exactly.deviceClassName: Invalid value: \"a_b\": {NOT_A_SUBDOMAIN}"
     );
     let no_reference = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
-    let lost = format!("spec.devices.constraints[0].requests[0]: Invalid value: \"gpu\": {no_reference}");
+    let lost =
+        format!("spec.devices.constraints[0].requests[0]: Invalid value: \"gpu\": {no_reference}");
     assert_each(
         &claim(),
         &[
-            ("/spec/devices/requests/0/name", json!("GPU"), &[&capital, &lost]),
-            ("/spec/devices/requests/0/name", json!("a.b"), &[dotted, &lost]),
+            (
+                "/spec/devices/requests/0/name",
+                json!("GPU"),
+                &[&capital, &lost],
+            ),
+            (
+                "/spec/devices/requests/0/name",
+                json!("a.b"),
+                &[dotted, &lost],
+            ),
             (
                 "/spec/devices/requests/1/name",
                 json!("gpu"),
@@ -28,7 +37,9 @@ fn a_request_asks_for_devices_of_a_class_in_one_way() {
                     &format!(
                         "spec.devices.constraints[0].requests[1]: Invalid value: \"nic/fast\": {no_reference}"
                     ),
-                    &format!("spec.devices.config[0].requests[0]: Invalid value: \"nic\": {no_reference}"),
+                    &format!(
+                        "spec.devices.config[0].requests[0]: Invalid value: \"nic\": {no_reference}"
+                    ),
                 ],
             ),
             (
@@ -54,12 +65,16 @@ fn a_request_asks_for_devices_of_a_class_in_one_way() {
             (
                 &at("count"),
                 json!(0),
-                &["spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than zero"],
+                &[
+                    "spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than zero",
+                ],
             ),
             (
                 &at("count"),
                 json!(-1),
-                &["spec.devices.requests[0].exactly.count: Invalid value: -1: must be greater than zero"],
+                &[
+                    "spec.devices.requests[0].exactly.count: Invalid value: -1: must be greater than zero",
+                ],
             ),
             (
                 &at("allocationMode"),
@@ -98,7 +113,10 @@ fn a_request_asks_for_devices_of_a_class_in_one_way() {
         ],
     );
     let many = with(&claim(), REQUESTS, Value::Array(vec![json!({}); 33]));
-    assert_eq!(wrong(&many, None)[0], "spec.devices.requests: Too many: 33: must have at most 32 items");
+    assert_eq!(
+        wrong(&many, None)[0],
+        "spec.devices.requests: Too many: 33: must have at most 32 items"
+    );
 }
 
 #[test]
@@ -111,18 +129,30 @@ fn a_selector_is_an_expression_that_compiles() {
     assert_each(
         &good,
         &[
-            (selectors, json!([{}]), &[&format!("{at}[0].cel: Required value")]),
-            (selectors, json!(many), &[&format!("{at}: Too many: 33: must have at most 32 items")]),
+            (
+                selectors,
+                json!([{}]),
+                &[&format!("{at}[0].cel: Required value")],
+            ),
+            (
+                selectors,
+                json!(many),
+                &[&format!("{at}: Too many: 33: must have at most 32 items")],
+            ),
             (
                 first,
                 json!("x".repeat(10 * 1024 + 1)),
-                &[&format!("{at}[0].cel.expression: Too long: may not be more than 10240 bytes")],
+                &[&format!(
+                    "{at}[0].cel.expression: Too long: may not be more than 10240 bytes"
+                )],
             ),
         ],
     );
     let broken = wrong(&with(&good, first, json!("device.driver ==!!")), None);
     assert!(
-        broken[0].starts_with(&format!("{at}[0].cel.expression: Invalid value: \"device.driver ==!!\": ")),
+        broken[0].starts_with(&format!(
+            "{at}[0].cel.expression: Invalid value: \"device.driver ==!!\": "
+        )),
         "{broken:?}"
     );
 }
@@ -136,13 +166,25 @@ fn a_toleration_fits_its_operator() {
     assert_each(
         &good,
         &[
-            (&field("key"), json!("a b"), &[&format!("{at}.key: Invalid value: \"a b\": {NOT_A_LABEL_KEY}")]),
+            (
+                &field("key"),
+                json!("a b"),
+                &[&format!(
+                    "{at}.key: Invalid value: \"a b\": {NOT_A_LABEL_KEY}"
+                )],
+            ),
             (
                 &field("value"),
                 json!("v"),
-                &[&format!("{at}.value: Invalid value: \"v\": must be empty for operator `Exists`")],
+                &[&format!(
+                    "{at}.value: Invalid value: \"v\": must be empty for operator `Exists`"
+                )],
             ),
-            (&field("operator"), Value::Null, &[&format!("{at}.operator: Required value")]),
+            (
+                &field("operator"),
+                Value::Null,
+                &[&format!("{at}.operator: Required value")],
+            ),
             (
                 &field("operator"),
                 json!("Is"),
@@ -160,7 +202,9 @@ fn a_toleration_fits_its_operator() {
             (
                 first,
                 json!({ "operator": "Equal", "value": "a b" }),
-                &[&format!("{at}.value: Invalid value: \"a b\": {NOT_A_LABEL_VALUE}")],
+                &[&format!(
+                    "{at}.value: Invalid value: \"a b\": {NOT_A_LABEL_VALUE}"
+                )],
             ),
         ],
     );
@@ -176,17 +220,23 @@ fn a_constraint_names_requests_and_an_attribute_with_a_domain() {
             (
                 "/spec/devices/constraints/0/requests/0",
                 json!("tpu"),
-                &[&format!("{at}.requests[0]: Invalid value: \"tpu\": {reference}")],
+                &[&format!(
+                    "{at}.requests[0]: Invalid value: \"tpu\": {reference}"
+                )],
             ),
             (
                 "/spec/devices/constraints/0/requests/0",
                 json!("a/b/c"),
-                &[&format!("{at}.requests[0]: Invalid value: \"a/b/c\": {reference}")],
+                &[&format!(
+                    "{at}.requests[0]: Invalid value: \"a/b/c\": {reference}"
+                )],
             ),
             (
                 "/spec/devices/constraints/0/requests/0",
                 json!("gpu/fast"),
-                &[&format!("{at}.requests[0]: Invalid value: \"gpu/fast\": {reference}")],
+                &[&format!(
+                    "{at}.requests[0]: Invalid value: \"gpu/fast\": {reference}"
+                )],
             ),
             (
                 "/spec/devices/constraints/0/requests/0",
@@ -210,17 +260,23 @@ fn a_constraint_names_requests_and_an_attribute_with_a_domain() {
             (
                 "/spec/devices/constraints/0/matchAttribute",
                 json!("/numa"),
-                &[&format!("{at}.matchAttribute: Invalid value: \"\": the domain must not be empty")],
+                &[&format!(
+                    "{at}.matchAttribute: Invalid value: \"\": the domain must not be empty"
+                )],
             ),
             (
                 "/spec/devices/constraints/0/matchAttribute",
                 json!("a/"),
-                &[&format!("{at}.matchAttribute: Invalid value: \"\": the name must not be empty")],
+                &[&format!(
+                    "{at}.matchAttribute: Invalid value: \"\": the name must not be empty"
+                )],
             ),
             (
                 "/spec/devices/constraints/0/matchAttribute",
                 json!("a/1"),
-                &[&format!("{at}.matchAttribute: Invalid value: \"1\": {NOT_AN_IDENTIFIER}")],
+                &[&format!(
+                    "{at}.matchAttribute: Invalid value: \"1\": {NOT_AN_IDENTIFIER}"
+                )],
             ),
             (
                 "/spec/devices/constraints",
@@ -233,19 +289,32 @@ fn a_constraint_names_requests_and_an_attribute_with_a_domain() {
 
 #[test]
 fn opaque_parameters_are_an_object_of_at_most_ten_kibibytes() {
-    let (at, first) = ("spec.devices.config[0].opaque", "/spec/devices/config/0/opaque");
+    let (at, first) = (
+        "spec.devices.config[0].opaque",
+        "/spec/devices/config/0/opaque",
+    );
     let parameters = format!("{first}/parameters");
     assert_each(
         &claim(),
         &[
             (first, Value::Null, &[&format!("{at}: Required value")]),
-            (&format!("{first}/driver"), json!(""), &[&format!("{at}.driver: Required value")]),
+            (
+                &format!("{first}/driver"),
+                json!(""),
+                &[&format!("{at}.driver: Required value")],
+            ),
             (
                 &format!("{first}/driver"),
                 json!("d".repeat(64)),
-                &[&format!("{at}.driver: Too long: may not be more than 63 bytes")],
+                &[&format!(
+                    "{at}.driver: Too long: may not be more than 63 bytes"
+                )],
             ),
-            (&parameters, Value::Null, &[&format!("{at}.parameters: Required value")]),
+            (
+                &parameters,
+                Value::Null,
+                &[&format!("{at}.parameters: Required value")],
+            ),
             (
                 &parameters,
                 json!(5),
@@ -256,7 +325,9 @@ fn opaque_parameters_are_an_object_of_at_most_ten_kibibytes() {
             (
                 &parameters,
                 json!({ "a": "x".repeat(10 * 1024) }),
-                &[&format!("{at}.parameters: Too long: may not be more than 10240 bytes")],
+                &[&format!(
+                    "{at}.parameters: Too long: may not be more than 10240 bytes"
+                )],
             ),
         ],
     );
@@ -272,11 +343,20 @@ fn the_spec_of_a_claim_cannot_change() {
     );
     // To an API server, an empty list is none.
     assert_eq!(
-        wrong(&with(&claim(), "/spec/devices/requests/1/exactly", Value::Null), Some(&claim())),
+        wrong(
+            &with(&claim(), "/spec/devices/requests/1/exactly", Value::Null),
+            Some(&claim())
+        ),
         [""; 0]
     );
     let old = with(&claim(), "/spec/devices/constraints", json!([]));
-    assert_eq!(wrong(&with(&old, "/spec/devices/constraints", Value::Null), Some(&old)), [""; 0]);
+    assert_eq!(
+        wrong(
+            &with(&old, "/spec/devices/constraints", Value::Null),
+            Some(&old)
+        ),
+        [""; 0]
+    );
 }
 
 #[test]
@@ -288,17 +368,29 @@ fn a_template_has_the_rules_of_a_claim_and_gives_labels_and_annotations_alone() 
     assert_each(
         &template,
         &[
-            ("/spec/metadata/name", json!("n"), &["spec.metadata.name: Forbidden: cannot be set"]),
-            ("/spec/metadata/uid", json!("n"), &["spec.metadata.uID: Forbidden: cannot be set"]),
+            (
+                "/spec/metadata/name",
+                json!("n"),
+                &["spec.metadata.name: Forbidden: cannot be set"],
+            ),
+            (
+                "/spec/metadata/uid",
+                json!("n"),
+                &["spec.metadata.uID: Forbidden: cannot be set"],
+            ),
             (
                 "/spec/metadata/labels/a",
                 json!("b c"),
-                &[&format!("spec.metadata.labels: Invalid value: \"b c\": {NOT_A_LABEL_VALUE}")],
+                &[&format!(
+                    "spec.metadata.labels: Invalid value: \"b c\": {NOT_A_LABEL_VALUE}"
+                )],
             ),
             (
                 "/spec/spec/devices/requests/0/exactly/count",
                 json!(0),
-                &["spec.spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than zero"],
+                &[
+                    "spec.spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than zero",
+                ],
             ),
         ],
     );
@@ -306,7 +398,9 @@ fn a_template_has_the_rules_of_a_claim_and_gives_labels_and_annotations_alone() 
     let refused = wrong(&changed, Some(&template));
     assert_eq!(
         refused,
-        ["spec: Invalid value: {\"Metadata\":{\"Labels\":{\"A\":\"b\"}},\"Spec\":{}}: field is immutable"]
+        [
+            "spec: Invalid value: {\"Metadata\":{\"Labels\":{\"A\":\"b\"}},\"Spec\":{}}: field is immutable"
+        ]
     );
 }
 
@@ -329,8 +423,16 @@ fn a_class_selects_configures_and_may_have_a_resource_with_a_domain() {
     assert_each(
         &class,
         &[
-            ("/spec/selectors/0/cel", Value::Null, &["spec.selectors[0].cel: Required value"]),
-            ("/spec/config/0/opaque", Value::Null, &["spec.config[0].opaque: Required value"]),
+            (
+                "/spec/selectors/0/cel",
+                Value::Null,
+                &["spec.selectors[0].cel: Required value"],
+            ),
+            (
+                "/spec/config/0/opaque",
+                Value::Null,
+                &["spec.config[0].opaque: Required value"],
+            ),
             (
                 "/spec/config",
                 Value::Array(vec![json!({}); 33]),
@@ -338,9 +440,21 @@ fn a_class_selects_configures_and_may_have_a_resource_with_a_domain() {
             ),
             (key, json!(""), &[&name("")]),
             (key, json!("gpu"), &[&name("gpu")]),
-            (key, json!("kubernetes.io/gpu"), &[&name("kubernetes.io/gpu")]),
-            (key, json!("requests.example.com/gpu"), &[&name("requests.example.com/gpu")]),
-            (key, json!("example.com/g p u"), &[&name("example.com/g p u")]),
+            (
+                key,
+                json!("kubernetes.io/gpu"),
+                &[&name("kubernetes.io/gpu")],
+            ),
+            (
+                key,
+                json!("requests.example.com/gpu"),
+                &[&name("requests.example.com/gpu")],
+            ),
+            (
+                key,
+                json!("example.com/g p u"),
+                &[&name("example.com/g p u")],
+            ),
             (
                 "/metadata/namespace",
                 json!("default"),
@@ -348,11 +462,19 @@ fn a_class_selects_configures_and_may_have_a_resource_with_a_domain() {
             ),
         ],
     );
-    let large = with(&class, "/spec/config/0/opaque/parameters", json!({ "a": "x".repeat(10 * 1024) }));
+    let large = with(
+        &class,
+        "/spec/config/0/opaque/parameters",
+        json!({ "a": "x".repeat(10 * 1024) }),
+    );
     assert_eq!(
         wrong(&large, Some(&class)),
         ["spec.config[0].opaque.parameters: Too long: may not be more than 10240 bytes"]
     );
     let renamed = with(&large, key, Value::Null);
-    assert_eq!(wrong(&renamed, Some(&large)), [""; 0], "what is stored already may be too large");
+    assert_eq!(
+        wrong(&renamed, Some(&large)),
+        [""; 0],
+        "what is stored already may be too large"
+    );
 }

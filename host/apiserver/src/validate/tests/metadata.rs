@@ -20,12 +20,22 @@ fn a_name_has_the_form_of_its_kind() {
         wrong(&object, None)
     };
     assert_eq!(named("Node", "", "a.b"), [""; 0]);
-    assert_eq!(named("Node", "", "A"), [format!("metadata.name: Invalid value: \"A\": {NOT_A_SUBDOMAIN}")]);
-    assert_eq!(named("Node", "", ""), ["metadata.name: Required value: name or generateName is required"]);
+    assert_eq!(
+        named("Node", "", "A"),
+        [format!(
+            "metadata.name: Invalid value: \"A\": {NOT_A_SUBDOMAIN}"
+        )]
+    );
+    assert_eq!(
+        named("Node", "", ""),
+        ["metadata.name: Required value: name or generateName is required"]
+    );
     let long = "a".repeat(254);
     assert_eq!(
         named("Node", "", &long),
-        [format!("metadata.name: Invalid value: \"{long}\": must be no more than 253 bytes")]
+        [format!(
+            "metadata.name: Invalid value: \"{long}\": must be no more than 253 bytes"
+        )]
     );
     assert_eq!(named("Namespace", "", "a"), [""; 0]);
     assert_eq!(
@@ -34,18 +44,34 @@ fn a_name_has_the_form_of_its_kind() {
     );
     assert_eq!(
         named("Namespace", "", "a_b"),
-        [format!("metadata.name: Invalid value: \"a_b\": {NOT_A_LABEL}")]
+        [format!(
+            "metadata.name: Invalid value: \"a_b\": {NOT_A_LABEL}"
+        )]
     );
     assert_eq!(named("Event", "default", "A:b"), [""; 0]);
     assert_eq!(
         named("Event", "default", "a/b"),
         ["metadata.name: Invalid value: \"a/b\": may not contain '/'"]
     );
-    assert_eq!(named("Event", "default", ".."), ["metadata.name: Invalid value: \"..\": may not be '..'"]);
+    assert_eq!(
+        named("Event", "default", ".."),
+        ["metadata.name: Invalid value: \"..\": may not be '..'"]
+    );
     assert_eq!(named("Pod", "default", "p"), [""; 0]);
-    assert_eq!(named("Pod", "", "p"), ["metadata.namespace: Required value"]);
-    assert_eq!(named("Pod", "N", "p"), [format!("metadata.namespace: Invalid value: \"N\": {NOT_A_LABEL}")]);
-    assert_eq!(named("Node", "default", "n"), ["metadata.namespace: Forbidden: not allowed on this type"]);
+    assert_eq!(
+        named("Pod", "", "p"),
+        ["metadata.namespace: Required value"]
+    );
+    assert_eq!(
+        named("Pod", "N", "p"),
+        [format!(
+            "metadata.namespace: Invalid value: \"N\": {NOT_A_LABEL}"
+        )]
+    );
+    assert_eq!(
+        named("Node", "default", "n"),
+        ["metadata.namespace: Forbidden: not allowed on this type"]
+    );
 }
 
 #[test]
@@ -57,7 +83,9 @@ fn a_prefix_of_names_may_end_in_a_dash() {
             (
                 "/metadata/generateName",
                 json!("Node-"),
-                &[&format!("metadata.generateName: Invalid value: \"Node-\": {NOT_A_SUBDOMAIN}")],
+                &[&format!(
+                    "metadata.generateName: Invalid value: \"Node-\": {NOT_A_SUBDOMAIN}"
+                )],
             ),
         ],
     );
@@ -74,7 +102,9 @@ fn labels_annotations_owners_and_finalizers_have_their_forms() {
             (
                 "/metadata/labels/a b",
                 json!("c"),
-                &[&format!("metadata.labels: Invalid value: \"a b\": {NOT_A_LABEL_KEY}")],
+                &[&format!(
+                    "metadata.labels: Invalid value: \"a b\": {NOT_A_LABEL_KEY}"
+                )],
             ),
             (
                 "/metadata/labels/~1a",
@@ -84,12 +114,16 @@ fn labels_annotations_owners_and_finalizers_have_their_forms() {
             (
                 "/metadata/labels/A~1a",
                 json!("c"),
-                &[&format!("metadata.labels: Invalid value: \"A/a\": prefix part {NOT_A_SUBDOMAIN}")],
+                &[&format!(
+                    "metadata.labels: Invalid value: \"A/a\": prefix part {NOT_A_SUBDOMAIN}"
+                )],
             ),
             (
                 "/metadata/labels/a",
                 json!("b c"),
-                &[&format!("metadata.labels: Invalid value: \"b c\": {NOT_A_LABEL_VALUE}")],
+                &[&format!(
+                    "metadata.labels: Invalid value: \"b c\": {NOT_A_LABEL_VALUE}"
+                )],
             ),
             (
                 "/metadata/labels/a",
@@ -102,7 +136,9 @@ fn labels_annotations_owners_and_finalizers_have_their_forms() {
             (
                 "/metadata/annotations/a b",
                 json!("c"),
-                &[&format!("metadata.annotations: Invalid value: \"a b\": {NOT_A_LABEL_KEY}")],
+                &[&format!(
+                    "metadata.annotations: Invalid value: \"a b\": {NOT_A_LABEL_KEY}"
+                )],
             ),
             (
                 "/metadata/annotations/a",
@@ -112,7 +148,9 @@ fn labels_annotations_owners_and_finalizers_have_their_forms() {
             (
                 &of_owner("apiVersion"),
                 json!(""),
-                &["metadata.ownerReferences.apiVersion: Invalid value: \"\": version must not be empty"],
+                &[
+                    "metadata.ownerReferences.apiVersion: Invalid value: \"\": version must not be empty",
+                ],
             ),
             (
                 &of_owner("kind"),
@@ -142,21 +180,30 @@ fn labels_annotations_owners_and_finalizers_have_their_forms() {
     );
     let slashes = wrong(&with(&node(), "/metadata/labels/a~1b~1c", json!("d")), None);
     assert!(
-        slashes[0]
-            .starts_with("metadata.labels: Invalid value: \"a/b/c\": a valid label key must consist of"),
+        slashes[0].starts_with(
+            "metadata.labels: Invalid value: \"a/b/c\": a valid label key must consist of"
+        ),
         "{slashes:?}"
     );
-    let second = json!({ "apiVersion": "v1", "kind": "Node", "name": "m", "uid": "v", "controller": true });
+    let second =
+        json!({ "apiVersion": "v1", "kind": "Node", "name": "m", "uid": "v", "controller": true });
     let two = wrong(&with(&node(), "/metadata/ownerReferences/-", second), None);
     assert!(two[0].ends_with("Only one reference can have Controller set to true. Found \"true\" in references for Node/n and Node/m"), "{two:?}");
     let event = json!({ "apiVersion": "v1", "kind": "Event", "name": "e", "uid": "v" });
     let banned = wrong(&with(&node(), "/metadata/ownerReferences/0", event), None);
-    assert!(banned[0].ends_with("/v1, Kind=Event is disallowed from being an owner"), "{banned:?}");
+    assert!(
+        banned[0].ends_with("/v1, Kind=Event is disallowed from being an owner"),
+        "{banned:?}"
+    );
 }
 
 #[test]
 fn an_object_that_is_being_deleted_gets_no_new_finalizers() {
-    let old = with(&node(), "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
+    let old = with(
+        &node(),
+        "/metadata/deletionTimestamp",
+        json!("2026-01-01T00:00:00Z"),
+    );
     assert_each_change(
         &old,
         &[

@@ -17,14 +17,28 @@ fn a_pod_has_containers_and_its_claims_fit_together() {
     assert_each(
         &pod,
         &[
-            ("/spec/containers", json!([]), &["spec.containers: Required value"]),
-            ("/spec/containers/0/name", Value::Null, &["spec.containers[0].name: Required value"]),
+            (
+                "/spec/containers",
+                json!([]),
+                &["spec.containers: Required value"],
+            ),
+            (
+                "/spec/containers/0/name",
+                Value::Null,
+                &["spec.containers[0].name: Required value"],
+            ),
             (
                 "/spec/containers/0/name",
                 json!("M"),
-                &[&format!("spec.containers[0].name: Invalid value: \"M\": {NOT_A_LABEL}")],
+                &[&format!(
+                    "spec.containers[0].name: Invalid value: \"M\": {NOT_A_LABEL}"
+                )],
             ),
-            ("/spec/containers/0/image", json!(""), &["spec.containers[0].image: Required value"]),
+            (
+                "/spec/containers/0/image",
+                json!(""),
+                &["spec.containers[0].image: Required value"],
+            ),
             (
                 "/spec/containers/-",
                 json!({ "name": "main", "image": "i" }),
@@ -38,14 +52,20 @@ fn a_pod_has_containers_and_its_claims_fit_together() {
             (
                 "/spec/nodeName",
                 json!("N"),
-                &[&format!("spec.nodeName: Invalid value: \"N\": {NOT_A_SUBDOMAIN}")],
+                &[&format!(
+                    "spec.nodeName: Invalid value: \"N\": {NOT_A_SUBDOMAIN}"
+                )],
             ),
             (
                 "/spec/resourceClaims/1/name",
                 json!("gpu"),
                 &["spec.resourceClaims[1].name: Duplicate value: \"gpu\""],
             ),
-            ("/spec/resourceClaims/1/name", json!(""), &["spec.resourceClaims[1].name: Required value"]),
+            (
+                "/spec/resourceClaims/1/name",
+                json!(""),
+                &["spec.resourceClaims[1].name: Required value"],
+            ),
             (
                 "/spec/resourceClaims/1/resourceClaimName",
                 json!("c"),
@@ -67,7 +87,11 @@ fn a_pod_has_containers_and_its_claims_fit_together() {
                     "spec.resourceClaims[1].resourceClaimTemplateName: Invalid value: \"T\": {NOT_A_SUBDOMAIN}"
                 )],
             ),
-            ("/spec/containers/0/resources/claims/0", json!({}), &[&format!("{claims}[0]: Required value")]),
+            (
+                "/spec/containers/0/resources/claims/0",
+                json!({}),
+                &[&format!("{claims}[0]: Required value")],
+            ),
             (
                 "/spec/containers/0/resources/claims/0/name",
                 json!("tpu"),
@@ -103,26 +127,44 @@ fn a_taint_rule_selects_by_names_and_has_a_taint() {
     assert_each(
         &rule,
         &[
-            ("/spec/deviceSelector/driver", json!(""), &["spec.deviceSelector.driver: Required value"]),
-            ("/spec/deviceSelector/pool", json!(""), &["spec.deviceSelector.pool: Required value"]),
+            (
+                "/spec/deviceSelector/driver",
+                json!(""),
+                &["spec.deviceSelector.driver: Required value"],
+            ),
+            (
+                "/spec/deviceSelector/pool",
+                json!(""),
+                &["spec.deviceSelector.pool: Required value"],
+            ),
             (
                 "/spec/deviceSelector/device",
                 json!("D"),
-                &[&format!("spec.deviceSelector.device: Invalid value: \"D\": {NOT_A_LABEL}")],
+                &[&format!(
+                    "spec.deviceSelector.device: Invalid value: \"D\": {NOT_A_LABEL}"
+                )],
             ),
-            ("/spec/taint/effect", Value::Null, &["spec.taint.effect: Required value"]),
+            (
+                "/spec/taint/effect",
+                Value::Null,
+                &["spec.taint.effect: Required value"],
+            ),
         ],
     );
 }
 
 #[test]
 fn admin_access_is_for_namespaces_with_the_label() {
-    let claim = with(&claim(), "/spec/devices/requests/0/exactly/adminAccess", json!(true));
+    let claim = with(
+        &claim(),
+        "/spec/devices/requests/0/exactly/adminAccess",
+        json!(true),
+    );
     let template = json!({ "kind": "ResourceClaimTemplate", "metadata": { "namespace": "default" }, "spec": { "spec": claim["spec"] } });
     let mut granted = claim.clone();
-    granted["status"] = json!({ "allocation": { "devices": { "results": [{ "adminAccess": true }] } } });
-    let label =
-        |value: &str| json!({ "metadata": { "labels": { "resource.kubernetes.io/admin-access": value } } });
+    granted["status"] =
+        json!({ "allocation": { "devices": { "results": [{ "adminAccess": true }] } } });
+    let label = |value: &str| json!({ "metadata": { "labels": { "resource.kubernetes.io/admin-access": value } } });
     let ask = |object: &Value, old: Option<&Value>, namespace: Option<&Value>| {
         let cause = admin_access(resource_of(object), object, old, namespace);
         cause.map(|cause| format!("{}: {}", cause.field, cause.message))
@@ -135,11 +177,17 @@ fn admin_access_is_for_namespaces_with_the_label() {
             Some(format!("spec.devices.requests[0].adminAccess: {why}"))
         );
         assert_eq!(ask(object, None, None), Some("spec.devices.requests[0].adminAccess: Internal error: could not retrieve namespace to verify admin access: namespaces \"default\" not found".to_owned()));
-        assert_eq!(ask(object, Some(object), Some(&json!({}))), None, "the spec cannot change");
+        assert_eq!(
+            ask(object, Some(object), Some(&json!({}))),
+            None,
+            "the spec cannot change"
+        );
     }
     assert_eq!(
         ask(&granted, Some(&claim), Some(&json!({}))),
-        Some(format!("status.allocation.devices.results[0].adminAccess: {why}"))
+        Some(format!(
+            "status.allocation.devices.results[0].adminAccess: {why}"
+        ))
     );
     assert_eq!(ask(&granted, Some(&granted), Some(&json!({}))), None);
     assert_eq!(ask(&super::claim(), None, Some(&json!({}))), None);
@@ -153,7 +201,10 @@ fn an_event_of_the_new_group_has_all_its_fields() {
     });
     let ask = |event: &Value, new_group: bool| {
         let causes = crate::validate::event(event, new_group);
-        causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect::<Vec<_>>()
+        causes
+            .iter()
+            .map(|cause| format!("{}: {}", cause.field, cause.message))
+            .collect::<Vec<_>>()
     };
     assert_eq!(ask(&event, true), [""; 0]);
     assert_eq!(
@@ -167,12 +218,17 @@ fn an_event_of_the_new_group_has_all_its_fields() {
     let long = "x".repeat(129);
     assert_eq!(
         ask(&with(&event, "/reason", json!(long)), true),
-        [format!("reason: Invalid value: \"{long}\": can have at most 128 characters")]
+        [format!(
+            "reason: Invalid value: \"{long}\": can have at most 128 characters"
+        )]
     );
     let old = with(&event, "/eventTime", Value::Null);
     assert_eq!(ask(&old, false), [""; 0]);
     assert_eq!(
-        ask(&with(&old, "/involvedObject/namespace", json!("other")), false),
+        ask(
+            &with(&old, "/involvedObject/namespace", json!("other")),
+            false
+        ),
         ["involvedObject.namespace: Invalid value: \"other\": does not match event.namespace"]
     );
 }
@@ -184,22 +240,28 @@ fn what_a_writer_leaves_out_is_filled_in() {
         defaults(kind, &mut object, now);
         object
     };
-    let requests =
-        |exactly: Value| json!([{ "exactly": exactly }, { "firstAvailable": [{ "tolerations": [{}] }] }]);
-    let given =
-        json!({ "spec": { "devices": { "requests": requests(json!({ "allocationMode": "All" })) } } });
+    let requests = |exactly: Value| json!([{ "exactly": exactly }, { "firstAvailable": [{ "tolerations": [{}] }] }]);
+    let given = json!({ "spec": { "devices": { "requests": requests(json!({ "allocationMode": "All" })) } } });
     let mut expected = given.clone();
-    expected["spec"]["devices"]["requests"][1]["firstAvailable"][0] =
-        json!({ "allocationMode": "ExactCount", "count": 1, "tolerations": [{ "operator": "Equal" }] });
+    expected["spec"]["devices"]["requests"][1]["firstAvailable"][0] = json!({ "allocationMode": "ExactCount", "count": 1, "tolerations": [{ "operator": "Equal" }] });
     assert_eq!(filled("ResourceClaim", given.clone()), expected);
-    assert_eq!(filled("ResourceClaimTemplate", json!({ "spec": given })), json!({ "spec": expected }));
+    assert_eq!(
+        filled("ResourceClaimTemplate", json!({ "spec": given })),
+        json!({ "spec": expected })
+    );
     let counted = json!({ "spec": { "devices": { "requests": [{ "exactly": { "count": 3 } }] } } });
     let request = json!([{ "exactly": { "count": 3, "allocationMode": "ExactCount" } }]);
-    assert_eq!(filled("ResourceClaim", counted)["spec"]["devices"]["requests"], request);
-    let taints =
-        json!({ "spec": { "devices": [{ "taints": [{}, { "timeAdded": "2025-01-01T00:00:00Z" }] }] } });
-    let times = json!([{ "timeAdded": "2026-01-01T00:00:00Z" }, { "timeAdded": "2025-01-01T00:00:00Z" }]);
-    assert_eq!(filled("ResourceSlice", taints)["spec"]["devices"][0]["taints"], times);
+    assert_eq!(
+        filled("ResourceClaim", counted)["spec"]["devices"]["requests"],
+        request
+    );
+    let taints = json!({ "spec": { "devices": [{ "taints": [{}, { "timeAdded": "2025-01-01T00:00:00Z" }] }] } });
+    let times =
+        json!([{ "timeAdded": "2026-01-01T00:00:00Z" }, { "timeAdded": "2025-01-01T00:00:00Z" }]);
+    assert_eq!(
+        filled("ResourceSlice", taints)["spec"]["devices"][0]["taints"],
+        times
+    );
     assert_eq!(
         filled("Event", json!({ "reportingInstance": "n" })),
         json!({ "eventTime": null, "reportingComponent": "", "reportingInstance": "n" })
@@ -212,5 +274,8 @@ fn what_a_writer_leaves_out_is_filled_in() {
     let pull = [0, 1].map(|index| pod["spec"]["containers"][index]["imagePullPolicy"].clone());
     assert_eq!(pull, ["Always", "IfNotPresent"]);
     assert_eq!(filled("Namespace", json!({})), json!({}));
-    assert_eq!(filled("ResourceClaim", json!({ "spec": 5 })), json!({ "spec": 5 }));
+    assert_eq!(
+        filled("ResourceClaim", json!({ "spec": 5 })),
+        json!({ "spec": 5 })
+    );
 }

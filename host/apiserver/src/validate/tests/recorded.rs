@@ -8,10 +8,17 @@ use super::*;
 use crate::validate::{admin_access, defaults};
 
 /// The recordings that the stand-in of tests answers, and beside this module those that it has no use for.
-const DIRECTORIES: [&str; 2] = ["../../tests/stand-ins/fixtures/kubernetes-1.36", "src/validate/fixtures"];
+const DIRECTORIES: [&str; 2] = [
+    "../../tests/stand-ins/fixtures/kubernetes-1.36",
+    "src/validate/fixtures",
+];
 
 fn exchange(name: &str) -> Value {
-    let paths = DIRECTORIES.map(|directory| Path::new(env!("CARGO_MANIFEST_DIR")).join(directory).join(name));
+    let paths = DIRECTORIES.map(|directory| {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join(directory)
+            .join(name)
+    });
     let found = paths.iter().find_map(|path| std::fs::read(path).ok());
     serde_json::from_slice(&found.unwrap_or_else(|| panic!("no recording {name}"))).unwrap()
 }
@@ -54,7 +61,11 @@ fn recorded_refusals_have_the_same_causes_here() {
     ];
     for (name, old) in refusals {
         let exchange = exchange(name);
-        assert_eq!(causes(&exchange, old), exchange["response"]["body"]["details"]["causes"], "{name}");
+        assert_eq!(
+            causes(&exchange, old),
+            exchange["response"]["body"]["details"]["causes"],
+            "{name}"
+        );
     }
 }
 
@@ -86,7 +97,11 @@ fn the_defaults_of_a_claim_are_those_that_were_stored() {
         "19-claim-create-first-available.json",
     ] {
         let exchange = exchange(name);
-        assert_eq!(sent(&exchange)["spec"], exchange["response"]["body"]["spec"], "{name}");
+        assert_eq!(
+            sent(&exchange)["spec"],
+            exchange["response"]["body"]["spec"],
+            "{name}"
+        );
     }
 }
 

@@ -26,17 +26,38 @@ fn device(value: Value) -> Value {
 
 #[test]
 fn a_slice_has_a_driver_a_pool_and_one_way_to_its_nodes() {
-    let subdomain =
-        |field: &str, value: &str| format!("{field}: Invalid value: \"{value}\": {NOT_A_SUBDOMAIN}");
+    let subdomain = |field: &str, value: &str| {
+        format!("{field}: Invalid value: \"{value}\": {NOT_A_SUBDOMAIN}")
+    };
     assert_each(
         &slice(),
         &[
             ("/spec/driver", json!("GPU.example.com"), &[]),
-            ("/spec/driver", Value::Null, &["spec.driver: Required value"]),
-            ("/spec/driver", json!("a_b"), &[&subdomain("spec.driver", "a_b")]),
-            ("/spec/pool/name", json!(""), &["spec.pool.name: Required value"]),
-            ("/spec/pool/name", json!("a//b"), &[&subdomain("spec.pool.name", "")]),
-            ("/spec/pool/name", json!("a/B"), &[&subdomain("spec.pool.name", "B")]),
+            (
+                "/spec/driver",
+                Value::Null,
+                &["spec.driver: Required value"],
+            ),
+            (
+                "/spec/driver",
+                json!("a_b"),
+                &[&subdomain("spec.driver", "a_b")],
+            ),
+            (
+                "/spec/pool/name",
+                json!(""),
+                &["spec.pool.name: Required value"],
+            ),
+            (
+                "/spec/pool/name",
+                json!("a//b"),
+                &[&subdomain("spec.pool.name", "")],
+            ),
+            (
+                "/spec/pool/name",
+                json!("a/B"),
+                &[&subdomain("spec.pool.name", "B")],
+            ),
             (
                 "/spec/pool/resourceSliceCount",
                 json!(0),
@@ -47,7 +68,11 @@ fn a_slice_has_a_driver_a_pool_and_one_way_to_its_nodes() {
                 json!(-1),
                 &["spec.pool.generation: Invalid value: -1: must be greater than or equal to zero"],
             ),
-            ("/spec/nodeName", Value::Null, &[&format!("spec: Required value: {ONE_WAY}")]),
+            (
+                "/spec/nodeName",
+                Value::Null,
+                &[&format!("spec: Required value: {ONE_WAY}")],
+            ),
             (
                 "/spec/nodeName",
                 json!(""),
@@ -56,7 +81,11 @@ fn a_slice_has_a_driver_a_pool_and_one_way_to_its_nodes() {
                     &format!("spec: Required value: {ONE_WAY}"),
                 ],
             ),
-            ("/spec/nodeName", json!("Node"), &[&subdomain("spec.nodeName", "Node")]),
+            (
+                "/spec/nodeName",
+                json!("Node"),
+                &[&subdomain("spec.nodeName", "Node")],
+            ),
             (
                 "/spec/allNodes",
                 json!(true),
@@ -72,7 +101,9 @@ fn a_slice_has_a_driver_a_pool_and_one_way_to_its_nodes() {
             (
                 "/spec/sharedCounters",
                 json!([]),
-                &["spec: Invalid value: \"\": only one of `sharedCounters` or `devices` is allowed"],
+                &[
+                    "spec: Invalid value: \"\": only one of `sharedCounters` or `devices` is allowed",
+                ],
             ),
         ],
     );
@@ -82,11 +113,20 @@ fn a_slice_has_a_driver_a_pool_and_one_way_to_its_nodes() {
 fn a_selector_of_nodes_has_one_term_with_operators_that_fit_their_values() {
     let selector = |terms: Value| {
         let slice = with(&slice(), "/spec/nodeName", Value::Null);
-        wrong(&with(&slice, "/spec/nodeSelector", json!({ "nodeSelectorTerms": terms })), None)
+        wrong(
+            &with(
+                &slice,
+                "/spec/nodeSelector",
+                json!({ "nodeSelectorTerms": terms }),
+            ),
+            None,
+        )
     };
     let field = "spec.nodeSelector.nodeSelectorTerms";
     let term = |operator: &str, values: &[&str]| {
-        selector(json!([{ "matchExpressions": [{ "key": "a", "operator": operator, "values": values }] }]))
+        selector(
+            json!([{ "matchExpressions": [{ "key": "a", "operator": operator, "values": values }] }]),
+        )
     };
     assert_eq!(term("In", &["b"]), [""; 0]);
     assert_eq!(term("Exists", &[]), [""; 0]);
@@ -94,7 +134,9 @@ fn a_selector_of_nodes_has_one_term_with_operators_that_fit_their_values() {
     let at = format!("{field}[0].matchExpressions[0]");
     assert_eq!(
         term("In", &[]),
-        [format!("{at}.values: Required value: must be specified when `operator` is 'In' or 'NotIn'")]
+        [format!(
+            "{at}.values: Required value: must be specified when `operator` is 'In' or 'NotIn'"
+        )]
     );
     assert_eq!(
         term("Exists", &["b"]),
@@ -110,24 +152,34 @@ fn a_selector_of_nodes_has_one_term_with_operators_that_fit_their_values() {
     );
     assert_eq!(
         term("Is", &["b"]),
-        [format!("{at}.operator: Invalid value: \"Is\": not a valid selector operator")]
+        [format!(
+            "{at}.operator: Invalid value: \"Is\": not a valid selector operator"
+        )]
     );
     assert_eq!(
         term("In", &["b c"]),
-        [format!("{at}.values[0]: Invalid value: \"b c\": {NOT_A_LABEL_VALUE}")]
+        [format!(
+            "{at}.values[0]: Invalid value: \"b c\": {NOT_A_LABEL_VALUE}"
+        )]
     );
     let by_name = |key: &str, operator: &str, values: &[&str]| {
-        selector(json!([{ "matchFields": [{ "key": key, "operator": operator, "values": values }] }]))
+        selector(
+            json!([{ "matchFields": [{ "key": key, "operator": operator, "values": values }] }]),
+        )
     };
     let at = format!("{field}[0].matchFields[0]");
     assert_eq!(by_name("metadata.name", "In", &["node-1"]), [""; 0]);
     assert_eq!(
         by_name("metadata.uid", "In", &["x"]),
-        [format!("{at}.key: Invalid value: \"metadata.uid\": not a valid field selector key")]
+        [format!(
+            "{at}.key: Invalid value: \"metadata.uid\": not a valid field selector key"
+        )]
     );
     assert_eq!(
         by_name("metadata.name", "Exists", &[]),
-        [format!("{at}.operator: Invalid value: \"Exists\": not a valid selector operator")]
+        [format!(
+            "{at}.operator: Invalid value: \"Exists\": not a valid selector operator"
+        )]
     );
     assert_eq!(
         by_name("metadata.name", "In", &[]),
@@ -137,7 +189,9 @@ fn a_selector_of_nodes_has_one_term_with_operators_that_fit_their_values() {
     );
     assert_eq!(
         by_name("metadata.name", "In", &["N"]),
-        [format!("{at}.values[0]: Invalid value: \"N\": {NOT_A_SUBDOMAIN}")]
+        [format!(
+            "{at}.values[0]: Invalid value: \"N\": {NOT_A_SUBDOMAIN}"
+        )]
     );
     assert_eq!(
         selector(json!([])),
@@ -148,7 +202,9 @@ fn a_selector_of_nodes_has_one_term_with_operators_that_fit_their_values() {
     );
     assert_eq!(
         selector(json!([{}, {}])),
-        [format!("{field}: Invalid value: [{{}},{{}}]: must have exactly one node selector term")]
+        [format!(
+            "{field}: Invalid value: [{{}},{{}}]: must have exactly one node selector term"
+        )]
     );
 }
 
@@ -157,13 +213,18 @@ fn the_number_of_devices_is_bounded_and_lower_for_devices_with_extras() {
     let devices = |count: usize, extra: Value| {
         let devices = (0..count).map(|index| {
             let mut device = json!({ "name": format!("d-{index}") });
-            device.as_object_mut().unwrap().extend(extra.as_object().cloned().unwrap_or_default());
+            device
+                .as_object_mut()
+                .unwrap()
+                .extend(extra.as_object().cloned().unwrap_or_default());
             device
         });
         wrong(&with(&slice(), "/spec/devices", devices.collect()), None)
     };
     let too_many = |count: usize, most: usize| {
-        [format!("spec.devices: Too many: {count}: must have at most {most} items")]
+        [format!(
+            "spec.devices: Too many: {count}: must have at most {most} items"
+        )]
     };
     assert_eq!(devices(128, json!({})), [""; 0]);
     assert_eq!(devices(129, json!({})), too_many(129, 128));
@@ -198,26 +259,39 @@ fn a_device_has_a_name_of_its_own_and_attributes_with_one_value_each() {
                     "n".repeat(64)
                 )],
             ),
-            ("/spec/devices/-", json!({ "name": "gpu-0" }), &["spec.devices[1]: Duplicate value: \"gpu-0\""]),
+            (
+                "/spec/devices/-",
+                json!({ "name": "gpu-0" }),
+                &["spec.devices[1]: Duplicate value: \"gpu-0\""],
+            ),
             (
                 "/spec/devices/0/attributes/9",
                 json!({ "int": 1 }),
-                &[&format!("{at}.attributes: Invalid value: \"9\": {NOT_AN_IDENTIFIER}")],
+                &[&format!(
+                    "{at}.attributes: Invalid value: \"9\": {NOT_AN_IDENTIFIER}"
+                )],
             ),
             (
                 "/spec/devices/0/attributes/~1a",
                 json!({ "int": 1 }),
-                &[&format!("{at}.attributes: Invalid value: \"\": the domain must not be empty")],
+                &[&format!(
+                    "{at}.attributes: Invalid value: \"\": the domain must not be empty"
+                )],
             ),
             (
                 "/spec/devices/0/capacity/a-b",
                 json!({ "value": "1" }),
-                &[&format!("{at}.capacity: Invalid value: \"a-b\": {NOT_AN_IDENTIFIER}")],
+                &[&format!(
+                    "{at}.capacity: Invalid value: \"a-b\": {NOT_AN_IDENTIFIER}"
+                )],
             ),
         ],
     );
     let why = "exactly one value must be specified";
-    assert_eq!(attribute(json!({})), [format!("{at}.attributes[a]: Invalid value: \"\": {why}")]);
+    assert_eq!(
+        attribute(json!({})),
+        [format!("{at}.attributes[a]: Invalid value: \"\": {why}")]
+    );
     assert_eq!(
         attribute(json!({ "int": 1, "bool": true })),
         [format!(
@@ -227,7 +301,9 @@ fn a_device_has_a_name_of_its_own_and_attributes_with_one_value_each() {
     assert_eq!(attribute(json!({ "string": "x".repeat(64) })), [""; 0]);
     assert_eq!(
         attribute(json!({ "string": "x".repeat(65) })),
-        [format!("{at}.attributes[a].string: Too long: may not be more than 64 bytes")]
+        [format!(
+            "{at}.attributes[a].string: Too long: may not be more than 64 bytes"
+        )]
     );
     for version in ["1.2.3", "0.0.0-rc.1+build.7"] {
         assert_eq!(attribute(json!({ "version": version })), [""; 0]);
@@ -240,7 +316,9 @@ fn a_device_has_a_name_of_its_own_and_attributes_with_one_value_each() {
     }
     assert_eq!(
         attribute(json!({ "strings": [] })),
-        [format!("{at}.attributes[a].strings: Invalid value: []: must not be empty if specified")]
+        [format!(
+            "{at}.attributes[a].strings: Invalid value: []: must not be empty if specified"
+        )]
     );
     assert_eq!(
         attribute(json!({ "versions": ["1.0.0", "1"] })),
@@ -260,21 +338,29 @@ fn a_device_has_a_name_of_its_own_and_attributes_with_one_value_each() {
 
 #[test]
 fn attributes_and_capacities_are_counted_together_and_values_of_lists_one_by_one() {
-    let attributes =
-        |count: usize| (0..count).map(|index| (format!("a{index}"), json!({ "int": 1 }))).collect::<Value>();
-    let full = json!({ "name": "d", "attributes": attributes(31), "capacity": { "c": { "value": "1" } } });
+    let attributes = |count: usize| {
+        (0..count)
+            .map(|index| (format!("a{index}"), json!({ "int": 1 })))
+            .collect::<Value>()
+    };
+    let full =
+        json!({ "name": "d", "attributes": attributes(31), "capacity": { "c": { "value": "1" } } });
     assert_eq!(wrong(&device(full), None), [""; 0]);
-    let over = json!({ "name": "d", "attributes": attributes(32), "capacity": { "c": { "value": "1" } } });
+    let over =
+        json!({ "name": "d", "attributes": attributes(32), "capacity": { "c": { "value": "1" } } });
     assert_eq!(
         wrong(&device(over), None),
         [
             "spec.devices[0]: Invalid value: 33: the total number of attributes and capacities must not exceed 32"
         ]
     );
-    let values = json!({ "name": "d", "attributes": { "a": { "ints": vec![1; 48] }, "b": { "int": 1 } } });
+    let values =
+        json!({ "name": "d", "attributes": { "a": { "ints": vec![1; 48] }, "b": { "int": 1 } } });
     assert_eq!(
         wrong(&device(values), None),
-        ["spec.devices[0]: Invalid value: 49: the total number of attribute values must not exceed 48"]
+        [
+            "spec.devices[0]: Invalid value: 49: the total number of attribute values must not exceed 48"
+        ]
     );
 }
 
@@ -282,7 +368,10 @@ fn attributes_and_capacities_are_counted_together_and_values_of_lists_one_by_one
 fn a_taint_has_a_key_and_a_known_effect() {
     let taint = |taint: Value| wrong(&device(json!({ "name": "d", "taints": [taint] })), None);
     let at = "spec.devices[0].taints[0]";
-    assert_eq!(taint(json!({ "key": "example.com/k", "value": "v", "effect": "NoSchedule" })), [""; 0]);
+    assert_eq!(
+        taint(json!({ "key": "example.com/k", "value": "v", "effect": "NoSchedule" })),
+        [""; 0]
+    );
     assert_eq!(
         taint(json!({ "key": "", "effect": "None" })),
         [
@@ -292,34 +381,59 @@ fn a_taint_has_a_key_and_a_known_effect() {
     );
     assert_eq!(
         taint(json!({ "key": "k", "value": "a b", "effect": "None" })),
-        [format!("{at}.value: Invalid value: \"a b\": {NOT_A_LABEL_VALUE}")]
+        [format!(
+            "{at}.value: Invalid value: \"a b\": {NOT_A_LABEL_VALUE}"
+        )]
     );
-    assert_eq!(taint(json!({ "key": "k" })), [format!("{at}.effect: Required value")]);
+    assert_eq!(
+        taint(json!({ "key": "k" })),
+        [format!("{at}.effect: Required value")]
+    );
     assert_eq!(
         taint(json!({ "key": "k", "effect": "Never" })),
         [format!(
             "{at}.effect: Unsupported value: \"Never\": supported values: \"NoExecute\", \"NoSchedule\", \"None\""
         )]
     );
-    let many = device(json!({ "name": "d", "taints": vec![json!({ "key": "k", "effect": "Later" }); 17] }));
-    assert_eq!(wrong(&many, None), ["spec.devices[0].taints: Too many: 17: must have at most 16 items"]);
-    assert_eq!(wrong(&many, Some(&many)), [""; 0], "taints that stay are not checked again");
+    let many = device(
+        json!({ "name": "d", "taints": vec![json!({ "key": "k", "effect": "Later" }); 17] }),
+    );
+    assert_eq!(
+        wrong(&many, None),
+        ["spec.devices[0].taints: Too many: 17: must have at most 16 items"]
+    );
+    assert_eq!(
+        wrong(&many, Some(&many)),
+        [""; 0],
+        "taints that stay are not checked again"
+    );
 }
 
 #[test]
 fn counters_have_names_and_a_device_consumes_of_two_sets_at_most() {
-    let consumed = |sets: Value| wrong(&device(json!({ "name": "d", "consumesCounters": sets })), None);
+    let consumed = |sets: Value| {
+        wrong(
+            &device(json!({ "name": "d", "consumesCounters": sets })),
+            None,
+        )
+    };
     let at = "spec.devices[0].consumesCounters";
     let good = json!({ "counterSet": "a", "counters": { "memory": { "value": "1Gi" } } });
     assert_eq!(consumed(json!([good])), [""; 0]);
-    assert_eq!(consumed(json!([good, good])), [format!("{at}[1]: Duplicate value: \"a\"")]);
+    assert_eq!(
+        consumed(json!([good, good])),
+        [format!("{at}[1]: Duplicate value: \"a\"")]
+    );
     assert_eq!(
         consumed(json!([good, good, good])),
         [format!("{at}: Too many: 3: must have at most 2 items")]
     );
     assert_eq!(
         consumed(json!([{}])),
-        [format!("{at}[0].counterSet: Required value"), format!("{at}[0].counters: Required value")]
+        [
+            format!("{at}[0].counterSet: Required value"),
+            format!("{at}[0].counters: Required value")
+        ]
     );
     let shared = |sets: Value| {
         let slice = with(&slice(), "/spec/devices", Value::Null);
@@ -327,7 +441,10 @@ fn counters_have_names_and_a_device_consumes_of_two_sets_at_most() {
     };
     let good = json!({ "name": "a", "counters": { "memory": { "value": "1Gi" } } });
     assert_eq!(shared(json!([good])), [""; 0]);
-    assert_eq!(shared(json!([good, good])), ["spec.sharedCounters[1]: Duplicate value: \"a\""]);
+    assert_eq!(
+        shared(json!([good, good])),
+        ["spec.sharedCounters[1]: Duplicate value: \"a\""]
+    );
     assert_eq!(
         shared(json!([{ "name": "A", "counters": { "M": { "value": "1" } } }])),
         [
@@ -335,12 +452,17 @@ fn counters_have_names_and_a_device_consumes_of_two_sets_at_most() {
             format!("spec.sharedCounters[0].counters: Invalid value: \"M\": {NOT_A_LABEL}"),
         ]
     );
-    let many: Value = (0..33).map(|index| (format!("c{index}"), json!({ "value": "1" }))).collect();
+    let many: Value = (0..33)
+        .map(|index| (format!("c{index}"), json!({ "value": "1" })))
+        .collect();
     assert_eq!(
         shared(json!([{ "name": "a", "counters": many }])),
         ["spec.sharedCounters[0].counters: Too many: 33: must have at most 32 items"]
     );
-    assert_eq!(shared(json!(vec![good; 9])), ["spec.sharedCounters: Too many: 9: must have at most 8 items"]);
+    assert_eq!(
+        shared(json!(vec![good; 9])),
+        ["spec.sharedCounters: Too many: 9: must have at most 8 items"]
+    );
 }
 
 #[test]
@@ -355,16 +477,24 @@ fn a_device_chooses_its_nodes_where_the_slice_leaves_it_to_the_devices() {
     );
     let left = |value: Value| {
         let slice = with(&device(value), "/spec/nodeName", Value::Null);
-        wrong(&with(&slice, "/spec/perDeviceNodeSelection", json!(true)), None)
+        wrong(
+            &with(&slice, "/spec/perDeviceNodeSelection", json!(true)),
+            None,
+        )
     };
     let one = format!(
         "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` {rest}"
     );
     assert_eq!(left(json!({ "name": "d", "nodeName": "n" })), [""; 0]);
-    assert_eq!(left(json!({ "name": "d" })), [format!("spec.devices[0]: Required value: {one}")]);
+    assert_eq!(
+        left(json!({ "name": "d" })),
+        [format!("spec.devices[0]: Required value: {one}")]
+    );
     assert_eq!(
         left(json!({ "name": "d", "nodeName": "n", "allNodes": true })),
-        [format!("spec.devices[0]: Invalid value: \"{{`nodeName`, `allNodes`}}\": {one}")]
+        [format!(
+            "spec.devices[0]: Invalid value: \"{{`nodeName`, `allNodes`}}\": {one}"
+        )]
     );
     assert_eq!(
         left(json!({ "name": "d", "nodeName": "", "allNodes": true })),
@@ -387,7 +517,10 @@ fn binding_conditions_go_with_failure_conditions() {
         )
     };
     let at = "spec.devices[0]";
-    assert_eq!(binding(json!(["example.com/Ready"]), json!(["Failed"])), [""; 0]);
+    assert_eq!(
+        binding(json!(["example.com/Ready"]), json!(["Failed"])),
+        [""; 0]
+    );
     assert_eq!(
         binding(json!(["a"]), Value::Null),
         [format!(
@@ -411,7 +544,9 @@ fn binding_conditions_go_with_failure_conditions() {
     );
     assert_eq!(
         binding(json!(["a", "b", "c", "d", "e"]), json!(["f"])),
-        [format!("{at}.bindingConditions: Too many: 5: must have at most 4 items")]
+        [format!(
+            "{at}.bindingConditions: Too many: 5: must have at most 4 items"
+        )]
     );
 }
 
@@ -419,18 +554,26 @@ fn binding_conditions_go_with_failure_conditions() {
 fn a_request_policy_is_for_shared_devices_and_fits_the_capacity() {
     let policy = |policy: Value| {
         let capacity = json!({ "memory": { "value": "8Gi", "requestPolicy": policy } });
-        wrong(&device(json!({ "name": "d", "allowMultipleAllocations": true, "capacity": capacity })), None)
+        wrong(
+            &device(json!({ "name": "d", "allowMultipleAllocations": true, "capacity": capacity })),
+            None,
+        )
     };
     let at = "spec.devices[0].capacity[memory].requestPolicy";
     let values = |values: &[&str]| policy(json!({ "default": "1Gi", "validValues": values }));
     let range = |range: Value| policy(json!({ "default": "2Gi", "validRange": range }));
     assert_eq!(policy(json!({})), [""; 0]);
     assert_eq!(values(&["1Gi", "8Gi"]), [""; 0]);
-    assert_eq!(range(json!({ "min": "1Gi", "max": "8Gi", "step": "1Gi" })), [""; 0]);
+    assert_eq!(
+        range(json!({ "min": "1Gi", "max": "8Gi", "step": "1Gi" })),
+        [""; 0]
+    );
     let alone = json!({ "memory": { "value": "8Gi", "requestPolicy": {} } });
     assert_eq!(
         wrong(&device(json!({ "name": "d", "capacity": alone })), None),
-        [format!("{at}: Forbidden: allowMultipleAllocations must be true")]
+        [format!(
+            "{at}: Forbidden: allowMultipleAllocations must be true"
+        )]
     );
     assert_eq!(
         policy(json!({ "validValues": ["1Gi"], "validRange": {} })),
@@ -440,21 +583,34 @@ fn a_request_policy_is_for_shared_devices_and_fits_the_capacity() {
     );
     assert_eq!(
         policy(json!({ "validValues": ["1Gi"] })),
-        [format!("{at}.default: Required value: required when validValues is defined")]
+        [format!(
+            "{at}.default: Required value: required when validValues is defined"
+        )]
     );
     assert_eq!(
         policy(json!({ "validRange": { "min": "1" } })),
-        [format!("{at}.default: Required value: required when validRange is defined")]
+        [format!(
+            "{at}.default: Required value: required when validRange is defined"
+        )]
     );
     assert_eq!(
         values(&["2Gi", "1Gi"]),
-        [format!("{at}.validValues[1]: Invalid value: \"1Gi\": values must be sorted in ascending order")]
+        [format!(
+            "{at}.validValues[1]: Invalid value: \"1Gi\": values must be sorted in ascending order"
+        )]
     );
     assert_eq!(
         values(&["1Gi", "9Gi"]),
-        [format!("{at}.validValues[1]: Invalid value: \"9Gi\": option is larger than capacity value: 8Gi")]
+        [format!(
+            "{at}.validValues[1]: Invalid value: \"9Gi\": option is larger than capacity value: 8Gi"
+        )]
     );
-    assert_eq!(values(&["1Gi", "1024Mi"]), [format!("{at}.validValues[1]: Duplicate value: \"1073741824\"")]);
+    assert_eq!(
+        values(&["1Gi", "1024Mi"]),
+        [format!(
+            "{at}.validValues[1]: Duplicate value: \"1073741824\""
+        )]
+    );
     assert_eq!(
         values(&["2Gi"]),
         [format!(
@@ -463,12 +619,16 @@ fn a_request_policy_is_for_shared_devices_and_fits_the_capacity() {
     );
     assert_eq!(
         range(json!({})),
-        [format!("{at}.validRange.min: Required value: required when validRange is defined")]
+        [format!(
+            "{at}.validRange.min: Required value: required when validRange is defined"
+        )]
     );
     assert_eq!(
         range(json!({ "min": "9Gi" })),
         [
-            format!("{at}.validRange.min: Invalid value: \"9Gi\": min is larger than capacity value: 8Gi"),
+            format!(
+                "{at}.validRange.min: Invalid value: \"9Gi\": min is larger than capacity value: 8Gi"
+            ),
             format!("{at}.validRange.min: Invalid value: \"2Gi\": default is less than min: 9Gi"),
         ]
     );
@@ -481,7 +641,9 @@ fn a_request_policy_is_for_shared_devices_and_fits_the_capacity() {
     );
     assert_eq!(
         range(json!({ "min": "1Gi", "max": "9Gi" })),
-        [format!("{at}.validRange.max: Invalid value: \"9Gi\": max is larger than capacity value: 8Gi")]
+        [format!(
+            "{at}.validRange.max: Invalid value: \"9Gi\": max is larger than capacity value: 8Gi"
+        )]
     );
     assert_eq!(
         range(json!({ "min": "1Gi", "step": "8Gi" })),
@@ -513,7 +675,11 @@ fn a_slice_stays_in_its_pool() {
                 json!("other"),
                 &["spec.pool.name: Invalid value: \"other\": field is immutable"],
             ),
-            ("/spec/driver", json!("other"), &["spec.driver: Invalid value: \"other\": field is immutable"]),
+            (
+                "/spec/driver",
+                json!("other"),
+                &["spec.driver: Invalid value: \"other\": field is immutable"],
+            ),
             (
                 "/spec/nodeName",
                 json!("other"),

@@ -30,15 +30,23 @@ fn an_allocation_names_requests_of_the_claim_and_devices() {
         refused(&first("request"), json!("tpu")),
         [format!("{at}.request: Invalid value: \"tpu\": {reference}")]
     );
-    assert_eq!(refused(&first("driver"), json!("")), [format!("{at}.driver: Required value")]);
-    assert_eq!(refused(&first("pool"), json!("")), [format!("{at}.pool: Required value")]);
+    assert_eq!(
+        refused(&first("driver"), json!("")),
+        [format!("{at}.driver: Required value")]
+    );
+    assert_eq!(
+        refused(&first("pool"), json!("")),
+        [format!("{at}.pool: Required value")]
+    );
     assert_eq!(
         refused(&first("device"), json!("D")),
         [format!("{at}.device: Invalid value: \"D\": {NOT_A_LABEL}")]
     );
     assert_eq!(
         refused(&first("shareID"), json!("x")),
-        [format!("{at}.shareID: Invalid value: \"x\": error validating uid: invalid UUID length: 1")]
+        [format!(
+            "{at}.shareID: Invalid value: \"x\": error validating uid: invalid UUID length: 1"
+        )]
     );
     assert_eq!(
         refused(&first("shareID"), json!("0000000000004000800000000000000A")),
@@ -48,7 +56,10 @@ fn an_allocation_names_requests_of_the_claim_and_devices() {
     );
     let config = "/status/allocation/devices/config/0/source";
     let at = "status.allocation.devices";
-    assert_eq!(refused(config, Value::Null), [format!("{at}.config[0].source: Required value")]);
+    assert_eq!(
+        refused(config, Value::Null),
+        [format!("{at}.config[0].source: Required value")]
+    );
     assert_eq!(
         refused(config, json!("FromPod")),
         [format!(
@@ -58,7 +69,9 @@ fn an_allocation_names_requests_of_the_claim_and_devices() {
     let many = Value::Array(vec![json!({}); 33]);
     assert_eq!(
         refused("/status/allocation/devices/results", many),
-        [format!("{at}.results: Too many: 33: must have at most 32 items")]
+        [format!(
+            "{at}.results: Too many: 33: must have at most 32 items"
+        )]
     );
     assert_eq!(
         refused("/status/allocation/nodeSelector", json!({})),
@@ -71,7 +84,14 @@ fn an_allocation_names_requests_of_the_claim_and_devices() {
 #[test]
 fn an_allocation_stays_until_it_is_removed_and_no_consumer_is_left() {
     let old = allocated();
-    let moved = wrong(&with(&old, "/status/allocation/devices/results/0/device", json!("d-1")), Some(&old));
+    let moved = wrong(
+        &with(
+            &old,
+            "/status/allocation/devices/results/0/device",
+            json!("d-1"),
+        ),
+        Some(&old),
+    );
     assert_eq!(moved.len(), 1);
     assert!(
         moved[0].starts_with("status.allocation: Invalid value: {\"Devices\":{")
@@ -83,7 +103,13 @@ fn an_allocation_stays_until_it_is_removed_and_no_consumer_is_left() {
         wrong(&removed, Some(&old)),
         ["status.reservedFor: Forbidden: may not be specified when `allocated` is not set"]
     );
-    assert_eq!(wrong(&with(&removed, "/status/reservedFor", json!([])), Some(&old)), [""; 0]);
+    assert_eq!(
+        wrong(
+            &with(&removed, "/status/reservedFor", json!([])),
+            Some(&old)
+        ),
+        [""; 0]
+    );
 }
 
 #[test]
@@ -106,21 +132,36 @@ fn consumers_are_named_once_and_none_is_added_to_a_claim_that_is_being_deleted()
         refused("/status/reservedFor", many),
         ["status.reservedFor: Too many: 257: must have at most 256 items"]
     );
-    let old = with(&allocated(), "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
-    let added = with(&old, "/status/reservedFor/-", json!({ "resource": "pods", "name": "q", "uid": "v" }));
+    let old = with(
+        &allocated(),
+        "/metadata/deletionTimestamp",
+        json!("2026-01-01T00:00:00Z"),
+    );
+    let added = with(
+        &old,
+        "/status/reservedFor/-",
+        json!({ "resource": "pods", "name": "q", "uid": "v" }),
+    );
     assert_eq!(
         wrong(&added, Some(&old)),
         [
             "status.reservedFor: Forbidden: new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set"
         ]
     );
-    assert_eq!(wrong(&with(&old, "/status/reservedFor", json!([])), Some(&old)), [""; 0]);
+    assert_eq!(
+        wrong(&with(&old, "/status/reservedFor", json!([])), Some(&old)),
+        [""; 0]
+    );
 }
 
 #[test]
 fn a_driver_reports_on_allocated_devices_alone() {
-    let report =
-        |device: Value| wrong(&with(&allocated(), "/status/devices", json!([device])), Some(&allocated()));
+    let report = |device: Value| {
+        wrong(
+            &with(&allocated(), "/status/devices", json!([device])),
+            Some(&allocated()),
+        )
+    };
     let good = json!({
         "driver": "gpu.example.com", "pool": "p", "device": "d-0", "data": { "numa": 0 },
         "conditions": [{ "type": "Ready", "status": "True", "reason": "Prepared", "lastTransitionTime": "2026-01-01T00:00:00Z" }],
@@ -137,11 +178,15 @@ fn a_driver_reports_on_allocated_devices_alone() {
     let at = "status.devices[0]";
     assert_eq!(
         with("/data", json!([])),
-        [format!("{at}.data: Invalid value: \"<value omitted>\": must be a valid JSON object")]
+        [format!(
+            "{at}.data: Invalid value: \"<value omitted>\": must be a valid JSON object"
+        )]
     );
     assert_eq!(
         with("/data", json!({ "a": "x".repeat(10 * 1024) })),
-        [format!("{at}.data: Too long: may not be more than 10240 bytes")]
+        [format!(
+            "{at}.data: Too long: may not be more than 10240 bytes"
+        )]
     );
     assert_eq!(
         with("/conditions/0/status", json!("Yes")),
@@ -151,22 +196,30 @@ fn a_driver_reports_on_allocated_devices_alone() {
     );
     assert_eq!(
         with("/conditions/0/lastTransitionTime", Value::Null),
-        [format!("{at}.conditions[0].lastTransitionTime: Required value")]
+        [format!(
+            "{at}.conditions[0].lastTransitionTime: Required value"
+        )]
     );
     assert_eq!(
         with("/conditions/0/reason", json!("")),
         [format!("{at}.conditions[0].reason: Required value")]
     );
-    assert!(with("/conditions/0/reason", json!("1"))[0].starts_with(&format!(
-        "{at}.conditions[0].reason: Invalid value: \"1\": a condition reason must start"
-    )));
+    assert!(
+        with("/conditions/0/reason", json!("1"))[0].starts_with(&format!(
+            "{at}.conditions[0].reason: Invalid value: \"1\": a condition reason must start"
+        ))
+    );
     assert_eq!(
         with("/conditions/-", good["conditions"][0].clone()),
-        [format!("{at}.conditions[1].type: Duplicate value: \"Ready\"")]
+        [format!(
+            "{at}.conditions[1].type: Duplicate value: \"Ready\""
+        )]
     );
     assert_eq!(
         with("/networkData/interfaceName", json!("e".repeat(257))),
-        [format!("{at}.networkData.interfaceName: Too long: may not be more than 256 bytes")]
+        [format!(
+            "{at}.networkData.interfaceName: Too long: may not be more than 256 bytes"
+        )]
     );
     assert_eq!(
         with("/networkData/ips/0", json!("10.9.8.7")),
@@ -192,8 +245,11 @@ fn reports_go_with_the_allocation_that_they_are_about() {
     let mut kept = old.clone();
     drop_deallocated_devices(&mut kept, &old);
     assert_eq!(kept, old);
-    let mut removed =
-        with(&with(&old, "/status/allocation", Value::Null), "/status/reservedFor", Value::Null);
+    let mut removed = with(
+        &with(&old, "/status/allocation", Value::Null),
+        "/status/reservedFor",
+        Value::Null,
+    );
     drop_deallocated_devices(&mut removed, &old);
     assert_eq!(removed["status"], json!({}));
     assert_eq!(wrong(&removed, Some(&old)), [""; 0]);

@@ -3,18 +3,32 @@
 use super::*;
 
 #[tokio::test]
-async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays_until_it_is_returned() {
+async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays_until_it_is_returned()
+ {
     let home = Home::new();
     let disabled: BTreeSet<_> = [(DRIVER.parse().unwrap(), "things".parse().unwrap())].into();
     {
         let run = home.start(vec![entry()], true);
         assert!(run.adapters.disabled().is_empty());
-        let problem = run.adapters.set_enabled("other.example.com", false).await.unwrap_err();
+        let problem = run
+            .adapters
+            .set_enabled("other.example.com", false)
+            .await
+            .unwrap_err();
         assert!(problem.code == "adapter-unknown" && problem.message.contains("other.example.com"));
-        assert!(!run.adapters.set_enabled(DRIVER, false).await.unwrap().enabled);
+        assert!(
+            !run.adapters
+                .set_enabled(DRIVER, false)
+                .await
+                .unwrap()
+                .enabled
+        );
         assert_eq!(run.adapters.disabled(), disabled);
     }
-    assert_eq!(home.start(vec![entry()], true).adapters.disabled(), disabled);
+    assert_eq!(
+        home.start(vec![entry()], true).adapters.disabled(),
+        disabled
+    );
     let run = home.start(vec![entry()], true);
     run.adapters.set_enabled(DRIVER, true).await.unwrap();
     // Without its file it acts as a disabled one, until the device manager has its pool.
@@ -23,9 +37,14 @@ async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays
     assert!(view.is_removed && !view.enabled && run.adapters.disabled() == disabled);
     let problem = run.adapters.set_enabled(DRIVER, true).await.unwrap_err();
     assert!(problem.message.contains("in no file any more"), "{problem}");
-    run.adapters.set_returned(&[DRIVER.parse().unwrap()].into()).await.unwrap();
+    run.adapters
+        .set_returned(&[DRIVER.parse().unwrap()].into())
+        .await
+        .unwrap();
     assert!(
-        home.start_with(Vec::new(), true, Taken::new(), &[DRIVER]).adapters.adapts(&resource()),
+        home.start_with(Vec::new(), true, Taken::new(), &[DRIVER])
+            .adapters
+            .adapts(&resource()),
         "it has claims"
     );
     assert!(!home.start(Vec::new(), true).adapters.adapts(&resource()));
@@ -37,9 +56,15 @@ async fn an_adapter_that_was_removed_and_is_written_again_takes_over_again() {
     let ids: BTreeSet<_> = ["a".to_owned()].into();
     {
         let run = home.start(vec![entry()], true);
-        run.adapters.set_held(&resource(), &BTreeSet::new()).await.unwrap();
+        run.adapters
+            .set_held(&resource(), &BTreeSet::new())
+            .await
+            .unwrap();
         run.adapters.set_enabled(DRIVER, false).await.unwrap();
-        run.adapters.set_returned(&[DRIVER.parse().unwrap()].into()).await.unwrap();
+        run.adapters
+            .set_returned(&[DRIVER.parse().unwrap()].into())
+            .await
+            .unwrap();
     }
     // The kubelet is offered the plugin's own IDs, and a pod gets one of them.
     assert!(!home.start(Vec::new(), true).adapters.adapts(&resource()));
@@ -48,43 +73,78 @@ async fn an_adapter_that_was_removed_and_is_written_again_takes_over_again() {
     assert_eq!(run.adapters.awaited().len(), 1);
     run.adapters.set_held(&resource(), &ids).await.unwrap();
     run.until_published(&[("b", HEALTHY)]).await;
-    assert_eq!(run.adapters.held_at_kubelet(), [(resource(), DRIVER.parse().unwrap(), ids)]);
+    assert_eq!(
+        run.adapters.held_at_kubelet(),
+        [(resource(), DRIVER.parse().unwrap(), ids)]
+    );
 }
 
 #[tokio::test]
 async fn an_adapter_beside_another_is_recorded_before_it_has_claims() {
     let home = Home::new();
-    drop(home.start(vec![entry_with("resource: example.com/first\ndriver: first.example.com\n")], false));
+    drop(home.start(
+        vec![entry_with(
+            "resource: example.com/first\ndriver: first.example.com\n",
+        )],
+        false,
+    ));
     drop(home.start(vec![entry()], false));
-    assert!(home.start_with(Vec::new(), false, Taken::new(), &[DRIVER]).adapters.adapts(&resource()));
+    assert!(
+        home.start_with(Vec::new(), false, Taken::new(), &[DRIVER])
+            .adapters
+            .adapts(&resource())
+    );
 }
 
 #[tokio::test]
 async fn an_adapter_whose_file_cannot_be_read_stays_as_it_was() {
     let home = Home::new();
-    let rules =
-        "devices: [{ match: '(?<n>[a-z])', identity: 'bus:${n}', attributes: { n: { value: '${n}' } } }]";
+    let rules = "devices: [{ match: '(?<n>[a-z])', identity: 'bus:${n}', attributes: { n: { value: '${n}' } } }]";
     let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
     let before = home.start(vec![entry_with(&text)], true);
-    let unread = AdapterEntries { entries: Vec::new(), is_incomplete: true };
+    let unread = AdapterEntries {
+        entries: Vec::new(),
+        is_incomplete: true,
+    };
     drop(home.load(unread.clone(), true, Taken::new(), &[]));
     let run = home.load(unread.clone(), true, Taken::new(), &[]);
     // Without the identity another driver could give the same hardware to a pod.
-    let rules = |run: &Run| run.adapters.state().adapted[&resource()].adapter.rules.clone();
+    let rules = |run: &Run| {
+        run.adapters.state().adapted[&resource()]
+            .adapter
+            .rules
+            .clone()
+    };
     assert!(rules(&before).len() == 1 && rules(&before) == rules(&run));
-    assert_eq!(run.adapters.state().adapted[&resource()].adapter.identity("b"), ["bus:b"]);
+    assert_eq!(
+        run.adapters.state().adapted[&resource()]
+            .adapter
+            .identity("b"),
+        ["bus:b"]
+    );
     let view = run.adapters.list().remove(0);
     assert!(view.enabled && !view.is_removed && run.adapters.disabled().is_empty());
     run.adapters.set_enabled(DRIVER, false).await.unwrap();
-    assert!(!home.load(unread, true, Taken::new(), &[]).adapters.disabled().is_empty());
+    assert!(
+        !home
+            .load(unread, true, Taken::new(), &[])
+            .adapters
+            .disabled()
+            .is_empty()
+    );
 }
 
 #[tokio::test]
 async fn the_name_of_a_driver_of_another_kind_that_has_claims_is_refused() {
     let home = Home::new();
-    let entries = AdapterEntries { entries: vec![entry()], is_incomplete: false };
+    let entries = AdapterEntries {
+        entries: vec![entry()],
+        is_incomplete: false,
+    };
     let run = home.load(entries, false, Taken::new(), &[(DRIVER, DriverKind::Wasm)]);
-    assert!(!run.adapters.adapts(&resource()) && run.registry.kind(&DRIVER.parse().unwrap()).is_none());
+    assert!(
+        !run.adapters.adapts(&resource()) && run.registry.kind(&DRIVER.parse().unwrap()).is_none()
+    );
     assert_eq!(run.codes(), ["adapter-conflict"]);
 }
 
@@ -96,29 +156,52 @@ async fn a_driver_of_the_record_is_of_no_other_resource_while_it_has_claims_or_a
     drop(home.start(vec![entry()], false));
     let copy = || AdapterEntry {
         source: "/Copy of a.adapter.yaml".to_owned(),
-        ..entry_with(&format!("resource: example.com/other\ndriver: {DRIVER}\npool: things\n"))
+        ..entry_with(&format!(
+            "resource: example.com/other\ndriver: {DRIVER}\npool: things\n"
+        ))
     };
     let adapted = |run: &Run| {
         let views = run.adapters.list().into_iter();
-        views.map(|view| (view.resource.to_string(), view.is_removed)).collect::<Vec<_>>()
+        views
+            .map(|view| (view.resource.to_string(), view.is_removed))
+            .collect::<Vec<_>>()
     };
     let both = || vec![copy(), entry()];
-    for (entries, claimed, is_removed) in
-        [(both(), &[][..], false), (both(), &[DRIVER][..], false), (vec![copy()], &[DRIVER][..], true)]
-    {
+    for (entries, claimed, is_removed) in [
+        (both(), &[][..], false),
+        (both(), &[DRIVER][..], false),
+        (vec![copy()], &[DRIVER][..], true),
+    ] {
         let run = home.start_with(entries, false, Taken::new(), claimed);
         assert_eq!(adapted(&run), [(RESOURCE.to_owned(), is_removed)]);
         let condition = run.conditions.list().remove(0);
-        assert_eq!((run.codes().len(), condition.problem.code.as_str()), (1, "adapter-conflict"));
-        assert!(condition.problem.message.contains("/Copy of a"), "{:?}", condition.problem);
-        assert!(condition.problem.message.contains(RESOURCE), "{:?}", condition.problem);
+        assert_eq!(
+            (run.codes().len(), condition.problem.code.as_str()),
+            (1, "adapter-conflict")
+        );
+        assert!(
+            condition.problem.message.contains("/Copy of a"),
+            "{:?}",
+            condition.problem
+        );
+        assert!(
+            condition.problem.message.contains(RESOURCE),
+            "{:?}",
+            condition.problem
+        );
     }
     // On a Kubernetes node slices may have it until the device manager does.
     let run = home.start(vec![copy()], true);
     assert_eq!(adapted(&run), [(RESOURCE.to_owned(), true)]);
-    run.adapters.set_returned(&[DRIVER.parse().unwrap()].into()).await.unwrap();
+    run.adapters
+        .set_returned(&[DRIVER.parse().unwrap()].into())
+        .await
+        .unwrap();
     let run = home.start(vec![copy()], true);
-    assert_eq!((adapted(&run), run.codes().len()), (vec![("example.com/other".to_owned(), false)], 0));
+    assert_eq!(
+        (adapted(&run), run.codes().len()),
+        (vec![("example.com/other".to_owned(), false)], 0)
+    );
 }
 
 #[tokio::test]
@@ -128,7 +211,10 @@ async fn an_adapter_whose_file_is_refused_stays_as_it_was() {
     drop(home.start(vec![entry(), of("other.example.com")], false));
     let run = home.start(vec![entry(), of(DRIVER)], false);
     let views = run.adapters.list();
-    let drivers: Vec<_> = views.iter().map(|view| (view.driver.as_str(), view.is_removed)).collect();
+    let drivers: Vec<_> = views
+        .iter()
+        .map(|view| (view.driver.as_str(), view.is_removed))
+        .collect();
     assert_eq!(drivers, [("other.example.com", false), (DRIVER, false)]);
     assert_eq!(run.codes(), ["adapter-conflict"]);
 }
@@ -137,11 +223,18 @@ async fn an_adapter_whose_file_is_refused_stays_as_it_was() {
 async fn another_driver_for_a_resource_waits_for_the_claims_of_the_one_before() {
     let home = Home::new();
     drop(home.start(vec![entry()], false));
-    let renamed = || vec![entry_with(&format!("resource: {RESOURCE}\ndriver: new.example.com\n"))];
+    let renamed = || {
+        vec![entry_with(&format!(
+            "resource: {RESOURCE}\ndriver: new.example.com\n"
+        ))]
+    };
     let run = home.start_with(renamed(), false, Taken::new(), &[DRIVER]);
     assert_eq!(run.adapters.list()[0].driver.as_str(), DRIVER);
     let message = run.conditions.list().remove(0).problem.message;
-    assert!(message.contains("new.example.com") && message.contains(DRIVER), "{message}");
+    assert!(
+        message.contains("new.example.com") && message.contains(DRIVER),
+        "{message}"
+    );
     let run = home.start(renamed(), false);
     assert_eq!(run.adapters.list()[0].driver.as_str(), "new.example.com");
     assert!(run.codes().is_empty());
@@ -150,7 +243,11 @@ async fn another_driver_for_a_resource_waits_for_the_claims_of_the_one_before() 
 #[tokio::test]
 async fn a_record_that_cannot_be_read_is_a_condition_and_the_files_count() {
     let home = Home::new();
-    for text in ["{", "{\"version\": 2}", "{\"version\": 1, \"adapters\": {\"cpu\": {}}}"] {
+    for text in [
+        "{",
+        "{\"version\": 2}",
+        "{\"version\": 1, \"adapters\": {\"cpu\": {}}}",
+    ] {
         std::fs::write(home.path().join("adapters.json"), text).unwrap();
         let run = home.start(vec![entry()], true);
         assert_eq!(run.codes(), ["adapter-not-stored"], "{text}");

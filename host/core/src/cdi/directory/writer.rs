@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use tempfile::{NamedTempFile, TempPath};
 
-use super::{CdiError, Directory, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_directory, open_plain};
+use super::{
+    CdiError, Directory, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_directory, open_plain,
+};
 use crate::cdi::render::SpecFile;
 use nodedock_base::batches::Serve;
 use nodedock_base::failpoint::{self, Point};
@@ -36,10 +38,17 @@ impl Serve for Directory {
 
     fn serve(&self, batch: Vec<Job>) -> Vec<Self::Outcome> {
         self.catalog.begin_change();
-        let stage = |job: &Job| job.write.iter().filter_map(|file| self.stage(file).transpose()).collect();
+        let stage = |job: &Job| {
+            job.write
+                .iter()
+                .filter_map(|file| self.stage(file).transpose())
+                .collect()
+        };
         let staged: Vec<Result<Vec<_>, _>> = batch.iter().map(stage).collect();
         let change = |(job, staged): (&Job, Result<_, _>)| {
-            staged.and_then(|files| self.move_into_place(files)).and_then(|()| self.remove_all(&job.remove))
+            staged
+                .and_then(|files| self.move_into_place(files))
+                .and_then(|()| self.remove_all(&job.remove))
         };
         let outcomes = batch.iter().zip(staged).map(change).collect();
         self.catalog.end_change();
@@ -69,17 +78,25 @@ impl Directory {
         };
         let temporary = written.map_err(CdiError::io("write", &self.path.join(&file.name)))?;
         // Whatever the umask is.
-        self.access.apply(temporary.as_file()).map_err(|error| CdiError::Access(Arc::new(error)))?;
+        self.access
+            .apply(temporary.as_file())
+            .map_err(|error| CdiError::Access(Arc::new(error)))?;
         let temporary = temporary.into_temp_path();
         failpoint::pass(Point::CdiStaged);
         let hash = self.hasher.hash_one(&file.bytes);
-        Ok(Some(Staged { name: file.name.clone(), hash, file: temporary }))
+        Ok(Some(Staged {
+            name: file.name.clone(),
+            hash,
+            file: temporary,
+        }))
     }
 
     /// Only this user can read it.
     pub(super) fn write_temporary(&self, bytes: &[u8]) -> io::Result<NamedTempFile> {
         let mut builder = tempfile::Builder::new();
-        builder.prefix(&self.temporary_prefix).suffix(TEMPORARY_SUFFIX);
+        builder
+            .prefix(&self.temporary_prefix)
+            .suffix(TEMPORARY_SUFFIX);
         let mut file = builder.tempfile_in(&self.path)?;
         file.write_all(bytes)?;
         Ok(file)
@@ -93,10 +110,19 @@ impl Directory {
             metadata => metadata.map_err(CdiError::io("look at", &path))?,
         };
         let stamp = Stamp::of(&metadata);
-        if self.catalog.known.lock().get(name).is_some_and(|known| known.stamp == stamp) {
+        if self
+            .catalog
+            .known
+            .lock()
+            .get(name)
+            .is_some_and(|known| known.stamp == stamp)
+        {
             return Ok(());
         }
-        if self.is_ours_or_empty(&path).map_err(CdiError::io("read", &path))? {
+        if self
+            .is_ours_or_empty(&path)
+            .map_err(CdiError::io("read", &path))?
+        {
             return Ok(());
         }
         Err(CdiError::Foreign(path.display().to_string()))
@@ -104,18 +130,25 @@ impl Directory {
 
     /// Returns whether the file begins with this daemon's mark. An empty file counts as well: a power loss may have emptied it.
     fn is_ours_or_empty(&self, path: &Path) -> io::Result<bool> {
-        let Some(file) = open_plain(path)? else { return Ok(false) };
+        let Some(file) = open_plain(path)? else {
+            return Ok(false);
+        };
         Ok(file.metadata()?.len() == 0 || self.read_ours(path)?.is_some())
     }
 
     fn move_into_place(&self, files: Vec<Staged>) -> Result<(), CdiError> {
         for Staged { name, hash, file } in files {
             let path = self.path.join(&name);
-            file.persist(&path).map_err(|refused| CdiError::io("put into place", &path)(refused.error))?;
+            file.persist(&path)
+                .map_err(|refused| CdiError::io("put into place", &path)(refused.error))?;
             failpoint::pass(Point::CdiRenamed);
             match std::fs::symlink_metadata(&path) {
                 Ok(metadata) => {
-                    let known = Known { hash, stamp: Stamp::of(&metadata), settled: false };
+                    let known = Known {
+                        hash,
+                        stamp: Stamp::of(&metadata),
+                        settled: false,
+                    };
                     self.catalog.known.lock().insert(name, known);
                 }
                 // Then the next check reads the file.
@@ -127,7 +160,10 @@ impl Directory {
 
     /// A file that cannot be removed does not prevent the removal of others. A file of another program is reported last.
     fn remove_all(&self, names: &[String]) -> Result<(), CdiError> {
-        let mut failed: Vec<_> = names.iter().filter_map(|name| self.remove(name).err()).collect();
+        let mut failed: Vec<_> = names
+            .iter()
+            .filter_map(|name| self.remove(name).err())
+            .collect();
         failed.sort_by_key(|error| matches!(error, CdiError::Foreign(_)));
         failed.into_iter().next().map_or(Ok(()), Err)
     }

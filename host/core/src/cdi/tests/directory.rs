@@ -29,7 +29,9 @@ impl Home {
 
     fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path()).unwrap();
-        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -64,7 +66,11 @@ async fn files_have_the_configured_mode_and_group() {
     home.open().write(vec![file("a", "1")]).await.unwrap();
     for mode in [0o600, 0o640, 0o644] {
         let dir = open(FileAccess::new(mode, Some(own)).unwrap()).unwrap();
-        assert_eq!(found("gpu.example.com_a.yaml"), (mode, own), "a file from before");
+        assert_eq!(
+            found("gpu.example.com_a.yaml"),
+            (mode, own),
+            "a file from before"
+        );
         dir.write(vec![file("b", &mode.to_string())]).await.unwrap();
         assert_eq!(found("gpu.example.com_b.yaml"), (mode, own));
     }
@@ -72,7 +78,11 @@ async fn files_have_the_configured_mode_and_group() {
         open(FileAccess::new(0o640, Some(991)).unwrap()).unwrap();
         assert_eq!(found("gpu.example.com_a.yaml"), (0o640, 991));
         open(FileAccess::default()).unwrap();
-        assert_eq!(found("gpu.example.com_a.yaml"), (0o644, 991), "no group is set");
+        assert_eq!(
+            found("gpu.example.com_a.yaml"),
+            (0o644, 991),
+            "no group is set"
+        );
     }
     assert_eq!(found("theirs.yaml"), of_another);
     assert_eq!(home.names().len(), 3, "no temporary file is left");
@@ -82,13 +92,26 @@ async fn files_have_the_configured_mode_and_group() {
 async fn files_are_written_listed_and_removed() {
     let home = Home::new();
     let dir = home.open();
-    dir.write(vec![file("b", "1"), file("a", "1")]).await.unwrap();
+    dir.write(vec![file("b", "1"), file("a", "1")])
+        .await
+        .unwrap();
     let mode = |path: PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(home.path()), mode(home.path().join("gpu.example.com_a.yaml"))), (0o755, 0o644));
+    assert_eq!(
+        (
+            mode(home.path()),
+            mode(home.path().join("gpu.example.com_a.yaml"))
+        ),
+        (0o755, 0o644)
+    );
     let ours = dir.list_ours().unwrap();
-    let uids: Vec<_> = ours.iter().map(|file| file.identity.as_ref().unwrap().claim.uid.as_str()).collect();
+    let uids: Vec<_> = ours
+        .iter()
+        .map(|file| file.identity.as_ref().unwrap().claim.uid.as_str())
+        .collect();
     assert_eq!(uids, ["a", "b"]);
-    dir.remove(vec![ours[0].name.clone(), "never-there.yaml".to_owned()]).await.unwrap();
+    dir.remove(vec![ours[0].name.clone(), "never-there.yaml".to_owned()])
+        .await
+        .unwrap();
     assert_eq!(home.names(), ["gpu.example.com_b.yaml"]);
 }
 
@@ -102,7 +125,9 @@ async fn many_callers_at_once_are_all_served() {
         outcome.unwrap();
     }
     assert_eq!(home.names().len(), 64);
-    let removes = names.iter().map(|uid| dir.remove(vec![file(uid, "1").name]));
+    let removes = names
+        .iter()
+        .map(|uid| dir.remove(vec![file(uid, "1").name]));
     for outcome in futures::future::join_all(removes).await {
         outcome.unwrap();
     }
@@ -156,7 +181,9 @@ async fn of_a_directory_that_went_away_every_file_is_removed() {
     let dir = home.open();
     dir.write(vec![file("a", "1")]).await.unwrap();
     std::fs::remove_dir_all(home.path()).unwrap();
-    dir.remove(vec!["gpu.example.com_a.yaml".to_owned()]).await.unwrap();
+    dir.remove(vec!["gpu.example.com_a.yaml".to_owned()])
+        .await
+        .unwrap();
     dir.write(vec![file("b", "1")]).await.unwrap();
     assert_eq!(home.names(), ["gpu.example.com_b.yaml"]);
 }
@@ -172,11 +199,26 @@ async fn files_of_others_are_not_ours() {
     let before = home.names();
     let dir = home.open();
     assert!(dir.list_ours().unwrap().is_empty());
-    assert!(matches!(dir.write(vec![file("a", "1")]).await, Err(CdiError::Foreign(_))));
-    assert!(matches!(dir.remove(vec![name]).await, Err(CdiError::Foreign(_))));
-    assert!(matches!(dir.remove(vec!["link.yaml".to_owned()]).await, Err(CdiError::Foreign(_))));
+    assert!(matches!(
+        dir.write(vec![file("a", "1")]).await,
+        Err(CdiError::Foreign(_))
+    ));
+    assert!(matches!(
+        dir.remove(vec![name]).await,
+        Err(CdiError::Foreign(_))
+    ));
+    assert!(matches!(
+        dir.remove(vec!["link.yaml".to_owned()]).await,
+        Err(CdiError::Foreign(_))
+    ));
     for bad in ["../x.yaml", ".x.yaml", "x.txt", "a/b.yaml"] {
-        assert!(matches!(dir.remove(vec![bad.to_owned()]).await, Err(CdiError::Name(_))), "{bad}");
+        assert!(
+            matches!(
+                dir.remove(vec![bad.to_owned()]).await,
+                Err(CdiError::Name(_))
+            ),
+            "{bad}"
+        );
     }
     assert_eq!(home.names(), before);
 }
@@ -186,11 +228,16 @@ async fn one_refused_file_does_not_keep_others_waiting_and_leaves_nothing_behind
     let home = Home::new();
     home.put(&file("b", "1").name, "# another program's\n");
     let dir = home.open();
-    let (bad, good) =
-        tokio::join!(dir.write(vec![file("a", "1"), file("b", "1")]), dir.write(vec![file("c", "1")]));
+    let (bad, good) = tokio::join!(
+        dir.write(vec![file("a", "1"), file("b", "1")]),
+        dir.write(vec![file("c", "1")])
+    );
     assert!(bad.is_err());
     good.unwrap();
-    assert_eq!(home.names(), ["gpu.example.com_b.yaml", "gpu.example.com_c.yaml"]);
+    assert_eq!(
+        home.names(),
+        ["gpu.example.com_b.yaml", "gpu.example.com_c.yaml"]
+    );
 }
 
 #[tokio::test]
@@ -208,7 +255,14 @@ async fn a_file_of_ours_that_cannot_be_understood_is_still_ours() {
     home.put("x.yaml", "# nodedock.dev/claim: {\"version\":99}\n{}\n");
     let dir = home.open();
     let ours = dir.list_ours().unwrap();
-    assert_eq!((ours.len(), ours[0].identity.is_none(), ours[0].spec.as_str()), (1, true, "{}\n"));
+    assert_eq!(
+        (
+            ours.len(),
+            ours[0].identity.is_none(),
+            ours[0].spec.as_str()
+        ),
+        (1, true, "{}\n")
+    );
     dir.remove(vec!["x.yaml".to_owned()]).await.unwrap();
     assert!(home.names().is_empty());
 }
@@ -218,17 +272,26 @@ async fn a_device_of_another_program_with_the_same_name_is_found() {
     let home = Home::new();
     let dir = home.open();
     let record = claim_with_uid("a", one(with_env("A", "1")));
-    let names: Vec<_> = cdi_devices(&record, &driver()).into_iter().flat_map(|(_, names)| names).collect();
+    let names: Vec<_> = cdi_devices(&record, &driver())
+        .into_iter()
+        .flat_map(|(_, names)| names)
+        .collect();
     dir.write(vec![rendered(&record)]).await.unwrap();
     assert_eq!(collisions(&dir, &names).await, []);
 
     home.put("broken.yaml", "kind: [");
-    home.put("theirs.yaml", "cdiVersion: 0.5.0\nkind: gpu.example.com/claim\ndevices:\n- name: a-gpu-0\n");
+    home.put(
+        "theirs.yaml",
+        "cdiVersion: 0.5.0\nkind: gpu.example.com/claim\ndevices:\n- name: a-gpu-0\n",
+    );
     let expected = Collision {
         device: "gpu.example.com/claim=a-gpu-0".to_owned(),
         file: home.path().join("theirs.yaml"),
     };
-    assert_eq!(collisions(&dir, &names).await, std::slice::from_ref(&expected));
+    assert_eq!(
+        collisions(&dir, &names).await,
+        std::slice::from_ref(&expected)
+    );
     // Our own changes are no reason to look again, nor to forget.
     dir.write(vec![file("b", "1")]).await.unwrap();
     assert_eq!(collisions(&dir, &names).await, [expected]);
@@ -242,10 +305,22 @@ async fn daemons_that_share_a_directory_leave_each_others_files_alone() {
     let (one, file) = (home.open(), file("a", "1"));
     let two = CdiDir::open(&home.path(), &[], "/elsewhere/\"checkpoint\".redb").unwrap();
     one.write(vec![file.clone()]).await.unwrap();
-    assert_eq!((one.list_ours().unwrap().len(), two.list_ours().unwrap().len()), (1, 0));
+    assert_eq!(
+        (
+            one.list_ours().unwrap().len(),
+            two.list_ours().unwrap().len()
+        ),
+        (1, 0)
+    );
     assert!(one.is_current(&file) && !two.is_current(&file));
-    assert!(matches!(two.write(vec![file.clone()]).await, Err(CdiError::Foreign(_))));
-    assert!(matches!(two.remove(vec![file.name.clone()]).await, Err(CdiError::Foreign(_))));
+    assert!(matches!(
+        two.write(vec![file.clone()]).await,
+        Err(CdiError::Foreign(_))
+    ));
+    assert!(matches!(
+        two.remove(vec![file.name.clone()]).await,
+        Err(CdiError::Foreign(_))
+    ));
     let device = "gpu.example.com/claim=a-gpu-0".to_owned();
     let named = async |dir: &CdiDir| collisions(dir, std::slice::from_ref(&device)).await.len();
     assert_eq!((named(&one).await, named(&two).await), (0, 1));
@@ -276,20 +351,40 @@ const THEIRS: &str = "cdiVersion: 0.5.0\nkind: gpu.example.com/claim\ndevices:\n
 async fn directories_before_ours_are_overridden_and_those_after_it_are_not() {
     let home = Home::new();
     let directory = |name: &str| home.0.path().join(name);
-    ["before", "after"].iter().for_each(|name| std::fs::create_dir(directory(name)).unwrap());
-    let directories = [directory("before"), directory("run/cdi"), directory("after"), directory("absent")];
+    ["before", "after"]
+        .iter()
+        .for_each(|name| std::fs::create_dir(directory(name)).unwrap());
+    let directories = [
+        directory("before"),
+        directory("run/cdi"),
+        directory("after"),
+        directory("absent"),
+    ];
     let dir = CdiDir::open(&home.path(), &directories, DAEMON).unwrap();
     let (device, other) = (DEVICE.to_owned(), "v/c=other".to_owned());
     std::fs::write(directory("before/a.yaml"), THEIRS).unwrap();
     assert_eq!(collisions(&dir, std::slice::from_ref(&device)).await, []);
-    assert_eq!(dir.missing(&[device.clone(), other.clone()]), std::slice::from_ref(&other));
+    assert_eq!(
+        dir.missing(&[device.clone(), other.clone()]),
+        std::slice::from_ref(&other)
+    );
     std::fs::write(directory("after/a.yaml"), THEIRS).unwrap();
     let found = collisions(&dir, std::slice::from_ref(&device)).await;
-    assert_eq!(found, [Collision { device: device.clone(), file: directory("after/a.yaml") }]);
+    assert_eq!(
+        found,
+        [Collision {
+            device: device.clone(),
+            file: directory("after/a.yaml")
+        }]
+    );
     std::fs::remove_dir_all(directory("after")).unwrap();
     assert_eq!(collisions(&dir, std::slice::from_ref(&device)).await, []);
     std::fs::create_dir(directory("absent")).unwrap();
-    std::fs::write(directory("absent/b.json"), r#"{"kind": "v/c", "devices": [{"name": "other"}]}"#).unwrap();
+    std::fs::write(
+        directory("absent/b.json"),
+        r#"{"kind": "v/c", "devices": [{"name": "other"}]}"#,
+    )
+    .unwrap();
     dir.survey().await.unwrap();
     assert_eq!(dir.missing(&[other]), [] as [String; 0]);
 }
@@ -305,26 +400,43 @@ async fn our_directory_under_another_name_is_no_other_directory() {
     for (path, directories) in [(&home.path(), &directories), (&link, &directories)] {
         let dir = CdiDir::open(path, directories, DAEMON).unwrap();
         dir.write(vec![file("a", "1")]).await.unwrap();
-        assert_eq!(collisions(&dir, &[DEVICE.to_owned()]).await, [], "{}", path.display());
+        assert_eq!(
+            collisions(&dir, &[DEVICE.to_owned()]).await,
+            [],
+            "{}",
+            path.display()
+        );
     }
 }
 
 #[tokio::test]
-async fn a_file_that_is_altered_in_its_place_is_read_again_when_it_is_touched_or_all_are_looked_at() {
+async fn a_file_that_is_altered_in_its_place_is_read_again_when_it_is_touched_or_all_are_looked_at()
+{
     let home = Home::new();
     let dir = home.open();
     let device = [DEVICE.to_owned()];
     home.put("theirs.yaml", "kind: gpu.example.com/claim\ndevices: []\n");
     assert_eq!(collisions(&dir, &device).await, []);
     home.put("theirs.yaml", THEIRS);
-    let touched = dir.touched(vec!["theirs.yaml".to_owned(), "never-there.yaml".to_owned()]).await;
+    let touched = dir
+        .touched(vec![
+            "theirs.yaml".to_owned(),
+            "never-there.yaml".to_owned(),
+        ])
+        .await;
     assert_eq!((touched.devices.len(), touched.ours.len()), (1, 0));
     assert_eq!(dir.collisions(&device).len(), 1);
-    home.put("theirs.yaml", "kind: gpu.example.com/claim\ndevices: []\n# other\n");
+    home.put(
+        "theirs.yaml",
+        "kind: gpu.example.com/claim\ndevices: []\n# other\n",
+    );
     dir.survey_all().unwrap();
     assert_eq!(dir.collisions(&device), []);
     std::fs::remove_file(home.path().join("theirs.yaml")).unwrap();
-    assert_eq!(dir.touched(vec!["theirs.yaml".to_owned()]).await, Touched::default());
+    assert_eq!(
+        dir.touched(vec!["theirs.yaml".to_owned()]).await,
+        Touched::default()
+    );
 }
 
 #[tokio::test]
@@ -336,7 +448,9 @@ async fn own_changes_are_distinguished_from_other_changes() {
     assert!(dir.is_as_left(&file.name));
     // In place and of the same size, possibly within a tick of the file system's clock.
     let path = home.path().join(&file.name);
-    let altered = std::fs::read_to_string(&path).unwrap().replace("A=1", "A=2");
+    let altered = std::fs::read_to_string(&path)
+        .unwrap()
+        .replace("A=1", "A=2");
     std::fs::write(&path, altered).unwrap();
     assert!(!dir.is_as_left(&file.name));
     dir.write(vec![file.clone()]).await.unwrap();
@@ -361,10 +475,29 @@ async fn copies_of_our_files_are_strays() {
     std::fs::copy(home.path().join(&file.name), home.path().join("copy.yaml")).unwrap();
     dir.survey().await.unwrap();
     assert_eq!(dir.strays(), ["copy.yaml"]);
-    assert_eq!(dir.read("copy.yaml").await.unwrap().unwrap().identity.unwrap().claim.uid.as_str(), "a");
+    assert_eq!(
+        dir.read("copy.yaml")
+            .await
+            .unwrap()
+            .unwrap()
+            .identity
+            .unwrap()
+            .claim
+            .uid
+            .as_str(),
+        "a"
+    );
     assert_eq!(dir.read("never-there.yaml").await.unwrap(), None);
-    assert_eq!(file_of(&file.name), Some((driver(), Uid::new("a").unwrap())));
-    for bad in ["copy.yaml", "gpu.example.com_a.json", "GPU_a.yaml", "gpu.example.com_.yaml"] {
+    assert_eq!(
+        file_of(&file.name),
+        Some((driver(), Uid::new("a").unwrap()))
+    );
+    for bad in [
+        "copy.yaml",
+        "gpu.example.com_a.json",
+        "GPU_a.yaml",
+        "gpu.example.com_.yaml",
+    ] {
         assert_eq!(file_of(bad), None, "{bad}");
     }
 }

@@ -5,11 +5,17 @@ use proptest::prelude::*;
 use super::*;
 
 fn valid() -> Spec {
-    let container_edits = ContainerEdits { env: vec!["A=1".to_owned()], ..ContainerEdits::default() };
+    let container_edits = ContainerEdits {
+        env: vec!["A=1".to_owned()],
+        ..ContainerEdits::default()
+    };
     Spec {
         cdi_version: "1.1.0".to_owned(),
         kind: "vendor.com/class".to_owned(),
-        devices: vec![Device { name: "dev0".to_owned(), container_edits }],
+        devices: vec![Device {
+            name: "dev0".to_owned(),
+            container_edits,
+        }],
         ..Spec::default()
     }
 }
@@ -19,20 +25,30 @@ fn edits(spec: &mut Spec) -> &mut ContainerEdits {
 }
 
 fn node(spec: &mut Spec, change: impl FnOnce(&mut DeviceNode)) {
-    let mut node = DeviceNode { path: "/dev/a".to_owned(), ..DeviceNode::default() };
+    let mut node = DeviceNode {
+        path: "/dev/a".to_owned(),
+        ..DeviceNode::default()
+    };
     change(&mut node);
     edits(spec).device_nodes.push(node);
 }
 
 fn mount(spec: &mut Spec, fs_type: Option<&str>) {
     let fs_type = fs_type.map(str::to_owned);
-    let mount =
-        Mount { host_path: "/a".to_owned(), container_path: "/b".to_owned(), fs_type, options: Vec::new() };
+    let mount = Mount {
+        host_path: "/a".to_owned(),
+        container_path: "/b".to_owned(),
+        fs_type,
+        options: Vec::new(),
+    };
     edits(spec).mounts.push(mount);
 }
 
 fn nets(spec: &mut Spec, names: &[(&str, &str)]) {
-    let device = |(a, b): &(&str, &str)| NetDevice { host_interface_name: (*a).into(), name: (*b).into() };
+    let device = |(a, b): &(&str, &str)| NetDevice {
+        host_interface_name: (*a).into(),
+        name: (*b).into(),
+    };
     edits(spec).net_devices = names.iter().map(device).collect();
 }
 
@@ -47,13 +63,37 @@ const FEATURES: [Feature; 10] = [
     ("device node", |s| node(s, |_| {}), Version::V0_3_0),
     ("mount", |s| mount(s, None), Version::V0_3_0),
     ("mount type", |s| mount(s, Some("bind")), Version::V0_4_0),
-    ("digit first", |s| s.devices[0].name = "0dev".to_owned(), Version::V0_5_0),
-    ("host path", |s| node(s, |n| n.host_path = Some("/x".to_owned())), Version::V0_5_0),
-    ("gids", |s| s.container_edits.additional_gids.push(1), Version::V0_7_0),
+    (
+        "digit first",
+        |s| s.devices[0].name = "0dev".to_owned(),
+        Version::V0_5_0,
+    ),
+    (
+        "host path",
+        |s| node(s, |n| n.host_path = Some("/x".to_owned())),
+        Version::V0_5_0,
+    ),
+    (
+        "gids",
+        |s| s.container_edits.additional_gids.push(1),
+        Version::V0_7_0,
+    ),
     ("rdt", |s| _ = rdt(s), Version::V0_7_0),
-    ("net device", |s| nets(s, &[("eth0", "net0")]), Version::V1_1_0),
-    ("monitoring", |s| rdt(s).enable_monitoring = Some(true), Version::V1_1_0),
-    ("schemata", |s| rdt(s).schemata = Some(vec!["L3:0=f".to_owned()]), Version::V1_1_0),
+    (
+        "net device",
+        |s| nets(s, &[("eth0", "net0")]),
+        Version::V1_1_0,
+    ),
+    (
+        "monitoring",
+        |s| rdt(s).enable_monitoring = Some(true),
+        Version::V1_1_0,
+    ),
+    (
+        "schemata",
+        |s| rdt(s).schemata = Some(vec!["L3:0=f".to_owned()]),
+        Version::V1_1_0,
+    ),
 ];
 
 proptest! {
@@ -102,8 +142,12 @@ proptest! {
 #[test]
 fn what_libraries_refuse_is_refused() {
     fn hook(spec: &mut Spec, name: &str, path: &str, env: &str) {
-        let hook =
-            Hook { hook_name: name.into(), path: path.into(), env: vec![env.into()], ..Hook::default() };
+        let hook = Hook {
+            hook_name: name.into(),
+            path: path.into(),
+            env: vec![env.into()],
+            ..Hook::default()
+        };
         edits(spec).hooks.push(hook);
     }
     fn clos(spec: &mut Spec, id: &str) {
@@ -123,14 +167,30 @@ fn what_libraries_refuse_is_refused() {
         ("device name", &|s| s.devices[0].name = "a=b".to_owned()),
         ("twice", &|s| s.devices.push(s.devices[0].clone())),
         ("no devices", &|s| s.devices.clear()),
-        ("no edits", &|s| s.devices[0].container_edits = ContainerEdits::default()),
+        ("no edits", &|s| {
+            s.devices[0].container_edits = ContainerEdits::default()
+        }),
         ("NAME=VALUE", &|s| edits(s).env.push("A".to_owned())),
-        ("NAME=VALUE", &|s| s.container_edits.env.push("=A".to_owned())),
+        ("NAME=VALUE", &|s| {
+            s.container_edits.env.push("=A".to_owned())
+        }),
         ("no path", &|s| node(s, |n| n.path.clear())),
         ("type", &|s| node(s, |n| n.kind = Some("x".to_owned()))),
-        ("permissions", &|s| node(s, |n| n.permissions = Some("rx".to_owned()))),
-        ("mount", &|s| edits(s).mounts.push(Mount { host_path: "/a".into(), ..Mount::default() })),
-        ("mount", &|s| edits(s).mounts.push(Mount { container_path: "/a".into(), ..Mount::default() })),
+        ("permissions", &|s| {
+            node(s, |n| n.permissions = Some("rx".to_owned()))
+        }),
+        ("mount", &|s| {
+            edits(s).mounts.push(Mount {
+                host_path: "/a".into(),
+                ..Mount::default()
+            })
+        }),
+        ("mount", &|s| {
+            edits(s).mounts.push(Mount {
+                container_path: "/a".into(),
+                ..Mount::default()
+            })
+        }),
         ("hook name", &|s| hook(s, "prestop", "/a", "A=1")),
         ("no path", &|s| hook(s, "prestart", "", "A=1")),
         ("NAME=VALUE", &|s| hook(s, "prestart", "/a", "A")),

@@ -19,8 +19,17 @@ async fn is_set_aside(home: &Home) -> String {
     let opened = home.open();
     let set_aside = opened.set_aside.expect("set aside");
     assert_eq!(std::fs::read(&set_aside.path).unwrap(), before);
-    let name = set_aside.path.file_name().unwrap().to_str().unwrap().to_owned();
-    assert!(name.starts_with("checkpoint.db.damaged-20") && name.contains("Z"), "{name}");
+    let name = set_aside
+        .path
+        .file_name()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        name.starts_with("checkpoint.db.damaged-20") && name.contains("Z"),
+        "{name}"
+    );
     assert!(opened.dump.claims.is_empty());
     opened.checkpoint.commit(vec![put(1)]).await.unwrap();
     opened.checkpoint.close().await;
@@ -43,7 +52,11 @@ async fn garbage_and_a_truncated_file_are_set_aside_under_names_of_their_own() {
         assert!(is_set_aside(&home).await.contains(reason));
         assert_eq!(read(&home.path()).unwrap().claims.len(), 1);
     }
-    let aside = home.names().into_iter().filter(|name| name.contains("damaged")).count();
+    let aside = home
+        .names()
+        .into_iter()
+        .filter(|name| name.contains("damaged"))
+        .count();
     assert_eq!(aside, damaged.len(), "{:?}", home.names());
 }
 
@@ -56,8 +69,12 @@ async fn another_programs_database_is_set_aside() {
     // One that says it is ours, and is none.
     std::fs::remove_file(home.path()).unwrap();
     let ours = i64::from(super::super::database::APPLICATION_ID);
-    raw(&home).pragma_update(None, "application_id", ours).unwrap();
-    raw(&home).execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE other (n)").unwrap();
+    raw(&home)
+        .pragma_update(None, "application_id", ours)
+        .unwrap();
+    raw(&home)
+        .execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE other (n)")
+        .unwrap();
     assert!(is_set_aside(&home).await.contains("the tables other"));
 }
 
@@ -68,7 +85,10 @@ async fn a_log_is_set_aside_with_its_file_or_alone() {
     let checkpoint = home.open().checkpoint;
     checkpoint.commit(vec![put(1)]).await.unwrap();
     let log = file::log_of(&home.path());
-    let (whole, logged) = (std::fs::read(home.path()).unwrap(), std::fs::read(&log).unwrap());
+    let (whole, logged) = (
+        std::fs::read(home.path()).unwrap(),
+        std::fs::read(&log).unwrap(),
+    );
     checkpoint.close().await;
     let mut damaged = whole.clone();
     damaged[..16].fill(0);
@@ -84,7 +104,9 @@ async fn a_log_is_set_aside_with_its_file_or_alone() {
     assert!(opened.dump.is_empty());
     opened.checkpoint.close().await;
     assert!(
-        home.names().iter().any(|name| name.starts_with("checkpoint.db-wal.damaged-")),
+        home.names()
+            .iter()
+            .any(|name| name.starts_with("checkpoint.db-wal.damaged-")),
         "{:?}",
         home.names()
     );
@@ -113,10 +135,21 @@ async fn no_damaged_byte_prevents_the_start_or_changes_a_record() {
         prepare_file(&home, &bytes);
         let opened = home.open();
         if let Some(set_aside) = &opened.set_aside {
-            assert_eq!(std::fs::read(&set_aside.path).unwrap(), bytes, "damage at {at}");
+            assert_eq!(
+                std::fs::read(&set_aside.path).unwrap(),
+                bytes,
+                "damage at {at}"
+            );
             std::fs::remove_file(&set_aside.path).unwrap();
         }
-        assert!(opened.dump.claims.iter().all(|claim| records.contains(claim)), "damage at {at}");
+        assert!(
+            opened
+                .dump
+                .claims
+                .iter()
+                .all(|claim| records.contains(claim)),
+            "damage at {at}"
+        );
         opened.checkpoint.close().await;
     }
 }
@@ -128,10 +161,26 @@ async fn a_newer_format_is_refused_by_name_and_left_alone() {
     sign(&raw(&home), 3, "nodedock 9.0.0");
     let before = std::fs::read(home.path()).unwrap();
     let error = open(&home.path()).err().unwrap();
-    assert!(matches!(error, OpenError::Newer { found: 3, known: FORMAT_VERSION, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            OpenError::Newer {
+                found: 3,
+                known: FORMAT_VERSION,
+                ..
+            }
+        ),
+        "{error}"
+    );
     let text = error.to_string();
-    assert!(text.contains(home.path().to_str().unwrap()) && text.contains("nodedock 9.0.0"), "{text}");
-    assert!(matches!(read(&home.path()), Err(ReadError::Newer { found: 3, .. })));
+    assert!(
+        text.contains(home.path().to_str().unwrap()) && text.contains("nodedock 9.0.0"),
+        "{text}"
+    );
+    assert!(matches!(
+        read(&home.path()),
+        Err(ReadError::Newer { found: 3, .. })
+    ));
     assert_eq!(std::fs::read(home.path()).unwrap(), before);
     assert_eq!(home.names(), ["checkpoint.db"]);
 }
@@ -154,33 +203,65 @@ async fn an_unreadable_record_is_reported_and_kept_and_the_rest_is_served() {
     let damage = "UPDATE records SET record = replace(record, 'claim-6', 'claim-7') WHERE key = ?1";
     assert_eq!(raw(&home).execute(damage, [uid(6).as_str()]).unwrap(), 1);
     raw(&home)
-        .execute_batch("INSERT INTO records SELECT 99, 'later', key, 9, 0, x'ff' FROM records LIMIT 1")
+        .execute_batch(
+            "INSERT INTO records SELECT 99, 'later', key, 9, 0, x'ff' FROM records LIMIT 1",
+        )
         .unwrap();
 
     let opened = home.open();
     assert_eq!(opened.dump.claims.len(), 14);
     assert_eq!(opened.dump.skipped.len(), 7);
     for ((n, _, record, reason), skipped) in cases.into_iter().zip(&opened.dump.skipped[1..]) {
-        assert_eq!((skipped.key.as_str(), skipped.bytes), (uid(n).as_str(), record.len()));
+        assert_eq!(
+            (skipped.key.as_str(), skipped.bytes),
+            (uid(n).as_str(), record.len())
+        );
         assert!(skipped.reason.contains(reason), "{skipped:?}");
     }
-    assert!(opened.dump.skipped[6].reason.contains("checksum"), "{:?}", opened.dump.skipped);
+    assert!(
+        opened.dump.skipped[6].reason.contains("checksum"),
+        "{:?}",
+        opened.dump.skipped
+    );
     // Written again, twice: the old value is stored once. Deleted: stored as well.
-    opened.checkpoint.commit(vec![put(2), put(2)]).await.unwrap();
-    opened.checkpoint.commit(vec![put(2), Change::DeleteClaim(uid(3))]).await.unwrap();
+    opened
+        .checkpoint
+        .commit(vec![put(2), put(2)])
+        .await
+        .unwrap();
+    opened
+        .checkpoint
+        .commit(vec![put(2), Change::DeleteClaim(uid(3))])
+        .await
+        .unwrap();
     opened.checkpoint.close().await;
 
     let opened = home.open();
-    assert_eq!((opened.dump.claims.len(), opened.dump.skipped.len()), (15, 5));
+    assert_eq!(
+        (opened.dump.claims.len(), opened.dump.skipped.len()),
+        (15, 5)
+    );
     opened.checkpoint.close().await;
     let report = verify(&home.path()).unwrap();
-    assert_eq!((report.unreadable, report.skipped.len(), report.is_good()), (2, 5, false));
+    assert_eq!(
+        (report.unreadable, report.skipped.len(), report.is_good()),
+        (2, 5, false)
+    );
     let kept: Vec<(i64, String)> = {
         let database = raw(&home);
-        let mut query = database.prepare("SELECT version, record FROM unreadable ORDER BY name").unwrap();
-        query.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().map(Result::unwrap).collect()
+        let mut query = database
+            .prepare("SELECT version, record FROM unreadable ORDER BY name")
+            .unwrap();
+        query
+            .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
+            .unwrap()
+            .map(Result::unwrap)
+            .collect()
     };
-    assert_eq!(kept, [(2, cases[1].2.to_owned()), (1, cases[2].2.to_owned())]);
+    assert_eq!(
+        kept,
+        [(2, cases[1].2.to_owned()), (1, cases[2].2.to_owned())]
+    );
 }
 
 #[tokio::test]
@@ -191,28 +272,53 @@ async fn of_two_records_with_one_key_the_first_counts_and_the_other_is_reported(
         SELECT kind, key, version, checksum, record FROM records WHERE key = ?1";
     raw(&home).execute(copy, [uid(3).as_str()]).unwrap();
     let opened = home.open();
-    assert_eq!((opened.dump.claims.len(), opened.dump.skipped.len()), (20, 1));
-    assert!(opened.dump.skipped[0].reason.contains("the same key"), "{:?}", opened.dump.skipped);
+    assert_eq!(
+        (opened.dump.claims.len(), opened.dump.skipped.len()),
+        (20, 1)
+    );
+    assert!(
+        opened.dump.skipped[0].reason.contains("the same key"),
+        "{:?}",
+        opened.dump.skipped
+    );
 }
 
 #[tokio::test]
 async fn more_records_than_several_threads_parse_at_a_time_are_read_in_the_order_of_the_file() {
     let (home, many) = (Home::new(), super::super::format::BATCH * 6 + 7);
     let checkpoint = home.open().checkpoint;
-    checkpoint.commit((0..many).map(put).collect()).await.unwrap();
+    checkpoint
+        .commit((0..many).map(put).collect())
+        .await
+        .unwrap();
     checkpoint.close().await;
     // The first record is damaged, and the last is the second of its key.
-    raw(&home).execute("UPDATE records SET checksum = checksum + 1 WHERE id = 1", []).unwrap();
+    raw(&home)
+        .execute(
+            "UPDATE records SET checksum = checksum + 1 WHERE id = 1",
+            [],
+        )
+        .unwrap();
     let copy = "INSERT INTO records (kind, key, version, checksum, record)
         SELECT kind, key, version, checksum, record FROM records WHERE id = 2";
     raw(&home).execute(copy, []).unwrap();
     let dump = home.open().dump;
     assert_eq!(dump.claims.len(), many - 1);
-    assert!(dump.claims.is_sorted_by(|a, b| a.id.uid < b.id.uid), "each once");
-    let reasons: Vec<_> = dump.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
+    assert!(
+        dump.claims.is_sorted_by(|a, b| a.id.uid < b.id.uid),
+        "each once"
+    );
+    let reasons: Vec<_> = dump
+        .skipped
+        .iter()
+        .map(|skipped| skipped.reason.as_str())
+        .collect();
     assert_eq!(reasons.len(), 2);
     for words in ["checksum does not match", "the same key"] {
-        assert!(reasons.iter().any(|reason| reason.contains(words)), "{reasons:?}");
+        assert!(
+            reasons.iter().any(|reason| reason.contains(words)),
+            "{reasons:?}"
+        );
     }
 }
 
@@ -223,7 +329,10 @@ async fn a_record_under_anothers_key_is_not_taken_for_it() {
     let record = serde_json::to_string(&claim(7, "test")).unwrap();
     write_raw(&home, Table::Claims, uid(8).as_str(), 1, &record);
     let opened = home.open();
-    assert_eq!((opened.dump.claims.len(), opened.dump.skipped.len()), (19, 1));
+    assert_eq!(
+        (opened.dump.claims.len(), opened.dump.skipped.len()),
+        (19, 1)
+    );
     assert!(opened.dump.skipped[0].reason.contains(uid(7).as_str()));
 }
 
@@ -233,7 +342,10 @@ async fn what_is_damaged_or_missing_is_named_to_a_reader_and_left_alone() {
     assert!(matches!(read(&home.path()), Err(ReadError::Io { .. })));
     prepare_file(&home, b"garbage");
     assert!(matches!(read(&home.path()), Err(ReadError::Damaged { .. })));
-    assert!(matches!(verify(&home.path()), Err(ReadError::Damaged { .. })));
+    assert!(matches!(
+        verify(&home.path()),
+        Err(ReadError::Damaged { .. })
+    ));
     assert_eq!(std::fs::read(home.path()).unwrap(), b"garbage");
 }
 

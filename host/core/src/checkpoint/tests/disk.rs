@@ -81,9 +81,15 @@ impl Disk {
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         register();
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let state = Mutex::new(State { image, ..State::default() });
+        let state = Mutex::new(State {
+            image,
+            ..State::default()
+        });
         let shared = Arc::new(Shared { number, state });
-        DISKS.lock().unwrap().insert(number, Arc::downgrade(&shared));
+        DISKS
+            .lock()
+            .unwrap()
+            .insert(number, Arc::downgrade(&shared));
         Self(shared)
     }
 
@@ -151,7 +157,9 @@ impl Image {
                 bytes.resize(bytes.len().max(start + data.len()), 0);
                 bytes[start..start + data.len()].copy_from_slice(data);
             }
-            Op::Length { file, length } => self.file(*file).resize(usize::try_from(*length).unwrap(), 0),
+            Op::Length { file, length } => self
+                .file(*file)
+                .resize(usize::try_from(*length).unwrap(), 0),
             Op::Sync(_) | Op::FailedSync(_) => {}
         }
     }
@@ -163,7 +171,11 @@ impl Image {
                 for (n, sector) in data.chunks(SECTOR).enumerate() {
                     if survives() {
                         let offset = offset + (n * SECTOR) as u64;
-                        self.apply(&Op::Write { file: *file, offset, data: sector.to_vec() });
+                        self.apply(&Op::Write {
+                            file: *file,
+                            offset,
+                            data: sector.to_vec(),
+                        });
                     }
                 }
             }
@@ -190,13 +202,19 @@ pub(super) fn cut(before: &Image, ops: &[Op], mut survives: impl FnMut() -> bool
                 }
                 Op::Sync(file) if *file == name => {
                     for (op, is_lost) in unsynced.drain(..) {
-                        if is_lost { image.apply_part(op, &mut survives) } else { image.apply(op) }
+                        if is_lost {
+                            image.apply_part(op, &mut survives)
+                        } else {
+                            image.apply(op)
+                        }
                     }
                 }
                 _ => {}
             }
         }
-        unsynced.iter().for_each(|(op, _)| image.apply_part(op, &mut survives));
+        unsynced
+            .iter()
+            .for_each(|(op, _)| image.apply_part(op, &mut survives));
     }
     image
 }
@@ -263,7 +281,10 @@ fn register() {
             vfs.xAccess = Some(access);
             vfs.xFullPathname = Some(full_pathname);
             vfs.xGetLastError = Some(last_error);
-            assert_eq!(ffi::sqlite3_vfs_register(Box::leak(Box::new(vfs)), 0), ffi::SQLITE_OK);
+            assert_eq!(
+                ffi::sqlite3_vfs_register(Box::leak(Box::new(vfs)), 0),
+                ffi::SQLITE_OK
+            );
         }
     });
 }
@@ -271,7 +292,11 @@ fn register() {
 /// Finds the file of a path: `/DISK/checkpoint.db`, with `-wal` for the log.
 fn find(path: &str) -> Option<(Disk, Name)> {
     let (number, name) = path.strip_prefix('/')?.split_once('/')?;
-    let disk = DISKS.lock().unwrap().get(&number.parse().ok()?)?.upgrade()?;
+    let disk = DISKS
+        .lock()
+        .unwrap()
+        .get(&number.parse().ok()?)?
+        .upgrade()?;
     match name {
         "checkpoint.db" => Some((Disk(disk), Name::Main)),
         "checkpoint.db-wal" => Some((Disk(disk), Name::Log)),
@@ -297,7 +322,9 @@ unsafe fn disk_of<'a>(file: *mut ffi::sqlite3_file) -> &'a (Disk, Name) {
 }
 
 fn outcome(done: Result<(), io::ErrorKind>, code: c_int) -> c_int {
-    let Err(kind) = done else { return ffi::SQLITE_OK };
+    let Err(kind) = done else {
+        return ffi::SQLITE_OK;
+    };
     let errno = match kind {
         io::ErrorKind::StorageFull => rustix::io::Errno::NOSPC,
         io::ErrorKind::ReadOnlyFilesystem => rustix::io::Errno::ROFS,
@@ -346,7 +373,10 @@ unsafe extern "C" fn read(
 ) -> c_int {
     // SAFETY: SQLite passes a buffer of that length.
     let (out, (disk, name)) = unsafe {
-        (std::slice::from_raw_parts_mut(out.cast::<u8>(), usize::try_from(length).unwrap()), disk_of(file))
+        (
+            std::slice::from_raw_parts_mut(out.cast::<u8>(), usize::try_from(length).unwrap()),
+            disk_of(file),
+        )
     };
     let mut state = disk.state();
     let (bytes, start) = (state.image.file(*name), usize::try_from(offset).unwrap());
@@ -367,16 +397,26 @@ unsafe extern "C" fn write(
 ) -> c_int {
     // SAFETY: SQLite passes a buffer of that length.
     let (data, (disk, name)) = unsafe {
-        (std::slice::from_raw_parts(data.cast::<u8>(), usize::try_from(length).unwrap()), disk_of(file))
+        (
+            std::slice::from_raw_parts(data.cast::<u8>(), usize::try_from(length).unwrap()),
+            disk_of(file),
+        )
     };
-    let op = Op::Write { file: *name, offset: offset.try_into().unwrap(), data: data.to_vec() };
+    let op = Op::Write {
+        file: *name,
+        offset: offset.try_into().unwrap(),
+        data: data.to_vec(),
+    };
     outcome(disk.change(op), ffi::SQLITE_IOERR_WRITE)
 }
 
 unsafe extern "C" fn truncate(file: *mut ffi::sqlite3_file, length: ffi::sqlite3_int64) -> c_int {
     // SAFETY: the file is open.
     let (disk, name) = unsafe { disk_of(file) };
-    let op = Op::Length { file: *name, length: length.try_into().unwrap() };
+    let op = Op::Length {
+        file: *name,
+        length: length.try_into().unwrap(),
+    };
     outcome(disk.change(op), ffi::SQLITE_IOERR_TRUNCATE)
 }
 
@@ -386,7 +426,10 @@ unsafe extern "C" fn sync(file: *mut ffi::sqlite3_file, _: c_int) -> c_int {
     outcome(disk.change(Op::Sync(*name)), ffi::SQLITE_IOERR_FSYNC)
 }
 
-unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, size: *mut ffi::sqlite3_int64) -> c_int {
+unsafe extern "C" fn file_size(
+    file: *mut ffi::sqlite3_file,
+    size: *mut ffi::sqlite3_int64,
+) -> c_int {
     // SAFETY: the file is open, and SQLite passes a place for the number.
     unsafe {
         let (disk, name) = disk_of(file);
@@ -399,7 +442,10 @@ unsafe extern "C" fn any_lock(_: *mut ffi::sqlite3_file, _: c_int) -> c_int {
     ffi::SQLITE_OK
 }
 
-unsafe extern "C" fn check_reserved_lock(_: *mut ffi::sqlite3_file, is_locked: *mut c_int) -> c_int {
+unsafe extern "C" fn check_reserved_lock(
+    _: *mut ffi::sqlite3_file,
+    is_locked: *mut c_int,
+) -> c_int {
     // SAFETY: SQLite passes a place for the number.
     unsafe { *is_locked = 0 };
     ffi::SQLITE_OK
@@ -420,8 +466,13 @@ unsafe extern "C" fn device_characteristics(_: *mut ffi::sqlite3_file) -> c_int 
 
 unsafe extern "C" fn delete(_: *mut ffi::sqlite3_vfs, path: *const c_char, _: c_int) -> c_int {
     // SAFETY: SQLite passes a valid path.
-    let Some((disk, file)) = find(unsafe { path_of(path) }) else { return ffi::SQLITE_IOERR_DELETE_NOENT };
-    outcome(disk.change(Op::Length { file, length: 0 }), ffi::SQLITE_IOERR_DELETE)
+    let Some((disk, file)) = find(unsafe { path_of(path) }) else {
+        return ffi::SQLITE_IOERR_DELETE_NOENT;
+    };
+    outcome(
+        disk.change(Op::Length { file, length: 0 }),
+        ffi::SQLITE_IOERR_DELETE,
+    )
 }
 
 unsafe extern "C" fn access(
@@ -433,7 +484,9 @@ unsafe extern "C" fn access(
     // SAFETY: SQLite passes a valid path and a place for the number.
     unsafe {
         let found = find(path_of(path));
-        *exists = found.is_some_and(|(disk, name)| !disk.state().image.file(name).is_empty()).into();
+        *exists = found
+            .is_some_and(|(disk, name)| !disk.state().image.file(name).is_empty())
+            .into();
     }
     ffi::SQLITE_OK
 }

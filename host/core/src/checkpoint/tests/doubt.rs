@@ -45,7 +45,10 @@ async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
     let mut believed = State::new();
     model(&mut believed, &first);
     let mut allowed = vec![believed.clone()];
-    let refused = [vec![put_claim(1, "one"), put_pod(1, "one")], vec![Change::DeleteClaim(uid(2))]];
+    let refused = [
+        vec![put_claim(1, "one"), put_pod(1, "one")],
+        vec![Change::DeleteClaim(uid(2))],
+    ];
     for (refused, credit) in refused.into_iter().zip(credits) {
         disk.refuse(io::ErrorKind::StorageFull, credit);
         let outcome = checkpoint.commit(refused.clone()).await;
@@ -58,10 +61,17 @@ async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
         }
         let ops = disk.ops();
         let seed = ops.len() as u64;
-        let images = [cut(&born, &ops, || false), cut(&born, &ops, || true), cut(&born, &ops, coin(seed))];
+        let images = [
+            cut(&born, &ops, || false),
+            cut(&born, &ops, || true),
+            cut(&born, &ops, coin(seed)),
+        ];
         let found = images.map(records_on);
         for found in &found {
-            assert!(allowed.contains(found), "refused after {credits:?}: {found:?} of {allowed:?}");
+            assert!(
+                allowed.contains(found),
+                "refused after {credits:?}: {found:?} of {allowed:?}"
+            );
         }
         if allowed.len() > 1 && found.iter().all(|found| *found == believed) {
             return false;
@@ -91,17 +101,28 @@ async fn an_unreadable_value_is_kept_once_whatever_became_of_the_commit_that_kep
     for credit in 0..CREDITS {
         let (disk, _, checkpoint) = start();
         checkpoint.close().await;
-        let unreadable = Stored { version: 9, record: b"{}" };
-        let insert = |database: &mut Database| database.insert("claims", uid(1).as_str(), unreadable);
+        let unreadable = Stored {
+            version: 9,
+            record: b"{}",
+        };
+        let insert =
+            |database: &mut Database| database.insert("claims", uid(1).as_str(), unreadable);
         open_on(&disk).transaction(insert).unwrap();
         let checkpoint = start_on(&disk);
         disk.refuse(io::ErrorKind::StorageFull, credit);
         // It fails, or all of it succeeds: the second write is correct in either case.
         let _ = checkpoint.commit(vec![put_claim(1, "first")]).await;
         disk.accept();
-        checkpoint.commit(vec![put_claim(1, "second")]).await.unwrap();
+        checkpoint
+            .commit(vec![put_claim(1, "second")])
+            .await
+            .unwrap();
         checkpoint.close().await;
-        assert_eq!(open_on(&disk).unreadable().unwrap(), 1, "refused after {credit} operations");
+        assert_eq!(
+            open_on(&disk).unreadable().unwrap(),
+            1,
+            "refused after {credit} operations"
+        );
     }
 }
 
@@ -115,7 +136,8 @@ struct Step {
 fn step() -> impl Strategy<Value = Step> {
     let request = proptest::collection::vec((0..4u8, 0..6usize), 1..4);
     let requests = proptest::collection::vec(request, 1..4);
-    (requests, proptest::option::of(0..CREDITS)).prop_map(|(requests, credit)| Step { requests, credit })
+    (requests, proptest::option::of(0..CREDITS))
+        .prop_map(|(requests, credit)| Step { requests, credit })
 }
 
 fn changes(request: &[(u8, usize)], words: &str) -> Vec<Change> {
@@ -137,12 +159,19 @@ async fn failed_commits_never_happened(steps: Vec<Step>, seed: u64) {
             None => disk.accept(),
         }
         let words = |n| format!("{number}-{n}");
-        let requests: Vec<_> = step.requests.iter().enumerate().map(|(n, r)| changes(r, &words(n))).collect();
+        let requests: Vec<_> = step
+            .requests
+            .iter()
+            .enumerate()
+            .map(|(n, r)| changes(r, &words(n)))
+            .collect();
         // The first does not wait, and the others for it.
         let (first, rest) = requests.split_first().unwrap();
         let leader = leader(&checkpoint, first.clone());
-        let mut waiting: Vec<_> =
-            rest.iter().map(|changes| Box::pin(checkpoint.commit(changes.clone()))).collect();
+        let mut waiting: Vec<_> = rest
+            .iter()
+            .map(|changes| Box::pin(checkpoint.commit(changes.clone())))
+            .collect();
         for commit in &mut waiting {
             assert!(futures::poll!(commit).is_pending());
         }
@@ -159,7 +188,11 @@ async fn failed_commits_never_happened(steps: Vec<Step>, seed: u64) {
         if outcomes.last().is_some_and(Result::is_ok) {
             assert_eq!(records_on(disk.image()), believed);
             let ops = disk.ops();
-            assert_eq!(records_on(cut(&born, &ops, || false)), believed, "and is durable");
+            assert_eq!(
+                records_on(cut(&born, &ops, || false)),
+                believed,
+                "and is durable"
+            );
             assert_eq!(
                 records_on(cut(&born, &ops, coin(seed + ops.len() as u64))),
                 believed,

@@ -27,11 +27,18 @@ pub(super) fn open_on(disk: &Disk) -> Database {
 pub(super) type State = BTreeMap<(Table, Uid), String>;
 
 fn claim_entry(claim: &ClaimRecord) -> ((Table, Uid), String) {
-    ((Table::Claims, claim.id.uid.clone()), claim.timeline[0].cause.clone())
+    (
+        (Table::Claims, claim.id.uid.clone()),
+        claim.timeline[0].cause.clone(),
+    )
 }
 
 fn pod_entry(pod: &PodRecord) -> ((Table, Uid), String) {
-    let names: Vec<_> = pod.containers.iter().map(|container| container.name.as_str()).collect();
+    let names: Vec<_> = pod
+        .containers
+        .iter()
+        .map(|container| container.name.as_str())
+        .collect();
     ((Table::Pods, pod.pod.uid.clone()), names.join(","))
 }
 
@@ -42,7 +49,12 @@ pub(super) fn records_on(image: Image) -> State {
     assert_eq!(database.check().unwrap(), Ok(()));
     let contents = file::load(&mut database, &UPGRADES).expect("is readable");
     assert!(contents.skipped.is_empty(), "{:?}", contents.skipped);
-    contents.claims.iter().map(claim_entry).chain(contents.pods.iter().map(pod_entry)).collect()
+    contents
+        .claims
+        .iter()
+        .map(claim_entry)
+        .chain(contents.pods.iter().map(pod_entry))
+        .collect()
 }
 
 pub(super) fn model(state: &mut State, changes: &[Change]) {
@@ -62,8 +74,14 @@ pub(super) fn put_claim(n: usize, words: &str) -> Change {
 }
 
 pub(super) fn put_pod(n: usize, words: &str) -> Change {
-    let containers = vec![PodContainer { name: words.to_owned(), ..PodContainer::default() }];
-    Change::PutPod(Arc::new(PodRecord { containers, ..pod(n) }))
+    let containers = vec![PodContainer {
+        name: words.to_owned(),
+        ..PodContainer::default()
+    }];
+    Change::PutPod(Arc::new(PodRecord {
+        containers,
+        ..pod(n)
+    }))
 }
 
 /// Commits of puts, replacements and deletes of claims and pods, small and large.
@@ -72,10 +90,15 @@ fn scenario() -> Vec<Vec<Change>> {
     for step in 0..12 {
         let size = [1, 3, 40][step % 3];
         let words = format!("step {step}");
-        let mut changes: Vec<_> = (0..size).map(|n| put_claim((step * 7 + n) % 50, &words)).collect();
+        let mut changes: Vec<_> = (0..size)
+            .map(|n| put_claim((step * 7 + n) % 50, &words))
+            .collect();
         changes.extend((0..size / 3).map(|n| put_pod((step * 5 + n) % 20, &words)));
         if step > 4 {
-            changes.extend([Change::DeleteClaim(uid(step * 5 % 50)), Change::DeletePod(uid(step * 3 % 20))]);
+            changes.extend([
+                Change::DeleteClaim(uid(step * 5 % 50)),
+                Change::DeletePod(uid(step * 3 % 20)),
+            ]);
         }
         commits.push(changes);
     }
@@ -120,8 +143,14 @@ async fn power_loss_at_any_point_leaves_the_state_before_or_after_a_commit() {
     checkpoint.close().await;
 
     let (ops, states) = (disk.ops(), states_after(&commits));
-    let copied = ops.iter().filter(|op| matches!(op, Op::Sync(Name::Main))).count();
-    assert!(copied >= commits.len() / 4, "the log was copied {copied} times");
+    let copied = ops
+        .iter()
+        .filter(|op| matches!(op, Op::Sync(Name::Main)))
+        .count();
+    assert!(
+        copied >= commits.len() / 4,
+        "the log was copied {copied} times"
+    );
     for at in 0..=ops.len() {
         let durable = acknowledged.iter().rposition(|count| *count <= at).unwrap();
         for image in images(&born, &ops, at) {
@@ -164,7 +193,11 @@ async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowle
         let durable = acknowledged.iter().filter(|count| **count <= at).count();
         for image in images(&born, &ops, at) {
             let found = records_on(image);
-            assert!(states[durable..].contains(&found), "cut at operation {at} of {}", ops.len());
+            assert!(
+                states[durable..].contains(&found),
+                "cut at operation {at} of {}",
+                ops.len()
+            );
         }
     }
 }
@@ -185,14 +218,20 @@ async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
         let error = error.expect("the disk is full");
         assert_eq!(error.code(), ProblemCode::CheckpointDiskFull, "{error:?}");
         let health = checkpoint.health();
-        assert!(health.degraded.is_some() && health.since_ms > 0, "{health:?}");
+        assert!(
+            health.degraded.is_some() && health.since_ms > 0,
+            "{health:?}"
+        );
         assert!(checkpoint.probe().await.is_err());
         assert!(checkpoint.metrics().failed.get() > 1);
 
         disk.accept();
         checkpoint.probe().await.unwrap();
         assert_eq!(checkpoint.health(), Health::default());
-        checkpoint.commit(vec![put(30), Change::DeleteClaim(uid(1))]).await.unwrap();
+        checkpoint
+            .commit(vec![put(30), Change::DeleteClaim(uid(1))])
+            .await
+            .unwrap();
         checkpoint.close().await;
         let found = records_on(disk.image());
         let has = |n| found.contains_key(&(Table::Claims, uid(n)));
@@ -206,5 +245,10 @@ async fn a_read_only_disk_is_distinguished_from_a_full_one() {
     disk.refuse(io::ErrorKind::ReadOnlyFilesystem, 0);
     let error = checkpoint.commit(vec![put(1)]).await.unwrap_err();
     assert_eq!(error.code(), ProblemCode::CheckpointReadOnly, "{error:?}");
-    assert!(nodedock_base::error::chain(&error).to_lowercase().contains("read-only"), "{error:?}");
+    assert!(
+        nodedock_base::error::chain(&error)
+            .to_lowercase()
+            .contains("read-only"),
+        "{error:?}"
+    );
 }

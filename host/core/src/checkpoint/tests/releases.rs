@@ -23,7 +23,10 @@ fn full_claim() -> ClaimRecord {
         attributes: None,
     };
     let part = record.drivers.values_mut().next().unwrap();
-    part.prepared = Some(Arc::new(PreparedClaim { devices: vec![prepared], ..PreparedClaim::default() }));
+    part.prepared = Some(Arc::new(PreparedClaim {
+        devices: vec![prepared],
+        ..PreparedClaim::default()
+    }));
     record.allocation.devices.push(device);
     record.holds.push(Hold {
         key: "gpu.example.com/gpus/gpu-0".to_owned(),
@@ -38,7 +41,11 @@ fn full_claim() -> ClaimRecord {
 fn full_pod() -> PodRecord {
     let claims = serde_json::from_value(json!([{"pod_claim_name": "gpu"}])).unwrap();
     PodRecord {
-        containers: vec![PodContainer { name: "main".to_owned(), claims, ..PodContainer::default() }],
+        containers: vec![PodContainer {
+            name: "main".to_owned(),
+            claims,
+            ..PodContainer::default()
+        }],
         ..pod(1)
     }
 }
@@ -50,12 +57,16 @@ const NOT_FIELDS: [&str; 4] = ["drivers", "pods", "claims", "access"];
 fn from_the_future(name: &str, value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            fields.iter_mut().for_each(|(name, value)| from_the_future(name, value));
+            fields
+                .iter_mut()
+                .for_each(|(name, value)| from_the_future(name, value));
             if !NOT_FIELDS.contains(&name) {
                 fields.insert("future".to_owned(), json!({"of": name, "retry": [1, 2]}));
             }
         }
-        Value::Array(entries) => entries.iter_mut().for_each(|entry| from_the_future("", entry)),
+        Value::Array(entries) => entries
+            .iter_mut()
+            .for_each(|entry| from_the_future("", entry)),
         _ => {}
     }
 }
@@ -68,8 +79,9 @@ fn future_value(record: &impl serde::Serialize) -> Value {
 
 fn read_raw(home: &Home, table: Table, key: &Uid) -> Value {
     let select = "SELECT record FROM records WHERE kind = ?1 AND key = ?2";
-    let record: String =
-        raw(home).query_row(select, [table.as_str(), key.as_str()], |row| row.get(0)).unwrap();
+    let record: String = raw(home)
+        .query_row(select, [table.as_str(), key.as_str()], |row| row.get(0))
+        .unwrap();
     serde_json::from_str(&record).unwrap()
 }
 
@@ -77,8 +89,20 @@ fn read_raw(home: &Home, table: Table, key: &Uid) -> Value {
 async fn with_records_of_the_future() -> Home {
     let home = Home::new();
     home.open().checkpoint.close().await;
-    write_raw(&home, Table::Claims, uid(1).as_str(), 1, &future_value(&full_claim()).to_string());
-    write_raw(&home, Table::Pods, uid(1).as_str(), 1, &future_value(&full_pod()).to_string());
+    write_raw(
+        &home,
+        Table::Claims,
+        uid(1).as_str(),
+        1,
+        &future_value(&full_claim()).to_string(),
+    );
+    write_raw(
+        &home,
+        Table::Pods,
+        uid(1).as_str(),
+        1,
+        &future_value(&full_pod()).to_string(),
+    );
     home
 }
 
@@ -91,16 +115,37 @@ async fn commit(home: &Home, changes: Vec<Change>) {
 #[tokio::test]
 async fn what_is_written_unchanged_is_in_the_file_as_a_newer_release_left_it() {
     let home = with_records_of_the_future().await;
-    let Opened { dump: Dump { mut claims, mut pods, skipped, .. }, checkpoint, .. } = home.open();
+    let Opened {
+        dump:
+            Dump {
+                mut claims,
+                mut pods,
+                skipped,
+                ..
+            },
+        checkpoint,
+        ..
+    } = home.open();
     assert!(skipped.is_empty(), "{skipped:?}");
-    let changes =
-        vec![Change::PutClaim(Arc::new(claims.remove(0))), Change::PutPod(Arc::new(pods.remove(0)))];
+    let changes = vec![
+        Change::PutClaim(Arc::new(claims.remove(0))),
+        Change::PutPod(Arc::new(pods.remove(0))),
+    ];
     // Twice in one commit, and again: it is not added twice.
-    checkpoint.commit([changes.clone(), changes.clone()].concat()).await.unwrap();
+    checkpoint
+        .commit([changes.clone(), changes.clone()].concat())
+        .await
+        .unwrap();
     checkpoint.commit(changes).await.unwrap();
     checkpoint.close().await;
-    assert_eq!(read_raw(&home, Table::Claims, &uid(1)), future_value(&full_claim()));
-    assert_eq!(read_raw(&home, Table::Pods, &uid(1)), future_value(&full_pod()));
+    assert_eq!(
+        read_raw(&home, Table::Claims, &uid(1)),
+        future_value(&full_claim())
+    );
+    assert_eq!(
+        read_raw(&home, Table::Pods, &uid(1)),
+        future_value(&full_pod())
+    );
 }
 
 #[tokio::test]
@@ -109,7 +154,9 @@ async fn what_is_changed_keeps_unknown_fields_where_the_object_still_stands() {
     let future = future_value(&full_claim());
     let mut record = read(&home.path()).unwrap().claims.remove(0);
     record.state = ClaimState::Unpreparing;
-    record.timeline.push_front(claim(1, "another").timeline[0].clone());
+    record
+        .timeline
+        .push_front(claim(1, "another").timeline[0].clone());
     record.holds[0].shared = true;
     let part = record.drivers.values_mut().next().unwrap();
     part.stale = true;
@@ -130,9 +177,16 @@ async fn what_is_changed_keeps_unknown_fields_where_the_object_still_stands() {
     ] {
         kept(path);
     }
-    assert_eq!(found["timeline"][1], future["timeline"][0], "an entry has moved");
+    assert_eq!(
+        found["timeline"][1], future["timeline"][0],
+        "an entry has moved"
+    );
     assert_eq!(found["timeline"][0].get("future"), None, "an entry is new");
-    assert_eq!(found["holds"][0], json!({"key": "gpu.example.com/gpus/gpu-0", "shared": true}), "it changed");
+    assert_eq!(
+        found["holds"][0],
+        json!({"key": "gpu.example.com/gpus/gpu-0", "shared": true}),
+        "it changed"
+    );
 
     record.drivers.values_mut().next().unwrap().prepared = None;
     commit(&home, vec![Change::PutClaim(Arc::new(record))]).await;
@@ -143,7 +197,11 @@ async fn what_is_changed_keeps_unknown_fields_where_the_object_still_stands() {
     commit(&home, vec![Change::DeleteClaim(uid(1))]).await;
     commit(&home, vec![Change::PutClaim(Arc::new(full_claim()))]).await;
     let plain = serde_json::to_value(full_claim()).unwrap();
-    assert_eq!(read_raw(&home, Table::Claims, &uid(1)), plain, "it is another claim");
+    assert_eq!(
+        read_raw(&home, Table::Claims, &uid(1)),
+        plain,
+        "it is another claim"
+    );
 }
 
 fn rename_the_table(connection: &rusqlite::Connection) -> rusqlite::Result<()> {
@@ -151,16 +209,28 @@ fn rename_the_table(connection: &rusqlite::Connection) -> rusqlite::Result<()> {
 }
 
 fn take_the_state_apart(mut record: Value) -> Result<Value, String> {
-    let state = record.get_mut("prepared").ok_or("it does not say whether it is prepared")?.take();
-    record["state"] = json!(if state == true { "prepared" } else { "preparing" });
-    record.as_object_mut().ok_or("it is no object")?.remove("prepared");
+    let state = record
+        .get_mut("prepared")
+        .ok_or("it does not say whether it is prepared")?
+        .take();
+    record["state"] = json!(if state == true {
+        "prepared"
+    } else {
+        "preparing"
+    });
+    record
+        .as_object_mut()
+        .ok_or("it is no object")?
+        .remove("prepared");
     Ok(record)
 }
 
 /// A format of the tests, with a step to this release's.
 const OLD: u32 = FORMAT_VERSION - 1;
-const FROM_OLD: Upgrades =
-    Upgrades { formats: &[(OLD, rename_the_table)], records: &[(0, take_the_state_apart)] };
+const FROM_OLD: Upgrades = Upgrades {
+    formats: &[(OLD, rename_the_table)],
+    records: &[(0, take_the_state_apart)],
+};
 
 /// A file of a fictional older format, in which the table of records had another name and a claim a boolean instead of a state.
 async fn of_an_older_format() -> Home {
@@ -171,11 +241,19 @@ async fn of_an_older_format() -> Home {
         let fields = record.as_object_mut().unwrap();
         fields.remove("state");
         fields.insert("prepared".to_owned(), prepared);
-        write_raw(&home, Table::Claims, uid(n).as_str(), 0, &record.to_string());
+        write_raw(
+            &home,
+            Table::Claims,
+            uid(n).as_str(),
+            0,
+            &record.to_string(),
+        );
     }
     write_raw(&home, Table::Claims, uid(3).as_str(), 0, "{}");
     let database = raw(&home);
-    database.execute_batch("ALTER TABLE records RENAME TO entries").unwrap();
+    database
+        .execute_batch("ALTER TABLE records RENAME TO entries")
+        .unwrap();
     sign(&database, OLD, "nodedock 0.0.9");
     home
 }
@@ -184,9 +262,25 @@ async fn of_an_older_format() -> Home {
 async fn an_older_file_and_its_records_are_brought_up_to_date() {
     let home = of_an_older_format().await;
     let opened = open_with(&home.path(), &FROM_OLD).unwrap();
-    let states: Vec<_> = opened.dump.claims.iter().map(|claim| (&claim.id.uid, claim.state)).collect();
-    assert_eq!(states, [(&uid(1), ClaimState::Prepared), (&uid(2), ClaimState::Preparing)]);
-    let reasons: Vec<_> = opened.dump.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
+    let states: Vec<_> = opened
+        .dump
+        .claims
+        .iter()
+        .map(|claim| (&claim.id.uid, claim.state))
+        .collect();
+    assert_eq!(
+        states,
+        [
+            (&uid(1), ClaimState::Prepared),
+            (&uid(2), ClaimState::Preparing)
+        ]
+    );
+    let reasons: Vec<_> = opened
+        .dump
+        .skipped
+        .iter()
+        .map(|skipped| skipped.reason.as_str())
+        .collect();
     assert_eq!(reasons, ["it does not say whether it is prepared"]);
     opened.checkpoint.commit(vec![put(2)]).await.unwrap();
     opened.checkpoint.close().await;
@@ -195,8 +289,14 @@ async fn an_older_file_and_its_records_are_brought_up_to_date() {
     assert_eq!(read(&home.path()).unwrap().meta.format, FORMAT_VERSION);
     let versions: Vec<u8> = {
         let database = raw(&home);
-        let mut query = database.prepare("SELECT version FROM records ORDER BY key").unwrap();
-        query.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+        let mut query = database
+            .prepare("SELECT version FROM records ORDER BY key")
+            .unwrap();
+        query
+            .query_map([], |row| row.get(0))
+            .unwrap()
+            .map(Result::unwrap)
+            .collect()
     };
     assert_eq!(versions, [0, 1, 0]);
     let again = open_with(&home.path(), &FROM_OLD).unwrap();
@@ -208,10 +308,26 @@ async fn a_file_that_is_too_old_is_refused_by_name_and_left_alone() {
     let home = of_an_older_format().await;
     let before = std::fs::read(home.path()).unwrap();
     let error = open(&home.path()).err().unwrap();
-    assert!(matches!(error, OpenError::Older { found: OLD, known: FORMAT_VERSION, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            OpenError::Older {
+                found: OLD,
+                known: FORMAT_VERSION,
+                ..
+            }
+        ),
+        "{error}"
+    );
     let text = error.to_string();
-    assert!(text.contains(home.path().to_str().unwrap()) && text.contains("nodedock 0.0.9"), "{text}");
-    assert!(matches!(verify(&home.path()), Err(ReadError::Older { found: OLD, .. })));
+    assert!(
+        text.contains(home.path().to_str().unwrap()) && text.contains("nodedock 0.0.9"),
+        "{text}"
+    );
+    assert!(matches!(
+        verify(&home.path()),
+        Err(ReadError::Older { found: OLD, .. })
+    ));
     assert_eq!(std::fs::read(home.path()).unwrap(), before);
     assert_eq!(home.names(), ["checkpoint.db"]);
 }
@@ -224,9 +340,14 @@ async fn an_upgrade_that_fails_leaves_the_file_as_it_was() {
     }
     let home = of_an_older_format().await;
     let before = verify_with(&home, &FROM_OLD);
-    let upgrades = Upgrades { formats: &[(OLD, fail)], ..FROM_OLD };
+    let upgrades = Upgrades {
+        formats: &[(OLD, fail)],
+        ..FROM_OLD
+    };
     let opened = open_with(&home.path(), &upgrades).unwrap();
-    let aside = opened.set_aside.expect("a table is missing, so it counts as damaged");
+    let aside = opened
+        .set_aside
+        .expect("a table is missing, so it counts as damaged");
     opened.checkpoint.close().await;
     std::fs::rename(aside.path, home.path()).unwrap();
     assert_eq!(verify_with(&home, &FROM_OLD), before);
@@ -254,17 +375,33 @@ async fn a_file_of_format_1_is_taken_over_once() {
     copy_fixture(&home, "checkpoint-v1.redb", "checkpoint.redb");
     let old = home.path().with_extension("redb");
     let dumped = read(&old).unwrap();
-    assert_eq!((dumped.meta.format, dumped.claims.len(), dumped.pods.len()), (1, 2, 1));
+    assert_eq!(
+        (dumped.meta.format, dumped.claims.len(), dumped.pods.len()),
+        (1, 2, 1)
+    );
     let created = dumped.meta.created.clone();
 
     let opened = home.open();
-    assert_eq!((opened.dump.meta.format, &opened.dump.meta.created), (FORMAT_VERSION, &created));
+    assert_eq!(
+        (opened.dump.meta.format, &opened.dump.meta.created),
+        (FORMAT_VERSION, &created)
+    );
     let checkpoint = has_the_fixtures_records(opened);
-    checkpoint.commit(vec![Change::DeleteClaim(uid(2))]).await.unwrap();
+    checkpoint
+        .commit(vec![Change::DeleteClaim(uid(2))])
+        .await
+        .unwrap();
     checkpoint.close().await;
     let contents = format_1::read(&std::fs::read(&old).unwrap()).unwrap();
-    assert_eq!(contents.meta.format, FORMAT_VERSION, "a release of format 1 refuses it");
-    assert_eq!(home.open().dump.claims.len(), 1, "it is not taken over again");
+    assert_eq!(
+        contents.meta.format, FORMAT_VERSION,
+        "a release of format 1 refuses it"
+    );
+    assert_eq!(
+        home.open().dump.claims.len(),
+        1,
+        "it is not taken over again"
+    );
     assert_eq!(read(&old).unwrap().claims.len(), 2, "it is as it was");
 }
 
@@ -279,9 +416,17 @@ async fn a_crash_between_the_steps_of_taking_over_loses_nothing() {
     has_the_fixtures_records(home.open()).close().await;
     // Before the old file was marked.
     std::fs::write(&old, before).unwrap();
-    raw(&home).execute("DELETE FROM meta WHERE key = 'taken-over'", []).unwrap();
+    raw(&home)
+        .execute("DELETE FROM meta WHERE key = 'taken-over'", [])
+        .unwrap();
     has_the_fixtures_records(home.open()).close().await;
-    assert_eq!(format_1::read(&std::fs::read(&old).unwrap()).unwrap().meta.format, FORMAT_VERSION);
+    assert_eq!(
+        format_1::read(&std::fs::read(&old).unwrap())
+            .unwrap()
+            .meta
+            .format,
+        FORMAT_VERSION
+    );
     // An operator has moved the new file away: the old one is not taken over a second time.
     std::fs::remove_file(home.path()).unwrap();
     assert!(home.open().dump.is_empty());
@@ -293,12 +438,17 @@ async fn a_file_of_format_1_that_is_open_or_damaged_or_newer_is_not_taken_over()
     let old = home.path().with_extension("redb");
     copy_fixture(&home, "checkpoint-v1.redb", "checkpoint.redb");
     let open = format_1::open(&old).unwrap();
-    assert!(matches!(crate::checkpoint::open(&home.path()), Err(OpenError::InUse(path)) if path == old));
+    assert!(
+        matches!(crate::checkpoint::open(&home.path()), Err(OpenError::InUse(path)) if path == old)
+    );
     drop(open);
 
     copy_fixture(&home, "checkpoint-newer.redb", "checkpoint.redb");
     let error = crate::checkpoint::open(&home.path()).err().unwrap();
-    assert!(matches!(error, OpenError::Newer { found: 9, .. }), "{error}");
+    assert!(
+        matches!(error, OpenError::Newer { found: 9, .. }),
+        "{error}"
+    );
     assert!(!home.path().exists());
 
     let whole = std::fs::read(format!("{FIXTURES}/checkpoint-v1.redb")).unwrap();
@@ -306,7 +456,14 @@ async fn a_file_of_format_1_that_is_open_or_damaged_or_newer_is_not_taken_over()
         std::fs::write(&old, bytes).unwrap();
         let opened = home.open();
         let aside = opened.set_aside.expect("set aside");
-        assert!(aside.path.to_str().unwrap().contains("checkpoint.redb.damaged-"), "{aside:?}");
+        assert!(
+            aside
+                .path
+                .to_str()
+                .unwrap()
+                .contains("checkpoint.redb.damaged-"),
+            "{aside:?}"
+        );
         assert_eq!(std::fs::read(&aside.path).unwrap(), bytes);
         assert!(opened.dump.is_empty());
         opened.checkpoint.close().await;
@@ -321,7 +478,11 @@ fn copy_fixture(home: &Home, from: &str, to: &str) {
 }
 
 fn has_the_fixtures_records(opened: Opened) -> Checkpoint {
-    let Opened { checkpoint, dump, set_aside } = opened;
+    let Opened {
+        checkpoint,
+        dump,
+        set_aside,
+    } = opened;
     assert_eq!(dump.claims.len(), 2, "{:?}", dump.skipped);
     assert_eq!(dump.claims[0].id.to_string(), "ml/train-gpu");
     assert_eq!(dump.claims[0].unknown["lease"], json!({"until": 7}));

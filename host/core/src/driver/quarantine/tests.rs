@@ -10,7 +10,10 @@ struct Story {
 
 impl Story {
     fn new() -> Self {
-        Self { quarantine: Quarantine::default(), now: Instant::now() }
+        Self {
+            quarantine: Quarantine::default(),
+            now: Instant::now(),
+        }
     }
 
     fn enter(&mut self) -> Option<Admitted> {
@@ -18,7 +21,8 @@ impl Story {
     }
 
     fn fail(&mut self, entry: Admitted, function: Operation) {
-        self.quarantine.failed(entry, function, || "it trapped".to_owned(), self.now, 0);
+        self.quarantine
+            .failed(entry, function, || "it trapped".to_owned(), self.now, 0);
     }
 
     fn fail_times(&mut self, function: Operation, times: u32) {
@@ -35,7 +39,9 @@ impl Story {
     }
 
     fn left(&self) -> Option<Duration> {
-        self.quarantine.period().map(|period| period.until - self.now)
+        self.quarantine
+            .period()
+            .map(|period| period.until - self.now)
     }
 
     fn pass(&mut self, time: Duration) {
@@ -57,7 +63,10 @@ fn failures_in_a_row_hold_the_driver_and_fewer_do_not() {
     story.fail_times(Operation::Prepare, 1);
     assert_eq!(story.left(), Some(PERIOD_MIN));
     let period = story.quarantine.period().unwrap();
-    assert_eq!((period.failures, period.why.as_str()), (FAILURES_MAX, "it trapped"));
+    assert_eq!(
+        (period.failures, period.why.as_str()),
+        (FAILURES_MAX, "it trapped")
+    );
     assert_eq!(story.enter(), None);
     story.pass(PERIOD_MIN - Duration::from_millis(1));
     assert_eq!(story.enter(), None);
@@ -81,14 +90,20 @@ fn a_success_does_not_speak_for_other_functions() {
     for _ in 0..FAILURES_MAX {
         assert_eq!(story.left(), None);
         story.fail_times(Operation::Prepare, 1);
-        story.quarantine.succeeded(Admitted::Ordinary, Operation::Discover);
+        story
+            .quarantine
+            .succeeded(Admitted::Ordinary, Operation::Discover);
     }
     assert_eq!(story.left(), Some(PERIOD_MIN));
     let look = story.probe();
     story.quarantine.succeeded(look, Operation::Discover);
     assert_eq!(story.left(), None, "a success ends it");
     story.fail_times(Operation::Prepare, 1);
-    assert_eq!(story.left(), Some(PERIOD_MIN * 2), "and one more failure of the other is enough");
+    assert_eq!(
+        story.left(),
+        Some(PERIOD_MIN * 2),
+        "and one more failure of the other is enough"
+    );
 }
 
 #[test]
@@ -111,7 +126,10 @@ fn a_probe_that_succeeds_ends_it_and_the_next_begins_with_the_shortest_time() {
     let probe = story.probe();
     assert_eq!(story.enter(), None, "one probe at a time");
     story.quarantine.succeeded(probe, Operation::Prepare);
-    assert_eq!((story.left(), story.enter()), (None, Some(Admitted::Ordinary)));
+    assert_eq!(
+        (story.left(), story.enter()),
+        (None, Some(Admitted::Ordinary))
+    );
     story.fail_times(Operation::Prepare, FAILURES_MAX);
     assert_eq!(story.left(), Some(PERIOD_MIN));
 }
@@ -133,7 +151,9 @@ fn a_probe_that_is_cancelled_lets_another_call_probe() {
 fn calls_that_began_before_neither_end_nor_lengthen_it() {
     let mut story = Story::quarantined();
     story.fail(Admitted::Ordinary, Operation::Prepare);
-    story.quarantine.succeeded(Admitted::Ordinary, Operation::Unprepare);
+    story
+        .quarantine
+        .succeeded(Admitted::Ordinary, Operation::Unprepare);
     assert_eq!(story.left(), Some(PERIOD_MIN));
 }
 
@@ -187,14 +207,20 @@ fn take(story: &mut Story, open: &mut Vec<Admitted>, step: &Step) {
         Step::Resume => {
             story.quarantine.resume();
         }
-        Step::Leave(of) => end(of).into_iter().for_each(|entry| story.quarantine.cancelled(entry)),
+        Step::Leave(of) => end(of)
+            .into_iter()
+            .for_each(|entry| story.quarantine.cancelled(entry)),
         Step::Succeed(of, number) => {
             let succeed = |entry| story.quarantine.succeeded(entry, function(*number));
             end(of).into_iter().for_each(succeed);
         }
         Step::Fail(of, number, chance) => {
             let now = story.now;
-            let fail = |entry| story.quarantine.failed(entry, function(*number), String::new, now, *chance);
+            let fail = |entry| {
+                story
+                    .quarantine
+                    .failed(entry, function(*number), String::new, now, *chance)
+            };
             end(of).into_iter().for_each(fail);
         }
     }

@@ -15,8 +15,8 @@ use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_fai
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ClaimRecord, DriverClaim, DriverClaimRecord, DriverKind, DriverName, PreparedBy, Problem, ProblemCode,
-    ProblemKind, Uid,
+    ClaimRecord, DriverClaim, DriverClaimRecord, DriverKind, DriverName, PreparedBy, Problem,
+    ProblemCode, ProblemKind, Uid,
 };
 
 /// Time that the manager waits for a driver after the deadline: the driver ends its calls itself, and checks files afterwards.
@@ -40,20 +40,28 @@ pub(super) fn are_pure(callees: &Callees) -> bool {
 fn batches(work: &[Work]) -> impl Iterator<Item = (&DriverName, Vec<usize>, Vec<&ClaimRecord>)> {
     let mut batches: BTreeMap<&DriverName, (Vec<usize>, Vec<&ClaimRecord>)> = BTreeMap::new();
     for (index, (record, drivers)) in work.iter().enumerate() {
-        for driver in drivers.iter().filter(|driver| record.drivers.contains_key(*driver)) {
+        for driver in drivers
+            .iter()
+            .filter(|driver| record.drivers.contains_key(*driver))
+        {
             let (indexes, records) = batches.entry(driver).or_default();
             indexes.push(index);
             records.push(record);
         }
     }
-    batches.into_iter().map(|(driver, (indexes, records))| (driver, indexes, records))
+    batches
+        .into_iter()
+        .map(|(driver, (indexes, records))| (driver, indexes, records))
 }
 
 /// The results of calls in the order of the work.
 fn by_claim<R>(work: &[Work], calls: Vec<(Vec<usize>, Vec<R>)>) -> Vec<Vec<R>> {
     let mut results: Vec<Vec<R>> = work.iter().map(|_| Vec::new()).collect();
     for (indexes, answers) in calls {
-        indexes.into_iter().zip(answers).for_each(|(index, answer)| results[index].push(answer));
+        indexes
+            .into_iter()
+            .zip(answers)
+            .for_each(|(index, answer)| results[index].push(answer));
     }
     results
 }
@@ -61,7 +69,9 @@ fn by_claim<R>(work: &[Work], calls: Vec<(Vec<usize>, Vec<R>)>) -> Vec<Vec<R>> {
 impl Manager {
     pub(super) fn callees(&self, work: &[Work]) -> Callees {
         let names = work.iter().flat_map(|(_, drivers)| drivers);
-        names.map(|name| (name.clone(), self.claim_driver(name))).collect()
+        names
+            .map(|name| (name.clone(), self.claim_driver(name)))
+            .collect()
     }
 
     /// Prepares; returns the results in the order of `work`, each with the driver if it was called.
@@ -73,7 +83,12 @@ impl Manager {
     ) -> Vec<Vec<(DriverResult, Option<CalledDriver>)>> {
         let calls = batches(work).filter_map(|(name, indexes, records)| {
             let callee = callees.get(name)?;
-            Some(async move { (indexes, self.prepare_with(name, callee, &records, call).await) })
+            Some(async move {
+                (
+                    indexes,
+                    self.prepare_with(name, callee, &records, call).await,
+                )
+            })
         });
         by_claim(work, join_all(calls).await)
     }
@@ -86,7 +101,11 @@ impl Manager {
     }
 
     /// Unprepares; returns the results in the order of `work`.
-    pub(super) async fn call_unprepare(&self, work: &[Work], call: &Call) -> Vec<Vec<UnprepareResult>> {
+    pub(super) async fn call_unprepare(
+        &self,
+        work: &[Work],
+        call: &Call,
+    ) -> Vec<Vec<UnprepareResult>> {
         let calls = batches(work).map(|(driver, indexes, records)| async move {
             let of_driver = |record: &ClaimRecord| {
                 let mut of_driver = record.driver_record(driver)?;
@@ -123,10 +142,13 @@ impl Manager {
             Ok(driver) => driver,
             Err(problem) => return vec![Err(absent_driver(&problem)); claims.len()],
         };
-        let Some(claim_driver) = &driver.claims else { return vec![Err(no_claims(name)); claims.len()] };
+        let Some(claim_driver) = &driver.claims else {
+            return vec![Err(no_claims(name)); claims.len()];
+        };
         let mut ends = unprepare(name, claim_driver.as_ref(), claims, call).await;
         failpoint::pass(Point::UnprepareAnswered);
-        self.unprepare_with_previous_versions(&driver, records, claims, &mut ends, call).await;
+        self.unprepare_with_previous_versions(&driver, records, claims, &mut ends, call)
+            .await;
         ends
     }
 }
@@ -152,19 +174,30 @@ impl Manager {
             Err(problem) => (None, None, all_failed(uids(), problem)),
             Ok((driver, claim_driver)) => {
                 let called = (DriverRevision::of(driver), driver.identity.clone());
-                let outcomes = in_time(name, call, uids(), claim_driver.prepare(call, &claims)).await;
+                let outcomes =
+                    in_time(name, call, uids(), claim_driver.prepare(call, &claims)).await;
                 (Some(prepared_by(driver)), Some(called), outcomes)
             }
         };
         failpoint::pass(Point::PrepareAnswered);
         let duration_us = micros(started);
         let result = |record: &&ClaimRecord| {
-            let outcome = outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(skipped(&record.id.uid)));
+            let outcome = outcomes
+                .remove(&record.id.uid)
+                .unwrap_or_else(|| Err(skipped(&record.id.uid)));
             if let Err(problem) = &outcome {
                 let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
                 tracing::warn!(driver = %name, %claim, %request, code, %problem, "claim refused");
             }
-            (DriverResult { driver: name.clone(), by: by.clone(), outcome, duration_us }, called.clone())
+            (
+                DriverResult {
+                    driver: name.clone(),
+                    by: by.clone(),
+                    outcome,
+                    duration_us,
+                },
+                called.clone(),
+            )
         };
         records.iter().map(result).collect()
     }
@@ -180,7 +213,8 @@ pub(super) async fn unprepare(
     let uids = claims.iter().map(|live| &live.claim.id.uid);
     let mut outcomes = in_time(name, call, uids, driver.unprepare(call, claims)).await;
     let uids = claims.iter().map(|live| &live.claim.id.uid);
-    uids.map(|uid| outcomes.remove(uid).unwrap_or_else(|| Err(skipped(uid)))).collect()
+    uids.map(|uid| outcomes.remove(uid).unwrap_or_else(|| Err(skipped(uid))))
+        .collect()
 }
 
 /// The outcomes of a call, or a problem if it does not end. A call that did not end may have been carried out.
@@ -215,12 +249,16 @@ pub(super) fn prepared_by(driver: &Driver) -> PreparedBy {
 }
 
 fn no_claims(driver: &DriverName) -> Problem {
-    Problem::invalid(ProblemCode::DriverWithoutClaims, format!("driver {driver} takes no claims"))
+    Problem::invalid(
+        ProblemCode::DriverWithoutClaims,
+        format!("driver {driver} takes no claims"),
+    )
 }
 
 fn no_end(driver: &DriverName, call: &Call) -> Problem {
     let deadline_ms = call.deadline.as_millis();
-    let message = format!("the call of driver {driver} did not end at its deadline of {deadline_ms} ms");
+    let message =
+        format!("the call of driver {driver} did not end at its deadline of {deadline_ms} ms");
     Problem::internal(ProblemCode::DriverCallStuck, message)
 }
 
@@ -228,6 +266,9 @@ fn no_end(driver: &DriverName, call: &Call) -> Problem {
 fn absent_driver(problem: &Problem) -> Problem {
     let mut problem = problem.clone();
     problem.kind = ProblemKind::Unavailable;
-    problem.message = format!("the claim is kept until its driver is back: {}", problem.message);
+    problem.message = format!(
+        "the claim is kept until its driver is back: {}",
+        problem.message
+    );
     problem
 }

@@ -11,7 +11,9 @@ use tokio::time::Instant;
 
 use super::name_few;
 use crate::manager::Manager;
-use nodedock_model::{Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, ProblemCode};
+use nodedock_model::{
+    Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, ProblemCode,
+};
 
 /// Interval of the collection of stored files without claims, unless another event triggers it.
 const KEPT_SWEEP: Duration = Duration::from_secs(60);
@@ -77,7 +79,9 @@ impl Manager {
         }
         let serving = self.registry.all_serving();
         for driver in &serving {
-            let (name, Some(inventory)) = (&driver.identity.name, &driver.inventory) else { continue };
+            let (name, Some(inventory)) = (&driver.identity.name, &driver.inventory) else {
+                continue;
+            };
             let is_due = checks.everything || checks.drivers.contains(name.as_str());
             if is_due || checks.code && with_condition.contains(name) {
                 // The table is not locked during the borrow: others borrow while they have the table, and a publication waits for both.
@@ -85,17 +89,21 @@ impl Manager {
                 let lost = self.lost_devices(name, &published.inventory);
                 if !lost.is_empty() {
                     with_condition.insert(name.clone());
-                    let problem = Problem::unavailable(ProblemCode::ClaimDevicesGone, describe(name, &lost));
+                    let problem =
+                        Problem::unavailable(ProblemCode::ClaimDevicesGone, describe(name, &lost));
                     self.conditions.set(name.as_str(), problem);
                 } else if with_condition.remove(name) {
-                    self.conditions.clear(ProblemCode::ClaimDevicesGone, name.as_str());
+                    self.conditions
+                        .clear(ProblemCode::ClaimDevicesGone, name.as_str());
                 }
             }
         }
         // The devices of a driver that does not serve are not known.
-        let is_absent = |name: &DriverName| !serving.iter().any(|driver| driver.identity.name == *name);
+        let is_absent =
+            |name: &DriverName| !serving.iter().any(|driver| driver.identity.name == *name);
         for name in with_condition.extract_if(.., |name| is_absent(name)) {
-            self.conditions.clear(ProblemCode::ClaimDevicesGone, name.as_str());
+            self.conditions
+                .clear(ProblemCode::ClaimDevicesGone, name.as_str());
         }
     }
 
@@ -104,7 +112,9 @@ impl Manager {
         let absent = self.absent_drivers();
         absent_since.retain(|driver, _| absent.contains_key(driver));
         for (driver, claims) in &absent {
-            let since = *absent_since.entry(driver.clone()).or_insert_with(Instant::now);
+            let since = *absent_since
+                .entry(driver.clone())
+                .or_insert_with(Instant::now);
             if since.elapsed() >= ABSENT_GRACE {
                 let claims = name_few(claims.iter(), NAMED_MAX);
                 let message = format!(
@@ -115,17 +125,21 @@ impl Manager {
             }
         }
         let is_absent = |subject: &str| absent.contains_key(subject);
-        self.conditions.retain(ProblemCode::ClaimDriverGone, is_absent);
+        self.conditions
+            .retain(ProblemCode::ClaimDriverGone, is_absent);
     }
 
     /// Drivers of claims that have no source, with their claims.
     fn absent_drivers(&self) -> BTreeMap<DriverName, Vec<String>> {
         let mut drivers = self.table().drivers();
-        drivers.retain(|driver| self.registry.kind(driver).is_none() && !self.registry.is_under_way(driver));
+        drivers.retain(|driver| {
+            self.registry.kind(driver).is_none() && !self.registry.is_under_way(driver)
+        });
         let table = self.table();
         let with_claims = |driver: DriverName| {
-            let records =
-                table.claims_of_driver(&driver).filter(|record| record.drivers.contains_key(&driver));
+            let records = table
+                .claims_of_driver(&driver)
+                .filter(|record| record.drivers.contains_key(&driver));
             let claims: Vec<_> = records.map(|record| record.id.to_string()).collect();
             (!claims.is_empty()).then_some((driver, claims))
         };
@@ -134,7 +148,9 @@ impl Manager {
 
     /// Removes the code of drivers that do not serve and that prepared no claim that still exists.
     pub(super) fn forget_code(&self) {
-        let Some(stored) = self.registry.stored_drivers() else { return };
+        let Some(stored) = self.registry.stored_drivers() else {
+            return;
+        };
         for digest in stored.idle() {
             if !self.table().needs_code(&digest) {
                 stored.forget(&digest);
@@ -146,13 +162,21 @@ impl Manager {
     fn lost_devices(&self, driver: &DriverName, inventory: &Inventory) -> BTreeMap<String, String> {
         let table = self.table();
         let is_prepared = |record: &&Arc<ClaimRecord>| {
-            record.drivers.get(driver).is_some_and(|part| part.prepared.is_some())
+            record
+                .drivers
+                .get(driver)
+                .is_some_and(|part| part.prepared.is_some())
         };
         let mut lost = BTreeMap::new();
         for record in table.claims_of_driver(driver).filter(is_prepared) {
             let devices = record.allocation.of_driver(driver);
-            for device in devices.filter(|device| inventory.device(&device.pool, &device.device).is_none()) {
-                lost.insert(format!("{}/{}", device.pool, device.device), record.id.to_string());
+            for device in
+                devices.filter(|device| inventory.device(&device.pool, &device.device).is_none())
+            {
+                lost.insert(
+                    format!("{}/{}", device.pool, device.device),
+                    record.id.to_string(),
+                );
             }
         }
         lost
@@ -160,7 +184,9 @@ impl Manager {
 }
 
 fn describe(driver: &DriverName, lost: &BTreeMap<String, String>) -> String {
-    let named = lost.iter().map(|(device, claim)| format!("{device} (claim {claim})"));
+    let named = lost
+        .iter()
+        .map(|(device, claim)| format!("{device} (claim {claim})"));
     let named = name_few(named, NAMED_MAX);
     format!("claims hold devices that driver {driver} does not have any more: {named}")
 }

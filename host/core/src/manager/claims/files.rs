@@ -25,7 +25,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ClaimRecord, ClaimState, DriverKind, DriverName, PreparedClaim, PreparedDevice, Problem, ProblemCode, Uid,
+    ClaimRecord, ClaimState, DriverKind, DriverName, PreparedClaim, PreparedDevice, Problem,
+    ProblemCode, Uid,
 };
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
@@ -73,7 +74,10 @@ struct Recheck {
 
 impl Recheck {
     fn new() -> Self {
-        Self { at: None, backoff: Backoff::new(CDI_RETRY_MIN, CDI_SWEEP_PERIOD) }
+        Self {
+            at: None,
+            backoff: Backoff::new(CDI_RETRY_MIN, CDI_SWEEP_PERIOD),
+        }
     }
 
     /// Whether it is time; `plan` sets the next time.
@@ -91,7 +95,9 @@ impl Recheck {
 
     fn plan(&mut self, has_conditions: bool) {
         if has_conditions {
-            self.at = self.at.or_else(|| Some(Instant::now() + self.backoff.delay()));
+            self.at = self
+                .at
+                .or_else(|| Some(Instant::now() + self.backoff.delay()));
         } else {
             *self = Self::new();
         }
@@ -143,25 +149,33 @@ impl Manager {
 
     /// Claims whose container edits name files that others may exchange. Looks in a thread of its own: a file system may hang.
     async fn unsafe_sources(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
-        let with_sources: Vec<_> = records.iter().filter(|record| has_sources(record)).cloned().collect();
+        let with_sources: Vec<_> = records
+            .iter()
+            .filter(|record| has_sources(record))
+            .cloned()
+            .collect();
         if with_sources.is_empty() {
             return BTreeMap::new();
         }
         let (hardware, uids) = (
             self.settings.hardware.clone(),
-            with_sources.iter().map(|record| record.id.uid.clone()).collect::<Vec<_>>(),
+            with_sources
+                .iter()
+                .map(|record| record.id.uid.clone())
+                .collect::<Vec<_>>(),
         );
         let find = move || {
-            let found = with_sources
-                .iter()
-                .filter_map(|record| Some((record.id.uid.clone(), unsafe_source(record, &hardware)?)));
+            let found = with_sources.iter().filter_map(|record| {
+                Some((record.id.uid.clone(), unsafe_source(record, &hardware)?))
+            });
             found.collect()
         };
         match tokio::time::timeout(LOOK_WALL, tokio::task::spawn_blocking(find)).await {
             Ok(Ok(found)) => found,
             Ok(Err(_)) | Err(_) => {
-                let message =
-                    format!("a file that container edits name could not be looked at within {LOOK_WALL:?}");
+                let message = format!(
+                    "a file that container edits name could not be looked at within {LOOK_WALL:?}"
+                );
                 let stuck = Problem::unavailable(ProblemCode::EditSourceUnsafe, message);
                 uids.into_iter().map(|uid| (uid, stuck.clone())).collect()
             }
@@ -177,7 +191,10 @@ impl Manager {
         let (rendered, refused) = self.write_files(records).await;
         self.claim_metrics.files_rendered_again.inc_by(rendered);
         let refused = self.check_written(records, nodes, refused).await;
-        let noted = records.iter().filter_map(|record| self.with_file_note(record)).collect::<Vec<_>>();
+        let noted = records
+            .iter()
+            .filter_map(|record| self.with_file_note(record))
+            .collect::<Vec<_>>();
         if !noted.is_empty()
             && let Err(problem) = self.commit_claims(noted).await
         {
@@ -187,11 +204,20 @@ impl Manager {
     }
 
     /// The records, with a note in the history of those whose plugin has not written the files that it named.
-    pub(super) async fn with_file_notes(&self, records: Vec<Arc<ClaimRecord>>) -> Vec<Arc<ClaimRecord>> {
-        if records.iter().any(|record| !cdi_names(record, false).is_empty()) {
+    pub(super) async fn with_file_notes(
+        &self,
+        records: Vec<Arc<ClaimRecord>>,
+    ) -> Vec<Arc<ClaimRecord>> {
+        if records
+            .iter()
+            .any(|record| !cdi_names(record, false).is_empty())
+        {
             self.survey().await;
         }
-        records.into_iter().map(|record| self.with_file_note(&record).unwrap_or(record)).collect()
+        records
+            .into_iter()
+            .map(|record| self.with_file_note(&record).unwrap_or(record))
+            .collect()
     }
 
     fn with_file_note(&self, record: &Arc<ClaimRecord>) -> Option<Arc<ClaimRecord>> {
@@ -206,9 +232,10 @@ impl Manager {
     fn report_survey(&self, read: Result<(), CdiError>) {
         match read {
             Ok(()) => self.conditions.clear(ProblemCode::CdiNotRead, DIRECTORIES),
-            Err(error) => {
-                self.conditions.set(DIRECTORIES, Problem::unavailable(ProblemCode::CdiNotRead, chain(&error)))
-            }
+            Err(error) => self.conditions.set(
+                DIRECTORIES,
+                Problem::unavailable(ProblemCode::CdiNotRead, chain(&error)),
+            ),
         }
     }
 
@@ -219,12 +246,16 @@ impl Manager {
             return;
         }
         let subject = format!("claim {}", record.id);
-        let cleared = CODES.iter().filter(|code| problems.iter().all(|problem| problem.code != **code));
+        let cleared = CODES
+            .iter()
+            .filter(|code| problems.iter().all(|problem| problem.code != **code));
         cleared.for_each(|code| self.conditions.clear(*code, &subject));
         if !problems.is_empty() && claims.insert(record.id.uid.clone()) {
             self.file_condition_set.notify_one();
         }
-        problems.into_iter().for_each(|problem| self.conditions.set(&subject, problem));
+        problems
+            .into_iter()
+            .for_each(|problem| self.conditions.set(&subject, problem));
     }
 
     /// Writes the CDI files of claims that are missing or differ from the checkpoint. Returns their number, and the claims for which
@@ -238,7 +269,9 @@ impl Manager {
                     files.retain(|file| !self.cdi.is_current(file));
                     stale.extend((!files.is_empty()).then_some((&record.id.uid, files)));
                 }
-                Err(error) => drop(failed.insert(record.id.uid.clone(), unrendered(record, &error))),
+                Err(error) => {
+                    drop(failed.insert(record.id.uid.clone(), unrendered(record, &error)))
+                }
             }
         }
         let all: Vec<_> = stale.iter().flat_map(|(_, files)| files.clone()).collect();
@@ -249,7 +282,10 @@ impl Manager {
         // One that cannot be written must not fail the others.
         let each = stale.into_iter().map(|(uid, files)| async move {
             let count = files.len() as u64;
-            (uid, self.cdi.write(files).await.map_err(|error| (count, error)))
+            (
+                uid,
+                self.cdi.write(files).await.map_err(|error| (count, error)),
+            )
         });
         for (uid, outcome) in futures::future::join_all(each).await {
             if let Err((count, error)) = outcome {
@@ -262,7 +298,10 @@ impl Manager {
 
     /// Removes files of stale parts: a container that is started again must not get a device that is gone.
     pub(super) async fn remove_stale_files(&self, records: &[Arc<ClaimRecord>]) {
-        let names: Vec<_> = records.iter().flat_map(|record| stale_files(record)).collect();
+        let names: Vec<_> = records
+            .iter()
+            .flat_map(|record| stale_files(record))
+            .collect();
         self.remove_metadata(&names);
         if let Err(error) = self.cdi.remove(names).await {
             tracing::warn!(error = chain(&error), "a stale cdi file stays");
@@ -274,7 +313,11 @@ impl Manager {
         let (mut sweep, mut rested) = (Instant::now() + CDI_SWEEP_PERIOD, Instant::now());
         let (mut open, mut locked, mut recheck) = (true, BTreeSet::new(), Recheck::new());
         loop {
-            let wake = if locked.is_empty() { sweep } else { sweep.min(Instant::now() + LOCKED_WAIT) };
+            let wake = if locked.is_empty() {
+                sweep
+            } else {
+                sweep.min(Instant::now() + LOCKED_WAIT)
+            };
             let wake = recheck.at.map_or(wake, |at| wake.min(at));
             tokio::select! {
                 biased;
@@ -306,24 +349,42 @@ impl Manager {
 
     /// Finds the claims that changed files are about. Our own writes cost a read of the file.
     pub(crate) async fn claims_of_files(&self, names: BTreeSet<String>) -> BTreeSet<Uid> {
-        let names: Vec<_> = names.into_iter().filter(|name| !self.cdi.is_as_left(name)).collect();
+        let names: Vec<_> = names
+            .into_iter()
+            .filter(|name| !self.cdi.is_as_left(name))
+            .collect();
         if names.is_empty() {
             return BTreeSet::new();
         }
         let touched = self.cdi.touched(names.clone()).await;
         self.remove_orphans(touched.ours).await;
         let mut uids = self.file_conditions.lock().clone();
-        uids.extend(names.iter().filter_map(|name| cdi::file_of(name)).map(|(_, uid)| uid));
-        uids.extend(touched.devices.iter().flat_map(|device| self.claims_of_device(device)));
+        uids.extend(
+            names
+                .iter()
+                .filter_map(|name| cdi::file_of(name))
+                .map(|(_, uid)| uid),
+        );
+        uids.extend(
+            touched
+                .devices
+                .iter()
+                .flat_map(|device| self.claims_of_device(device)),
+        );
         uids
     }
 
     /// Claims that the name of a device of ours may contain, `DRIVER/claim=UID-DEVICE`: a UID may have dashes as well.
     fn claims_of_device(&self, qualified: &str) -> Vec<Uid> {
-        let Some((_, device)) = qualified.split_once('=') else { return Vec::new() };
+        let Some((_, device)) = qualified.split_once('=') else {
+            return Vec::new();
+        };
         let table = self.table();
         let prefixes = device.match_indices('-').map(|(at, _)| &device[..at]);
-        prefixes.filter_map(|prefix| table.claim(prefix)).map(|record| record.id.uid.clone()).collect()
+        prefixes
+            .filter_map(|prefix| table.claim(prefix))
+            .map(|record| record.id.uid.clone())
+            .collect()
     }
 
     /// Repairs the files of claims. Returns the claims that were locked, to be repaired later.
@@ -334,10 +395,17 @@ impl Manager {
             if self.tasks.is_stopping() {
                 break;
             }
-            let taken: Vec<_> = some.iter().map(|uid| (uid, self.claim_locks.try_take(uid))).collect();
-            let (free, others): (Vec<_>, Vec<_>) = taken.iter().partition(|(_, lock)| lock.is_some());
+            let taken: Vec<_> = some
+                .iter()
+                .map(|uid| (uid, self.claim_locks.try_take(uid)))
+                .collect();
+            let (free, others): (Vec<_>, Vec<_>) =
+                taken.iter().partition(|(_, lock)| lock.is_some());
             locked.extend(others.into_iter().map(|(uid, _)| (*uid).clone()));
-            let records: Vec<_> = free.iter().filter_map(|(uid, _)| self.claim_with_files(uid)).collect();
+            let records: Vec<_> = free
+                .iter()
+                .filter_map(|(uid, _)| self.claim_with_files(uid))
+                .collect();
             failpoint::pass(Point::ReconcileClaim);
             self.check_prepared_files(&records, Nodes::Unchecked).await;
             self.remove_stale_files(&records).await;
@@ -346,9 +414,17 @@ impl Manager {
     }
 
     /// Repairs the files of those claims that are not locked. Returns the claims that must not be answered.
-    pub(super) async fn check_idle_claims(&self, uids: impl Iterator<Item = &Uid>) -> BTreeMap<Uid, Problem> {
-        let locks: Vec<_> = uids.filter_map(|uid| Some((uid, self.claim_locks.try_take(uid)?))).collect();
-        let records: Vec<_> = locks.iter().filter_map(|(uid, _)| self.claim_with_files(uid)).collect();
+    pub(super) async fn check_idle_claims(
+        &self,
+        uids: impl Iterator<Item = &Uid>,
+    ) -> BTreeMap<Uid, Problem> {
+        let locks: Vec<_> = uids
+            .filter_map(|uid| Some((uid, self.claim_locks.try_take(uid)?)))
+            .collect();
+        let records: Vec<_> = locks
+            .iter()
+            .filter_map(|(uid, _)| self.claim_with_files(uid))
+            .collect();
         self.check_prepared_files(&records, Nodes::Unchecked).await
     }
 
@@ -366,16 +442,29 @@ impl Manager {
     pub(crate) async fn sweep_files(&self) -> BTreeSet<Uid> {
         let records: Vec<_> = {
             let table = self.table();
-            table.claims().filter(|record| self.needs_files(record)).cloned().collect()
+            table
+                .claims()
+                .filter(|record| self.needs_files(record))
+                .cloned()
+                .collect()
         };
-        let (cdi, metadata, settings) = (self.cdi.clone(), self.metadata.clone(), self.settings.clone());
+        let (cdi, metadata, settings) = (
+            self.cdi.clone(),
+            self.metadata.clone(),
+            self.settings.clone(),
+        );
         // Renders every claim and reads every file: not for a thread that serves requests.
-        match tokio::task::spawn_blocking(move || find_wrong(&cdi, &metadata, &settings, &records)).await {
+        match tokio::task::spawn_blocking(move || find_wrong(&cdi, &metadata, &settings, &records))
+            .await
+        {
             Ok((wrong, surveyed)) => {
                 self.report_survey(surveyed);
                 self.remove_orphans(self.cdi.strays()).await;
                 self.remove_metadata_orphans();
-                wrong.into_iter().chain(self.file_conditions.lock().clone()).collect()
+                wrong
+                    .into_iter()
+                    .chain(self.file_conditions.lock().clone())
+                    .collect()
             }
             Err(error) => {
                 tracing::error!(error = chain(&error), "cdi files not checked");
@@ -401,10 +490,14 @@ impl Manager {
                     continue;
                 }
             };
-            let Some(identity) = file.and_then(|file| file.identity) else { continue };
+            let Some(identity) = file.and_then(|file| file.identity) else {
+                continue;
+            };
             let uid = identity.claim.uid;
             // Under its claim's lock: a pod may just be requesting it.
-            let Some(_claim) = self.claim_locks.try_take(&uid) else { continue };
+            let Some(_claim) = self.claim_locks.try_take(&uid) else {
+                continue;
+            };
             let known = self.table().is_known(uid.as_str());
             if known && name == cdi::file_name(&identity.driver, &uid) {
                 continue;
@@ -452,18 +545,33 @@ fn find_wrong(
             || unsafe_source(record, &settings.hardware).is_some()
             || !stale_files(record).is_empty()
     };
-    (records.iter().filter(is_wrong).map(|record| record.id.uid.clone()).collect(), surveyed)
+    (
+        records
+            .iter()
+            .filter(is_wrong)
+            .map(|record| record.id.uid.clone())
+            .collect(),
+        surveyed,
+    )
 }
 
 /// Files of drivers that prepared the claim in this boot, and whose result is stale.
 fn stale_files(record: &ClaimRecord) -> Vec<String> {
-    let stale = record.drivers.iter().filter(|(_, part)| part.stale && part.prepared_in == record.boot_id);
-    stale.map(|(driver, _)| cdi::file_name(driver, &record.id.uid)).collect()
+    let stale = record
+        .drivers
+        .iter()
+        .filter(|(_, part)| part.stale && part.prepared_in == record.boot_id);
+    stale
+        .map(|(driver, _)| cdi::file_name(driver, &record.id.uid))
+        .collect()
 }
 
 /// The CDI names of a claim's devices: of those in our files, or of those in files that plugins write.
 fn cdi_names(record: &ClaimRecord, ours: bool) -> Vec<String> {
-    let devices = record.drivers.keys().flat_map(|driver| cdi::cdi_devices(record, driver));
+    let devices = record
+        .drivers
+        .keys()
+        .flat_map(|driver| cdi::cdi_devices(record, driver));
     let wanted = |(device, mut names): (&PreparedDevice, Vec<String>)| {
         // Our own name comes first.
         let theirs = names.split_off(usize::from(device.access.edits().is_some()));
@@ -474,7 +582,10 @@ fn cdi_names(record: &ClaimRecord, ours: bool) -> Vec<String> {
 
 /// A file of another program that has a device of the claim as well: a runtime would refuse the device, or use that file.
 fn collision(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
-    let found = cdi.collisions(&cdi_names(record, true)).into_iter().next()?;
+    let found = cdi
+        .collisions(&cdi_names(record, true))
+        .into_iter()
+        .next()?;
     let (file, device) = (found.file.display(), &found.device);
     let message = format!(
         "{file} has the CDI device {device} of claim {} as well: container runtimes refuse a device that two files have; remove the other file",
@@ -490,7 +601,11 @@ fn collision(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
 /// Devices of a native plugin that are in no file. The plugin may write it a moment later, so the claim is answered.
 fn missing(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
     let names = cdi_names(record, false);
-    let missing = if names.is_empty() { Vec::new() } else { cdi.missing(&names) };
+    let missing = if names.is_empty() {
+        Vec::new()
+    } else {
+        cdi.missing(&names)
+    };
     let first = missing.first()?;
     let message = format!(
         "no CDI file has {}, which the plugin of claim {} named: it writes these files itself",
@@ -511,41 +626,63 @@ fn moved(record: &ClaimRecord, hardware: &Hardware) -> Option<Problem> {
         record.id
     );
     let problem = Problem::unavailable(ProblemCode::DeviceNodeMoved, message).with("node", path);
-    Some(problem.with("driver", driver).with("then", then).with("now", now))
+    Some(
+        problem
+            .with("driver", driver)
+            .with("then", then)
+            .with("now", now),
+    )
 }
 
 /// Whether container edits of a WebAssembly driver name files of the node.
 fn has_sources(record: &ClaimRecord) -> bool {
     let edits_of = |prepared: &PreparedClaim| {
-        let of_devices = prepared.devices.iter().filter_map(|device| device.access.edits());
-        of_devices.chain([&prepared.edits]).any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
+        let of_devices = prepared
+            .devices
+            .iter()
+            .filter_map(|device| device.access.edits());
+        of_devices
+            .chain([&prepared.edits])
+            .any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
     };
-    record.drivers.values().any(|part| part.current().is_some_and(edits_of))
+    record
+        .drivers
+        .values()
+        .any(|part| part.current().is_some_and(edits_of))
 }
 
 /// The source of a mount, or the program of a hook, that others may exchange now, or that is something else than it was. A response would repeat its path.
 fn unsafe_source(record: &ClaimRecord, hardware: &Hardware) -> Option<Problem> {
     let sources = EditSources::of(hardware);
     // A native plugin is root's, and so are the paths that it names.
-    let checked = record
-        .drivers
-        .iter()
-        .filter(|(_, part)| part.by.as_ref().is_none_or(|by| by.kind == DriverKind::Wasm));
+    let checked = record.drivers.iter().filter(|(_, part)| {
+        part.by
+            .as_ref()
+            .is_none_or(|by| by.kind == DriverKind::Wasm)
+    });
     let mut parts = checked.filter_map(|(driver, part)| Some((driver, part.current()?)));
     parts.find_map(|(driver, prepared)| {
         let problem = sources.check_claim(prepared).err()?;
-        let message =
-            format!("container edits of claim {}, from driver {driver}: {}", record.id, problem.message);
+        let message = format!(
+            "container edits of claim {}, from driver {driver}: {}",
+            record.id, problem.message
+        );
         // What others change, others may change back.
         let unsafe_source = Problem::unavailable(ProblemCode::EditSourceUnsafe, message);
-        Some(unsafe_source.with("driver", driver).with("cause", problem.code))
+        Some(
+            unsafe_source
+                .with("driver", driver)
+                .with("cause", problem.code),
+        )
     })
 }
 
 fn not_written(error: &CdiError) -> Problem {
     let message = format!("write CDI files: {}", chain(error));
     match error {
-        CdiError::Foreign(file) => Problem::conflict(ProblemCode::CdiFileForeign, message).with("file", file),
+        CdiError::Foreign(file) => {
+            Problem::conflict(ProblemCode::CdiFileForeign, message).with("file", file)
+        }
         _ => Problem::unavailable(ProblemCode::CdiNotWritten, message),
     }
 }

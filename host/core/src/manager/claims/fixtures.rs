@@ -1,8 +1,8 @@
 //! Short words for claims, pods and problems of tests.
 
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, Consumer, DeviceAccess, DeviceName, DriverName, Edits, ObjectName,
-    ObjectRef, PoolName, PreparedClaim, PreparedDevice, Problem, Uid,
+    AllocatedDevice, Allocation, Claim, Consumer, DeviceAccess, DeviceName, DriverName, Edits,
+    ObjectName, ObjectRef, PoolName, PreparedClaim, PreparedDevice, Problem, Uid,
 };
 
 pub(crate) fn uid(text: &str) -> Uid {
@@ -25,10 +25,13 @@ pub(crate) fn pod(short: &str) -> ObjectRef {
 /// A device by `driver/device` or `driver/device#share`; `!` before it is admin access. It is of the pool `pool`, and its
 /// request has the name of the device.
 pub(crate) fn device(text: &str) -> AllocatedDevice {
-    let (admin_access, text) = text.strip_prefix('!').map_or((false, text), |rest| (true, rest));
+    let (admin_access, text) = text
+        .strip_prefix('!')
+        .map_or((false, text), |rest| (true, rest));
     let (short, device) = text.split_once('/').unwrap();
-    let (device, share) =
-        device.split_once('#').map_or((device, None), |(device, share)| (device, Some(share)));
+    let (device, share) = device
+        .split_once('#')
+        .map_or((device, None), |(device, share)| (device, Some(share)));
     AllocatedDevice {
         request: device.to_owned(),
         driver: driver(short),
@@ -42,12 +45,17 @@ pub(crate) fn device(text: &str) -> AllocatedDevice {
 }
 
 pub(crate) fn allocation(devices: &[&str]) -> Allocation {
-    Allocation { devices: devices.iter().map(|text| device(text)).collect(), ..Default::default() }
+    Allocation {
+        devices: devices.iter().map(|text| device(text)).collect(),
+        ..Default::default()
+    }
 }
 
 /// A claim `NAME`, or `NAME@UID`, reserved for the pods.
 pub(crate) fn claim(text: &str, devices: &[&str], pods: &[&ObjectRef]) -> Claim {
-    let (name, uid) = text.split_once('@').map_or((text, format!("uid-{text}")), |(n, u)| (n, u.to_owned()));
+    let (name, uid) = text
+        .split_once('@')
+        .map_or((text, format!("uid-{text}")), |(n, u)| (n, u.to_owned()));
     Claim {
         id: ObjectRef::new("default", name, &uid).unwrap(),
         allocation: Some(allocation(devices)),
@@ -72,7 +80,11 @@ pub(crate) fn prepared(devices: &[AllocatedDevice], memo: &str) -> PreparedClaim
         status: None,
         attributes: None,
     };
-    PreparedClaim { devices: devices.iter().map(one).collect(), memo: memo.into(), ..Default::default() }
+    PreparedClaim {
+        devices: devices.iter().map(one).collect(),
+        memo: memo.into(),
+        ..Default::default()
+    }
 }
 
 pub(crate) fn permanent() -> Problem {

@@ -16,8 +16,8 @@ use crate::hardware_keys;
 use crate::manager::Manager;
 use nodedock_base::error::chain;
 use nodedock_model::{
-    ClaimRecord, Device, DeviceName, DeviceNode, DriverName, Hold, NetDevice, PoolName, PreparedClaim,
-    Problem, ProblemCode,
+    ClaimRecord, Device, DeviceName, DeviceNode, DriverName, Hold, NetDevice, PoolName,
+    PreparedClaim, Problem, ProblemCode,
 };
 
 /// Devices of which keys are remembered; far more than a node has.
@@ -95,14 +95,21 @@ impl Remembered {
     pub(in crate::manager) fn of_driver(&self, driver: &DriverName) -> Vec<(PoolName, DeviceName)> {
         let all = self.given.lock();
         // `0` follows `/`.
-        let known = all.devices.range(format!("{driver}/")..format!("{driver}0"));
-        known.map(|(_, given)| (given.name.1.clone(), given.name.2.clone())).collect()
+        let known = all
+            .devices
+            .range(format!("{driver}/")..format!("{driver}0"));
+        known
+            .map(|(_, given)| (given.name.1.clone(), given.name.2.clone()))
+            .collect()
     }
 
     pub(super) fn get(&self, key: &str, device: Option<&Device>) -> Vec<DerivedKey> {
         let all = self.given.lock();
         // A device that gave nothing holds nothing more.
-        let given = all.devices.get(key).filter(|given| given.device.as_ref() == device);
+        let given = all
+            .devices
+            .get(key)
+            .filter(|given| given.device.as_ref() == device);
         given.map_or_else(Vec::new, |given| given.keys.clone())
     }
 }
@@ -110,8 +117,10 @@ impl Remembered {
 impl Manager {
     /// What the devices of all drivers keep from others by their hardware: by what drivers declare, and by what their containers got.
     pub fn hardware_holds(&self) -> Arc<Vec<HardwareHolds>> {
-        let basis =
-            Basis { published: self.registry.published(), revision: self.remembered.given.lock().revision };
+        let basis = Basis {
+            published: self.registry.published(),
+            revision: self.remembered.given.lock().revision,
+        };
         let mut known = self.remembered.holds.lock();
         if !known.0.is_same(&basis) {
             let holds = self.holds_by(&basis.published);
@@ -121,21 +130,40 @@ impl Manager {
     }
 
     fn holds_by(&self, published: &[(DriverName, Arc<Published>)]) -> Vec<HardwareHolds> {
-        let given = self.remembered.given.lock().devices.values().map(|given| given.name.clone()).collect();
+        let given = self
+            .remembered
+            .given
+            .lock()
+            .devices
+            .values()
+            .map(|given| given.name.clone())
+            .collect();
         let mut names: BTreeSet<FullName> = given;
         for (driver, published) in published {
             for (pool, found) in &published.inventory.pools {
                 names.extend(
-                    found.devices.keys().map(|device| (driver.clone(), pool.clone(), device.clone())),
+                    found
+                        .devices
+                        .keys()
+                        .map(|device| (driver.clone(), pool.clone(), device.clone())),
                 );
             }
         }
         let holds = |(driver, pool, device): FullName| {
             let facts = self.facts(&driver, pool.as_str(), device.as_str());
             let holds = facts.hardware_holds(&driver, facts.allow_multiple_allocations);
-            HardwareHolds { driver, pool, device, holds }
+            HardwareHolds {
+                driver,
+                pool,
+                device,
+                holds,
+            }
         };
-        names.into_iter().map(holds).filter(|found| !found.holds.is_empty()).collect()
+        names
+            .into_iter()
+            .map(holds)
+            .filter(|found| !found.holds.is_empty())
+            .collect()
     }
 
     /// Adds what containers get of a claim to what it holds, in the table. Refuses the results of drivers that give what another claim has.
@@ -146,17 +174,26 @@ impl Manager {
     ) -> (Arc<ClaimRecord>, Vec<DriverResult>) {
         let mut given = BTreeMap::new();
         for result in &mut results {
-            let Ok(prepared) = &result.outcome else { continue };
+            let Ok(prepared) = &result.outcome else {
+                continue;
+            };
             match self.given(record, &result.driver, prepared).await {
                 Ok(found) => given.extend(found),
                 Err(problem) => result.outcome = Err(problem),
             }
         }
-        given.iter().for_each(|(key, given)| self.remembered.put(key, given.clone()));
+        given
+            .iter()
+            .for_each(|(key, given)| self.remembered.put(key, given.clone()));
         let facts = |driver: &DriverName, pool: &str, device: &str| {
             let facts = self.facts(driver, pool, device);
-            let derived = given.get(&device_key(driver, pool, device)).map(|given| given.keys.clone());
-            DeviceFacts { derived: derived.unwrap_or_else(|| facts.derived.clone()), ..facts }
+            let derived = given
+                .get(&device_key(driver, pool, device))
+                .map(|given| given.keys.clone());
+            DeviceFacts {
+                derived: derived.unwrap_or_else(|| facts.derived.clone()),
+                ..facts
+            }
         };
         let mut holds = record.holds.clone();
         let mut table = self.table();
@@ -164,20 +201,27 @@ impl Manager {
             let is_of = |driver: &DriverName| *driver == result.driver;
             let mut derived = machine::holds_of(&record.allocation, is_of, facts);
             derived.retain(|hold| hold.derived);
-            if let Some((holder, key)) = table.conflict(&record.id.uid, record.made_for(), &derived) {
+            if let Some((holder, key)) = table.conflict(&record.id.uid, record.made_for(), &derived)
+            {
                 result.outcome = Err(machine::held(&record.id, holder, key));
                 continue;
             }
             // What it gave before is no container's any more, and its numbers may be another device's by now.
             holds.retain(|known| !known.derived || known.driver.as_ref() != Some(&result.driver));
-            derived
-                .retain(|new| !holds.iter().any(|known| known.key == new.key && known.driver == new.driver));
+            derived.retain(|new| {
+                !holds
+                    .iter()
+                    .any(|known| known.key == new.key && known.driver == new.driver)
+            });
             holds.extend(derived);
         }
         if holds == record.holds {
             return (record.clone(), results);
         }
-        let held = Arc::new(ClaimRecord { holds, ..ClaimRecord::clone(record) });
+        let held = Arc::new(ClaimRecord {
+            holds,
+            ..ClaimRecord::clone(record)
+        });
         drop(table.put(held.clone()));
         (held, results)
     }
@@ -189,33 +233,53 @@ impl Manager {
         driver: &DriverName,
         prepared: &PreparedClaim,
     ) -> Result<BTreeMap<String, Given>, Problem> {
-        if prepared.devices.iter().any(|device| !device.access.cdi_names().is_empty()) {
+        if prepared
+            .devices
+            .iter()
+            .any(|device| !device.access.cdi_names().is_empty())
+        {
             self.survey().await;
         }
         // The nodes of a recorded machine are below its own directory.
         let hardware = &self.settings.hardware;
         let sysfs = hardware.open_sys().map_err(|error| {
-            let message = format!("{} cannot be read: {}", hardware.sys().display(), chain(&error));
+            let message = format!(
+                "{} cannot be read: {}",
+                hardware.sys().display(),
+                chain(&error)
+            );
             Problem::unavailable(ProblemCode::IoError, message)
         })?;
         let pools: BTreeSet<_> = prepared.devices.iter().map(|device| &device.pool).collect();
-        let control: Vec<_> =
-            pools.into_iter().filter_map(|pool| self.registry.control_nodes(driver, pool)).collect();
+        let control: Vec<_> = pools
+            .into_iter()
+            .filter_map(|pool| self.registry.control_nodes(driver, pool))
+            .collect();
         let keys = |nodes: &[DeviceNode], interfaces: &[NetDevice]| {
             let mut keys = Vec::new();
             for node in nodes {
                 // One that is not there is given to no container.
-                let Some(found) = hardware_keys::of_edit(hardware, &sysfs, node)? else { continue };
+                let Some(found) = hardware_keys::of_edit(hardware, &sysfs, node)? else {
+                    continue;
+                };
                 let has_hardware = found.has_hardware;
                 // A driver cannot say so of hardware.
                 if !has_hardware && control.iter().any(|nodes| nodes.matches(node.node_path())) {
                     continue;
                 }
-                keys.extend(found.keys.into_iter().map(|key| DerivedKey { key, has_hardware }));
+                keys.extend(
+                    found
+                        .keys
+                        .into_iter()
+                        .map(|key| DerivedKey { key, has_hardware }),
+                );
             }
             for interface in interfaces {
                 let found = hardware_keys::of_interface(&sysfs, interface)?;
-                keys.extend(found.into_iter().map(|key| DerivedKey { key, has_hardware: true }));
+                keys.extend(found.into_iter().map(|key| DerivedKey {
+                    key,
+                    has_hardware: true,
+                }));
             }
             Ok::<_, Problem>(keys)
         };
@@ -224,21 +288,44 @@ impl Manager {
         for allocated in record.allocation.of_driver(driver) {
             let (pool, name) = (&allocated.pool, &allocated.device);
             let mut found = of_all.clone();
-            for device in prepared.devices.iter().filter(|of| of.pool == *pool && of.device == *name) {
-                let interfaces = device.access.edits().map_or(&[][..], |edits| &edits.net_devices);
+            for device in prepared
+                .devices
+                .iter()
+                .filter(|of| of.pool == *pool && of.device == *name)
+            {
+                let interfaces = device
+                    .access
+                    .edits()
+                    .map_or(&[][..], |edits| &edits.net_devices);
                 found.extend(keys(device.access.device_nodes(), interfaces)?);
-                for file in device.access.cdi_names().iter().flat_map(|name| self.cdi.given(name)) {
+                for file in device
+                    .access
+                    .cdi_names()
+                    .iter()
+                    .flat_map(|name| self.cdi.given(name))
+                {
                     found.extend(keys(&file.device_nodes, &file.net_devices)?);
                 }
             }
             let device = self.registry.device(driver, pool.as_str(), name.as_str());
             // What the driver declares it holds anyway.
-            found.retain(|found| device.as_ref().is_none_or(|device| !device.keys.contains(&found.key)));
+            found.retain(|found| {
+                device
+                    .as_ref()
+                    .is_none_or(|device| !device.keys.contains(&found.key))
+            });
             found.sort();
             found.dedup();
             let full = (driver.clone(), pool.clone(), name.clone());
             let key = device_key(driver, pool.as_str(), name.as_str());
-            given.insert(key, Given { name: full, device, keys: found });
+            given.insert(
+                key,
+                Given {
+                    name: full,
+                    device,
+                    keys: found,
+                },
+            );
         }
         Ok(given)
     }

@@ -12,9 +12,17 @@ pub(super) fn check(
 ) -> Result<(), Problem> {
     let is_called = |of: &Option<DriverName>| of.as_ref().is_some_and(|of| drivers.contains(of));
     let found = record.holds.iter().filter(|hold| is_called(&hold.driver));
-    let found = found.filter_map(|hold| Some((hold, held.get(&hold.key)?))).next();
-    let Some((hold, (resource, id))) = found else { return Ok(()) };
-    let driver = hold.driver.as_ref().map(DriverName::as_str).unwrap_or_default();
+    let found = found
+        .filter_map(|hold| Some((hold, held.get(&hold.key)?)))
+        .next();
+    let Some((hold, (resource, id))) = found else {
+        return Ok(());
+    };
+    let driver = hold
+        .driver
+        .as_ref()
+        .map(DriverName::as_str)
+        .unwrap_or_default();
     let message = format!(
         "claim {} wants {} by driver {driver}, and a pod has this hardware as {id:?} of {resource} from the time before the adapter of that",
         record.id, hold.key
@@ -31,10 +39,15 @@ pub(super) fn check_read(
 ) -> Result<(), Problem> {
     let found = record.holds.iter().find_map(|hold| {
         let (resource, adapter) = unread.get(&hold.key)?;
-        let driver = hold.driver.as_ref().filter(|driver| drivers.contains(driver) && *driver != adapter)?;
+        let driver = hold
+            .driver
+            .as_ref()
+            .filter(|driver| drivers.contains(driver) && *driver != adapter)?;
         Some((hold, driver, resource))
     });
-    let Some((hold, driver, resource)) = found else { return Ok(()) };
+    let Some((hold, driver, resource)) = found else {
+        return Ok(());
+    };
     let message = format!(
         "claim {} wants {} by driver {driver}, and it is not known yet whether a pod has this hardware as a device of {resource}: the kubelet has not said which devices its pods have",
         record.id, hold.key
@@ -64,17 +77,29 @@ mod tests {
         let held = [(key.clone(), of)].into();
         let problem = check(&record, &[driver("vfio")], &held).unwrap_err();
         assert_eq!(problem.code, "device-held");
-        for text in ["pci:0000:3b:02.1", "driver vfio", "\"0000:3b:02.1\" of example.com/vf"] {
+        for text in [
+            "pci:0000:3b:02.1",
+            "driver vfio",
+            "\"0000:3b:02.1\" of example.com/vf",
+        ] {
             assert!(problem.message.contains(text), "{problem}");
         }
-        let unread =
-            |adapter: &str| [(key.clone(), ("example.com/vf".parse().unwrap(), driver(adapter)))].into();
+        let unread = |adapter: &str| {
+            [(
+                key.clone(),
+                ("example.com/vf".parse().unwrap(), driver(adapter)),
+            )]
+            .into()
+        };
         let unknown = check_read(&record, &[driver("vfio")], &unread("vf")).unwrap_err();
         assert!(
             unknown.kind == ProblemKind::Unavailable && unknown.message.contains("not known yet"),
             "{unknown}"
         );
-        assert!(check_read(&record, &[driver("vfio")], &unread("vfio")).is_ok(), "the adapter's own");
+        assert!(
+            check_read(&record, &[driver("vfio")], &unread("vfio")).is_ok(),
+            "the adapter's own"
+        );
         assert!(check_read(&record, &[driver("gpu")], &unread("vf")).is_ok());
         // A part that is prepared stays, and so does other hardware.
         assert!(check(&record, &[driver("gpu")], &held).is_ok());

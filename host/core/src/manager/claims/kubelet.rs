@@ -25,8 +25,9 @@ use super::source::check_bounds;
 use crate::cdi;
 use crate::manager::{Manager, interrupted};
 use nodedock_model::{
-    BindingConditions, Claim, ClaimRecord, ClaimStatuses, Condition, DeviceStatus, DriverName, KubeletClaim,
-    KubeletDevice, ObjectRef, PreparedDevice, PreparedForKubelet, Problem, ProblemCode, ReportedDevice, Uid,
+    BindingConditions, Claim, ClaimRecord, ClaimStatuses, Condition, DeviceStatus, DriverName,
+    KubeletClaim, KubeletDevice, ObjectRef, PreparedDevice, PreparedForKubelet, Problem,
+    ProblemCode, ReportedDevice, Uid,
 };
 
 /// Deadline of reading a claim for a kubelet, which waits 45 s for a prepare: after it the cached claim is used, or the kubelet retries.
@@ -56,7 +57,10 @@ impl Manager {
         claim: &ObjectRef,
         request_id: Arc<str>,
     ) -> Result<Vec<KubeletDevice>, Problem> {
-        Ok(self.prepare_part(driver, PartOf::Named(claim.clone()), request_id).await?.devices)
+        Ok(self
+            .prepare_part(driver, PartOf::Named(claim.clone()), request_id)
+            .await?
+            .devices)
     }
 
     /// The same for a claim that no API server knows, such as one for devices that a kubelet allocates through a device plugin.
@@ -67,7 +71,8 @@ impl Manager {
         claim: Claim,
         request_id: Arc<str>,
     ) -> Result<PreparedForKubelet, Problem> {
-        self.prepare_part(driver, PartOf::Given(claim), request_id).await
+        self.prepare_part(driver, PartOf::Given(claim), request_id)
+            .await
     }
 
     /// Prepares one driver's part of a claim of the API server that no kubelet has requested yet. `claim` was read a moment ago. Not
@@ -78,7 +83,9 @@ impl Manager {
         claim: Claim,
         request_id: Arc<str>,
     ) -> Result<(), Problem> {
-        self.prepare_part(driver, PartOf::Early(claim), request_id).await.map(drop)
+        self.prepare_part(driver, PartOf::Early(claim), request_id)
+            .await
+            .map(drop)
     }
 
     async fn prepare_part(
@@ -90,8 +97,12 @@ impl Manager {
         let driver = driver.clone();
         let work = |manager: Arc<Self>| async move {
             let started = Instant::now();
-            let outcome = manager.prepare_locked_part(&driver, claim, request_id).await;
-            manager.claim_metrics.observe(PREPARE, started, outcome.is_err());
+            let outcome = manager
+                .prepare_locked_part(&driver, claim, request_id)
+                .await;
+            manager
+                .claim_metrics
+                .observe(PREPARE, started, outcome.is_err());
             outcome
         };
         self.complete("kubelet", work).await
@@ -104,15 +115,30 @@ impl Manager {
         request_id: Arc<str>,
     ) -> Result<PreparedForKubelet, Problem> {
         // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
-        let _part = self.part_locks.take([(claim.id().uid.clone(), driver.clone())]).await;
+        let _part = self
+            .part_locks
+            .take([(claim.id().uid.clone(), driver.clone())])
+            .await;
         let (holder, claim) = match claim {
             PartOf::Named(id) => {
                 self.kubelet_requests.lock().note(&id.uid);
-                (Holder::Kubelet { driver, given: false }, self.claim_for_kubelet(driver, &id).await?)
+                (
+                    Holder::Kubelet {
+                        driver,
+                        given: false,
+                    },
+                    self.claim_for_kubelet(driver, &id).await?,
+                )
             }
             PartOf::Given(claim) => {
                 self.kubelet_requests.lock().note(&claim.id.uid);
-                (Holder::Kubelet { driver, given: true }, claim)
+                (
+                    Holder::Kubelet {
+                        driver,
+                        given: true,
+                    },
+                    claim,
+                )
             }
             PartOf::Early(claim) => {
                 self.kubelet_requests.lock().note(&claim.id.uid);
@@ -125,17 +151,30 @@ impl Manager {
             return Ok(PreparedForKubelet::default());
         }
         let uid = claim.id.uid.clone();
-        let (locks, plan) = self.plan(holder, &BTreeMap::from([(uid.clone(), claim)])).await;
-        let end = self.carry_out(holder, None, plan, &self.driver_call(request_id)).await.remove(&uid);
+        let (locks, plan) = self
+            .plan(holder, &BTreeMap::from([(uid.clone(), claim)]))
+            .await;
+        let end = self
+            .carry_out(holder, None, plan, &self.driver_call(request_id))
+            .await
+            .remove(&uid);
         end.unwrap_or_else(|| Err(interrupted()))?;
         let record = self.table().claim(uid.as_str()).cloned();
         drop(locks);
-        record.and_then(|record| answer(&record, driver)).ok_or_else(interrupted)
+        record
+            .and_then(|record| answer(&record, driver))
+            .ok_or_else(interrupted)
     }
 
     /// The claim as its source has it, or as its record has it if the source cannot be read.
-    async fn claim_for_kubelet(&self, driver: &DriverName, wanted: &ObjectRef) -> Result<Claim, Problem> {
-        let reading = self.source.claim_with_uid(&wanted.namespace, &wanted.name, &wanted.uid);
+    async fn claim_for_kubelet(
+        &self,
+        driver: &DriverName,
+        wanted: &ObjectRef,
+    ) -> Result<Claim, Problem> {
+        let reading = self
+            .source
+            .claim_with_uid(&wanted.namespace, &wanted.name, &wanted.uid);
         let read = tokio::time::timeout(CLAIM_SOURCE_WAIT, reading).await;
         let problem = match read.unwrap_or_else(|_| Err(source_slow(wanted))) {
             Ok(Some(claim)) if claim.id.uid == wanted.uid => return Ok(claim),
@@ -162,12 +201,20 @@ impl Manager {
         let (driver, uid) = (driver.clone(), claim.uid.clone());
         let work = |manager: Arc<Self>| async move {
             let started = Instant::now();
-            let _part = manager.part_locks.take([(uid.clone(), driver.clone())]).await;
-            let by = UnprepareRequest::Kubelet { driver: Some(&driver), cause: "unprepare kubelet" };
+            let _part = manager
+                .part_locks
+                .take([(uid.clone(), driver.clone())])
+                .await;
+            let by = UnprepareRequest::Kubelet {
+                driver: Some(&driver),
+                cause: "unprepare kubelet",
+            };
             let end = manager.unprepare_one_claim(&uid, by, request_id).await;
             // The next prepare calls the driver again.
             manager.prepare_retries.lock().clear(&uid, &driver);
-            manager.claim_metrics.observe(UNPREPARE, started, end.is_err());
+            manager
+                .claim_metrics
+                .observe(UNPREPARE, started, end.is_err());
             end
         };
         self.complete("kubelet", work).await
@@ -181,7 +228,8 @@ impl Manager {
         seen: &KubeletClaim,
         why: &str,
     ) -> Result<(), Problem> {
-        self.unprepare_parts(&seen.claim.uid, why, Some(seen.clone())).await
+        self.unprepare_parts(&seen.claim.uid, why, Some(seen.clone()))
+            .await
     }
 
     /// The same for a claim that was prepared early. Does nothing once a kubelet has requested it.
@@ -199,20 +247,33 @@ impl Manager {
         let (uid, why) = (claim.clone(), why.to_owned());
         let work = |manager: Arc<Self>| async move {
             let record = manager.table().claim(uid.as_str()).cloned();
-            let drivers: Vec<_> = record.iter().flat_map(|record| record.drivers.keys()).cloned().collect();
+            let drivers: Vec<_> = record
+                .iter()
+                .flat_map(|record| record.drivers.keys())
+                .cloned()
+                .collect();
             let parts = drivers.iter().map(|driver| (uid.clone(), driver.clone()));
             let _parts = manager.part_locks.take(parts).await;
             if let Some(seen) = &seen
-                && manager.claim_held_for_kubelet(&uid).is_some_and(|now| now != *seen)
+                && manager
+                    .claim_held_for_kubelet(&uid)
+                    .is_some_and(|now| now != *seen)
             {
                 return Err(used_again(&seen.claim));
             }
             let by = match seen {
                 None => UnprepareRequest::Early { cause: &why },
-                Some(_) => UnprepareRequest::Kubelet { driver: None, cause: &why },
+                Some(_) => UnprepareRequest::Kubelet {
+                    driver: None,
+                    cause: &why,
+                },
             };
-            let end = manager.unprepare_one_claim(&uid, by, format!("unprepare-{uid}").into()).await;
-            drivers.iter().for_each(|driver| manager.prepare_retries.lock().clear(&uid, driver));
+            let end = manager
+                .unprepare_one_claim(&uid, by, format!("unprepare-{uid}").into())
+                .await;
+            drivers
+                .iter()
+                .for_each(|driver| manager.prepare_retries.lock().clear(&uid, driver));
             end
         };
         self.complete("kubelet", work).await
@@ -222,8 +283,13 @@ impl Manager {
     pub fn held_for_kubelet(&self) -> Vec<KubeletClaim> {
         let table = self.table();
         let mut requests = self.kubelet_requests.lock();
-        requests.last.retain(|uid, _| table.claim(uid.as_str()).is_some());
-        table.claims().filter_map(|record| kubelet_claim(record, &requests)).collect()
+        requests
+            .last
+            .retain(|uid, _| table.claim(uid.as_str()).is_some());
+        table
+            .claims()
+            .filter_map(|record| kubelet_claim(record, &requests))
+            .collect()
     }
 
     /// The claim, if it is of the API server and a kubelet holds parts of it.
@@ -234,7 +300,10 @@ impl Manager {
 
     /// The statuses that drivers reported for the devices of a kubelet's claims, by UID; claims without any are left out.
     pub fn device_statuses(&self) -> Vec<ClaimStatuses> {
-        self.table().claims().filter_map(|record| statuses(record)).collect()
+        self.table()
+            .claims()
+            .filter_map(|record| statuses(record))
+            .collect()
     }
 
     /// Changes whenever `device_statuses` may have changed.
@@ -243,7 +312,10 @@ impl Manager {
     }
 
     /// Reports that statuses may have changed, if these records have any.
-    pub(super) fn report_statuses<'a>(&self, mut records: impl Iterator<Item = &'a Arc<ClaimRecord>>) {
+    pub(super) fn report_statuses<'a>(
+        &self,
+        mut records: impl Iterator<Item = &'a Arc<ClaimRecord>>,
+    ) {
         if records.any(|record| record.kubelet.is_some() && has_status(record)) {
             self.statuses_changed.send_modify(|count| *count += 1);
         }
@@ -272,57 +344,107 @@ impl PartOf {
 /// What a kubelet is answered for a driver's part.
 fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubelet> {
     let prepared = record.drivers.get(driver)?.current()?;
-    let devices = cdi::cdi_devices(record, driver).into_iter().map(|(device, cdi)| KubeletDevice {
-        requests: device.requests.clone(),
-        pool: device.pool.clone(),
-        device: device.device.clone(),
-        cdi,
-        share_id: device.share_id.clone(),
-    });
-    Some(PreparedForKubelet { devices: devices.collect(), annotations: prepared.annotations.clone() })
+    let devices = cdi::cdi_devices(record, driver)
+        .into_iter()
+        .map(|(device, cdi)| KubeletDevice {
+            requests: device.requests.clone(),
+            pool: device.pool.clone(),
+            device: device.device.clone(),
+            cdi,
+            share_id: device.share_id.clone(),
+        });
+    Some(PreparedForKubelet {
+        devices: devices.collect(),
+        annotations: prepared.annotations.clone(),
+    })
 }
 
 /// The parts of a claim that a kubelet holds, if there are any and the claim is of the API server.
 fn kubelet_claim(record: &ClaimRecord, requests: &KubeletRequests) -> Option<KubeletClaim> {
     let drivers: Vec<_> = record.kubelet_drivers().cloned().collect();
-    let hold = record.kubelet.as_ref().filter(|hold| !hold.given && !drivers.is_empty())?;
+    let hold = record
+        .kubelet
+        .as_ref()
+        .filter(|hold| !hold.given && !drivers.is_empty())?;
     let (claim, consumers) = (record.id.clone(), hold.consumers.clone());
     let last_request = requests.last.get(&claim.uid).copied();
     let (since_ms, early) = (hold.since_ms, hold.early);
-    Some(KubeletClaim { claim, drivers, consumers, since_ms, last_request, early })
+    Some(KubeletClaim {
+        claim,
+        drivers,
+        consumers,
+        since_ms,
+        last_request,
+        early,
+    })
 }
 
 fn has_status(record: &ClaimRecord) -> bool {
-    let prepared = record.drivers.values().filter_map(|part| part.prepared.as_ref());
+    let prepared = record
+        .drivers
+        .values()
+        .filter_map(|part| part.prepared.as_ref());
     let mut devices = prepared.flat_map(|prepared| &prepared.devices);
     devices.any(|device| device.status.is_some())
-        || record.allocation.devices.iter().any(|device| !device.binding.is_empty())
+        || record
+            .allocation
+            .devices
+            .iter()
+            .any(|device| !device.binding.is_empty())
 }
 
 /// What is published of a prepared device: what its driver reported, and the condition of the host, if a scheduler waits for it.
-fn status_of(record: &ClaimRecord, driver: &DriverName, device: &PreparedDevice) -> Option<DeviceStatus> {
+fn status_of(
+    record: &ClaimRecord,
+    driver: &DriverName,
+    device: &PreparedDevice,
+) -> Option<DeviceStatus> {
     let mut allocated = record.allocation.of_driver(driver);
     let allocated = allocated.find(|known| {
-        (&known.pool, &known.device, &known.share_id) == (&device.pool, &device.device, &device.share_id)
+        (&known.pool, &known.device, &known.share_id)
+            == (&device.pool, &device.device, &device.share_id)
     });
     let is_prepared = |kind: &str| kind == BindingConditions::PREPARED;
-    let is_awaited =
-        allocated.is_some_and(|known| known.binding.conditions.iter().any(|kind| is_prepared(kind)));
+    let is_awaited = allocated.is_some_and(|known| {
+        known
+            .binding
+            .conditions
+            .iter()
+            .any(|kind| is_prepared(kind))
+    });
     let reported = device.status.iter().flat_map(|status| &status.conditions);
-    if !is_awaited || reported.map(|condition| condition.kind.as_str()).any(is_prepared) {
+    if !is_awaited
+        || reported
+            .map(|condition| condition.kind.as_str())
+            .any(is_prepared)
+    {
         return device.status.clone();
     }
     let mut status = device.status.clone().unwrap_or_default();
-    let (reason, message) = ("Prepared".to_owned(), "the device is prepared on its node".to_owned());
+    let (reason, message) = (
+        "Prepared".to_owned(),
+        "the device is prepared on its node".to_owned(),
+    );
     let kind = BindingConditions::PREPARED.to_owned();
     // Of too many conditions the first are published.
-    status.conditions.insert(0, Condition { kind, status: Some(true), reason, message });
+    status.conditions.insert(
+        0,
+        Condition {
+            kind,
+            status: Some(true),
+            reason,
+            message,
+        },
+    );
     Some(status)
 }
 
 fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
     let is_object = record.kubelet.as_ref().is_some_and(|hold| !hold.given);
-    let held = record.drivers.iter().filter(|(_, part)| is_object && part.kubelet);
+    let held = record
+        .drivers
+        .iter()
+        .filter(|(_, part)| is_object && part.kubelet);
     let current = held.filter_map(|(driver, part)| Some((driver, part.current()?)));
     let devices = current.flat_map(|(driver, prepared)| {
         let reported = prepared.devices.iter().filter_map(|device| {
@@ -337,7 +459,11 @@ fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
         reported.collect::<Vec<_>>()
     });
     let devices: Vec<_> = devices.collect();
-    (!devices.is_empty()).then(|| ClaimStatuses { claim: record.id.clone(), allocated_ms: 0, devices })
+    (!devices.is_empty()).then(|| ClaimStatuses {
+        claim: record.id.clone(),
+        allocated_ms: 0,
+        devices,
+    })
 }
 
 fn no_claim(wanted: &ObjectRef) -> Problem {
@@ -346,11 +472,17 @@ fn no_claim(wanted: &ObjectRef) -> Problem {
 }
 
 fn used_again(claim: &ObjectRef) -> Problem {
-    let message = format!("claim {claim} (UID {}): the kubelet requested it again meanwhile", claim.uid);
+    let message = format!(
+        "claim {claim} (UID {}): the kubelet requested it again meanwhile",
+        claim.uid
+    );
     Problem::conflict(ProblemCode::ClaimInUse, message)
 }
 
 fn source_slow(wanted: &ObjectRef) -> Problem {
     let seconds = CLAIM_SOURCE_WAIT.as_secs();
-    Problem::unavailable(ProblemCode::ClaimNotRead, format!("claim {wanted} was not read within {seconds} s"))
+    Problem::unavailable(
+        ProblemCode::ClaimNotRead,
+        format!("claim {wanted} was not read within {seconds} s"),
+    )
 }

@@ -13,17 +13,17 @@ use tokio::time::Instant;
 use super::table::ClaimTable;
 use super::{name_few, overlap};
 use nodedock_model::{
-    Allocation, BindingConditions, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
-    KubeletHold, ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem,
-    ProblemCode, ProblemKind, Transition, Uid,
+    Allocation, BindingConditions, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold,
+    Inventory, KubeletHold, ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy,
+    PreparedClaim, Problem, ProblemCode, ProblemKind, Transition, Uid,
 };
 
 pub(super) use holds::holds_of;
 pub use holds::{CounterFacts, DerivedKey, DeviceFacts, holds};
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
 pub use unprepare::{
-    UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, check_release, finish_unprepare, release,
-    released, roll_back, unprepare,
+    UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, check_release,
+    finish_unprepare, release, released, roll_back, unprepare,
 };
 
 /// Who requests a claim.
@@ -39,7 +39,11 @@ pub enum Holder<'a> {
 
 impl<'a> Holder<'a> {
     pub fn pod(self) -> Option<&'a ObjectRef> {
-        if let Self::Pod(pod) = self { Some(pod) } else { None }
+        if let Self::Pod(pod) = self {
+            Some(pod)
+        } else {
+            None
+        }
     }
 
     /// The driver whose part is requested. None: all parts.
@@ -124,14 +128,21 @@ pub fn admit<'a>(
 ) -> Result<&'a Allocation, Problem> {
     let name = &claim.id;
     if let Some(owner) = claim.owner_pod.as_ref().filter(|owner| **owner != pod.uid) {
-        let message = format!("claim {name} was made for another pod than {pod} (its owner has UID {owner})");
+        let message =
+            format!("claim {name} was made for another pod than {pod} (its owner has UID {owner})");
         return Err(Problem::denied(ProblemCode::ClaimOfAnotherPod, message));
     }
     let allocation = allocated(claim)?;
-    let admin_only = !allocation.devices.is_empty() && allocation.devices.iter().all(|d| d.admin_access);
+    let admin_only =
+        !allocation.devices.is_empty() && allocation.devices.iter().all(|d| d.admin_access);
     if !claim.is_reserved_for(&pod.uid, pod_group) && !admin_only {
-        let group = pod_group.map(|group| format!(", nor for its group {group}")).unwrap_or_default();
-        let message = format!("claim {name} is not reserved for pod {pod} (UID {}){group}", pod.uid);
+        let group = pod_group
+            .map(|group| format!(", nor for its group {group}"))
+            .unwrap_or_default();
+        let message = format!(
+            "claim {name} is not reserved for pod {pod} (UID {}){group}",
+            pod.uid
+        );
         return Err(Problem::denied(ProblemCode::ClaimNotReserved, message));
     }
     check_node(claim, allocation, node_name)?;
@@ -140,14 +151,23 @@ pub fn admit<'a>(
 
 fn allocated(claim: &Claim) -> Result<&Allocation, Problem> {
     claim.allocation.as_ref().ok_or_else(|| {
-        Problem::unavailable(ProblemCode::ClaimNotAllocated, format!("claim {} is not allocated", claim.id))
+        Problem::unavailable(
+            ProblemCode::ClaimNotAllocated,
+            format!("claim {} is not allocated", claim.id),
+        )
     })
 }
 
 fn check_node(claim: &Claim, allocation: &Allocation, node_name: &str) -> Result<(), Problem> {
-    let other = allocation.node_name.as_ref().filter(|other| *other != node_name);
+    let other = allocation
+        .node_name
+        .as_ref()
+        .filter(|other| *other != node_name);
     other.map_or(Ok(()), |other| {
-        let message = format!("claim {} is allocated on node {other}, and this is {node_name}", claim.id);
+        let message = format!(
+            "claim {} is allocated on node {other}, and this is {node_name}",
+            claim.id
+        );
         Err(Problem::denied(ProblemCode::ClaimOnAnotherNode, message))
     })
 }
@@ -155,7 +175,10 @@ fn check_node(claim: &Claim, allocation: &Allocation, node_name: &str) -> Result
 /// Decides a prepare. The table is not changed.
 pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep {
     let id = &request.claim.id;
-    if let Some(old) = table.claim_named(&id.namespace, &id.name).filter(|old| old.id.uid != id.uid) {
+    if let Some(old) = table
+        .claim_named(&id.namespace, &id.name)
+        .filter(|old| old.id.uid != id.uid)
+    {
         return PrepareStep::wait(replaced(id, old));
     }
     match table.claim(id.uid.as_str()) {
@@ -174,14 +197,19 @@ pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep 
 fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
     let is_rest = || {
         let is_same = |driver: &DriverName| known.of_driver(driver).eq(wanted.of_driver(driver));
-        known.configs.is_empty() && known.node_name.is_none() && known.drivers().into_iter().all(is_same)
+        known.configs.is_empty()
+            && known.node_name.is_none()
+            && known.drivers().into_iter().all(is_same)
     };
     known == wanted || is_rest() || *known == without_binding(wanted)
 }
 
 fn without_binding(allocation: &Allocation) -> Allocation {
     let mut allocation = allocation.clone();
-    allocation.devices.iter_mut().for_each(|device| device.binding = BindingConditions::default());
+    allocation
+        .devices
+        .iter_mut()
+        .for_each(|device| device.binding = BindingConditions::default());
     allocation
 }
 
@@ -195,12 +223,18 @@ fn complete(record: &mut ClaimRecord, request: &PrepareRequest<'_>) {
 
 fn is_leaving(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
     let wanted = request.drivers();
-    known.state == ClaimState::Unpreparing || known.leaving().any(|(driver, _)| wanted.contains(driver))
+    known.state == ClaimState::Unpreparing
+        || known.leaving().any(|(driver, _)| wanted.contains(driver))
 }
 
 /// Whether all requested parts were prepared in this boot, and their device nodes are unchanged.
 fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
-    let is_current = |driver: &DriverName| known.drivers.get(driver).is_some_and(|p| p.current().is_some());
+    let is_current = |driver: &DriverName| {
+        known
+            .drivers
+            .get(driver)
+            .is_some_and(|p| p.current().is_some())
+    };
     let is_whole = match request.holder {
         Holder::Pod(_) => known.state == ClaimState::Prepared,
         Holder::Kubelet { .. } | Holder::Early { .. } => true,
@@ -218,8 +252,14 @@ fn join(known: &Arc<ClaimRecord>, request: &PrepareRequest<'_>) -> PrepareStep {
         record.note(request.transition("joined"));
     }
     match record == **known {
-        true => PrepareStep::Known { record: known.clone(), changed: false },
-        false => PrepareStep::Known { record: Arc::new(record), changed: true },
+        true => PrepareStep::Known {
+            record: known.clone(),
+            changed: false,
+        },
+        false => PrepareStep::Known {
+            record: Arc::new(record),
+            changed: true,
+        },
     }
 }
 
@@ -228,7 +268,10 @@ fn hold(record: &mut ClaimRecord, request: &PrepareRequest<'_>) -> bool {
     match request.holder {
         Holder::Pod(pod) => record.pods.insert(pod.uid.clone(), pod.clone()).is_none(),
         Holder::Kubelet { driver, given } => {
-            let first = || KubeletHold { since_ms: request.now_ms, ..KubeletHold::default() };
+            let first = || KubeletHold {
+                since_ms: request.now_ms,
+                ..KubeletHold::default()
+            };
             let held = record.kubelet.get_or_insert_with(first);
             held.consumers.clone_from(&request.claim.reserved_for);
             held.given = given;
@@ -240,7 +283,11 @@ fn hold(record: &mut ClaimRecord, request: &PrepareRequest<'_>) -> bool {
             if !record.is_held_by_kubelet() {
                 record.kubelet = None;
             }
-            let first = || KubeletHold { since_ms: request.now_ms, early: true, ..KubeletHold::default() };
+            let first = || KubeletHold {
+                since_ms: request.now_ms,
+                early: true,
+                ..KubeletHold::default()
+            };
             let held = record.kubelet.get_or_insert_with(first);
             held.consumers.clone_from(&request.claim.reserved_for);
             let part = record.drivers.entry(driver.clone()).or_default();
@@ -249,7 +296,11 @@ fn hold(record: &mut ClaimRecord, request: &PrepareRequest<'_>) -> bool {
     }
 }
 
-fn begin(table: &ClaimTable, request: &PrepareRequest<'_>, known: Option<&Arc<ClaimRecord>>) -> PrepareStep {
+fn begin(
+    table: &ClaimTable,
+    request: &PrepareRequest<'_>,
+    known: Option<&Arc<ClaimRecord>>,
+) -> PrepareStep {
     let id = &request.claim.id;
     // In one boot a claim keeps its holds: the facts of a device are not known while its driver is absent.
     let holds = holds_for(known, request);
@@ -279,17 +330,29 @@ fn begin(table: &ClaimTable, request: &PrepareRequest<'_>, known: Option<&Arc<Cl
             }
         }
     }
-    let called_again = record.drivers.iter_mut().filter(|(driver, _)| wanted.contains(driver));
+    let called_again = record
+        .drivers
+        .iter_mut()
+        .filter(|(driver, _)| wanted.contains(driver));
     for (_, part) in called_again.filter(|(_, part)| part.prepared.is_none()) {
         (part.stale, part.prepared_in) = (false, String::new());
     }
     let is_moved = |driver: &DriverName| wanted.contains(driver) && request.moved.contains(driver);
-    let moved = record.drivers.iter_mut().filter(|(driver, _)| is_moved(driver));
-    let any_moved = moved.map(|(_, part)| make_stale(part, request.boot_id)).count() > 0;
+    let moved = record
+        .drivers
+        .iter_mut()
+        .filter(|(driver, _)| is_moved(driver));
+    let any_moved = moved
+        .map(|(_, part)| make_stale(part, request.boot_id))
+        .count()
+        > 0;
     record.state = ClaimState::Preparing;
     record.holds = holds;
     hold(&mut record, request);
-    let open = record.drivers.iter().filter(|(name, part)| wanted.contains(name) && part.current().is_none());
+    let open = record
+        .drivers
+        .iter()
+        .filter(|(name, part)| wanted.contains(name) && part.current().is_none());
     let drivers: Vec<_> = open.map(|(name, _)| name.clone()).collect();
     let what = match known {
         Some(_) if new_boot => "preparing after a new boot",
@@ -297,7 +360,10 @@ fn begin(table: &ClaimTable, request: &PrepareRequest<'_>, known: Option<&Arc<Cl
         _ => "preparing",
     };
     record.note(request.transition(what));
-    PrepareStep::Call { record: Arc::new(record), drivers }
+    PrepareStep::Call {
+        record: Arc::new(record),
+        drivers,
+    }
 }
 
 /// The holds of a claim with the requested parts. Holds of this boot stay, as do those of drivers that are not requested; the others are
@@ -306,7 +372,8 @@ fn holds_for(known: Option<&Arc<ClaimRecord>>, request: &PrepareRequest<'_>) -> 
     let wanted = request.drivers();
     let standing = known.filter(|known| !known.holds.is_empty());
     let Some(standing) = standing else {
-        let has_part = |driver: &DriverName| known.is_some_and(|known| known.drivers.contains_key(driver));
+        let has_part =
+            |driver: &DriverName| known.is_some_and(|known| known.drivers.contains_key(driver));
         let is_held = |driver: &DriverName| wanted.contains(driver) || has_part(driver);
         return holds_of(request.allocation, is_held, request.facts);
     };
@@ -314,7 +381,11 @@ fn holds_for(known: Option<&Arc<ClaimRecord>>, request: &PrepareRequest<'_>) -> 
         standing.boot_id == request.boot_id && !(part.stale && part.prepared_in != request.boot_id)
     };
     let is_new = |driver: &DriverName| {
-        wanted.contains(driver) && !standing.drivers.get(driver).is_some_and(|part| is_of_this_boot(part))
+        wanted.contains(driver)
+            && !standing
+                .drivers
+                .get(driver)
+                .is_some_and(|part| is_of_this_boot(part))
     };
     // Holds of no driver were written by an older release, for all drivers at once.
     let all_new = standing.drivers.keys().all(is_new);
@@ -330,7 +401,10 @@ fn holds_for(known: Option<&Arc<ClaimRecord>>, request: &PrepareRequest<'_>) -> 
 }
 
 /// Notes the problems of drivers that are not called now.
-pub fn postpone(record: Arc<ClaimRecord>, postponed: Vec<(DriverName, Problem)>) -> Arc<ClaimRecord> {
+pub fn postpone(
+    record: Arc<ClaimRecord>,
+    postponed: Vec<(DriverName, Problem)>,
+) -> Arc<ClaimRecord> {
     if postponed.is_empty() {
         return record;
     }
@@ -370,7 +444,11 @@ fn new_record(request: &PrepareRequest<'_>) -> ClaimRecord {
         allocation: request.allocation.clone(),
         annotations: request.claim.annotations.clone(),
         resource: request.claim.resource.clone(),
-        ..ClaimRecord::new(request.claim.id.clone(), ClaimState::Preparing, request.boot_id)
+        ..ClaimRecord::new(
+            request.claim.id.clone(),
+            ClaimState::Preparing,
+            request.boot_id,
+        )
     }
 }
 
@@ -403,7 +481,10 @@ pub fn finish_prepare(
 ) -> PrepareEnd {
     let mut record = record.clone();
     take_results(&mut record, results, now_ms);
-    let drivers = record.drivers.iter().filter(|(driver, _)| part.is_none_or(|part| part == *driver));
+    let drivers = record
+        .drivers
+        .iter()
+        .filter(|(driver, _)| part.is_none_or(|part| part == *driver));
     let requested: Vec<_> = drivers.map(|(_, part)| &**part).collect();
     let Some(problem) = worst(requested.iter().copied().filter(|part| is_open(part))) else {
         return PrepareEnd::Prepared(Arc::new(record));
@@ -413,8 +494,9 @@ pub fn finish_prepare(
         None => record.pods.len() > 1 || record.is_held_by_kubelet(),
     };
     // A device plugin has no call that ends an allocation, and the next try chooses again. What a pod had before a boot it keeps.
-    let is_over =
-        |part: &DriverPart| (record.is_of_plugin() && part.prepared.is_none()) || is_refused_for_good(part);
+    let is_over = |part: &DriverPart| {
+        (record.is_of_plugin() && part.prepared.is_none()) || is_refused_for_good(part)
+    };
     if !has_other_users && requested.iter().all(|part| is_over(part)) {
         return PrepareEnd::RolledBack(Arc::new(record), problem);
     }
@@ -429,14 +511,19 @@ fn is_open(part: &DriverPart) -> bool {
 /// Whether the driver has done nothing that stays, and will not.
 fn is_refused_for_good(part: &DriverPart) -> bool {
     // What it prepared is another claim's: the claim must not keep it while it waits.
-    let is_final = |problem: &Problem| problem.kind.is_permanent() || problem.code == ProblemCode::DeviceHeld;
+    let is_final =
+        |problem: &Problem| problem.kind.is_permanent() || problem.code == ProblemCode::DeviceHeld;
     part.prepared.is_none() && part.problem.as_ref().is_some_and(is_final)
 }
 
 fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u64) {
     for result in results {
         let part = record.drivers.entry(result.driver.clone()).or_default();
-        let what = if result.outcome.is_ok() { "prepared by driver" } else { "refused by driver" };
+        let what = if result.outcome.is_ok() {
+            "prepared by driver"
+        } else {
+            "refused by driver"
+        };
         let mut entry = transition(now_ms, what, result.driver.as_str());
         entry.duration_us = result.duration_us;
         match result.outcome {
@@ -463,13 +550,23 @@ fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u6
 /// Sets the state of a claim that is in use, by its parts that are not being unprepared.
 fn settle(record: &mut ClaimRecord) {
     let is_open = record.drivers.values().any(|part| is_open(part));
-    record.state = if is_open { ClaimState::Preparing } else { ClaimState::Prepared };
+    record.state = if is_open {
+        ClaimState::Preparing
+    } else {
+        ClaimState::Prepared
+    };
 }
 
 /// The problem that a person should see first: a permanent one before one that passes.
 fn worst<'a>(open: impl Iterator<Item = &'a DriverPart>) -> Option<Problem> {
-    let problems: Vec<_> = open.map(|part| part.problem.clone().unwrap_or_else(not_called)).collect();
-    problems.iter().find(|p| p.kind.is_permanent()).or(problems.first()).cloned()
+    let problems: Vec<_> = open
+        .map(|part| part.problem.clone().unwrap_or_else(not_called))
+        .collect();
+    problems
+        .iter()
+        .find(|p| p.kind.is_permanent())
+        .or(problems.first())
+        .cloned()
 }
 
 /// The entries of a claim's history when files of a plugin are missing, and when they are back.
@@ -477,15 +574,32 @@ const FILES_MISSING: &str = "without CDI files of its plugin";
 const FILES_THERE: &str = "with CDI files of its plugin";
 
 /// Notes in a claim's history that files which its plugins have to write are missing, or are back. None: its history says so already.
-pub fn note_files(record: &ClaimRecord, missing: Option<Problem>, now_ms: u64) -> Option<Arc<ClaimRecord>> {
-    let about_files = |entry: &&Transition| entry.what == FILES_MISSING || entry.what == FILES_THERE;
-    let noted = record.timeline.iter().rev().find(about_files).and_then(|entry| entry.problem.as_ref());
+pub fn note_files(
+    record: &ClaimRecord,
+    missing: Option<Problem>,
+    now_ms: u64,
+) -> Option<Arc<ClaimRecord>> {
+    let about_files =
+        |entry: &&Transition| entry.what == FILES_MISSING || entry.what == FILES_THERE;
+    let noted = record
+        .timeline
+        .iter()
+        .rev()
+        .find(about_files)
+        .and_then(|entry| entry.problem.as_ref());
     if noted == missing.as_ref() {
         return None;
     }
-    let what = if missing.is_some() { FILES_MISSING } else { FILES_THERE };
+    let what = if missing.is_some() {
+        FILES_MISSING
+    } else {
+        FILES_THERE
+    };
     let mut record = record.clone();
-    record.note(Transition { problem: missing, ..transition(now_ms, what, "") });
+    record.note(Transition {
+        problem: missing,
+        ..transition(now_ms, what, "")
+    });
     Some(Arc::new(record))
 }
 
@@ -502,12 +616,26 @@ pub fn pod_record(
     accepted: BTreeMap<String, ObjectRef>,
 ) -> PodRecord {
     let known = table.pod(pod.uid.as_str());
-    let held = |id: &ObjectRef| table.claim(id.uid.as_str()).is_some_and(|c| c.pods.contains_key(&pod.uid));
-    let before = known.iter().flat_map(|known| &known.claims).filter(|(_, id)| held(id));
-    let mut claims: BTreeMap<_, _> = before.map(|(name, id)| (name.clone(), id.clone())).collect();
+    let held = |id: &ObjectRef| {
+        table
+            .claim(id.uid.as_str())
+            .is_some_and(|c| c.pods.contains_key(&pod.uid))
+    };
+    let before = known
+        .iter()
+        .flat_map(|known| &known.claims)
+        .filter(|(_, id)| held(id));
+    let mut claims: BTreeMap<_, _> = before
+        .map(|(name, id)| (name.clone(), id.clone()))
+        .collect();
     claims.extend(accepted);
     let unknown = known.map(|known| known.unknown.clone()).unwrap_or_default();
-    PodRecord { pod: pod.clone(), claims, containers: containers.to_vec(), unknown }
+    PodRecord {
+        pod: pod.clone(),
+        claims,
+        containers: containers.to_vec(),
+        unknown,
+    }
 }
 
 /// Refuses devices that the driver does not have.
@@ -522,7 +650,10 @@ pub fn check_devices(
             return Err(Problem::not_found(ProblemCode::NoSuchPool, message));
         };
         if !pool.devices.contains_key(&device.device) {
-            let message = format!("pool {} of driver {driver} has no device {}", device.pool, device.device);
+            let message = format!(
+                "pool {} of driver {driver} has no device {}",
+                device.pool, device.device
+            );
             return Err(Problem::not_found(ProblemCode::NoSuchDevice, message));
         }
     }
@@ -531,7 +662,14 @@ pub fn check_devices(
 
 fn transition(at_ms: u64, what: &str, cause: &str) -> Transition {
     let (what, cause) = (what.to_owned(), cause.to_owned());
-    Transition { at_ms, what, cause, duration_us: 0, problem: None, again: None }
+    Transition {
+        at_ms,
+        what,
+        cause,
+        duration_us: 0,
+        problem: None,
+        again: None,
+    }
 }
 
 /// The problem of a claim that has another UID than the one that is wanted.
@@ -551,14 +689,21 @@ fn replaced(id: &ObjectRef, old: &ClaimRecord) -> Problem {
 }
 
 fn being_unprepared(id: &ObjectRef) -> Problem {
-    Problem::conflict(ProblemCode::ClaimUnpreparing, format!("claim {id} is being unprepared"))
+    Problem::conflict(
+        ProblemCode::ClaimUnpreparing,
+        format!("claim {id} is being unprepared"),
+    )
 }
 
 fn changed_allocation(id: &ObjectRef) -> Problem {
     let message = format!(
         "claim {id} is known here with another allocation: an allocation is final until the claim is unprepared"
     );
-    Problem::new(ProblemKind::Invalid, ProblemCode::AllocationChanged, message)
+    Problem::new(
+        ProblemKind::Invalid,
+        ProblemCode::AllocationChanged,
+        message,
+    )
 }
 
 /// Pods that a problem names: its message is one line.
@@ -570,6 +715,11 @@ fn pods_named(claim: &ClaimRecord) -> String {
 
 pub(super) fn held(id: &ObjectRef, holder: &ClaimRecord, key: &str) -> Problem {
     let (of, by) = (&holder.id, kubelet::holders_named(holder));
-    let message = format!("claim {id} wants {key}, which claim {of} (UID {}, {by}) holds", of.uid);
-    Problem::conflict(ProblemCode::DeviceHeld, message).with("holder", &holder.id).with("device", key)
+    let message = format!(
+        "claim {id} wants {key}, which claim {of} (UID {}, {by}) holds",
+        of.uid
+    );
+    Problem::conflict(ProblemCode::DeviceHeld, message)
+        .with("holder", &holder.id)
+        .with("device", key)
 }

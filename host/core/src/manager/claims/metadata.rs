@@ -20,7 +20,9 @@ impl Manager {
         mut results: Vec<DriverResult>,
     ) -> Vec<DriverResult> {
         for result in &mut results {
-            let Ok(prepared) = &mut result.outcome else { continue };
+            let Ok(prepared) = &mut result.outcome else {
+                continue;
+            };
             let serving = self.registry.serving(&result.driver).ok();
             let published = serving.and_then(|driver| Some(driver.inventory?.borrow().clone()));
             let inventory = published.as_ref().map(|published| &published.inventory);
@@ -60,7 +62,9 @@ impl Manager {
     pub(super) fn remove_metadata_orphans(&self) {
         let listed = match self.metadata.list() {
             Ok(listed) => listed,
-            Err(error) => return tracing::warn!(error = chain(&error), "metadata files not listed"),
+            Err(error) => {
+                return tracing::warn!(error = chain(&error), "metadata files not listed");
+            }
         };
         for (driver, uid) in listed {
             // Under its claim's lock: a pod may just be requesting it.
@@ -85,6 +89,10 @@ pub(super) fn wrong_files(
 }
 
 fn not_written(record: &ClaimRecord, error: &io::Error) -> Problem {
-    let message = format!("write the metadata files of claim {}: {}", record.id, chain(error));
+    let message = format!(
+        "write the metadata files of claim {}: {}",
+        record.id,
+        chain(error)
+    );
     Problem::unavailable(ProblemCode::MetadataNotWritten, message)
 }

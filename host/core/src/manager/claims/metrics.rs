@@ -25,21 +25,33 @@ impl Default for ClaimMetrics {
     fn default() -> Self {
         let operations = Family::<_, _, fn() -> Histogram>::new_with_constructor(claim_seconds);
         // The samples exist from the start.
-        for (operation, failed) in [(PREPARE, false), (PREPARE, true), (UNPREPARE, false), (UNPREPARE, true)]
-        {
+        for (operation, failed) in [
+            (PREPARE, false),
+            (PREPARE, true),
+            (UNPREPARE, false),
+            (UNPREPARE, true),
+        ] {
             drop(operations.get_or_create(&labels(operation, failed)));
         }
-        Self { operations, files_rendered_again: Counter::default() }
+        Self {
+            operations,
+            files_rendered_again: Counter::default(),
+        }
     }
 }
 
 fn labels(operation: &'static str, failed: bool) -> Labels {
-    [("operation_name", operation), ("is_error", if failed { "true" } else { "false" })]
+    [
+        ("operation_name", operation),
+        ("is_error", if failed { "true" } else { "false" }),
+    ]
 }
 
 impl ClaimMetrics {
     pub(crate) fn observe(&self, operation: &'static str, started: Instant, failed: bool) {
         let elapsed = started.elapsed().as_secs_f64();
-        self.operations.get_or_create(&labels(operation, failed)).observe(elapsed);
+        self.operations
+            .get_or_create(&labels(operation, failed))
+            .observe(elapsed);
     }
 }

@@ -22,7 +22,10 @@ pub(super) struct Overlap {
 impl Overlap {
     pub(super) fn step(self) -> PrepareStep {
         match self.others {
-            true => PrepareStep::Wait { at: None, problem: self.problem },
+            true => PrepareStep::Wait {
+                at: None,
+                problem: self.problem,
+            },
             false => PrepareStep::Refuse(self.problem),
         }
     }
@@ -41,9 +44,14 @@ pub(super) fn in_the_way(table: &ClaimTable, device: &Hold) -> BTreeSet<ObjectRe
     let mut claims = BTreeSet::new();
     for used in &device.uses {
         let others = table.users_of_thing(&used.of);
-        let others: Vec<_> =
-            others.flat_map(|record| users(Some(&record.id), &record.holds, &used.of)).collect();
-        let own = [User { claim: None, device: &device.key, used }];
+        let others: Vec<_> = others
+            .flat_map(|record| users(Some(&record.id), &record.holds, &used.of))
+            .collect();
+        let own = [User {
+            claim: None,
+            device: &device.key,
+            used,
+        }];
         if check_one(&used.of, &own, &others).is_err() {
             claims.extend(others.iter().filter_map(|other| other.claim).cloned());
         }
@@ -53,15 +61,21 @@ pub(super) fn in_the_way(table: &ClaimTable, device: &Hold) -> BTreeSet<ObjectRe
 
 /// Checks the holds of a claim by themselves, and then against those of all others.
 pub(super) fn check(table: &ClaimTable, id: &ObjectRef, holds: &[Hold]) -> Result<(), Overlap> {
-    let things: BTreeSet<&str> =
-        holds.iter().flat_map(|hold| &hold.uses).map(|used| used.of.as_str()).collect();
+    let things: BTreeSet<&str> = holds
+        .iter()
+        .flat_map(|hold| &hold.uses)
+        .map(|used| used.of.as_str())
+        .collect();
     for thing in &things {
         check_one(thing, &users(Some(id), holds, thing), &[])?;
     }
     for thing in things {
-        let others = table.users_of_thing(thing).filter(|record| record.id.uid != id.uid);
-        let others: Vec<_> =
-            others.flat_map(|record| users(Some(&record.id), &record.holds, thing)).collect();
+        let others = table
+            .users_of_thing(thing)
+            .filter(|record| record.id.uid != id.uid);
+        let others: Vec<_> = others
+            .flat_map(|record| users(Some(&record.id), &record.holds, thing))
+            .collect();
         check_one(thing, &users(Some(id), holds, thing), &others)?;
     }
     Ok(())
@@ -69,13 +83,17 @@ pub(super) fn check(table: &ClaimTable, id: &ObjectRef, holds: &[Hold]) -> Resul
 
 /// Whether devices that no claim has yet fit, by themselves and beside those of all claims.
 pub(super) fn fits(table: &ClaimTable, holds: &[Hold]) -> bool {
-    let things: BTreeSet<&str> =
-        holds.iter().flat_map(|hold| &hold.uses).map(|used| used.of.as_str()).collect();
+    let things: BTreeSet<&str> = holds
+        .iter()
+        .flat_map(|hold| &hold.uses)
+        .map(|used| used.of.as_str())
+        .collect();
     things.into_iter().all(|thing| {
         let own = users(None, holds, thing);
         let others = table.users_of_thing(thing);
-        let others: Vec<_> =
-            others.flat_map(|record| users(Some(&record.id), &record.holds, thing)).collect();
+        let others: Vec<_> = others
+            .flat_map(|record| users(Some(&record.id), &record.holds, thing))
+            .collect();
         check_one(thing, &own, &[]).is_ok() && check_one(thing, &own, &others).is_ok()
     })
 }
@@ -90,7 +108,12 @@ fn check_one(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(), O
 fn users<'a>(claim: Option<&'a ObjectRef>, holds: &'a [Hold], thing: &str) -> Vec<User<'a>> {
     let of_hold = |hold: &'a Hold| {
         let used = hold.uses.iter().filter(|used| used.of == thing);
-        used.map(|used| User { claim, device: &hold.key, used }).collect::<Vec<_>>()
+        used.map(|used| User {
+            claim,
+            device: &hold.key,
+            used,
+        })
+        .collect::<Vec<_>>()
     };
     holds.iter().flat_map(of_hold).collect()
 }
@@ -103,7 +126,11 @@ fn check_amounts(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(
     if all <= amount(whole) {
         return Ok(());
     }
-    let claim = own.first().and_then(|user| user.claim).map(ToString::to_string).unwrap_or_default();
+    let claim = own
+        .first()
+        .and_then(|user| user.claim)
+        .map(ToString::to_string)
+        .unwrap_or_default();
     let (wanted_text, used_text) = (quantity::of_nanos(wanted), quantity::of_nanos(used));
     let by = holders(others);
     let (code, what) = match is_capacity(thing) {
@@ -116,9 +143,14 @@ fn check_amounts(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(
             "claim {claim} wants {wanted_text} of {what} {thing}, of which {by} use {used_text} of {whole}"
         ),
     };
-    let problem = problem(code, message, others).with("of", thing).with("wanted", &wanted_text);
+    let problem = problem(code, message, others)
+        .with("of", thing)
+        .with("wanted", &wanted_text);
     let problem = problem.with("used", &used_text).with("whole", whole);
-    Err(Overlap { problem, others: !others.is_empty() })
+    Err(Overlap {
+        problem,
+        others: !others.is_empty(),
+    })
 }
 
 /// What does not fit by itself never fits.
@@ -137,7 +169,9 @@ fn is_capacity(thing: &str) -> bool {
 fn sum<'a>(thing: &str, users: impl Iterator<Item = &'a User<'a>>) -> i128 {
     let amounts = users.map(|user| (user.device, amount(&user.used.amount)));
     if is_capacity(thing) {
-        return amounts.map(|(_, amount)| amount).fold(0, i128::saturating_add);
+        return amounts
+            .map(|(_, amount)| amount)
+            .fold(0, i128::saturating_add);
     }
     let mut by_device = BTreeMap::new();
     for (device, amount) in amounts {
@@ -154,33 +188,52 @@ fn amount(text: &str) -> i128 {
 
 /// All devices at a counter set have a group in common, or none has any.
 fn check_groups(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(), Overlap> {
-    let groups = |user: &User<'_>| user.used.groups.iter().cloned().collect::<BTreeSet<String>>();
+    let groups = |user: &User<'_>| {
+        user.used
+            .groups
+            .iter()
+            .cloned()
+            .collect::<BTreeSet<String>>()
+    };
     let fit = |users: &mut dyn Iterator<Item = &User<'_>>| {
         let all: Vec<_> = users.map(groups).collect();
-        let common = all
-            .iter()
-            .skip(1)
-            .fold(all.first().cloned().unwrap_or_default(), |common, groups| &common & groups);
+        let common = all.iter().skip(1).fold(
+            all.first().cloned().unwrap_or_default(),
+            |common, groups| &common & groups,
+        );
         all.iter().all(BTreeSet::is_empty) || !common.is_empty()
     };
     if fit(&mut own.iter().chain(others)) {
         return Ok(());
     }
-    let claim = own.first().and_then(|user| user.claim).map(ToString::to_string).unwrap_or_default();
+    let claim = own
+        .first()
+        .and_then(|user| user.claim)
+        .map(ToString::to_string)
+        .unwrap_or_default();
     let shown = |users: &[User<'_>]| {
         let all: BTreeSet<_> = users.iter().flat_map(groups).collect();
-        if all.is_empty() { "none".to_owned() } else { all.into_iter().collect::<Vec<_>>().join(", ") }
+        if all.is_empty() {
+            "none".to_owned()
+        } else {
+            all.into_iter().collect::<Vec<_>>().join(", ")
+        }
     };
     let (mine, theirs) = (shown(own), shown(others));
     let message = match others.is_empty() {
-        true => format!("devices of claim {claim} at {thing} have no compatibility group in common: {mine}"),
+        true => format!(
+            "devices of claim {claim} at {thing} have no compatibility group in common: {mine}"
+        ),
         false => format!(
             "the device of claim {claim} at {thing} has the compatibility groups {mine}, and those of {} have {theirs}",
             holders(others)
         ),
     };
     let problem = problem(ProblemCode::IncompatibleGroups, message, others).with("of", thing);
-    Err(Overlap { problem, others: !others.is_empty() })
+    Err(Overlap {
+        problem,
+        others: !others.is_empty(),
+    })
 }
 
 fn holders(others: &[User<'_>]) -> String {
@@ -232,12 +285,20 @@ mod tests {
 
     /// A claim with shares of devices, each of so much bandwidth.
     fn wanted(name: &str, devices: &[(usize, u32)]) -> Claim {
-        let shares: Vec<_> = (0..).zip(devices).map(|(n, (device, _))| format!("gpu/{device}#{n}")).collect();
+        let shares: Vec<_> = (0..)
+            .zip(devices)
+            .map(|(n, (device, _))| format!("gpu/{device}#{n}"))
+            .collect();
         let shares: Vec<_> = shares.iter().map(String::as_str).collect();
         let mut claim = claim(name, &shares, &[]);
-        let allocated = claim.allocation.iter_mut().flat_map(|allocation| &mut allocation.devices);
+        let allocated = claim
+            .allocation
+            .iter_mut()
+            .flat_map(|allocation| &mut allocation.devices);
         for (device, (_, bandwidth)) in allocated.zip(devices) {
-            device.consumed.insert("bandwidth".into(), bandwidth.to_string());
+            device
+                .consumed
+                .insert("bandwidth".into(), bandwidth.to_string());
         }
         claim
     }
@@ -247,8 +308,12 @@ mod tests {
         let all = || claims.iter().copied().flatten();
         let devices: BTreeSet<usize> = all().map(|(device, _)| *device).collect();
         let memory: u32 = devices.iter().map(|device| taken[*device].0).sum();
-        let bandwidth =
-            |device: usize| all().filter(|(of, _)| *of == device).map(|(_, share)| share).sum::<u32>();
+        let bandwidth = |device: usize| {
+            all()
+                .filter(|(of, _)| *of == device)
+                .map(|(_, share)| share)
+                .sum::<u32>()
+        };
         let groups: Vec<&Vec<String>> = devices.iter().map(|device| &taken[*device].1).collect();
         let common = |group: &String| groups.iter().all(|groups| groups.contains(group));
         let is_compatible = groups.iter().all(|groups| groups.is_empty())
@@ -308,7 +373,11 @@ mod tests {
         let problem = |devices: &[(usize, u32)]| {
             let record = record(&wanted("two", devices), &taken);
             let overlap = check(&table, &record.id, &record.holds).expect_err("it does not fit");
-            (overlap.problem.code.clone(), overlap.problem.message, overlap.others)
+            (
+                overlap.problem.code.clone(),
+                overlap.problem.message,
+                overlap.others,
+            )
         };
         let (code, message, others) = problem(&[(1, 1)]);
         assert_eq!((code.as_str(), others), ("counter-exceeded", true));
@@ -316,20 +385,28 @@ mod tests {
         assert_eq!(message, expected);
         let (code, message, others) = problem(&[(0, 7)]);
         assert_eq!((code.as_str(), others), ("capacity-exceeded", true));
-        assert!(message.contains("wants 7 of the capacity") && message.contains("use 4 of 10"), "{message}");
+        assert!(
+            message.contains("wants 7 of the capacity") && message.contains("use 4 of 10"),
+            "{message}"
+        );
         let (code, message, others) = problem(&[(2, 1)]);
         assert_eq!((code.as_str(), others), ("incompatible-groups", true));
-        assert!(message.contains("mig") && message.contains("none"), "{message}");
+        assert!(
+            message.contains("mig") && message.contains("none"),
+            "{message}"
+        );
         table.remove(&uid("uid-one"));
         let record = record(&wanted("two", &[(3, 1)]), &taken);
         let alone = check(&table, &record.id, &record.holds).expect_err("it does not fit");
         assert!(
-            alone
-                .problem
-                .message
-                .ends_with("wants 11Gi of the counter gpu.example.com/pool#set/memory, which is 10Gi")
+            alone.problem.message.ends_with(
+                "wants 11Gi of the counter gpu.example.com/pool#set/memory, which is 10Gi"
+            )
         );
-        assert!(!alone.others && alone.problem.kind.is_permanent(), "{alone:?}");
+        assert!(
+            !alone.others && alone.problem.kind.is_permanent(),
+            "{alone:?}"
+        );
     }
 
     #[test]
@@ -338,19 +415,27 @@ mod tests {
         let mut table = ClaimTable::default();
         table.put(Arc::new(record(&wanted("one", &[(0, 1)]), &taken)));
         let in_the_way = |device: &str| {
-            let hold =
-                facts_of(&taken, device).hold(&driver("gpu"), "pool", device).expect("it takes memory");
-            in_the_way(&table, &hold).into_iter().map(|claim| claim.uid.to_string()).collect::<Vec<_>>()
+            let hold = facts_of(&taken, device)
+                .hold(&driver("gpu"), "pool", device)
+                .expect("it takes memory");
+            in_the_way(&table, &hold)
+                .into_iter()
+                .map(|claim| claim.uid.to_string())
+                .collect::<Vec<_>>()
         };
         assert_eq!(in_the_way("1"), ["uid-one"]);
-        assert_eq!([in_the_way("0"), in_the_way("2")], [Vec::<String>::new(), Vec::new()]);
+        assert_eq!(
+            [in_the_way("0"), in_the_way("2")],
+            [Vec::<String>::new(), Vec::new()]
+        );
     }
 
     #[test]
     fn what_is_no_quantity_fits_nowhere() {
         let mut record = record(&wanted("one", &[(0, 1)]), &[(1, Vec::new())]);
         record.holds[0].uses[0].amount = "much".to_owned();
-        let overlap = check(&ClaimTable::default(), &record.id, &record.holds).expect_err("it is not read");
+        let overlap =
+            check(&ClaimTable::default(), &record.id, &record.holds).expect_err("it is not read");
         assert!(!overlap.others && overlap.problem.code == "counter-exceeded");
     }
 }

@@ -11,7 +11,9 @@ use uuid::Uuid;
 use super::calls::{CalledDriver, Callees, are_pure, prepared_by};
 use super::files::Nodes;
 use super::held_hardware;
-use super::machine::{self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
+use super::machine::{
+    self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep,
+};
 use super::metrics::PREPARE;
 use super::prepare_retry::{self, DriverRevision, FailedPrepare, Verdict};
 use super::source::check_bounds;
@@ -28,8 +30,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::locks::LockGuard;
 use nodedock_model::{
-    AllocatedDevice, Claim, ClaimRecord, ClaimReference, DeviceName, DriverName, ObjectRef, PodRequest,
-    PoolName, Problem, ProblemCode, Uid, limit,
+    AllocatedDevice, Claim, ClaimRecord, ClaimReference, DeviceName, DriverName, ObjectRef,
+    PodRequest, PoolName, Problem, ProblemCode, Uid, limit,
 };
 
 /// A claim of a request, as its source has it.
@@ -85,18 +87,32 @@ impl Manager {
         let mut resolved = Vec::with_capacity(request.claims.len());
         for reference in &request.claims {
             let claim = self.resolve(inline, request, reference).await;
-            resolved.push(ResolvedClaim { reference: reference.clone(), claim });
+            resolved.push(ResolvedClaim {
+                reference: reference.clone(),
+                claim,
+            });
         }
-        let claims = resolved.iter().filter_map(|resolved| resolved.claim.as_ref().ok());
-        let claims: BTreeMap<Uid, Claim> =
-            claims.map(|claim| (claim.id.uid.clone(), claim.clone())).collect();
+        let claims = resolved
+            .iter()
+            .filter_map(|resolved| resolved.claim.as_ref().ok());
+        let claims: BTreeMap<Uid, Claim> = claims
+            .map(|claim| (claim.id.uid.clone(), claim.clone()))
+            .collect();
         let holder = Holder::Pod(&request.pod);
         let (locks, plan) = self.plan(holder, &claims).await;
-        let ends =
-            self.carry_out(holder, Some((request, &resolved)), plan, &self.driver_call(request_id)).await;
+        let ends = self
+            .carry_out(
+                holder,
+                Some((request, &resolved)),
+                plan,
+                &self.driver_call(request_id),
+            )
+            .await;
         drop(locks);
-        let outcomes: Vec<_> =
-            resolved.into_iter().map(|resolved| outcome(request, resolved, &ends)).collect();
+        let outcomes: Vec<_> = resolved
+            .into_iter()
+            .map(|resolved| outcome(request, resolved, &ends))
+            .collect();
         let failed = outcomes.iter().any(|outcome| outcome.end.is_err());
         self.claim_metrics.observe(PREPARE, started, failed);
         outcomes
@@ -109,7 +125,8 @@ impl Manager {
         reference: &ClaimReference,
     ) -> Result<Claim, Problem> {
         let (pod, name) = (&request.pod, &reference.claim_name);
-        let is_named = |claim: &&Claim| claim.id.namespace == pod.namespace && claim.id.name == *name;
+        let is_named =
+            |claim: &&Claim| claim.id.namespace == pod.namespace && claim.id.name == *name;
         // Claims of the request come first; of two with one name the later counts.
         let claim = match inline.iter().rev().find(is_named) {
             Some(claim) => Some(self.with_shares(claim.clone())),
@@ -119,11 +136,20 @@ impl Manager {
             let message = format!("claim {}/{name} does not exist", pod.namespace);
             Problem::not_found(ProblemCode::NoSuchClaim, message)
         })?;
-        if let Some(uid) = reference.claim_uid.as_ref().filter(|uid| **uid != claim.id.uid) {
+        if let Some(uid) = reference
+            .claim_uid
+            .as_ref()
+            .filter(|uid| **uid != claim.id.uid)
+        {
             return Err(machine::other_uid(&claim.id, &claim.id.uid, uid));
         }
         check_bounds(&claim)?;
-        machine::admit(&claim, pod, request.pod_group.as_ref(), &self.settings.node.name)?;
+        machine::admit(
+            &claim,
+            pod,
+            request.pod_group.as_ref(),
+            &self.settings.node.name,
+        )?;
         Ok(claim)
     }
 
@@ -131,18 +157,30 @@ impl Manager {
     /// a share of its own, with the amounts that a request without any gets.
     fn with_shares(&self, mut claim: Claim) -> Claim {
         let known = self.table().claim(claim.id.uid.as_str()).cloned();
-        let devices = claim.allocation.iter_mut().flat_map(|allocation| &mut allocation.devices);
-        for (place, device) in
-            devices.enumerate().filter(|(_, device)| device.share_id.is_none() && !device.admin_access)
+        let devices = claim
+            .allocation
+            .iter_mut()
+            .flat_map(|allocation| &mut allocation.devices);
+        for (place, device) in devices
+            .enumerate()
+            .filter(|(_, device)| device.share_id.is_none() && !device.admin_access)
         {
-            let before = known.iter().flat_map(|known| &known.allocation.devices).nth(place);
+            let before = known
+                .iter()
+                .flat_map(|known| &known.allocation.devices)
+                .nth(place);
             if let Some(before) = before.filter(|before| device_of(before) == device_of(device)) {
                 // As when it was prepared, also by an older release, which wrote none.
-                (device.share_id, device.consumed) = (before.share_id.clone(), before.consumed.clone());
+                (device.share_id, device.consumed) =
+                    (before.share_id.clone(), before.consumed.clone());
                 continue;
             }
-            let found = self.registry.device(&device.driver, device.pool.as_str(), device.device.as_str());
-            let Some(found) = found.filter(|found| found.allow_multiple_allocations) else { continue };
+            let found =
+                self.registry
+                    .device(&device.driver, device.pool.as_str(), device.device.as_str());
+            let Some(found) = found.filter(|found| found.allow_multiple_allocations) else {
+                continue;
+            };
             let of = format!("{}/{place}", claim.id.uid);
             device.share_id = Some(Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string());
             device.consumed = found
@@ -171,7 +209,10 @@ impl Manager {
             let mut plan = self.decide(holder, claims, may_wait);
             // Who allocated such a claim may have another device for it.
             let is_allocated_again = |(uid, problem): (&Uid, &Problem)| {
-                is_in_use(problem) && claims.get(uid).is_some_and(|claim| self.source.allocates(&claim.id))
+                is_in_use(problem)
+                    && claims
+                        .get(uid)
+                        .is_some_and(|claim| self.source.allocates(&claim.id))
             };
             if may_wait && plan.waiting.iter().any(is_allocated_again) {
                 may_wait = false;
@@ -184,7 +225,11 @@ impl Manager {
                 return (locks, plan);
             }
             drop(locks);
-            let wait = if plan.is_loading { limit::DRIVER_WAIT } else { self.settings.exclusive_wait };
+            let wait = if plan.is_loading {
+                limit::DRIVER_WAIT
+            } else {
+                self.settings.exclusive_wait
+            };
             let deadline = started + wait;
             let wake = plan.wake.filter(|wake| *wake < deadline);
             tokio::select! {
@@ -202,10 +247,13 @@ impl Manager {
     fn decide(&self, holder: Holder<'_>, claims: &BTreeMap<Uid, Claim>, may_wait: bool) -> Plan {
         let mut plan = Plan::default();
         let moved = self.moved(claims.keys());
-        let facts = |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
+        let facts =
+            |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
         let mut table = self.table();
         for (uid, claim) in claims {
-            let Some(allocation) = &claim.allocation else { continue };
+            let Some(allocation) = &claim.allocation else {
+                continue;
+            };
             let request = PrepareRequest {
                 claim,
                 allocation,
@@ -216,25 +264,38 @@ impl Manager {
                 now_ms: now_ms(),
             };
             let step = match machine::prepare(&table, &request) {
-                PrepareStep::Call { record, drivers } => match self.check_drivers(&record, &drivers) {
-                    Ok(()) => self.admit_calls(record, drivers),
-                    // A kubelet's calls wait in the bridge, which knows the kubelet's deadline.
-                    Err(problem) if holder.pod().is_some() && self.is_loading(&drivers) => {
-                        plan.is_loading = true;
-                        PrepareStep::Wait { at: Some(Instant::now() + DRIVER_POLL_PERIOD), problem }
+                PrepareStep::Call { record, drivers } => {
+                    match self.check_drivers(&record, &drivers) {
+                        Ok(()) => self.admit_calls(record, drivers),
+                        // A kubelet's calls wait in the bridge, which knows the kubelet's deadline.
+                        Err(problem) if holder.pod().is_some() && self.is_loading(&drivers) => {
+                            plan.is_loading = true;
+                            PrepareStep::Wait {
+                                at: Some(Instant::now() + DRIVER_POLL_PERIOD),
+                                problem,
+                            }
+                        }
+                        Err(problem) => PrepareStep::Refuse(problem),
                     }
-                    Err(problem) => PrepareStep::Refuse(problem),
-                },
+                }
                 step => step,
             };
             match step {
-                PrepareStep::Known { record, changed: false } => plan.known.push(record),
-                PrepareStep::Known { record, changed: true } => {
+                PrepareStep::Known {
+                    record,
+                    changed: false,
+                } => plan.known.push(record),
+                PrepareStep::Known {
+                    record,
+                    changed: true,
+                } => {
                     plan.undo.put(&mut table, &record);
                     plan.joined.push(record);
                 }
                 PrepareStep::Call { record, drivers } => {
-                    let by = |driver: &DriverName| Some(prepared_by(&self.registry.serving(driver).ok()?));
+                    let by = |driver: &DriverName| {
+                        Some(prepared_by(&self.registry.serving(driver).ok()?))
+                    };
                     let record = machine::note_called(record, &drivers, by);
                     plan.undo.put(&mut table, &record);
                     plan.work.push((record, drivers));
@@ -256,31 +317,51 @@ impl Manager {
     fn moved<'a>(&self, uids: impl Iterator<Item = &'a Uid>) -> BTreeMap<Uid, Vec<DriverName>> {
         let known: Vec<_> = {
             let table = self.table();
-            uids.filter_map(|uid| table.claim(uid.as_str()).cloned()).collect()
+            uids.filter_map(|uid| table.claim(uid.as_str()).cloned())
+                .collect()
         };
         let moved = |record: &Arc<ClaimRecord>| {
             let parts = record.drivers.iter();
             let parts = parts.filter(|(_, part)| {
-                part.current().is_some_and(|prepared| have_moved(prepared, &self.settings.hardware))
+                part.current()
+                    .is_some_and(|prepared| have_moved(prepared, &self.settings.hardware))
             });
-            (record.id.uid.clone(), parts.map(|(driver, _)| driver.clone()).collect::<Vec<_>>())
+            (
+                record.id.uid.clone(),
+                parts.map(|(driver, _)| driver.clone()).collect::<Vec<_>>(),
+            )
         };
-        known.iter().map(moved).filter(|(_, drivers)| !drivers.is_empty()).collect()
+        known
+            .iter()
+            .map(moved)
+            .filter(|(_, drivers)| !drivers.is_empty())
+            .collect()
     }
 
-    pub(in crate::manager) fn facts(&self, driver: &DriverName, pool: &str, device: &str) -> DeviceFacts {
+    pub(in crate::manager) fn facts(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+    ) -> DeviceFacts {
         let found = self.registry.device_and_counters(driver, pool, device);
-        let derived =
-            self.remembered.get(&device_key(driver, pool, device), found.as_ref().map(|(found, _)| found));
+        let derived = self.remembered.get(
+            &device_key(driver, pool, device),
+            found.as_ref().map(|(found, _)| found),
+        );
         // A native plugin reports no devices.
-        let facts = found.map(|(device, sets)| DeviceFacts::of(device, &sets)).unwrap_or_default();
+        let facts = found
+            .map(|(device, sets)| DeviceFacts::of(device, &sets))
+            .unwrap_or_default();
         DeviceFacts { derived, ..facts }
     }
 
     /// Whether a driver that does not serve may do so soon.
     fn is_loading(&self, drivers: &[DriverName]) -> bool {
         let registry = &self.registry;
-        drivers.iter().any(|driver| registry.serving(driver).is_err() && registry.is_under_way(driver))
+        drivers
+            .iter()
+            .any(|driver| registry.serving(driver).is_err() && registry.is_under_way(driver))
     }
 
     /// Whether the drivers need not back off.
@@ -288,7 +369,9 @@ impl Manager {
         let retries = self.prepare_retries.lock();
         let now = Instant::now();
         let verdict = |name: DriverName| {
-            let Ok(driver) = self.registry.serving(&name) else { return (name, Verdict::Call) };
+            let Ok(driver) = self.registry.serving(&name) else {
+                return (name, Verdict::Call);
+            };
             let revision = DriverRevision::of(&driver);
             let request = || record.driver_claim(&name);
             let verdict = retries.verdict(&record.id.uid, &name, &revision, request, now);
@@ -306,9 +389,15 @@ impl Manager {
                 machine::check_devices(&record.allocation, name, &inventory.borrow().inventory)?;
             }
         }
-        let held = self.adapters().map(Adapters::held_identities).unwrap_or_default();
+        let held = self
+            .adapters()
+            .map(Adapters::held_identities)
+            .unwrap_or_default();
         held_hardware::check(record, drivers, &held)?;
-        let unread = self.adapters().map(Adapters::unread_identities).unwrap_or_default();
+        let unread = self
+            .adapters()
+            .map(Adapters::unread_identities)
+            .unwrap_or_default();
         held_hardware::check_read(record, drivers, &unread)
     }
 
@@ -324,20 +413,34 @@ impl Manager {
         let mut ends: Outcomes = refused.map(|(uid, problem)| (uid, Err(problem))).collect();
         let to_call = plan.work.iter().map(|(record, _)| record);
         let intents: Vec<_> = plan.joined.iter().chain(to_call).cloned().collect();
-        let accepted: Vec<_> =
-            plan.known.iter().chain(&intents).map(|record| record.id.uid.clone()).collect();
+        let accepted: Vec<_> = plan
+            .known
+            .iter()
+            .chain(&intents)
+            .map(|record| record.id.uid.clone())
+            .collect();
         if accepted.is_empty() {
             return ends;
         }
         failpoint::pass(Point::PrepareDecided);
         let callees = self.callees(&plan.work);
-        let (pod, mut undo) =
-            (pod.map(|(request, claims)| (request, names_of(claims, &accepted))), plan.undo);
+        let (pod, mut undo) = (
+            pod.map(|(request, claims)| (request, names_of(claims, &accepted))),
+            plan.undo,
+        );
         let changes = self.put_pod(pod, &mut undo);
         let uncommitted = if are_pure(&callees) {
             self.report_claims(&intents);
-            let joined = plan.joined.iter().map(|record| record.id.uid.clone()).collect();
-            Some(Uncommitted { joined, changes, undo })
+            let joined = plan
+                .joined
+                .iter()
+                .map(|record| record.id.uid.clone())
+                .collect();
+            Some(Uncommitted {
+                joined,
+                changes,
+                undo,
+            })
         } else if let Err(problem) = self.commit_intents(&intents, changes, undo).await {
             ends.extend(accepted.into_iter().map(|uid| (uid, Err(problem.clone()))));
             return ends;
@@ -348,9 +451,14 @@ impl Manager {
         plan.known.append(&mut plan.joined);
         let mut failed = self.check_prepared_files(&plan.known, Nodes::Checked).await;
         let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
-        ends.extend(plan.known.iter().map(|record| (record.id.uid.clone(), end(&record.id.uid))));
+        ends.extend(
+            plan.known
+                .iter()
+                .map(|record| (record.id.uid.clone(), end(&record.id.uid))),
+        );
         if !plan.work.is_empty() {
-            self.call_and_finish(holder, plan.work, &callees, uncommitted, call, &mut ends).await;
+            self.call_and_finish(holder, plan.work, &callees, uncommitted, call, &mut ends)
+                .await;
         }
         ends
     }
@@ -361,10 +469,15 @@ impl Manager {
         pod: Option<(&PodRequest, BTreeMap<String, ObjectRef>)>,
         undo: &mut Undo,
     ) -> Vec<Change> {
-        let Some((request, accepted)) = pod else { return Vec::new() };
+        let Some((request, accepted)) = pod else {
+            return Vec::new();
+        };
         let mut table = self.table();
         let pod = machine::pod_record(&table, &request.pod, &request.containers, accepted);
-        if table.pod(pod.pod.uid.as_str()).is_some_and(|known| **known == pod) {
+        if table
+            .pod(pod.pod.uid.as_str())
+            .is_some_and(|known| **known == pod)
+        {
             return Vec::new();
         }
         let pod = Arc::new(pod);
@@ -420,15 +533,24 @@ impl Manager {
             .check_files(&prepared, Nodes::Checked)
             .inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
         let had_intents = uncommitted.is_none();
-        let Uncommitted { joined, changes, undo } = uncommitted.unwrap_or_default();
+        let Uncommitted {
+            joined,
+            changes,
+            undo,
+        } = uncommitted.unwrap_or_default();
         // As they are now: the check of their files may have added a note.
-        let joined = joined.iter().filter_map(|uid| self.table().claim(uid.as_str()).cloned());
-        let mut records: Vec<_> = joined.chain(prepared.iter().chain(&open).cloned()).collect();
+        let joined = joined
+            .iter()
+            .filter_map(|uid| self.table().claim(uid.as_str()).cloned());
+        let mut records: Vec<_> = joined
+            .chain(prepared.iter().chain(&open).cloned())
+            .collect();
         if !had_intents {
             records.extend(rolled_back.iter().cloned());
         }
-        let records =
-            self.commit_with(records, changes, undo).inspect(|_| failpoint::pass(Point::PrepareCommitted));
+        let records = self
+            .commit_with(records, changes, undo)
+            .inspect(|_| failpoint::pass(Point::PrepareCommitted));
         let (committed, files) = tokio::join!(records, files);
         drop(kept_until_durable);
         failpoint::pass(Point::PrepareDone);
@@ -436,10 +558,18 @@ impl Manager {
         if let Err(problem) = committed {
             if !had_intents {
                 // Nothing of the request is in the checkpoint, and so nothing of it is left.
-                ends.values_mut().filter(|end| end.is_ok()).for_each(|end| *end = Err(problem.clone()));
-                return self.forget_undone(work.into_iter().map(|(record, _)| record)).await;
+                ends.values_mut()
+                    .filter(|end| end.is_ok())
+                    .for_each(|end| *end = Err(problem.clone()));
+                return self
+                    .forget_undone(work.into_iter().map(|(record, _)| record))
+                    .await;
             }
-            ends.extend(prepared.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
+            ends.extend(
+                prepared
+                    .iter()
+                    .map(|record| (record.id.uid.clone(), Err(problem.clone()))),
+            );
         }
         self.remove_stale_files(&open).await;
         if !rolled_back.is_empty() {
@@ -449,7 +579,8 @@ impl Manager {
 
     /// Removes the files of claims that are in the table no more, and reports that they are gone.
     async fn forget_undone(&self, records: impl Iterator<Item = Arc<ClaimRecord>>) {
-        let is_gone = |record: &Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).is_none();
+        let is_gone =
+            |record: &Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).is_none();
         let gone: Vec<_> = records.filter(is_gone).collect();
         if let Err(problem) = self.remove_files(&gone).await {
             tracing::warn!(%problem, "files of claims that are not in the checkpoint stay");
@@ -470,12 +601,24 @@ impl Manager {
             return;
         }
         let mut retries = self.prepare_retries.lock();
-        for (DriverResult { driver, outcome, .. }, called) in results.iter().zip(called) {
+        for (
+            DriverResult {
+                driver, outcome, ..
+            },
+            called,
+        ) in results.iter().zip(called)
+        {
             match (outcome, called) {
                 (Ok(_), _) => retries.clear(&record.id.uid, driver),
                 (Err(problem), Some((revision, _))) => {
                     let request = &record.driver_claim(driver);
-                    let failed = FailedPrepare { pod, request, driver, revision, problem };
+                    let failed = FailedPrepare {
+                        pod,
+                        request,
+                        driver,
+                        revision,
+                        problem,
+                    };
                     retries.note(&failed, Instant::now(), now_ms());
                 }
                 // The driver was not there to be called.
@@ -493,19 +636,29 @@ fn outcome(request: &PodRequest, resolved: ResolvedClaim, ends: &Outcomes) -> Cl
     let (uid, end) = match resolved.claim {
         Err(problem) => (resolved.reference.claim_uid, Err(problem)),
         Ok(claim) => {
-            let end = ends.get(&claim.id.uid).cloned().unwrap_or_else(|| Err(interrupted()));
+            let end = ends
+                .get(&claim.id.uid)
+                .cloned()
+                .unwrap_or_else(|| Err(interrupted()));
             (Some(claim.id.uid), end)
         }
     };
     let namespace = request.pod.namespace.clone();
-    ClaimOutcome { namespace, name: resolved.reference.claim_name, uid, end }
+    ClaimOutcome {
+        namespace,
+        name: resolved.reference.claim_name,
+        uid,
+        end,
+    }
 }
 
 /// The accepted claims, by the pod's own names for them.
 fn names_of(claims: &[ResolvedClaim], accepted: &[Uid]) -> BTreeMap<String, ObjectRef> {
     let claims = claims.iter().filter_map(|resolved| {
         let id = &resolved.claim.as_ref().ok()?.id;
-        accepted.contains(&id.uid).then(|| (resolved.reference.pod_claim_name.clone(), id.clone()))
+        accepted
+            .contains(&id.uid)
+            .then(|| (resolved.reference.pod_claim_name.clone(), id.clone()))
     });
     claims.collect()
 }
@@ -513,7 +666,9 @@ fn names_of(claims: &[ResolvedClaim], accepted: &[Uid]) -> BTreeMap<String, Obje
 /// A result that makes no valid CDI file is a refusal of that claim, not of the others of the request.
 fn renderable(record: &ClaimRecord, mut results: Vec<DriverResult>) -> Vec<DriverResult> {
     for result in &mut results {
-        let Ok(prepared) = &result.outcome else { continue };
+        let Ok(prepared) = &result.outcome else {
+            continue;
+        };
         if let Err(error) = cdi::check(record, &result.driver, prepared) {
             result.outcome = Err(unrendered(record, &error));
         }

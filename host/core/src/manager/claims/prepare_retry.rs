@@ -38,8 +38,15 @@ pub(crate) struct DriverRevision {
 
 impl DriverRevision {
     pub(super) fn of(driver: &Driver) -> Self {
-        let published = driver.inventory.as_ref().map(|inventory| Arc::downgrade(&inventory.borrow()));
-        Self { kind: driver.identity.kind, instance: Arc::downgrade(&driver.identity), published }
+        let published = driver
+            .inventory
+            .as_ref()
+            .map(|inventory| Arc::downgrade(&inventory.borrow()));
+        Self {
+            kind: driver.identity.kind,
+            instance: Arc::downgrade(&driver.identity),
+            published,
+        }
     }
 
     /// Whether it is the same loading or registration, whatever devices it has.
@@ -78,7 +85,8 @@ pub(super) fn admission(
     verdicts: Vec<(DriverName, Verdict)>,
     now: Instant,
 ) -> PrepareStep {
-    let (mut drivers, mut postponed, mut soonest) = (Vec::new(), Vec::new(), None::<(Instant, Problem)>);
+    let (mut drivers, mut postponed, mut soonest) =
+        (Vec::new(), Vec::new(), None::<(Instant, Problem)>);
     for (driver, verdict) in verdicts {
         match verdict {
             Verdict::Never(problem) => return PrepareStep::Refuse(problem),
@@ -92,11 +100,15 @@ pub(super) fn admission(
         }
     }
     match soonest {
-        Some((at, problem)) if at - now <= PREPARE_RETRY_PATIENCE => {
-            PrepareStep::Wait { at: Some(at), problem }
-        }
+        Some((at, problem)) if at - now <= PREPARE_RETRY_PATIENCE => PrepareStep::Wait {
+            at: Some(at),
+            problem,
+        },
         Some((_, problem)) if drivers.is_empty() => PrepareStep::Refuse(problem),
-        _ => PrepareStep::Call { record: machine::postpone(record, postponed), drivers },
+        _ => PrepareStep::Call {
+            record: machine::postpone(record, postponed),
+            drivers,
+        },
     }
 }
 
@@ -165,7 +177,10 @@ impl PrepareRetries {
         request: impl FnOnce() -> DriverClaim,
         now: Instant,
     ) -> Verdict {
-        let Some(retry) = self.get(claim, driver).filter(|retry| retry.revision == *revision) else {
+        let Some(retry) = self
+            .get(claim, driver)
+            .filter(|retry| retry.revision == *revision)
+        else {
             return Verdict::Call;
         };
         if retry.request != self.hasher.hash_one(request()) {
@@ -185,7 +200,8 @@ impl PrepareRetries {
         let request = self.hasher.hash_one(failed.request);
         let key = (failed.request.id.uid.clone(), failed.driver.clone());
         let before = self.known.remove(&key);
-        let same = before.filter(|known| known.revision == *failed.revision && known.request == request);
+        let same =
+            before.filter(|known| known.revision == *failed.revision && known.request == request);
         let first = Backoff::new(PREPARE_RETRY_MIN, PREPARE_RETRY_MAX);
         let (attempts, mut backoff) =
             same.map_or_else(|| (0, first), |known| (known.attempts, known.backoff));
@@ -218,7 +234,9 @@ impl PrepareRetries {
     fn make_room(&mut self) {
         while self.known.len() >= REFUSALS_MAX {
             let oldest = self.known.iter().min_by_key(|(_, retry)| retry.noted);
-            let Some(key) = oldest.map(|(key, _)| key.clone()) else { return };
+            let Some(key) = oldest.map(|(key, _)| key.clone()) else {
+                return;
+            };
             self.known.remove(&key);
         }
     }
@@ -230,7 +248,8 @@ impl PrepareRetries {
 
     /// Forgets failures by their pod and claim.
     pub(crate) fn forget(&mut self, is_gone: impl Fn(Option<&ObjectRef>, &ObjectRef) -> bool) {
-        self.known.retain(|_, retry| !is_gone(retry.pod.as_ref(), &retry.claim));
+        self.known
+            .retain(|_, retry| !is_gone(retry.pod.as_ref(), &retry.claim));
     }
 }
 

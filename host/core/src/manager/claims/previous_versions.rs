@@ -12,7 +12,8 @@ use crate::driver::{Call, Driver, StoredDrivers};
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ClaimRecord, DriverClaimRecord, DriverKind, PreparedBy, Problem, ProblemCode, ProblemKind, limit,
+    ClaimRecord, DriverClaimRecord, DriverKind, PreparedBy, Problem, ProblemCode, ProblemKind,
+    limit,
 };
 
 /// Failed attempts after which the version that prepared a claim is called to unprepare it, even if the serving version is only unavailable.
@@ -29,27 +30,46 @@ impl Manager {
         ends: &mut [Result<(), Problem>],
         call: &Call,
     ) {
-        let Some(previous) = self.registry.stored_drivers() else { return };
+        let Some(previous) = self.registry.stored_drivers() else {
+            return;
+        };
         let revision = DriverRevision::of(serving);
         let mut batches: BTreeMap<&str, (&PreparedBy, Vec<usize>)> = BTreeMap::new();
         for (index, (record, end)) in records.iter().zip(ends.iter()).enumerate() {
             let Err(problem) = end else { continue };
-            let Some(by) = previous_version(record, serving) else { continue };
-            let tries =
-                self.unprepare_retries.lock().tries(&record.id.uid, &serving.identity.name, &revision);
+            let Some(by) = previous_version(record, serving) else {
+                continue;
+            };
+            let tries = self.unprepare_retries.lock().tries(
+                &record.id.uid,
+                &serving.identity.name,
+                &revision,
+            );
             if is_final(problem, tries) {
-                batches.entry(&by.digest).or_insert_with(|| (by, Vec::new())).1.push(index);
+                batches
+                    .entry(&by.digest)
+                    .or_insert_with(|| (by, Vec::new()))
+                    .1
+                    .push(index);
             }
         }
         let calls = batches.into_values().map(|(by, indexes)| async move {
             let claims: Vec<_> = indexes.iter().map(|index| claims[*index].clone()).collect();
             let answers = call_version(previous.as_ref(), serving, by, &claims, call).await;
-            indexes.into_iter().zip(answers).map(move |(index, answer)| (index, by, answer))
+            indexes
+                .into_iter()
+                .zip(answers)
+                .map(move |(index, answer)| (index, by, answer))
         });
         for (index, by, answer) in futures::future::join_all(calls).await.into_iter().flatten() {
-            let (driver, claim, request) = (&serving.identity.name, &records[index].id, &call.request_id);
-            let PreparedBy { version, digest, .. } = by;
-            let Err(problem) = &mut ends[index] else { continue };
+            let (driver, claim, request) =
+                (&serving.identity.name, &records[index].id, &call.request_id);
+            let PreparedBy {
+                version, digest, ..
+            } = by;
+            let Err(problem) = &mut ends[index] else {
+                continue;
+            };
             match answer {
                 Ok(()) => {
                     tracing::info!(%driver, %claim, %request, version, digest, %problem, "claim unprepared by the version that prepared it");
@@ -66,7 +86,10 @@ impl Manager {
 
 /// The version that prepared a claim, if it has another file than the one that serves.
 fn previous_version<'a>(record: &'a ClaimRecord, serving: &Driver) -> Option<&'a PreparedBy> {
-    let (identity, by) = (&serving.identity, record.drivers.get(&serving.identity.name)?.by.as_ref()?);
+    let (identity, by) = (
+        &serving.identity,
+        record.drivers.get(&serving.identity.name)?.by.as_ref()?,
+    );
     let both_wasm = by.kind == DriverKind::Wasm && identity.kind == DriverKind::Wasm;
     (both_wasm && !by.digest.is_empty() && by.digest != identity.digest).then_some(by)
 }
@@ -75,7 +98,8 @@ fn previous_version<'a>(record: &'a ClaimRecord, serving: &Driver) -> Option<&'a
 /// may never recover, so those get some tries. `tries`: earlier failed tries of this version.
 fn is_final(problem: &Problem, tries: u32) -> bool {
     let is_broken = problem.kind.is_permanent() || problem.kind == ProblemKind::Internal;
-    let names_time = problem.retry_after_ms.is_some() && problem.code != ProblemCode::DriverQuarantined;
+    let names_time =
+        problem.retry_after_ms.is_some() && problem.code != ProblemCode::DriverQuarantined;
     is_broken || tries >= FAILED_UNPREPARES_MAX && !names_time
 }
 
@@ -88,7 +112,8 @@ async fn call_version(
 ) -> Vec<Result<(), Problem>> {
     let name = &serving.identity.name;
     failpoint::pass(Point::PredecessorCall);
-    let answers = match tokio::time::timeout(call.deadline, previous.driver(name, &by.digest)).await {
+    let answers = match tokio::time::timeout(call.deadline, previous.driver(name, &by.digest)).await
+    {
         Ok(Ok(driver)) => unprepare(name, driver.as_ref(), claims, call).await,
         Ok(Err(problem)) => vec![Err(problem); claims.len()],
         Err(_) => vec![Err(not_loaded_in_time(call)); claims.len()],
@@ -99,8 +124,9 @@ async fn call_version(
 
 fn not_loaded_in_time(call: &Call) -> Problem {
     let deadline_ms = call.deadline.as_millis();
-    let message =
-        format!("it was not loaded within {deadline_ms} ms; loading goes on, and the claim is retried");
+    let message = format!(
+        "it was not loaded within {deadline_ms} ms; loading goes on, and the claim is retried"
+    );
     Problem::unavailable(ProblemCode::PredecessorNotLoaded, message)
 }
 
@@ -112,7 +138,10 @@ fn both(serving: &Problem, by: &PreparedBy, also: &Problem) -> Problem {
             problem.details.push((key.to_owned(), value.to_owned()));
         }
     };
-    add("predecessor", &format!("version {} ({})", by.version, by.digest));
+    add(
+        "predecessor",
+        &format!("version {} ({})", by.version, by.digest),
+    );
     add("predecessor-code", &also.code);
     add("predecessor-problem", &also.message);
     problem
@@ -134,12 +163,20 @@ mod tests {
             (Problem::internal("driver-trapped", "it broke"), 0, true),
             (transient(), 0, false),
             (transient(), FAILED_UNPREPARES_MAX, true),
-            (transient().retry_after(std::time::Duration::from_secs(60)), 99, false),
+            (
+                transient().retry_after(std::time::Duration::from_secs(60)),
+                99,
+                false,
+            ),
             (quarantined(), 0, false),
             (quarantined(), FAILED_UNPREPARES_MAX, true),
             (Problem::conflict("a", "held"), 0, false),
         ] {
-            assert_eq!(is_final(&problem, tries), wanted, "{problem:?} after {tries}");
+            assert_eq!(
+                is_final(&problem, tries),
+                wanted,
+                "{problem:?} after {tries}"
+            );
         }
     }
 
@@ -152,10 +189,24 @@ mod tests {
             lists: false,
         };
         let mut first = Problem::invalid("unknown-memo", "what is this");
-        let problem = both(&first, &by, &Problem::internal("predecessor-missing", "it is not kept"));
-        assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, "unknown-memo"));
-        let keys: Vec<_> = problem.details.iter().map(|(key, _)| key.as_str()).collect();
-        assert_eq!(keys, ["predecessor", "predecessor-code", "predecessor-problem"]);
+        let problem = both(
+            &first,
+            &by,
+            &Problem::internal("predecessor-missing", "it is not kept"),
+        );
+        assert_eq!(
+            (problem.kind, problem.code.as_str()),
+            (ProblemKind::Invalid, "unknown-memo")
+        );
+        let keys: Vec<_> = problem
+            .details
+            .iter()
+            .map(|(key, _)| key.as_str())
+            .collect();
+        assert_eq!(
+            keys,
+            ["predecessor", "predecessor-code", "predecessor-problem"]
+        );
         first.details = vec![("k".to_owned(), "v".to_owned()); limit::LABELS_MAX - 1];
         assert_eq!(both(&first, &by, &problem).details.len(), limit::LABELS_MAX);
     }

@@ -13,7 +13,8 @@ use crate::manager::Manager;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    Caller, ClaimRecord, DriverName, ObjectName, ObjectRef, Problem, ProblemCode, PutBack, ReleaseRecord, Uid,
+    Caller, ClaimRecord, DriverName, ObjectName, ObjectRef, Problem, ProblemCode, PutBack,
+    ReleaseRecord, Uid,
 };
 
 /// Which claim to release, and who requests it.
@@ -36,14 +37,25 @@ pub struct ReleasePreview {
 }
 
 impl Manager {
-    pub async fn look_at_release(&self, request: &ReleaseRequest) -> Result<ReleasePreview, Problem> {
+    pub async fn look_at_release(
+        &self,
+        request: &ReleaseRequest,
+    ) -> Result<ReleasePreview, Problem> {
         let record = self.find_claim(request)?;
         machine::check_release(&record)?;
-        let serves = |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
+        let serves =
+            |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
         let drivers = record.drivers.keys().map(serves).collect();
         let (call, all, none) = (self.driver_call("look".into()), |_: &_| true, |_: &_| false);
-        let restored = self.values.restore(&record.id, all, none, &RestoreRequest::preview(&call)).await;
-        Ok(ReleasePreview { record, drivers, values: restored.values })
+        let restored = self
+            .values
+            .restore(&record.id, all, none, &RestoreRequest::preview(&call))
+            .await;
+        Ok(ReleasePreview {
+            record,
+            drivers,
+            values: restored.values,
+        })
     }
 
     /// Releases a claim by force. Not cancelled when the future is dropped.
@@ -66,22 +78,37 @@ impl Manager {
         // Pods are locked before claims. If another pod comes meanwhile, the check below fails.
         let _pods = self.pod_locks.take(found.pods.keys().cloned()).await;
         let _claim = self.claim_locks.take([uid.clone()]).await;
-        let record = self.table().claim(uid.as_str()).cloned().ok_or_else(|| no_claim(&request))?;
+        let record = self
+            .table()
+            .claim(uid.as_str())
+            .cloned()
+            .ok_or_else(|| no_claim(&request))?;
         machine::check_release(&record)?;
         if record.pods.keys().any(|pod| !found.pods.contains_key(pod)) {
             let message = format!("claim {} was just prepared for another pod", record.id);
             return Err(Problem::conflict(ProblemCode::ClaimInUse, message));
         }
-        let released = self.release_locked(&record, &request.by, &self.driver_call(request_id)).await;
+        let released = self
+            .release_locked(&record, &request.by, &self.driver_call(request_id))
+            .await;
         // The intent may be durable: then the release is finished without a request.
         released.inspect_err(|_| self.unprepare_failed.notify_one())
     }
 
     /// Finishes a release that was begun, in the name of its caller.
     pub(super) async fn finish_release(&self, claim: &ObjectRef, by: Caller) {
-        let (namespace, name, uid) = (claim.namespace.clone(), claim.name.clone(), claim.uid.clone());
+        let (namespace, name, uid) = (
+            claim.namespace.clone(),
+            claim.name.clone(),
+            claim.uid.clone(),
+        );
         let request_id = format!("resume-{uid}").into();
-        let request = ReleaseRequest { namespace, name, uid: Some(uid), by };
+        let request = ReleaseRequest {
+            namespace,
+            name,
+            uid: Some(uid),
+            by,
+        };
         let Err(problem) = self.release(request, request_id).await else {
             tracing::info!(%claim, "finished an interrupted release");
             return;
@@ -104,14 +131,25 @@ impl Manager {
         let (record, drivers) = machine::release(record, now_ms(), by);
         self.commit_claims(vec![record.clone()]).await?;
         let work = [(record.clone(), drivers)];
-        let results = self.call_unprepare(&work, call).await.pop().unwrap_or_default();
+        let results = self
+            .call_unprepare(&work, call)
+            .await
+            .pop()
+            .unwrap_or_default();
         // The locks of the values' paths are kept until the end is durable.
-        let Restored { values: put_back, locks: _locks } =
-            self.restore_released(&record, &results, &RestoreRequest::of(call)).await;
+        let Restored {
+            values: put_back,
+            locks: _locks,
+        } = self
+            .restore_released(&record, &results, &RestoreRequest::of(call))
+            .await;
         failpoint::pass(Point::ReleasePutBack);
         self.remove_files(std::slice::from_ref(&record)).await?;
         let released = machine::released(&record, results, now_ms(), by);
-        let released = Arc::new(ReleaseRecord { put_back, ..released });
+        let released = Arc::new(ReleaseRecord {
+            put_back,
+            ..released
+        });
         self.forget_released(&record, &released).await?;
         audit(&released, call);
         Ok(released)
@@ -127,10 +165,13 @@ impl Manager {
         let mut changes = vec![Change::PutReleased(released.clone())];
         changes.extend(outdated.iter().cloned().map(Change::DeleteReleased));
         let pods: BTreeSet<_> = record.pods.keys().cloned().collect();
-        self.forget(std::slice::from_ref(uid), &pods, changes, Undo::default()).await?;
+        self.forget(std::slice::from_ref(uid), &pods, changes, Undo::default())
+            .await?;
         self.table().put_released(released.clone(), &outdated);
         self.unprepare_retries.lock().clear(uid);
-        self.prepare_retries.lock().forget(|_, claim| claim.uid == *uid);
+        self.prepare_retries
+            .lock()
+            .forget(|_, claim| claim.uid == *uid);
         Ok(())
     }
 
@@ -140,7 +181,11 @@ impl Manager {
             record.id.namespace == request.namespace && record.id.name == request.name
         };
         if let Some(uid) = &request.uid {
-            return table.claim(uid.as_str()).filter(is_named).cloned().ok_or_else(|| no_claim(request));
+            return table
+                .claim(uid.as_str())
+                .filter(is_named)
+                .cloned()
+                .ok_or_else(|| no_claim(request));
         }
         let found: Vec<_> = table.claims().filter(is_named).collect();
         match found.as_slice() {
@@ -153,22 +198,38 @@ impl Manager {
 
 /// Writes the line that an auditor looks for in the log.
 fn audit(released: &ReleaseRecord, call: &Call) {
-    let untold =
-        released.untold.iter().map(|(driver, left)| format!("{driver}: {}", left.devices.join(", ")));
+    let untold = released
+        .untold
+        .iter()
+        .map(|(driver, left)| format!("{driver}: {}", left.devices.join(", ")));
     let not_notified = untold.collect::<Vec<_>>().join("; ");
-    let (claim, claim_uid, by, request) = (&released.id, &released.id.uid, &released.by, &call.request_id);
+    let (claim, claim_uid, by, request) = (
+        &released.id,
+        &released.id.uid,
+        &released.by,
+        &call.request_id,
+    );
     tracing::warn!(%claim, %claim_uid, %by, %request, not_notified, "claim released by force");
 }
 
 fn no_claim(request: &ReleaseRequest) -> Problem {
-    let uid = request.uid.as_ref().map(|uid| format!(" with UID {uid}")).unwrap_or_default();
-    let message = format!("there is no claim {}/{}{uid} here", request.namespace, request.name);
+    let uid = request
+        .uid
+        .as_ref()
+        .map(|uid| format!(" with UID {uid}"))
+        .unwrap_or_default();
+    let message = format!(
+        "there is no claim {}/{}{uid} here",
+        request.namespace, request.name
+    );
     Problem::not_found(ProblemCode::NoSuchClaim, message)
 }
 
 fn ambiguous(claims: &[&Arc<ClaimRecord>]) -> Problem {
-    let uids: Vec<_> =
-        claims.iter().map(|claim| format!("{} ({})", claim.id.uid, claim.state.as_str())).collect();
+    let uids: Vec<_> = claims
+        .iter()
+        .map(|claim| format!("{} ({})", claim.id.uid, claim.state.as_str()))
+        .collect();
     let (name, uids) = (&claims[0].id, uids.join(", "));
     let message = format!("several claims are called {name}; name one by its UID: {uids}");
     Problem::conflict(ProblemCode::ClaimAmbiguous, message)

@@ -17,8 +17,11 @@ impl Manager {
         results: &[UnprepareResult],
         request: &RestoreRequest<'_>,
     ) -> Restored {
-        let decided = |driver: &DriverName| unprepared(results, driver) && was_prepared(record, driver);
-        self.values.restore(&record.id, |driver| !decided(driver), |_| false, request).await
+        let decided =
+            |driver: &DriverName| unprepared(results, driver) && was_prepared(record, driver);
+        self.values
+            .restore(&record.id, |driver| !decided(driver), |_| false, request)
+            .await
     }
 
     /// Restores the values of drivers that unprepared a claim which they never prepared: their calls failed, and so may have their
@@ -29,15 +32,26 @@ impl Manager {
         results: &[UnprepareResult],
         request: &RestoreRequest<'_>,
     ) -> Restored {
-        let unfinished = |driver: &DriverName| unprepared(results, driver) && !was_prepared(record, driver);
-        self.values.restore(&record.id, unfinished, |driver| !unprepared(results, driver), request).await
+        let unfinished =
+            |driver: &DriverName| unprepared(results, driver) && !was_prepared(record, driver);
+        self.values
+            .restore(
+                &record.id,
+                unfinished,
+                |driver| !unprepared(results, driver),
+                request,
+            )
+            .await
     }
 
     pub(super) async fn end_values(&self, record: &ClaimRecord, results: &[UnprepareResult]) {
         let unprepared = results.iter().filter(|(_, outcome, _)| outcome.is_ok());
         let drivers = unprepared.map(|(driver, _, _)| driver.clone()).collect();
         if let Err(error) = self.values.end_of_drivers(&record.id.uid, drivers).await {
-            tracing::warn!(error = chain(&error), "sysfs values are recorded longer than needed");
+            tracing::warn!(
+                error = chain(&error),
+                "sysfs values are recorded longer than needed"
+            );
         }
     }
 
@@ -46,7 +60,10 @@ impl Manager {
         self.adopt_releases().await;
         let is_known = |uid: &Uid| self.table().is_known(uid.as_str());
         if let Err(error) = self.values.tidy(is_known).await {
-            tracing::warn!(error = chain(&error), "sysfs values of another boot stay in the checkpoint");
+            tracing::warn!(
+                error = chain(&error),
+                "sysfs values of another boot stay in the checkpoint"
+            );
         }
     }
 
@@ -58,8 +75,13 @@ impl Manager {
             let is_open = |known: &Arc<ClaimRecord>| {
                 known.state == ClaimState::Unpreparing && known.releasing.is_none()
             };
-            let Some(known) = known.filter(is_open) else { continue };
-            let record = ClaimRecord { releasing: Some(by), ..ClaimRecord::clone(&known) };
+            let Some(known) = known.filter(is_open) else {
+                continue;
+            };
+            let record = ClaimRecord {
+                releasing: Some(by),
+                ..ClaimRecord::clone(&known)
+            };
             if let Err(problem) = self.commit_claims(vec![record.into()]).await {
                 tracing::warn!(claim = %known.id, %problem, "a release that was begun is finished like an unprepare");
             }
@@ -68,10 +90,15 @@ impl Manager {
 }
 
 fn unprepared(results: &[UnprepareResult], driver: &DriverName) -> bool {
-    results.iter().any(|(of, outcome, _)| of == driver && outcome.is_ok())
+    results
+        .iter()
+        .any(|(of, outcome, _)| of == driver && outcome.is_ok())
 }
 
 /// Whether a driver prepared the claim, in whatever boot.
 fn was_prepared(record: &ClaimRecord, driver: &DriverName) -> bool {
-    record.drivers.get(driver).is_some_and(|part| part.prepared.is_some())
+    record
+        .drivers
+        .get(driver)
+        .is_some_and(|part| part.prepared.is_some())
 }

@@ -73,13 +73,22 @@ pub struct ClaimView {
 impl Manager {
     pub fn claim_view(&self, record: Arc<ClaimRecord>) -> ClaimView {
         let leaving = |driver: &DriverName| record.is_part_leaving(driver);
-        let open = record.drivers.iter().filter(|(driver, part)| match record.state {
-            ClaimState::Prepared => leaving(driver),
-            ClaimState::Preparing => leaving(driver) || part.current().is_none(),
-            ClaimState::Unpreparing => true,
-        });
-        let retries = open.map(|(driver, _)| self.retry_status(&record, driver)).collect();
-        ClaimView { values: self.values.of(&record.id.uid), retries, record }
+        let open = record
+            .drivers
+            .iter()
+            .filter(|(driver, part)| match record.state {
+                ClaimState::Prepared => leaving(driver),
+                ClaimState::Preparing => leaving(driver) || part.current().is_none(),
+                ClaimState::Unpreparing => true,
+            });
+        let retries = open
+            .map(|(driver, _)| self.retry_status(&record, driver))
+            .collect();
+        ClaimView {
+            values: self.values.of(&record.id.uid),
+            retries,
+            record,
+        }
     }
 
     fn retry_status(&self, record: &ClaimRecord, driver: &DriverName) -> RetryStatus {
@@ -88,30 +97,50 @@ impl Manager {
         let attempts = if is_leaving {
             self.unprepare_retries.lock().attempts(uid)
         } else {
-            self.prepare_retries.lock().get(uid, driver).map_or(0, |retry| retry.attempts)
+            self.prepare_retries
+                .lock()
+                .get(uid, driver)
+                .map_or(0, |retry| retry.attempts)
         };
-        let retry = match self.registry.serving(driver).map(|driver| DriverRevision::of(&driver)) {
+        let retry = match self
+            .registry
+            .serving(driver)
+            .map(|driver| DriverRevision::of(&driver))
+        {
             Err(_) => Retry::WhenServing,
-            Ok(revision) if is_leaving => {
-                Retry::at(self.unprepare_retries.lock().due(uid, driver, &revision).unwrap_or(now))
-            }
+            Ok(revision) if is_leaving => Retry::at(
+                self.unprepare_retries
+                    .lock()
+                    .due(uid, driver, &revision)
+                    .unwrap_or(now),
+            ),
             Ok(revision) => {
                 let request = || record.driver_claim(driver);
-                match self.prepare_retries.lock().verdict(uid, driver, &revision, request, now) {
+                match self
+                    .prepare_retries
+                    .lock()
+                    .verdict(uid, driver, &revision, request, now)
+                {
                     Verdict::Call => Retry::Now,
                     Verdict::Later { at, .. } => Retry::at(at),
                     Verdict::Never(_) => Retry::WhenChanged,
                 }
             }
         };
-        RetryStatus { driver: driver.clone(), attempts, retry }
+        RetryStatus {
+            driver: driver.clone(),
+            attempts,
+            retry,
+        }
     }
 
     /// Claims that were refused and rolled back, by UID. They are listed until they are requested again.
     pub fn refused_claims(&self) -> Vec<RefusedClaim> {
         let refused: Vec<PrepareRetry> = self.prepare_retries.lock().iter().cloned().collect();
         let table = self.table();
-        let unknown = refused.into_iter().filter(|retry| table.claim(retry.claim.uid.as_str()).is_none());
+        let unknown = refused
+            .into_iter()
+            .filter(|retry| table.claim(retry.claim.uid.as_str()).is_none());
         unknown.map(|retry| self.refused_claim(retry)).collect()
     }
 
@@ -121,7 +150,16 @@ impl Manager {
             Ok(driver) if refused.revision != DriverRevision::of(&driver) => Retry::Now,
             Ok(_) => refused.again.map_or(Retry::WhenChanged, Retry::at),
         };
-        let retry = RetryStatus { driver: refused.driver, attempts: refused.attempts, retry };
-        RefusedClaim { claim: refused.claim, problem: refused.problem, at_ms: refused.at_ms, retry }
+        let retry = RetryStatus {
+            driver: refused.driver,
+            attempts: refused.attempts,
+            retry,
+        };
+        RefusedClaim {
+            claim: refused.claim,
+            problem: refused.problem,
+            at_ms: refused.at_ms,
+            retry,
+        }
     }
 }

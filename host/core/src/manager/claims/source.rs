@@ -12,7 +12,11 @@ use nodedock_model::{Allocation, Claim, ObjectName, ObjectRef, Problem, ProblemC
 #[async_trait]
 pub trait ClaimSource: Send + Sync {
     /// Returns the claim of that name; None if there is none.
-    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem>;
+    async fn claim(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+    ) -> Result<Option<Claim>, Problem>;
 
     /// Returns the claim of that name for a caller that knows its UID: a source with a cache reads again before it returns none, or one
     /// with another UID.
@@ -80,20 +84,35 @@ impl ClaimDirectory {
 }
 
 fn is_manifest(path: &std::path::Path) -> bool {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let extension = path
+        .extension()
+        .and_then(|e| e.to_str())
+        .unwrap_or_default();
     !name.starts_with('.') && matches!(extension, "yaml" | "yml" | "json")
 }
 
 #[async_trait]
 impl ClaimSource for ClaimDirectory {
-    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+    async fn claim(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+    ) -> Result<Option<Claim>, Problem> {
         let (path, namespace, name) = (self.path.clone(), namespace.clone(), name.clone());
         let look = move || ClaimDirectory::new(path).find(&namespace, &name);
-        tokio::task::spawn_blocking(look).await.unwrap_or_else(|error| {
-            let message = format!("read the directory of claims: {error}");
-            Err(Problem::internal(ProblemCode::ClaimsFolderUnreadable, message))
-        })
+        tokio::task::spawn_blocking(look)
+            .await
+            .unwrap_or_else(|error| {
+                let message = format!("read the directory of claims: {error}");
+                Err(Problem::internal(
+                    ProblemCode::ClaimsFolderUnreadable,
+                    message,
+                ))
+            })
     }
 }
 
@@ -102,18 +121,34 @@ pub fn check_bounds(claim: &Claim) -> Result<(), Problem> {
     let (mut devices, mut configs, mut parameters) = (0, 0, 0);
     if let Some(allocation) = &claim.allocation {
         (devices, configs) = (allocation.devices.len(), allocation.configs.len());
-        parameters = allocation.configs.iter().map(|config| config.parameters.len()).max().unwrap_or(0);
+        parameters = allocation
+            .configs
+            .iter()
+            .map(|config| config.parameters.len())
+            .max()
+            .unwrap_or(0);
     }
     // The host made it, and a device plugin's list has its own bounds.
     let devices = if claim.resource.is_some() { 0 } else { devices };
     for (what, count, max) in [
-        ("consumers", claim.reserved_for.len(), limit::RESERVED_FOR_MAX),
+        (
+            "consumers",
+            claim.reserved_for.len(),
+            limit::RESERVED_FOR_MAX,
+        ),
         ("allocated devices", devices, limit::ALLOCATED_DEVICES_MAX),
         ("configs", configs, limit::CONFIGS_MAX),
-        ("bytes of parameters", parameters, limit::PARAMETERS_BYTES_MAX),
+        (
+            "bytes of parameters",
+            parameters,
+            limit::PARAMETERS_BYTES_MAX,
+        ),
     ] {
         if count > max {
-            let message = format!("claim {} has {count} {what}, and {max} are the most", claim.id);
+            let message = format!(
+                "claim {} has {count} {what}, and {max} are the most",
+                claim.id
+            );
             return Err(Problem::invalid(ProblemCode::ClaimTooLarge, message));
         }
     }
@@ -132,7 +167,10 @@ spec: {}
 ";
 
     fn names() -> (ObjectName, ObjectName) {
-        (ObjectName::new("default").unwrap(), ObjectName::new("one").unwrap())
+        (
+            ObjectName::new("default").unwrap(),
+            ObjectName::new("one").unwrap(),
+        )
     }
 
     #[tokio::test]
@@ -152,7 +190,10 @@ spec: {}
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.yaml"), "{").unwrap();
         let (namespace, name) = names();
-        let problem = ClaimDirectory::new(dir.path().to_owned()).claim(&namespace, &name).await.unwrap_err();
+        let problem = ClaimDirectory::new(dir.path().to_owned())
+            .claim(&namespace, &name)
+            .await
+            .unwrap_err();
         assert!(problem.message.contains("a.yaml"), "{problem}");
     }
 }

@@ -42,19 +42,30 @@ pub struct ClaimTable {
 impl ClaimTable {
     pub fn new(claims: Vec<ClaimRecord>, pods: Vec<PodRecord>) -> Self {
         let mut table = Self::default();
-        claims.into_iter().for_each(|claim| drop(table.put(Arc::new(claim))));
-        pods.into_iter().for_each(|pod| drop(table.put_pod(Arc::new(pod))));
+        claims
+            .into_iter()
+            .for_each(|claim| drop(table.put(Arc::new(claim))));
+        pods.into_iter()
+            .for_each(|pod| drop(table.put_pod(Arc::new(pod))));
         table
     }
 
     /// Adds claims of which the checkpoint has records that cannot be read.
     pub fn with_unreadable(self, claims: BTreeSet<String>) -> Self {
-        Self { unreadable: claims, ..self }
+        Self {
+            unreadable: claims,
+            ..self
+        }
     }
 
     pub fn with_released(self, records: Vec<ReleaseRecord>) -> Self {
-        let released = records.into_iter().map(|record| (record.id.uid.clone(), Arc::new(record)));
-        Self { released: released.collect(), ..self }
+        let released = records
+            .into_iter()
+            .map(|record| (record.id.uid.clone(), Arc::new(record)));
+        Self {
+            released: released.collect(),
+            ..self
+        }
     }
 
     /// Whether there is a record of a claim, readable or not.
@@ -70,8 +81,13 @@ impl ClaimTable {
         self.claims.values()
     }
 
-    pub fn claim_named(&self, namespace: &ObjectName, name: &ObjectName) -> Option<&Arc<ClaimRecord>> {
-        self.claims.get(self.by_name.get(&(namespace.clone(), name.clone()))?)
+    pub fn claim_named(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+    ) -> Option<&Arc<ClaimRecord>> {
+        self.claims
+            .get(self.by_name.get(&(namespace.clone(), name.clone()))?)
     }
 
     pub fn pod(&self, uid: &str) -> Option<&Arc<PodRecord>> {
@@ -84,17 +100,32 @@ impl ClaimTable {
 
     /// Pods of a name that have a record or a claim: several, if one replaced another.
     pub fn pods_named(&self, namespace: &ObjectName, name: &ObjectName) -> Vec<ObjectRef> {
-        let Ok(first) = Uid::new("0") else { return Vec::new() };
-        let from = ObjectRef { namespace: namespace.clone(), name: name.clone(), uid: first };
+        let Ok(first) = Uid::new("0") else {
+            return Vec::new();
+        };
+        let from = ObjectRef {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            uid: first,
+        };
         let named = |pod: &&ObjectRef| pod.namespace == *namespace && pod.name == *name;
         // No UID sorts before "0".
-        self.known_pods.range(from..).take_while(named).cloned().collect()
+        self.known_pods
+            .range(from..)
+            .take_while(named)
+            .cloned()
+            .collect()
     }
 
     /// The pod of a UID, if it has a record or a claim.
     pub fn pod_ref(&self, uid: &Uid) -> Option<ObjectRef> {
         let of_record = self.pods.get(uid).map(|record| &record.pod);
-        let of_claim = || self.found(self.claims_of_pods.get(uid)).next()?.pods.get(uid);
+        let of_claim = || {
+            self.found(self.claims_of_pods.get(uid))
+                .next()?
+                .pods
+                .get(uid)
+        };
         of_record.or_else(of_claim).cloned()
     }
 
@@ -143,9 +174,13 @@ impl ClaimTable {
 
     /// Claims that keep one of `holds` from a claim that has none of them yet, each once.
     pub fn holders(&self, holds: &[Hold]) -> Vec<ObjectRef> {
-        let others = holds.iter().flat_map(|hold| self.held.all_in_the_way(None, hold));
+        let others = holds
+            .iter()
+            .flat_map(|hold| self.held.all_in_the_way(None, hold));
         let uids: BTreeSet<_> = others.map(|(uid, _)| uid).collect();
-        self.found(uids.into_iter()).map(|record| record.id.clone()).collect()
+        self.found(uids.into_iter())
+            .map(|record| record.id.clone())
+            .collect()
     }
 
     /// Claims whose devices use a thing (`Use::of`).
@@ -165,7 +200,10 @@ impl ClaimTable {
         let uid = &record.id.uid;
         let before = self.remove(uid);
         self.by_name.insert(full_name(&record), uid.clone());
-        record.holds.iter().for_each(|hold| self.held.add(uid, hold));
+        record
+            .holds
+            .iter()
+            .for_each(|hold| self.held.add(uid, hold));
         device_keys(&record).for_each(|key| self.users.add(key, uid));
         things(&record).for_each(|thing| self.things.add(thing.to_owned(), uid));
         for pod in record.pods.values() {
@@ -183,7 +221,10 @@ impl ClaimTable {
         if self.by_name.get(&name) == Some(uid) {
             self.by_name.remove(&name);
         }
-        record.holds.iter().for_each(|hold| self.held.remove(uid, hold));
+        record
+            .holds
+            .iter()
+            .for_each(|hold| self.held.remove(uid, hold));
         device_keys(&record).for_each(|key| self.users.remove(&key, uid));
         things(&record).for_each(|thing| self.things.remove(thing, uid));
         digests(&record).for_each(|digest| self.prepared_by.remove(digest, uid));
@@ -212,8 +253,16 @@ impl ClaimTable {
     }
 
     /// Those of `pods` that hold no claims but `except`.
-    pub fn pods_with_nothing_but<'a>(&self, pods: &'a BTreeSet<Uid>, except: &[Uid]) -> Vec<&'a Uid> {
-        let only = |pod: &&Uid| self.claims_of_pods.get(*pod).all(|claim| except.contains(claim));
+    pub fn pods_with_nothing_but<'a>(
+        &self,
+        pods: &'a BTreeSet<Uid>,
+        except: &[Uid],
+    ) -> Vec<&'a Uid> {
+        let only = |pod: &&Uid| {
+            self.claims_of_pods
+                .get(*pod)
+                .all(|claim| except.contains(claim))
+        };
         pods.iter().filter(only).collect()
     }
 
@@ -226,13 +275,16 @@ impl ClaimTable {
         holds: &[Hold],
     ) -> Option<(&Arc<ClaimRecord>, &str)> {
         if made_for.is_none() {
-            let found = holds.iter().find_map(|hold| self.held.in_the_way(Some(uid), hold));
+            let found = holds
+                .iter()
+                .find_map(|hold| self.held.in_the_way(Some(uid), hold));
             return found.and_then(|(holder, key)| Some((self.claims.get(holder)?, key)));
         }
         let is_other = |holder: &ClaimRecord| holder.made_for() != made_for;
         holds.iter().find_map(|hold| {
             let others = self.held.all_in_the_way(Some(uid), hold).into_iter();
-            let mut others = others.filter_map(|(holder, key)| Some((self.claims.get(holder)?, key)));
+            let mut others =
+                others.filter_map(|(holder, key)| Some((self.claims.get(holder)?, key)));
             others.find(|(holder, _)| is_other(holder))
         })
     }
@@ -246,12 +298,21 @@ impl ClaimTable {
 
     /// The oldest released claims, beyond the bound, if `new` is released now.
     pub(super) fn outdated_releases(&self, new: &Uid) -> Vec<Uid> {
-        let others = self.released().into_iter().rev().filter(|record| record.id.uid != *new);
-        others.skip(RELEASED_MAX - 1).map(|record| record.id.uid.clone()).collect()
+        let others = self
+            .released()
+            .into_iter()
+            .rev()
+            .filter(|record| record.id.uid != *new);
+        others
+            .skip(RELEASED_MAX - 1)
+            .map(|record| record.id.uid.clone())
+            .collect()
     }
 
     pub(super) fn put_released(&mut self, record: Arc<ReleaseRecord>, outdated: &[Uid]) {
-        outdated.iter().for_each(|uid| drop(self.released.remove(uid)));
+        outdated
+            .iter()
+            .for_each(|uid| drop(self.released.remove(uid)));
         self.released.insert(record.id.uid.clone(), record);
     }
 }
@@ -265,15 +326,18 @@ pub(super) struct Undo {
 
 impl Undo {
     pub(super) fn put(&mut self, table: &mut ClaimTable, record: &Arc<ClaimRecord>) {
-        self.claims.push((record.id.uid.clone(), table.put(record.clone())));
+        self.claims
+            .push((record.id.uid.clone(), table.put(record.clone())));
     }
 
     pub(super) fn put_pod(&mut self, table: &mut ClaimTable, record: &Arc<PodRecord>) {
-        self.pods.push((record.pod.uid.clone(), table.put_pod(record.clone())));
+        self.pods
+            .push((record.pod.uid.clone(), table.put_pod(record.clone())));
     }
 
     pub(super) fn remove_pod(&mut self, table: &mut ClaimTable, uid: &Uid) {
-        self.pods.push((uid.clone(), table.remove_pod(uid.as_str())));
+        self.pods
+            .push((uid.clone(), table.remove_pod(uid.as_str())));
     }
 
     /// Undoes the newest change first.
@@ -299,12 +363,17 @@ fn device_keys(record: &ClaimRecord) -> impl Iterator<Item = String> {
 }
 
 fn things(record: &ClaimRecord) -> impl Iterator<Item = &str> {
-    record.holds.iter().flat_map(|hold| &hold.uses).map(|used| used.of.as_str())
+    record
+        .holds
+        .iter()
+        .flat_map(|hold| &hold.uses)
+        .map(|used| used.of.as_str())
 }
 
 fn digests(record: &ClaimRecord) -> impl Iterator<Item = &str> {
     let by = record.drivers.values().filter_map(|part| part.by.as_ref());
-    by.map(|by| by.digest.as_str()).filter(|digest| !digest.is_empty())
+    by.map(|by| by.digest.as_str())
+        .filter(|digest| !digest.is_empty())
 }
 
 pub(super) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {

@@ -35,26 +35,50 @@ async fn a_repeated_prepare_calls_no_driver_and_answers_the_same() {
     daemon.source.put(claim("one", &["gpu/0", "gpu/1"], &[&a]));
     let first = daemon.prepare(&a, &["one"]).await;
     assert_eq!(ends(&first), ["prepared"]);
-    assert_eq!(cdi_devices(&first), ["gpu.example.com/claim=uid-one-0", "gpu.example.com/claim=uid-one-1"]);
+    assert_eq!(
+        cdi_devices(&first),
+        [
+            "gpu.example.com/claim=uid-one-0",
+            "gpu.example.com/claim=uid-one-1"
+        ]
+    );
     let commits = daemon.commits();
     assert_eq!(daemon.prepare(&a, &["one"]).await, first);
-    assert_eq!((gpu.counts(), daemon.commits(), daemon.cdi_files().len()), ((1, 0), commits, 1));
+    assert_eq!(
+        (gpu.counts(), daemon.commits(), daemon.cdi_files().len()),
+        ((1, 0), commits, 1)
+    );
 
     daemon.stop().await;
     let daemon = home.start();
-    assert_eq!(daemon.manager.pod("uid-a").unwrap().containers, first.containers, "from the checkpoint");
+    assert_eq!(
+        daemon.manager.pod("uid-a").unwrap().containers,
+        first.containers,
+        "from the checkpoint"
+    );
     assert_eq!(daemon.unprepare(&a).await.len(), 1);
 }
 
 #[tokio::test]
 async fn a_container_is_given_the_devices_of_the_requests_that_it_names() {
     let (_home, daemon, a, _gpu) = with_gpu();
-    daemon.source.put(claim("one", &["gpu/0", "gpu/1", "gpu/2"], &[&a]));
+    daemon
+        .source
+        .put(claim("one", &["gpu/0", "gpu/1", "gpu/2"], &[&a]));
     let mut two = request(&a, &["one"]);
-    let of = |name: &str| ContainerClaim { pod_claim_name: "one".to_owned(), request: Some(name.to_owned()) };
+    let of = |name: &str| ContainerClaim {
+        pod_claim_name: "one".to_owned(),
+        request: Some(name.to_owned()),
+    };
     two.containers[0].claims = vec![of("0"), of("2"), of("none")];
     let outcome = daemon.prepare_request(two, vec![]).await;
-    assert_eq!(cdi_devices(&outcome), ["gpu.example.com/claim=uid-one-0", "gpu.example.com/claim=uid-one-2"]);
+    assert_eq!(
+        cdi_devices(&outcome),
+        [
+            "gpu.example.com/claim=uid-one-0",
+            "gpu.example.com/claim=uid-one-2"
+        ]
+    );
 }
 
 #[tokio::test]
@@ -63,7 +87,10 @@ async fn a_claim_that_no_container_uses_is_prepared_all_the_same() {
     let mut unused = request(&a, &["one"]);
     unused.containers[0].claims.clear();
     let outcome = daemon.prepare_request(unused, vec![]).await;
-    assert_eq!((ends(&outcome), cdi_devices(&outcome).len()), (vec!["prepared"], 0));
+    assert_eq!(
+        (ends(&outcome), cdi_devices(&outcome).len()),
+        (vec!["prepared"], 0)
+    );
     assert_eq!((daemon.state("uid-one"), gpu.counts()), (PREPARED, (1, 0)));
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
 }
@@ -86,18 +113,32 @@ async fn an_unprepare_calls_the_driver_and_removes_the_file_and_the_record() {
 #[tokio::test]
 async fn the_claims_of_a_pod_are_one_call_of_each_driver() {
     let (_home, daemon, a, gpu, nic) = with_two_drivers();
-    for (name, devices) in
-        [("one", ["gpu/0", "nic/0"]), ("two", ["gpu/1", "gpu/2"]), ("three", ["gpu/3", "nic/1"])]
-    {
+    for (name, devices) in [
+        ("one", ["gpu/0", "nic/0"]),
+        ("two", ["gpu/1", "gpu/2"]),
+        ("three", ["gpu/3", "nic/1"]),
+    ] {
         daemon.source.put(claim(name, &devices, &[&a]));
     }
     let before = daemon.commits();
-    assert_eq!(ends(&daemon.prepare(&a, &["one", "two", "three"]).await), ["prepared"; 3]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one", "two", "three"]).await),
+        ["prepared"; 3]
+    );
     assert_eq!(daemon.commits() - before, 2, "the intents, and the results");
-    assert_eq!(gpu.calls().prepare, [[uid("uid-one"), uid("uid-three"), uid("uid-two")]]);
+    assert_eq!(
+        gpu.calls().prepare,
+        [[uid("uid-one"), uid("uid-three"), uid("uid-two")]]
+    );
     assert_eq!(nic.calls().prepare, [[uid("uid-one"), uid("uid-three")]]);
     daemon.unprepare(&a).await;
-    assert_eq!((gpu.calls().unprepare[0].len(), nic.calls().unprepare[0].len()), (3, 2));
+    assert_eq!(
+        (
+            gpu.calls().unprepare[0].len(),
+            nic.calls().unprepare[0].len()
+        ),
+        (3, 2)
+    );
 }
 
 /// Claims that came with one that makes no CDI file were refused with it, and the bad one stayed `prepared` for good.
@@ -107,7 +148,10 @@ async fn a_claim_that_makes_no_cdi_file_is_refused_alone() {
     gpu.reply("uid-bad", Reply::Unrenderable);
     daemon.source.put(claim("bad", &["gpu/0"], &[&a]));
     daemon.source.put(claim("good", &["gpu/1"], &[&a]));
-    assert_eq!(ends(&daemon.prepare(&a, &["bad", "good"]).await), ["cdi-not-valid", "prepared"]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["bad", "good"]).await),
+        ["cdi-not-valid", "prepared"]
+    );
     assert_eq!(daemon.state("uid-bad"), Some(ClaimState::Preparing));
     assert_eq!(
         ends(&daemon.prepare(&a, &["bad", "good"]).await),
@@ -120,17 +164,35 @@ async fn a_claim_that_makes_no_cdi_file_is_refused_alone() {
 async fn a_claim_of_no_driver_no_device_or_no_name_is_refused_before_anything_is_written() {
     let (home, a) = (Home::new(), pod("a"));
     let devices = BTreeMap::from([(DeviceName::new("0").unwrap(), Device::default())]);
-    let gpu = FakeDriver::with_pool(driver("gpu"), Pool { devices, ..Pool::default() });
+    let gpu = FakeDriver::with_pool(
+        driver("gpu"),
+        Pool {
+            devices,
+            ..Pool::default()
+        },
+    );
     let daemon = home.start();
     daemon.serve(&gpu);
     daemon.source.put(claim("absent", &["nic/0"], &[&a]));
-    daemon.source.put(claim("beyond", &["gpu/0", "gpu/1"], &[&a]));
+    daemon
+        .source
+        .put(claim("beyond", &["gpu/0", "gpu/1"], &[&a]));
     let mut elsewhere = claim("elsewhere", &["gpu/0"], &[&a]);
     elsewhere.allocation.as_mut().unwrap().devices[0].pool = PoolName::new("other").unwrap();
     daemon.source.put(elsewhere);
     let before = daemon.commits();
-    let outcome = daemon.prepare(&a, &["absent", "beyond", "elsewhere", "none"]).await;
-    assert_eq!(ends(&outcome), ["driver-unknown", "no-such-device", "no-such-pool", "no-such-claim"]);
+    let outcome = daemon
+        .prepare(&a, &["absent", "beyond", "elsewhere", "none"])
+        .await;
+    assert_eq!(
+        ends(&outcome),
+        [
+            "driver-unknown",
+            "no-such-device",
+            "no-such-pool",
+            "no-such-claim"
+        ]
+    );
     assert_eq!(daemon.commits(), before);
     assert!(daemon.manager.pods().is_empty());
 }
@@ -139,14 +201,26 @@ async fn a_claim_of_no_driver_no_device_or_no_name_is_refused_before_anything_is
 async fn a_claim_keeps_its_device_and_the_hardware_behind_it_from_being_held_alone() {
     let (home, a) = (Home::new(), pod("a"));
     let hardware = vec!["pci:0000:3b:00.0".to_owned()];
-    let device = Device { identity: hardware.clone(), ..Device::default() };
+    let device = Device {
+        identity: hardware.clone(),
+        ..Device::default()
+    };
     let devices = BTreeMap::from([(DeviceName::new("0").unwrap(), device)]);
-    let gpu = FakeDriver::with_pool(driver("gpu"), Pool { devices, ..Pool::default() });
+    let gpu = FakeDriver::with_pool(
+        driver("gpu"),
+        Pool {
+            devices,
+            ..Pool::default()
+        },
+    );
     let daemon = home.start();
     daemon.serve(&gpu);
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
     daemon.source.put(claim("monitor", &["!gpu/0"], &[&a]));
-    assert_eq!(ends(&daemon.prepare(&a, &["one", "monitor"]).await), ["prepared"; 2]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one", "monitor"]).await),
+        ["prepared"; 2]
+    );
     let holders = |short: &str, device: &str, identity: &[String]| {
         let facts = super::machine::DeviceFacts {
             identity: identity.to_vec(),
@@ -154,11 +228,22 @@ async fn a_claim_keeps_its_device_and_the_hardware_behind_it_from_being_held_alo
         };
         let holds = facts.exclusive_holds(&driver(short), "pool", device);
         let holders = daemon.manager.table().holders(&holds);
-        holders.into_iter().map(|claim| claim.name.to_string()).collect::<Vec<_>>()
+        holders
+            .into_iter()
+            .map(|claim| claim.name.to_string())
+            .collect::<Vec<_>>()
     };
-    assert_eq!(holders("gpu", "0", &[]), ["one"], "one with admin access keeps it from no claim");
+    assert_eq!(
+        holders("gpu", "0", &[]),
+        ["one"],
+        "one with admin access keeps it from no claim"
+    );
     assert_eq!(holders("gpu", "0", &hardware), ["one"]);
-    assert_eq!(holders("nic", "7", &hardware), ["one"], "the same hardware by another name");
+    assert_eq!(
+        holders("nic", "7", &hardware),
+        ["one"],
+        "the same hardware by another name"
+    );
     assert!(holders("nic", "0", &[]).is_empty() && holders("gpu", "1", &[]).is_empty());
 }
 
@@ -179,10 +264,15 @@ async fn a_reference_to_another_uid_or_to_another_pods_claim_is_refused() {
 #[tokio::test]
 async fn a_claim_of_the_request_goes_before_one_of_the_source() {
     let (_home, daemon, a, _gpu) = with_gpu();
-    daemon.source.put(claim("one@uid-source", &["gpu/0"], &[&a]));
+    daemon
+        .source
+        .put(claim("one@uid-source", &["gpu/0"], &[&a]));
     let inline = vec![claim("one@uid-inline", &["gpu/1"], &[&a])];
     let outcome = daemon.prepare_request(request(&a, &["one"]), inline).await;
-    assert_eq!(cdi_devices(&outcome), ["gpu.example.com/claim=uid-inline-1"]);
+    assert_eq!(
+        cdi_devices(&outcome),
+        ["gpu.example.com/claim=uid-inline-1"]
+    );
 }
 
 #[tokio::test]
@@ -190,16 +280,33 @@ async fn a_known_claim_with_another_allocation_is_refused_and_stays_as_it_is() {
     let (_home, daemon, a, _gpu) = with_claim();
     let first = daemon.prepare(&a, &["one"]).await;
     daemon.source.put(claim("one", &["gpu/1"], &[&a]));
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["allocation-changed"]);
-    assert_eq!(daemon.manager.pod("uid-a").unwrap().containers, first.containers);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one"]).await),
+        ["allocation-changed"]
+    );
+    assert_eq!(
+        daemon.manager.pod("uid-a").unwrap().containers,
+        first.containers
+    );
 }
 
 #[tokio::test]
 async fn pods_are_unprepared_by_name_where_the_uid_is_not_known() {
     let (_home, daemon, a, _gpu) = with_prepared().await;
-    let of = |name: &nodedock_model::ObjectName| PodSelector::Name(a.namespace.clone(), name.clone());
-    assert_eq!(daemon.manager.unprepare_pod(of(&pod("b").name), "test".into()).await, Ok(vec![]));
-    let outcomes = daemon.manager.unprepare_pod(of(&a.name), "test".into()).await.unwrap();
+    let of =
+        |name: &nodedock_model::ObjectName| PodSelector::Name(a.namespace.clone(), name.clone());
+    assert_eq!(
+        daemon
+            .manager
+            .unprepare_pod(of(&pod("b").name), "test".into())
+            .await,
+        Ok(vec![])
+    );
+    let outcomes = daemon
+        .manager
+        .unprepare_pod(of(&a.name), "test".into())
+        .await
+        .unwrap();
     assert_eq!((outcomes.len(), &outcomes[0].pod), (1, &a));
     assert!(daemon.manager.claims().is_empty());
 }
@@ -210,11 +317,34 @@ async fn a_driver_sees_its_own_prepared_claims() {
     nic.reply("uid-both", Reply::Refuse(transient()));
     daemon.prepare(&a, &["both"]).await;
     let prepared = &daemon.manager.claims;
-    assert_eq!(prepared.after(&driver("gpu"), None, None, 9)[0].claim.devices.len(), 1);
-    assert_eq!(prepared.get(&driver("gpu"), "uid-both").unwrap().memo, b"call 1");
+    assert_eq!(
+        prepared.after(&driver("gpu"), None, None, 9)[0]
+            .claim
+            .devices
+            .len(),
+        1
+    );
+    assert_eq!(
+        prepared.get(&driver("gpu"), "uid-both").unwrap().memo,
+        b"call 1"
+    );
     let asked = prepared.after(&driver("nic"), None, None, 9);
-    assert_eq!((asked.len(), asked[0].prepared, asked[0].memo.len()), (1, false, 0));
-    assert!(prepared.after(&driver("gpu"), None, Some("uid-both"), 9).is_empty(), "it is the last");
+    assert_eq!(
+        (asked.len(), asked[0].prepared, asked[0].memo.len()),
+        (1, false, 0)
+    );
+    assert!(
+        prepared
+            .after(&driver("gpu"), None, Some("uid-both"), 9)
+            .is_empty(),
+        "it is the last"
+    );
     assert!(prepared.after(&driver("gpu"), None, None, 0).is_empty());
-    assert_eq!(daemon.manager.users_of_device(&driver("nic"), "pool", "0").len(), 1);
+    assert_eq!(
+        daemon
+            .manager
+            .users_of_device(&driver("nic"), "pool", "0")
+            .len(),
+        1
+    );
 }

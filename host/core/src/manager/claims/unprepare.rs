@@ -24,25 +24,45 @@ use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, Pr
 
 impl<'a> UnprepareRequest<'a> {
     fn pod(self) -> Option<&'a Uid> {
-        if let Self::Pod(pod) = self { Some(pod) } else { None }
+        if let Self::Pod(pod) = self {
+            Some(pod)
+        } else {
+            None
+        }
     }
 
     /// The driver whose part the answer is about.
     fn part(self) -> Option<&'a DriverName> {
-        if let Self::Kubelet { driver, .. } = self { driver } else { None }
+        if let Self::Kubelet { driver, .. } = self {
+            driver
+        } else {
+            None
+        }
     }
 }
 
 impl Manager {
     /// Unprepares the claims of a pod whose lock the caller has.
-    pub(crate) async fn unprepare_claims_of(&self, pod: &ObjectRef, call: &Call) -> Vec<ClaimOutcome> {
+    pub(crate) async fn unprepare_claims_of(
+        &self,
+        pod: &ObjectRef,
+        call: &Call,
+    ) -> Vec<ClaimOutcome> {
         let claims = self.table().claims_of_pod(pod.uid.as_str());
         let uids: Vec<_> = claims.iter().map(|claim| claim.id.uid.clone()).collect();
         let _claims = self.claim_locks.take(uids.iter().cloned()).await;
-        let mut ends = self.unprepare_claims(&uids, UnprepareRequest::Pod(&pod.uid), call).await;
+        let mut ends = self
+            .unprepare_claims(&uids, UnprepareRequest::Pod(&pod.uid), call)
+            .await;
         if claims.is_empty()
-            && let Err(problem) =
-                self.forget(&[], &BTreeSet::from([pod.uid.clone()]), Vec::new(), Undo::default()).await
+            && let Err(problem) = self
+                .forget(
+                    &[],
+                    &BTreeSet::from([pod.uid.clone()]),
+                    Vec::new(),
+                    Undo::default(),
+                )
+                .await
         {
             tracing::warn!(%pod, %problem, "a pod without claims stays in the checkpoint");
         }
@@ -51,7 +71,9 @@ impl Manager {
             name: claim.id.name.clone(),
             uid: Some(claim.id.uid.clone()),
             // A claim that is gone since the list was made was unprepared by another request.
-            end: ends.remove(&claim.id.uid).unwrap_or(Ok(ClaimEnd::Unprepared)),
+            end: ends
+                .remove(&claim.id.uid)
+                .unwrap_or(Ok(ClaimEnd::Unprepared)),
         };
         claims.into_iter().map(outcome).collect()
     }
@@ -74,7 +96,10 @@ impl Manager {
         request_id: Arc<str>,
     ) -> Result<(), Problem> {
         let call = self.driver_call(request_id);
-        let end = self.unprepare_claims(std::slice::from_ref(uid), by, &call).await.remove(uid);
+        let end = self
+            .unprepare_claims(std::slice::from_ref(uid), by, &call)
+            .await
+            .remove(uid);
         end.map_or(Ok(()), |end| end.map(drop))
     }
 
@@ -90,19 +115,36 @@ impl Manager {
         let mut undo = Undo::default();
         {
             let mut table = self.table();
-            work.iter().for_each(|(record, _)| undo.put(&mut table, record));
+            work.iter()
+                .for_each(|(record, _)| undo.put(&mut table, record));
         }
-        let changes = work.iter().map(|(record, _)| Change::PutClaim(Arc::clone(record))).collect();
+        let changes = work
+            .iter()
+            .map(|(record, _)| Change::PutClaim(Arc::clone(record)))
+            .collect();
         if self.commit(changes, undo).await.is_ok() {
             failpoint::pass(Point::RollbackIntended);
             let results = self.call_unprepare(&work, call).await;
-            self.remove_unprepared(work, results, part.is_none(), part, call, &mut Outcomes::new()).await;
+            self.remove_unprepared(
+                work,
+                results,
+                part.is_none(),
+                part,
+                call,
+                &mut Outcomes::new(),
+            )
+            .await;
             failpoint::pass(Point::RollbackDone);
         }
     }
 
     /// Unprepares claims whose locks the caller has.
-    async fn unprepare_claims(&self, uids: &[Uid], by: UnprepareRequest<'_>, call: &Call) -> Outcomes {
+    async fn unprepare_claims(
+        &self,
+        uids: &[Uid],
+        by: UnprepareRequest<'_>,
+        call: &Call,
+    ) -> Outcomes {
         let pod = by.pod();
         let (mut ends, mut undo) = (Outcomes::new(), Undo::default());
         let (mut work, mut left): (Vec<Work>, Vec<Arc<ClaimRecord>>) = Default::default();
@@ -110,7 +152,9 @@ impl Manager {
             let mut table = self.table();
             for uid in uids {
                 match machine::unprepare(&table, uid, by, now_ms()) {
-                    UnprepareStep::Nothing => drop(ends.insert(uid.clone(), Ok(ClaimEnd::Unprepared))),
+                    UnprepareStep::Nothing => {
+                        drop(ends.insert(uid.clone(), Ok(ClaimEnd::Unprepared)))
+                    }
                     UnprepareStep::Left(record) => {
                         undo.put(&mut table, &record);
                         left.push(record);
@@ -119,7 +163,11 @@ impl Manager {
                         undo.put(&mut table, &record);
                         // A request calls all drivers; a retry calls those whose backoff has ended.
                         let is_retry = matches!(by, UnprepareRequest::Retry);
-                        let drivers = if is_retry { self.due_drivers(&record) } else { drivers };
+                        let drivers = if is_retry {
+                            self.due_drivers(&record)
+                        } else {
+                            drivers
+                        };
                         work.push((record, drivers));
                     }
                 }
@@ -127,14 +175,25 @@ impl Manager {
             let without_claims = pod.filter(|pod| table.claims_of_pod(pod.as_str()).is_empty());
             without_claims.inspect(|pod| undo.remove_pod(&mut table, pod))
         };
-        let records: Vec<_> = left.iter().chain(work.iter().map(|(record, _)| record)).cloned().collect();
-        let mut changes: Vec<_> = removed_pod.map(|pod| Change::DeletePod(pod.clone())).into_iter().collect();
+        let records: Vec<_> = left
+            .iter()
+            .chain(work.iter().map(|(record, _)| record))
+            .cloned()
+            .collect();
+        let mut changes: Vec<_> = removed_pod
+            .map(|pod| Change::DeletePod(pod.clone()))
+            .into_iter()
+            .collect();
         let mut results = None;
-        if left.is_empty() && !matches!(by, UnprepareRequest::Retry) && self.needs_no_intent(&work) {
+        if left.is_empty() && !matches!(by, UnprepareRequest::Retry) && self.needs_no_intent(&work)
+        {
             self.report_claims(&records);
             let called = self.call_unprepare(&work, call).await;
             if all_gone(&work, &called) {
-                ends.extend(self.remove_at_once(&records, pod.is_some(), changes, undo).await);
+                ends.extend(
+                    self.remove_at_once(&records, pod.is_some(), changes, undo)
+                        .await,
+                );
                 return ends;
             }
             // What stays is retried, so it is durable before anything else is done.
@@ -142,8 +201,13 @@ impl Manager {
         }
         changes.extend(records.iter().cloned().map(Change::PutClaim));
         if let Err(problem) = self.commit(changes, undo).await {
-            ends.extend(records.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
-            work.iter().for_each(|(record, _)| self.retry_unprepare(record, &[]));
+            ends.extend(
+                records
+                    .iter()
+                    .map(|record| (record.id.uid.clone(), Err(problem.clone()))),
+            );
+            work.iter()
+                .for_each(|(record, _)| self.retry_unprepare(record, &[]));
             return ends;
         }
         failpoint::pass(Point::UnprepareIntended);
@@ -152,12 +216,16 @@ impl Manager {
         }
         // A file names the pods of its claim: one that left must not come back with a claim that is rebuilt from it.
         self.check_files(&left, Nodes::Checked).await;
-        ends.extend(left.into_iter().map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))));
+        ends.extend(
+            left.into_iter()
+                .map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))),
+        );
         let results = match results {
             Some(results) => results,
             None => self.call_unprepare(&work, call).await,
         };
-        self.remove_unprepared(work, results, pod.is_some(), by.part(), call, &mut ends).await;
+        self.remove_unprepared(work, results, pod.is_some(), by.part(), call, &mut ends)
+            .await;
         ends
     }
 
@@ -184,9 +252,13 @@ impl Manager {
         changes: Vec<Change>,
         undo: Undo,
     ) -> Outcomes {
-        let end = self.remove(gone, pods_locked, changes, undo).await.map(|()| ClaimEnd::Unprepared);
+        let end = self
+            .remove(gone, pods_locked, changes, undo)
+            .await
+            .map(|()| ClaimEnd::Unprepared);
         if end.is_err() {
-            let claim = |record: &Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).cloned();
+            let claim =
+                |record: &Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).cloned();
             let restored: Vec<_> = gone.iter().filter_map(claim).collect();
             self.check_files(&restored, Nodes::Checked).await;
             self.report_claims(&restored);
@@ -234,12 +306,20 @@ impl Manager {
                 }
             }
         }
-        let mut open: BTreeSet<Uid> =
-            stay.iter().filter(|record| record.is_leaving()).map(|record| record.id.uid.clone()).collect();
+        let mut open: BTreeSet<Uid> = stay
+            .iter()
+            .filter(|record| record.is_leaving())
+            .map(|record| record.id.uid.clone())
+            .collect();
         open.extend(self.commit_rest(stay, ends).await);
-        let end =
-            self.remove(&gone, pods_locked, Vec::new(), Undo::default()).await.map(|()| ClaimEnd::Unprepared);
-        ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
+        let end = self
+            .remove(&gone, pods_locked, Vec::new(), Undo::default())
+            .await
+            .map(|()| ClaimEnd::Unprepared);
+        ends.extend(
+            gone.iter()
+                .map(|record| (record.id.uid.clone(), end.clone())),
+        );
         for ((record, _), results) in work.iter().zip(&results) {
             let uid = &record.id.uid;
             if open.contains(uid) || matches!(ends.get(uid), Some(Err(_))) {
@@ -276,18 +356,28 @@ impl Manager {
             return;
         }
         let unprepared = || results.iter().filter(|(_, outcome, _)| outcome.is_ok());
-        let names = unprepared().map(|(driver, _, _)| cdi::file_name(driver, &record.id.uid)).collect();
+        let names = unprepared()
+            .map(|(driver, _, _)| cdi::file_name(driver, &record.id.uid))
+            .collect();
         if let Err(problem) = self.remove_files_named(names).await {
             let outcomes = results.iter_mut().map(|(_, outcome, _)| outcome);
-            outcomes.filter(|outcome| outcome.is_ok()).for_each(|outcome| *outcome = Err(problem.clone()));
+            outcomes
+                .filter(|outcome| outcome.is_ok())
+                .for_each(|outcome| *outcome = Err(problem.clone()));
         }
     }
 
     pub(super) fn retry_unprepare(&self, record: &ClaimRecord, results: &[UnprepareResult]) {
-        let problems =
-            results.iter().filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
+        let problems = results
+            .iter()
+            .filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
         let serving = self.serving_of(record);
-        self.unprepare_retries.lock().failed(&record.id.uid, serving, &problems.collect(), Instant::now());
+        self.unprepare_retries.lock().failed(
+            &record.id.uid,
+            serving,
+            &problems.collect(),
+            Instant::now(),
+        );
         self.unprepare_failed.notify_one();
     }
 
@@ -308,12 +398,19 @@ impl Manager {
             return Err(problem);
         }
         let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
-        let mut pods: BTreeSet<_> = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
+        let mut pods: BTreeSet<_> = gone
+            .iter()
+            .flat_map(|record| record.pods.keys().cloned())
+            .collect();
         let mut locks = Vec::new();
         if !pods_locked {
             // Pods are locked before claims, so none is waited for here: one with a request under way is removed later.
-            let mut try_lock =
-                |pod: &Uid| self.pod_locks.try_take(pod).map(|lock| locks.push(lock)).is_some();
+            let mut try_lock = |pod: &Uid| {
+                self.pod_locks
+                    .try_take(pod)
+                    .map(|lock| locks.push(lock))
+                    .is_some()
+            };
             pods.retain(|pod| try_lock(pod));
         }
         self.forget(&uids, &pods, changes, undo).await?;
@@ -324,9 +421,12 @@ impl Manager {
     pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
         let names = |record: &Arc<ClaimRecord>| {
             let drivers = record.allocation.drivers().into_iter();
-            drivers.map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
+            drivers
+                .map(|driver| cdi::file_name(driver, &record.id.uid))
+                .collect::<Vec<_>>()
         };
-        self.remove_files_named(gone.iter().flat_map(names).collect()).await
+        self.remove_files_named(gone.iter().flat_map(names).collect())
+            .await
     }
 
     async fn remove_files_named(&self, names: Vec<String>) -> Result<(), Problem> {

@@ -43,8 +43,15 @@ struct Called {
 impl UnprepareRetry {
     /// From when on a driver that serves may be called. None: at once.
     fn due(&self, driver: &DriverName, revision: &DriverRevision) -> Option<Instant> {
-        let called = self.called.get(driver).filter(|called| called.revision == *revision)?;
-        Some(called.not_before.map_or(self.at, |not_before| not_before.max(self.at)))
+        let called = self
+            .called
+            .get(driver)
+            .filter(|called| called.revision == *revision)?;
+        Some(
+            called
+                .not_before
+                .map_or(self.at, |not_before| not_before.max(self.at)),
+        )
     }
 }
 
@@ -59,20 +66,43 @@ impl UnprepareRetries {
     ) {
         let mut before = self.0.remove(claim);
         let first = || Backoff::new(UNPREPARE_RETRY_MIN, UNPREPARE_RETRY_MAX);
-        let mut backoff = before.as_ref().map_or_else(first, |retry| retry.backoff.clone());
-        let attempts = before.as_ref().map_or(0, |retry| retry.attempts).saturating_add(1);
+        let mut backoff = before
+            .as_ref()
+            .map_or_else(first, |retry| retry.backoff.clone());
+        let attempts = before
+            .as_ref()
+            .map_or(0, |retry| retry.attempts)
+            .saturating_add(1);
         let mut call = |(driver, revision): (DriverName, DriverRevision)| {
-            let known = before.as_mut().and_then(|retry| retry.called.remove(&driver));
+            let known = before
+                .as_mut()
+                .and_then(|retry| retry.called.remove(&driver));
             let known = known.filter(|known| known.revision.is_of_instance(&revision));
             let problem = problems.get(&driver);
-            let tries =
-                known.as_ref().map_or(0, |known| known.tries).saturating_add(problem.is_some().into());
-            let earlier = known.filter(|known| known.revision == revision).and_then(|known| known.not_before);
+            let tries = known
+                .as_ref()
+                .map_or(0, |known| known.tries)
+                .saturating_add(problem.is_some().into());
+            let earlier = known
+                .filter(|known| known.revision == revision)
+                .and_then(|known| known.not_before);
             let not_before = problem.map_or(earlier, |problem| not_before(problem, now));
-            (driver, Called { revision, tries, not_before })
+            (
+                driver,
+                Called {
+                    revision,
+                    tries,
+                    not_before,
+                },
+            )
         };
         let called = serving.into_iter().map(&mut call).collect();
-        let retry = UnprepareRetry { attempts, at: now + backoff.delay(), backoff, called };
+        let retry = UnprepareRetry {
+            attempts,
+            at: now + backoff.delay(),
+            backoff,
+            called,
+        };
         self.0.insert(claim.clone(), retry);
     }
 
@@ -88,7 +118,9 @@ impl UnprepareRetries {
     /// How often a driver failed since it was loaded. Attempts without it, and those of previous versions, do not count.
     pub(super) fn tries(&self, claim: &Uid, driver: &DriverName, revision: &DriverRevision) -> u32 {
         let called = self.0.get(claim).and_then(|retry| retry.called.get(driver));
-        called.filter(|called| called.revision.is_of_instance(revision)).map_or(0, |called| called.tries)
+        called
+            .filter(|called| called.revision.is_of_instance(revision))
+            .map_or(0, |called| called.tries)
     }
 
     /// When a claim is retried whatever drivers serve. None: it has not failed yet.
@@ -97,12 +129,22 @@ impl UnprepareRetries {
     }
 
     /// When a driver that serves is called again. None: at once.
-    pub(super) fn due(&self, claim: &Uid, driver: &DriverName, revision: &DriverRevision) -> Option<Instant> {
+    pub(super) fn due(
+        &self,
+        claim: &Uid,
+        driver: &DriverName,
+        revision: &DriverRevision,
+    ) -> Option<Instant> {
         self.0.get(claim)?.due(driver, revision)
     }
 
     /// When a claim is retried. None: no driver of it serves.
-    pub(super) fn next(&self, claim: &ClaimRecord, serving: &Serving, now: Instant) -> Option<Instant> {
+    pub(super) fn next(
+        &self,
+        claim: &ClaimRecord,
+        serving: &Serving,
+        now: Instant,
+    ) -> Option<Instant> {
         let needs_no_driver = claim.leaving().next().is_none();
         let Some(retry) = self.0.get(&claim.id.uid) else {
             return (needs_no_driver || !serving.is_empty()).then_some(now);
@@ -110,18 +152,29 @@ impl UnprepareRetries {
         if needs_no_driver {
             return Some(retry.at);
         }
-        serving.iter().map(|(driver, revision)| retry.due(driver, revision).unwrap_or(now)).min()
+        serving
+            .iter()
+            .map(|(driver, revision)| retry.due(driver, revision).unwrap_or(now))
+            .min()
     }
 
     /// The drivers to call in an attempt. A driver that does not serve is called until that is noted as its problem.
-    pub(super) fn drivers(&self, claim: &ClaimRecord, serving: &Serving, now: Instant) -> Vec<DriverName> {
+    pub(super) fn drivers(
+        &self,
+        claim: &ClaimRecord,
+        serving: &Serving,
+        now: Instant,
+    ) -> Vec<DriverName> {
         let is_due = |driver: &DriverName, revision: &DriverRevision| {
-            self.due(&claim.id.uid, driver, revision).is_none_or(|at| at <= now)
+            self.due(&claim.id.uid, driver, revision)
+                .is_none_or(|at| at <= now)
         };
-        let due = claim.leaving().filter(|(driver, part)| match serving.get(*driver) {
-            Some(revision) => is_due(driver, revision),
-            None => part.problem.is_none(),
-        });
+        let due = claim
+            .leaving()
+            .filter(|(driver, part)| match serving.get(*driver) {
+                Some(revision) => is_due(driver, revision),
+                None => part.problem.is_none(),
+            });
         due.map(|(driver, _)| driver.clone()).collect()
     }
 }

@@ -26,10 +26,13 @@ impl Manager {
         loop {
             serving.mark_unchanged();
             let now = Instant::now();
-            let (due, later): (Vec<_>, Vec<_>) =
-                self.open_unprepares(now).into_iter().partition(|(_, at)| *at <= now);
+            let (due, later): (Vec<_>, Vec<_>) = self
+                .open_unprepares(now)
+                .into_iter()
+                .partition(|(_, at)| *at <= now);
             if !due.is_empty() {
-                self.finish_unprepares(due.into_iter().map(|(uid, _)| uid)).await;
+                self.finish_unprepares(due.into_iter().map(|(uid, _)| uid))
+                    .await;
                 if self.tasks.is_stopping() {
                     return;
                 }
@@ -50,16 +53,29 @@ impl Manager {
 
     /// Claims that wait for an unprepare, with the time of the next attempt.
     fn open_unprepares(&self, now: Instant) -> Vec<(Uid, Instant)> {
-        let open: Vec<_> = self.table().claims().filter(|record| record.is_leaving()).cloned().collect();
-        let next = |record: Arc<ClaimRecord>| Some((record.id.uid.clone(), self.next_try(&record, now)?));
+        let open: Vec<_> = self
+            .table()
+            .claims()
+            .filter(|record| record.is_leaving())
+            .cloned()
+            .collect();
+        let next =
+            |record: Arc<ClaimRecord>| Some((record.id.uid.clone(), self.next_try(&record, now)?));
         open.into_iter().filter_map(next).collect()
     }
 
     /// Those drivers of the parts to unprepare that serve now.
     pub(super) fn serving_of(&self, record: &ClaimRecord) -> Serving {
-        let revision =
-            |name: &DriverName| Some((name.clone(), DriverRevision::of(&self.registry.serving(name).ok()?)));
-        record.leaving().filter_map(|(driver, _)| revision(driver)).collect()
+        let revision = |name: &DriverName| {
+            Some((
+                name.clone(),
+                DriverRevision::of(&self.registry.serving(name).ok()?),
+            ))
+        };
+        record
+            .leaving()
+            .filter_map(|(driver, _)| revision(driver))
+            .collect()
     }
 
     /// When an unprepare is retried. None: when a driver of the claim serves.
@@ -76,22 +92,34 @@ impl Manager {
 
     /// When a release that was begun is finished. At a start no driver serves yet: those that come are waited for, for some time.
     fn next_release(&self, record: &ClaimRecord, serving: &Serving, now: Instant) -> Instant {
-        let next = self.unprepare_retries.lock().again(&record.id.uid).unwrap_or(now);
+        let next = self
+            .unprepare_retries
+            .lock()
+            .again(&record.id.uid)
+            .unwrap_or(now);
         let all_serve = serving.len() == record.drivers.len();
-        if all_serve { next } else { next.max(self.started + RELEASE_GRACE) }
+        if all_serve {
+            next
+        } else {
+            next.max(self.started + RELEASE_GRACE)
+        }
     }
 
     /// The drivers to call if the claim is retried now.
     pub(super) fn due_drivers(&self, record: &ClaimRecord) -> Vec<DriverName> {
         let serving = self.serving_of(record);
-        self.unprepare_retries.lock().drivers(record, &serving, Instant::now())
+        self.unprepare_retries
+            .lock()
+            .drivers(record, &serving, Instant::now())
     }
 
     /// Finishes unprepares: claims of one driver one after the other, drivers in parallel, so that a driver that hangs delays no other's.
     pub(super) async fn finish_unprepares(&self, uids: impl Iterator<Item = Uid>) {
         let mut groups: BTreeMap<Option<DriverName>, Vec<Uid>> = BTreeMap::new();
         for uid in uids {
-            let first = |record: &Arc<ClaimRecord>| record.leaving().next().map(|(driver, _)| driver.clone());
+            let first = |record: &Arc<ClaimRecord>| {
+                record.leaving().next().map(|(driver, _)| driver.clone())
+            };
             let driver = self.table().claim(uid.as_str()).and_then(first);
             groups.entry(driver).or_default().push(uid);
         }
@@ -107,7 +135,8 @@ impl Manager {
     }
 
     async fn finish_one(&self, uid: &Uid) {
-        let begun = |record: &Arc<ClaimRecord>| Some((record.id.clone(), record.releasing.clone()?));
+        let begun =
+            |record: &Arc<ClaimRecord>| Some((record.id.clone(), record.releasing.clone()?));
         let release = self.table().claim(uid.as_str()).and_then(begun);
         if let Some((claim, by)) = release {
             return self.finish_release(&claim, by).await;
@@ -130,9 +159,14 @@ impl Manager {
             record.releasing.is_none() && self.next_try(record, now).is_some_and(|at| at <= now)
         };
         let record = self.table().claim(uid.as_str()).cloned();
-        let Some(record) = record.filter(is_due) else { return BTreeSet::new() };
+        let Some(record) = record.filter(is_due) else {
+            return BTreeSet::new();
+        };
         let request_id = format!("resume-{uid}").into();
-        match self.unprepare_locked_claim(uid, UnprepareRequest::Retry, request_id).await {
+        match self
+            .unprepare_locked_claim(uid, UnprepareRequest::Retry, request_id)
+            .await
+        {
             Ok(()) => {
                 tracing::info!(claim = %record.id, "finished an interrupted unprepare");
                 self.empty_pods(&record)
@@ -148,6 +182,9 @@ impl Manager {
     fn empty_pods(&self, record: &ClaimRecord) -> BTreeSet<Uid> {
         let (table, pods) = (self.table(), record.pods.keys().cloned().collect());
         let empty = table.pods_with_nothing_but(&pods, &[]).into_iter();
-        empty.filter(|pod| table.pod(pod.as_str()).is_some()).cloned().collect()
+        empty
+            .filter(|pod| table.pod(pod.as_str()).is_some())
+            .cloned()
+            .collect()
     }
 }

@@ -30,9 +30,19 @@ pub struct RecordedValues {
 
 impl RecordedValues {
     /// `records`: those of the checkpoint. Records of another boot are void.
-    pub fn new(records: Vec<ClaimValues>, boot_id: &str, checkpoint: Checkpoint, tree: SysfsTree) -> Self {
+    pub fn new(
+        records: Vec<ClaimValues>,
+        boot_id: &str,
+        checkpoint: Checkpoint,
+        tree: SysfsTree,
+    ) -> Self {
         let records = Mutex::new(Records::new(records, boot_id));
-        Self { records, checkpoint, tree, path_locks: Locks::default() }
+        Self {
+            records,
+            checkpoint,
+            tree,
+            path_locks: Locks::default(),
+        }
     }
 
     pub(super) fn of(&self, uid: &Uid) -> Option<ClaimValues> {
@@ -52,10 +62,22 @@ impl RecordedValues {
     /// Removes records of another boot, or of unknown claims.
     pub(super) async fn tidy(&self, is_known: impl Fn(&Uid) -> bool) -> Result<(), CommitError> {
         let change = |records: &mut Records| {
-            let unknown: Vec<_> = records.claims.keys().filter(|uid| !is_known(uid)).cloned().collect();
-            let heirs: Vec<_> = unknown.iter().flat_map(|uid| records.end(uid, None).heirs).collect();
+            let unknown: Vec<_> = records
+                .claims
+                .keys()
+                .filter(|uid| !is_known(uid))
+                .cloned()
+                .collect();
+            let heirs: Vec<_> = unknown
+                .iter()
+                .flat_map(|uid| records.end(uid, None).heirs)
+                .collect();
             // A claim with outlived values may have been prepared again since.
-            std::mem::take(&mut records.outlived).into_iter().chain(unknown).chain(heirs).collect()
+            std::mem::take(&mut records.outlived)
+                .into_iter()
+                .chain(unknown)
+                .chain(heirs)
+                .collect()
         };
         self.commit(Vec::new(), change).await
     }
@@ -72,8 +94,12 @@ impl RecordedValues {
             match change {
                 Change::PutClaim(record) => {
                     written.insert(record.id.uid.clone());
-                    let current = record.drivers.iter().filter(|(_, part)| part.current().is_some());
-                    prepared.extend(current.map(|(driver, _)| (record.id.uid.clone(), driver.clone())));
+                    let current = record
+                        .drivers
+                        .iter()
+                        .filter(|(_, part)| part.current().is_some());
+                    prepared
+                        .extend(current.map(|(driver, _)| (record.id.uid.clone(), driver.clone())));
                 }
                 Change::DeleteClaim(uid) => ends.push((uid.clone(), None)),
                 _ => {}
@@ -83,7 +109,11 @@ impl RecordedValues {
         let mut removed = Vec::new();
         let follow = |records: &mut Records| {
             written.retain(|uid| records.get(uid).is_some());
-            removed.extend(prepared.iter().filter_map(|(uid, driver)| records.drop_progress(uid, driver)));
+            removed.extend(
+                prepared
+                    .iter()
+                    .filter_map(|(uid, driver)| records.drop_progress(uid, driver)),
+            );
             for (uid, driver) in ends {
                 let ended = records.end(&uid, driver.as_ref());
                 written.extend(ended.before.is_some().then_some(uid));
@@ -95,7 +125,10 @@ impl RecordedValues {
         let outcome = self.commit(changes, follow).await;
         if outcome.is_err() {
             let mut records = self.records.lock();
-            removed.into_iter().rev().for_each(|before| records.restore(before));
+            removed
+                .into_iter()
+                .rev()
+                .for_each(|before| records.restore(before));
         }
         outcome
     }
@@ -108,7 +141,10 @@ impl RecordedValues {
         if self.records.lock().get(uid).is_none() {
             return Ok(());
         }
-        let drivers = drivers.into_iter().map(|driver| (uid.clone(), driver)).collect();
+        let drivers = drivers
+            .into_iter()
+            .map(|driver| (uid.clone(), driver))
+            .collect();
         self.commit_claims(Vec::new(), drivers).await
     }
 
@@ -153,7 +189,12 @@ impl Journal for RecordedValues {
         })
     }
 
-    fn before(&self, driver: &DriverName, claims: &[ObjectRef], path: &str) -> Option<(u64, String)> {
+    fn before(
+        &self,
+        driver: &DriverName,
+        claims: &[ObjectRef],
+        path: &str,
+    ) -> Option<(u64, String)> {
         self.records.lock().before(driver, claims, path)
     }
 

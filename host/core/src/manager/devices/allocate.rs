@@ -14,8 +14,8 @@ use crate::manager::claims::machine::UnprepareRequest;
 use crate::manager::{Manager, interrupted};
 use nodedock_allocator::resource::{self as choose, DeviceNodes, Step, Want, closest};
 use nodedock_model::{
-    ExtendedResource, ObjectRef, PluginDevice, PodRequest, PooledClaim, Problem, ProblemCode, Uid, limit,
-    plugin_driver,
+    ExtendedResource, ObjectRef, PluginDevice, PodRequest, PooledClaim, Problem, ProblemCode, Uid,
+    limit, plugin_driver,
 };
 
 /// Others have the devices, or their plugin does not list them as healthy yet.
@@ -31,7 +31,9 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn held(&self, want: &Want) -> Option<&Entry> {
-        self.before.iter().find(|entry| entry.container == want.container && entry.resource == want.resource)
+        self.before
+            .iter()
+            .find(|entry| entry.container == want.container && entry.resource == want.resource)
     }
 
     /// The outcome of a want for which nothing has to be chosen.
@@ -57,7 +59,9 @@ impl Drop for Reservations<'_> {
     fn drop(&mut self) {
         let reserved: Vec<_> = {
             let mut state = self.manager.devices();
-            let own = state.chosen.extract_if(.., |_, known| known.pod == *self.pod);
+            let own = state
+                .chosen
+                .extract_if(.., |_, known| known.pod == *self.pod);
             own.map(|(_, known)| known.resource).collect()
         };
         if !reserved.is_empty() {
@@ -85,26 +89,42 @@ impl Manager {
             return Choices::new();
         }
         let before = entry::entries(&self.table(), request.pod.uid.as_str());
-        let job = Job { pod: &request.pod, before, request_id: request_id.clone() };
+        let job = Job {
+            pod: &request.pod,
+            before,
+            request_id: request_id.clone(),
+        };
         // Each resource by itself, so that a plugin that hangs does not delay other resources.
         let mut by_resource: BTreeMap<&ExtendedResource, Vec<&Want>> = BTreeMap::new();
         for want in &wants {
             by_resource.entry(&want.resource).or_default().push(want);
         }
-        let choices = by_resource.into_iter().map(|(resource, wants)| self.choose_of(&job, resource, wants));
+        let choices = by_resource
+            .into_iter()
+            .map(|(resource, wants)| self.choose_of(&job, resource, wants));
         join_all(choices).await.into_iter().flatten().collect()
     }
 
     /// What was chosen for each container and resource of a request.
-    pub(in crate::manager) fn outcomes(request: &PodRequest, choices: &Choices) -> Vec<ResourceOutcome> {
+    pub(in crate::manager) fn outcomes(
+        request: &PodRequest,
+        choices: &Choices,
+    ) -> Vec<ResourceOutcome> {
         let outcome = |key: Key| {
-            let end = choices.get(&key).cloned().unwrap_or_else(|| Err(interrupted()));
+            let end = choices
+                .get(&key)
+                .cloned()
+                .unwrap_or_else(|| Err(interrupted()));
             let (container, resource) = key;
             if let Err(problem) = &end {
                 tracing::info!(pod = %request.pod, container, %resource, code = problem.code, %problem, "no devices");
             }
             let end = end.map(|entry| entry.map(|entry| entry.devices).unwrap_or_default());
-            ResourceOutcome { container, resource, end }
+            ResourceOutcome {
+                container,
+                resource,
+                end,
+            }
         };
         entry::keys(request).map(outcome).collect()
     }
@@ -115,20 +135,30 @@ impl Manager {
         resource: &ExtendedResource,
         wants: Vec<&Want>,
     ) -> Vec<(Key, Chosen)> {
-        let known: Option<Vec<_>> =
-            wants.iter().map(|want| Some((entry::key(want), job.known(want)?))).collect();
+        let known: Option<Vec<_>> = wants
+            .iter()
+            .map(|want| Some((entry::key(want), job.known(want)?)))
+            .collect();
         if let Some(known) = known {
             return known;
         }
         // One deadline for all containers, and for the wait as well: pods that queue behind a plugin that hangs end with the first.
         let started = Instant::now();
         let deadline = started + self.settings.call_deadline;
-        let (mut freed, mut changed) = (self.claims_freed.subscribe(), self.devices_changed.subscribe());
+        let (mut freed, mut changed) = (
+            self.claims_freed.subscribe(),
+            self.devices_changed.subscribe(),
+        );
         let mut may_wait = true;
         loop {
-            let Ok(lock) = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await else {
-                let busy =
-                    |want: &&Want| (entry::key(want), job.known(want).unwrap_or_else(|| Err(busy(resource))));
+            let Ok(lock) = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await
+            else {
+                let busy = |want: &&Want| {
+                    (
+                        entry::key(want),
+                        job.known(want).unwrap_or_else(|| Err(busy(resource))),
+                    )
+                };
                 return wants.iter().map(busy).collect();
             };
             freed.mark_unchanged();
@@ -138,7 +168,9 @@ impl Manager {
                 return choices;
             }
             // Nothing of the pod is reserved while it waits: others may take it.
-            self.devices().chosen.retain(|_, known| known.pod != job.pod.uid || known.resource != *resource);
+            self.devices()
+                .chosen
+                .retain(|_, known| known.pod != job.pod.uid || known.resource != *resource);
             drop(lock);
             tokio::select! {
                 () = self.tasks.stopped() => may_wait = false,
@@ -150,7 +182,12 @@ impl Manager {
     }
 
     /// Chooses for the containers of a pod one after the other, and reserves what is chosen.
-    async fn choose_in_order(&self, job: &Job<'_>, wants: &[&Want], deadline: Instant) -> Vec<(Key, Chosen)> {
+    async fn choose_in_order(
+        &self,
+        job: &Job<'_>,
+        wants: &[&Want],
+        deadline: Instant,
+    ) -> Vec<(Key, Chosen)> {
         let (mut reuse, mut choices) = (Reuse::default(), Vec::new());
         for want in wants {
             let choice = match job.known(want) {
@@ -178,7 +215,12 @@ impl Manager {
             let want = wants.iter().find(|want| entry::key(want) == *key);
             let count = want.map_or(usize::MAX, |want| want.count);
             let is_wait = WAITS.iter().any(|code| problem.code == *code);
-            is_wait && self.devices().resources.source(resource).is_some_and(|of| of.devices.len() >= count)
+            is_wait
+                && self
+                    .devices()
+                    .resources
+                    .source(resource)
+                    .is_some_and(|of| of.devices.len() >= count)
         };
         choices.iter().any(is_short)
     }
@@ -186,8 +228,14 @@ impl Manager {
     /// Reserves an entry, so that no other pod takes its devices before its claim is in the table.
     fn reserve(&self, pod: &ObjectRef, entry: &Entry) {
         let devices = entry.devices.keys().cloned().collect();
-        let reserved = super::Reserved { pod: pod.uid.clone(), resource: entry.resource.clone(), devices };
-        self.devices().chosen.insert(entry.claim.id.uid.clone(), reserved);
+        let reserved = super::Reserved {
+            pod: pod.uid.clone(),
+            resource: entry.resource.clone(),
+            devices,
+        };
+        self.devices()
+            .chosen
+            .insert(entry.claim.id.uid.clone(), reserved);
     }
 
     async fn choose_one(
@@ -197,7 +245,12 @@ impl Manager {
         reuse: &Reuse,
         deadline: Instant,
     ) -> Result<Entry, Problem> {
-        let driver = match self.devices().resources.source(&want.resource).map(|offer| offer.source.clone()) {
+        let driver = match self
+            .devices()
+            .resources
+            .source(&want.resource)
+            .map(|offer| offer.source.clone())
+        {
             Some(ResourceSource::Pools(driver)) => driver,
             _ => plugin_driver(&want.resource),
         };
@@ -215,24 +268,39 @@ impl Manager {
             if want.count > limit::ALLOCATED_DEVICES_MAX {
                 return Err(too_many(want));
             }
-            if let Some((claim, devices)) = reuse.claim(driver, want.count, |id| snapshot.is_healthy(id)) {
+            if let Some((claim, devices)) =
+                reuse.claim(driver, want.count, |id| snapshot.is_healthy(id))
+            {
                 return Ok(entry::entry(want, claim.clone(), devices.clone()));
             }
-            return Ok(entry::entry(want, claim, self.choose_from_pool(want, &snapshot)?));
+            return Ok(entry::entry(
+                want,
+                claim,
+                self.choose_from_pool(want, &snapshot)?,
+            ));
         }
         if self.settings.kubelet_allocates && held.is_none() {
             return Err(of_kubelet(&want.resource));
         }
-        let chosen = choose::choose(&snapshot.stock(), want, held.map(|held| &held.devices), reuse.devices());
-        if chosen.as_ref().is_err_and(|problem| problem.code == ProblemCode::DevicesUnhealthy) {
+        let chosen = choose::choose(
+            &snapshot.stock(),
+            want,
+            held.map(|held| &held.devices),
+            reuse.devices(),
+        );
+        if chosen
+            .as_ref()
+            .is_err_and(|problem| problem.code == ProblemCode::DevicesUnhealthy)
+        {
             // The next try chooses others.
             self.unprepare_for_pod(job, &claim.id.uid).await?;
         }
         let (ids, devices) = match chosen? {
             Step::Chosen(ids) => (ids, snapshot.offer.devices.clone()),
             Step::Open(open) => {
-                let preferred =
-                    self.preferred(&want.resource, &job.request_id, &open.question(), deadline).await;
+                let preferred = self
+                    .preferred(&want.resource, &job.request_id, &open.question(), deadline)
+                    .await;
                 // The call took some time: the choice is made from the newest list.
                 let now = self.snapshot(&want.resource, Some(&claim.id.uid))?;
                 match choose::choose(&now.stock(), want, None, reuse.devices())? {
@@ -246,7 +314,8 @@ impl Manager {
 
     async fn unprepare_for_pod(&self, job: &Job<'_>, claim: &Uid) -> Result<(), Problem> {
         let by = UnprepareRequest::Pod(&job.pod.uid);
-        self.unprepare_one_claim(claim, by, job.request_id.clone()).await
+        self.unprepare_one_claim(claim, by, job.request_id.clone())
+            .await
     }
 
     /// Chooses again for an entry whose devices another claim has, and whose claim is not prepared; the caller has the pod's lock.
@@ -263,7 +332,10 @@ impl Manager {
             return Err(choose::unregistered(&entry.resource));
         }
         let devices = self.choose_from_pool(&entry::want(entry), &snapshot)?;
-        let entry = Entry { devices, ..entry.clone() };
+        let entry = Entry {
+            devices,
+            ..entry.clone()
+        };
         self.reserve(pod, &entry);
         Ok(entry)
     }
@@ -273,8 +345,11 @@ impl Manager {
             Step::Chosen(ids) => ids,
             Step::Open(open) => {
                 let question = open.question();
-                let available: Vec<_> =
-                    question.available.iter().filter_map(|id| snapshot.offer.devices.get(id)).collect();
+                let available: Vec<_> = question
+                    .available
+                    .iter()
+                    .filter_map(|id| snapshot.offer.devices.get(id))
+                    .collect();
                 let closest = closest(&available, &question.must_include, question.size);
                 open.finish(&closest)
             }
@@ -285,15 +360,26 @@ impl Manager {
 }
 
 fn with_nodes(ids: BTreeSet<String>, devices: &BTreeMap<String, PluginDevice>) -> DeviceNodes {
-    let nodes = |id: &String| devices.get(id).map(|device| device.numa_nodes.clone()).unwrap_or_default();
+    let nodes = |id: &String| {
+        devices
+            .get(id)
+            .map(|device| device.numa_nodes.clone())
+            .unwrap_or_default()
+    };
     ids.into_iter().map(|id| (id.clone(), nodes(&id))).collect()
 }
 
 fn too_many(want: &Want) -> Problem {
-    let Want { container, resource, count, .. } = want;
+    let Want {
+        container,
+        resource,
+        count,
+        ..
+    } = want;
     let max = limit::ALLOCATED_DEVICES_MAX;
-    let message =
-        format!("container {container} wants {count} devices of {resource}, and a claim has {max} at most");
+    let message = format!(
+        "container {container} wants {count} devices of {resource}, and a claim has {max} at most"
+    );
     Problem::invalid(ProblemCode::TooManyDevices, message)
 }
 
@@ -306,5 +392,6 @@ fn of_kubelet(resource: &ExtendedResource) -> Problem {
 
 fn busy(resource: &ExtendedResource) -> Problem {
     let message = format!("another pod waits for the plugin of {resource}, which does not answer");
-    Problem::unavailable(ProblemCode::ResourceBusy, message).retry_after(std::time::Duration::from_secs(5))
+    Problem::unavailable(ProblemCode::ResourceBusy, message)
+        .retry_after(std::time::Duration::from_secs(5))
 }

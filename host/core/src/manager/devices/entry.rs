@@ -53,33 +53,53 @@ pub(super) fn want(entry: &Entry) -> Want {
 
 pub(super) fn entry(want: &Want, claim: PooledClaim, devices: DeviceNodes) -> Entry {
     let (container, kind, resource) = (want.container.clone(), want.kind, want.resource.clone());
-    Entry { container, kind, resource, claim, devices, is_prepared: false }
+    Entry {
+        container,
+        kind,
+        resource,
+        claim,
+        devices,
+        is_prepared: false,
+    }
 }
 
 /// What a pod has, in the order of its containers: of claims that are not being unprepared.
 pub(super) fn entries(table: &ClaimTable, pod: &str) -> Vec<Entry> {
-    let Some(record) = table.pod(pod) else { return Vec::new() };
+    let Some(record) = table.pod(pod) else {
+        return Vec::new();
+    };
     let entry = |user: pool_claims::User| {
-        let claim = table.claim(user.claim.uid.as_str()).filter(|claim| claim.pods.contains_key(pod))?;
+        let claim = table
+            .claim(user.claim.uid.as_str())
+            .filter(|claim| claim.pods.contains_key(pod))?;
         let driver = claim.allocation.devices.first()?.driver.clone();
         Some(Entry {
             container: user.container,
             kind: user.kind,
             resource: user.resource,
-            claim: PooledClaim { driver, id: user.claim },
+            claim: PooledClaim {
+                driver,
+                id: user.claim,
+            },
             devices: pool_claims::devices_of(claim),
             is_prepared: is_prepared(claim),
         })
     };
-    pool_claims::users(record).into_iter().filter_map(entry).collect()
+    pool_claims::users(record)
+        .into_iter()
+        .filter_map(entry)
+        .collect()
 }
 
 fn is_prepared(claim: &ClaimRecord) -> bool {
-    claim.state == ClaimState::Prepared || claim.drivers.values().any(|part| part.prepared.is_some())
+    claim.state == ClaimState::Prepared
+        || claim.drivers.values().any(|part| part.prepared.is_some())
 }
 
 /// Pods that have devices of each resource, by device.
-pub(super) fn owners(table: &ClaimTable) -> BTreeMap<ExtendedResource, BTreeMap<String, Vec<ObjectRef>>> {
+pub(super) fn owners(
+    table: &ClaimTable,
+) -> BTreeMap<ExtendedResource, BTreeMap<String, Vec<ObjectRef>>> {
     let mut owners: BTreeMap<_, BTreeMap<_, Vec<ObjectRef>>> = BTreeMap::new();
     for claim in table.claims() {
         let Some(of) = &claim.resource else { continue };
@@ -87,7 +107,14 @@ pub(super) fn owners(table: &ClaimTable) -> BTreeMap<ExtendedResource, BTreeMap<
         for device in of.devices.keys() {
             let pods: &mut Vec<_> = of_resource.entry(device.clone()).or_default();
             // Containers of one pod may have it one after the other.
-            pods.extend(claim.pods.values().filter(|pod| !pods.contains(pod)).cloned().collect::<Vec<_>>());
+            pods.extend(
+                claim
+                    .pods
+                    .values()
+                    .filter(|pod| !pods.contains(pod))
+                    .cloned()
+                    .collect::<Vec<_>>(),
+            );
         }
     }
     owners
@@ -96,7 +123,10 @@ pub(super) fn owners(table: &ClaimTable) -> BTreeMap<ExtendedResource, BTreeMap<
 /// The containers and resources of a request, in the pod's order.
 pub(super) fn keys(request: &PodRequest) -> impl Iterator<Item = Key> {
     let of = |container: &PodContainer| {
-        let keys = container.resources.keys().map(|resource| (container.name.clone(), resource.clone()));
+        let keys = container
+            .resources
+            .keys()
+            .map(|resource| (container.name.clone(), resource.clone()));
         keys.collect::<Vec<_>>()
     };
     request.containers.iter().flat_map(of)

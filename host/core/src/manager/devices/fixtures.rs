@@ -9,15 +9,27 @@ use nodedock_model::{
 };
 
 pub(crate) fn device(id: &str, numa_nodes: &[u32]) -> PluginDevice {
-    PluginDevice { id: id.to_owned(), healthy: true, numa_nodes: numa_nodes.to_vec() }
+    PluginDevice {
+        id: id.to_owned(),
+        healthy: true,
+        numa_nodes: numa_nodes.to_vec(),
+    }
 }
 
 pub(crate) fn sick(id: &str) -> PluginDevice {
-    PluginDevice { healthy: false, ..device(id, &[]) }
+    PluginDevice {
+        healthy: false,
+        ..device(id, &[])
+    }
 }
 
-pub(crate) fn devices(devices: impl IntoIterator<Item = PluginDevice>) -> BTreeMap<String, PluginDevice> {
-    devices.into_iter().map(|device| (device.id.clone(), device)).collect()
+pub(crate) fn devices(
+    devices: impl IntoIterator<Item = PluginDevice>,
+) -> BTreeMap<String, PluginDevice> {
+    devices
+        .into_iter()
+        .map(|device| (device.id.clone(), device))
+        .collect()
 }
 
 pub(crate) fn ids(ids: &[&str]) -> Vec<String> {
@@ -48,7 +60,10 @@ fn entry_of(driver: &DriverName, container: &str, kind: ContainerKind, devices: 
         container: container.to_owned(),
         kind,
         resource: resource("gpu"),
-        devices: devices.iter().map(|id| ((*id).to_owned(), Vec::new())).collect(),
+        devices: devices
+            .iter()
+            .map(|id| ((*id).to_owned(), Vec::new()))
+            .collect(),
         claim: PooledClaim::named(&pod("a"), container, &resource("gpu"), driver),
         is_prepared: true,
     }

@@ -10,8 +10,8 @@ use crate::driver::plugin_calls::{self, within};
 use crate::driver::{Call, ClaimDriver, DeviceDriver, Driver, DriverIdentity, Outcomes};
 use crate::manager::{Manager, interrupted, pool_claims};
 use nodedock_model::{
-    ClaimRecord, DeviceAccess, DriverClaim, DriverClaimRecord, ExtendedResource, PluginAnswer, PreparedClaim,
-    Problem, ProblemCode, plugin_driver,
+    ClaimRecord, DeviceAccess, DriverClaim, DriverClaimRecord, ExtendedResource, PluginAnswer,
+    PreparedClaim, Problem, ProblemCode, plugin_driver,
 };
 
 pub(super) struct PluginDriver {
@@ -21,10 +21,20 @@ pub(super) struct PluginDriver {
 
 impl PluginDriver {
     pub(super) fn driver(manager: &Weak<Manager>, resource: &ExtendedResource) -> Driver {
-        let identity =
-            DriverIdentity::of_device_plugin(plugin_driver(resource), resource, source_of(resource));
-        let claims = Arc::new(Self { manager: manager.clone(), resource: resource.clone() });
-        Driver { identity: Arc::new(identity), claims: Some(claims), inventory: None }
+        let identity = DriverIdentity::of_device_plugin(
+            plugin_driver(resource),
+            resource,
+            source_of(resource),
+        );
+        let claims = Arc::new(Self {
+            manager: manager.clone(),
+            resource: resource.clone(),
+        });
+        Driver {
+            identity: Arc::new(identity),
+            claims: Some(claims),
+            inventory: None,
+        }
     }
 
     async fn prepare_claim(
@@ -33,9 +43,14 @@ impl PluginDriver {
         until: Instant,
         claim: &DriverClaim,
     ) -> Result<PreparedClaim, Problem> {
-        let (manager, resource) = (self.manager.upgrade().ok_or_else(interrupted)?, &self.resource);
+        let (manager, resource) = (
+            self.manager.upgrade().ok_or_else(interrupted)?,
+            &self.resource,
+        );
         let known = manager.table().claim(claim.id.uid.as_str()).cloned();
-        let of = known.and_then(|known| known.resource.clone()).filter(|of| of.resource == *resource);
+        let of = known
+            .and_then(|known| known.resource.clone())
+            .filter(|of| of.resource == *resource);
         let of = of.ok_or_else(|| {
             let message = format!(
                 "claim {} is for the device plugin of {resource}, which has no adapter: containers get its devices by their limits alone",
@@ -43,16 +58,25 @@ impl PluginDriver {
             );
             Problem::invalid(ProblemCode::AdapterUnknown, message)
         })?;
-        let plugin = manager.plugin(resource).ok_or_else(|| no_plugin(resource))?;
+        let plugin = manager
+            .plugin(resource)
+            .ok_or_else(|| no_plugin(resource))?;
         let ids: Vec<_> = of.devices.into_keys().collect();
         let started = Instant::now();
         let call = plugin_calls::remaining(&call.request_id, until);
         let hardware = &manager.settings.hardware;
         let answer = plugin_calls::allocate(resource, plugin.as_ref(), &call, &ids, hardware).await;
-        manager.device_metrics.allocated(resource, started.elapsed());
+        manager
+            .device_metrics
+            .allocated(resource, started.elapsed());
         let (allocation, nodes) = answer?;
         let pre_start = plugin.options().pre_start_required;
-        Ok(PluginAnswer { allocation, pre_start, nodes }.prepared(&claim.devices))
+        Ok(PluginAnswer {
+            allocation,
+            pre_start,
+            nodes,
+        }
+        .prepared(&claim.devices))
     }
 }
 
@@ -79,7 +103,10 @@ impl ClaimDriver for PluginDriver {
 
     /// The protocol has no counterpart: the devices are free when the claim is.
     async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
-        claims.iter().map(|live| (live.claim.id.uid.clone(), Ok(()))).collect()
+        claims
+            .iter()
+            .map(|live| (live.claim.id.uid.clone(), Ok(())))
+            .collect()
     }
 }
 
@@ -89,7 +116,10 @@ fn source_of(resource: &ExtendedResource) -> String {
 }
 
 pub(super) fn no_plugin(resource: &ExtendedResource) -> Problem {
-    Problem::unavailable(ProblemCode::PluginGone, format!("the plugin of {resource} is not connected"))
+    Problem::unavailable(
+        ProblemCode::PluginGone,
+        format!("the plugin of {resource} is not connected"),
+    )
 }
 
 impl Manager {
@@ -110,16 +140,23 @@ impl Manager {
         let resources: BTreeSet<_> = {
             let table = self.table();
             let of_plugins = table.claims().filter(|claim| claim.is_of_plugin());
-            of_plugins.filter_map(|claim| Some(claim.resource.as_ref()?.resource.clone())).collect()
+            of_plugins
+                .filter_map(|claim| Some(claim.resource.as_ref()?.resource.clone()))
+                .collect()
         };
-        resources.iter().for_each(|resource| self.serve_plugin(resource));
+        resources
+            .iter()
+            .for_each(|resource| self.serve_plugin(resource));
     }
 
     /// The native device plugin of a resource, while it is connected.
     pub fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
         let known = {
             let state = self.devices();
-            let offer = state.resources.source(resource).filter(|offer| offer.is_active());
+            let offer = state
+                .resources
+                .source(resource)
+                .filter(|offer| offer.is_active());
             offer.and_then(|offer| offer.plugin.as_ref().map(|(_, driver)| driver.clone()))
         };
         // Pods that had its devices before it was adapted have them by its own IDs.
@@ -132,15 +169,21 @@ impl Manager {
         claim: &ClaimRecord,
         request_id: &Arc<str>,
     ) -> Result<(), Problem> {
-        let Some(of) = claim.resource.as_ref().filter(|_| claim.is_of_plugin()) else { return Ok(()) };
+        let Some(of) = claim.resource.as_ref().filter(|_| claim.is_of_plugin()) else {
+            return Ok(());
+        };
         let resource = &of.resource;
         let Some(driver) = self.plugin(resource) else {
             // The plugin's options at the allocation still count.
             let prepared = claim.drivers.values().filter_map(|part| part.current());
             let mut answers = prepared.flat_map(|prepared| &prepared.devices);
-            let is_wanted =
-                answers.any(|d| matches!(&d.access, DeviceAccess::Plugin(answer) if answer.pre_start));
-            return if is_wanted { Err(no_plugin(resource)) } else { Ok(()) };
+            let is_wanted = answers
+                .any(|d| matches!(&d.access, DeviceAccess::Plugin(answer) if answer.pre_start));
+            return if is_wanted {
+                Err(no_plugin(resource))
+            } else {
+                Ok(())
+            };
         };
         if !driver.options().pre_start_required {
             return Ok(());
@@ -148,6 +191,12 @@ impl Manager {
         let ids: Vec<_> = of.devices.keys().cloned().collect();
         let until = Instant::now() + self.settings.pre_start_deadline;
         let call = plugin_calls::remaining(request_id, until);
-        within(until, resource, "PreStartContainer", driver.pre_start(&call, &ids)).await
+        within(
+            until,
+            resource,
+            "PreStartContainer",
+            driver.pre_start(&call, &ids),
+        )
+        .await
     }
 }

@@ -28,37 +28,62 @@ impl Manager {
         deadline: Instant,
     ) -> Vec<String> {
         let found = self.devices().resources.source(resource).and_then(|offer| {
-            let is_unasked = offer.unasked_until.is_some_and(|until| Instant::now() < until);
-            offer.plugin.clone().filter(|_| offer.is_active() && !is_unasked)
+            let is_unasked = offer
+                .unasked_until
+                .is_some_and(|until| Instant::now() < until);
+            offer
+                .plugin
+                .clone()
+                .filter(|_| offer.is_active() && !is_unasked)
         });
-        let Some((generation, driver)) = found else { return Vec::new() };
+        let Some((generation, driver)) = found else {
+            return Vec::new();
+        };
         if !driver.options().preferred_allocation_available {
             return Vec::new();
         }
         let deadline = deadline.min(Instant::now() + PREFERENCE_WALL);
-        let Question { available, must_include, size } = question;
+        let Question {
+            available,
+            must_include,
+            size,
+        } = question;
         let size = u32::try_from(*size).unwrap_or(u32::MAX);
         let call = plugin_calls::remaining(request_id, deadline);
         let answer = driver.preferred_allocation(&call, available, must_include, size);
-        let (preferred, why) = match within(deadline, resource, "preferred allocation", answer).await {
-            Ok(preferred) => {
-                let fault = question.fault(&preferred);
-                let shown = fault.map(|fault| fault.chars().take(FAULT_SHOWN_MAX).collect::<String>());
-                (preferred, shown.map(|fault| format!("answered wrongly: {fault}")))
-            }
-            Err(failed) => {
-                let until = Instant::now() + PREFERENCE_PAUSE;
-                self.devices().resources.leave_unasked(resource, generation, until);
-                (Vec::new(), Some(format!("failed: {failed}")))
-            }
-        };
+        let (preferred, why) =
+            match within(deadline, resource, "preferred allocation", answer).await {
+                Ok(preferred) => {
+                    let fault = question.fault(&preferred);
+                    let shown =
+                        fault.map(|fault| fault.chars().take(FAULT_SHOWN_MAX).collect::<String>());
+                    (
+                        preferred,
+                        shown.map(|fault| format!("answered wrongly: {fault}")),
+                    )
+                }
+                Err(failed) => {
+                    let until = Instant::now() + PREFERENCE_PAUSE;
+                    self.devices()
+                        .resources
+                        .leave_unasked(resource, generation, until);
+                    (Vec::new(), Some(format!("failed: {failed}")))
+                }
+            };
         self.report_preference(resource, request_id, why);
         preferred
     }
 
-    fn report_preference(&self, resource: &ExtendedResource, request_id: &str, why: Option<String>) {
+    fn report_preference(
+        &self,
+        resource: &ExtendedResource,
+        request_id: &str,
+        why: Option<String>,
+    ) {
         let Some(why) = why else {
-            return self.conditions.clear(ProblemCode::PreferenceFailed, resource.as_str());
+            return self
+                .conditions
+                .clear(ProblemCode::PreferenceFailed, resource.as_str());
         };
         let message = format!(
             "GetPreferredAllocation of the plugin of {resource} {why}; devices that it does not name are chosen without it"

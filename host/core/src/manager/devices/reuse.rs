@@ -26,8 +26,10 @@ impl Reuse {
             }
             return;
         }
-        self.claims.retain(|(known, _)| known.id.uid != entry.claim.id.uid);
-        self.claims.extend(ends.then(|| (entry.claim.clone(), entry.devices.clone())));
+        self.claims
+            .retain(|(known, _)| known.id.uid != entry.claim.id.uid);
+        self.claims
+            .extend(ends.then(|| (entry.claim.clone(), entry.devices.clone())));
     }
 
     pub(super) fn devices(&self) -> &BTreeSet<String> {
@@ -64,7 +66,11 @@ mod tests {
         assert_eq!(devices(&reuse), ids(&["a", "b", "c"]));
         reuse.settle(&entry("sidecar", ContainerKind::Sidecar, &["a"]));
         reuse.settle(&entry("init-3", ContainerKind::Init, &["b", "d"]));
-        assert_eq!(devices(&reuse), ids(&["b", "c", "d"]), "a sidecar goes on beside the others");
+        assert_eq!(
+            devices(&reuse),
+            ids(&["b", "c", "d"]),
+            "a sidecar goes on beside the others"
+        );
         reuse.settle(&entry("app", ContainerKind::App, &["b", "e"]));
         assert_eq!(devices(&reuse), ids(&["c", "d"]));
     }
@@ -76,13 +82,20 @@ mod tests {
         reuse.settle(&first);
         let claim = first.claim.clone();
         let found = |reuse: &Reuse, count, bad: &str| {
-            reuse.claim(&claim.driver, count, |id| id != bad).map(|(claim, _)| claim.id.clone())
+            reuse
+                .claim(&claim.driver, count, |id| id != bad)
+                .map(|(claim, _)| claim.id.clone())
         };
         assert_eq!(found(&reuse, 2, ""), Some(claim.id.clone()));
-        assert_eq!((found(&reuse, 1, ""), found(&reuse, 2, "pool/b")), (None, None));
+        assert_eq!(
+            (found(&reuse, 1, ""), found(&reuse, 2, "pool/b")),
+            (None, None)
+        );
         assert!(devices(&reuse).is_empty());
-        let again =
-            Entry { claim: claim.clone(), ..pooled_entry("app", ContainerKind::App, &["pool/a", "pool/b"]) };
+        let again = Entry {
+            claim: claim.clone(),
+            ..pooled_entry("app", ContainerKind::App, &["pool/a", "pool/b"])
+        };
         reuse.settle(&again);
         assert_eq!(found(&reuse, 2, ""), None, "one container uses it now");
     }

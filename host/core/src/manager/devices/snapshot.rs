@@ -4,14 +4,16 @@ use std::collections::BTreeSet;
 
 use super::entry;
 use super::reuse::Reuse;
-use super::{Capacity, DeviceView, HintScope, ResourceHints, ResourceSource, ResourceView, TopologyHint};
+use super::{
+    Capacity, DeviceView, HintScope, ResourceHints, ResourceSource, ResourceView, TopologyHint,
+};
 use crate::manager::claims::machine;
 use crate::manager::{Manager, pool_claims};
 use crate::resources::Offer;
 use nodedock_allocator::resource::{self as choose, Stock, Want};
 use nodedock_model::{
-    DeviceName, DriverName, ExtendedResource, HeldKeys, PluginDevice, PodContainer, PodRequest, Problem, Uid,
-    device_name, plugin_driver,
+    DeviceName, DriverName, ExtendedResource, HeldKeys, PluginDevice, PodContainer, PodRequest,
+    Problem, Uid, device_name, plugin_driver,
 };
 
 pub(super) struct Snapshot {
@@ -22,11 +24,17 @@ pub(super) struct Snapshot {
 
 impl Snapshot {
     pub(super) fn stock(&self) -> Stock<'_> {
-        Stock { devices: &self.offer.devices, taken: &self.taken }
+        Stock {
+            devices: &self.offer.devices,
+            taken: &self.taken,
+        }
     }
 
     pub(super) fn is_healthy(&self, id: &str) -> bool {
-        self.offer.devices.get(id).is_some_and(|device| device.healthy)
+        self.offer
+            .devices
+            .get(id)
+            .is_some_and(|device| device.healthy)
     }
 }
 
@@ -39,11 +47,21 @@ impl Manager {
     ) -> Result<Snapshot, Problem> {
         let mut snapshot = {
             let state = self.devices();
-            let offer = state.resources.source(resource).ok_or_else(|| choose::unregistered(resource))?;
-            let reserved =
-                state.chosen.iter().filter(|(claim, of)| of.resource == *resource && own != Some(claim));
-            let taken = reserved.flat_map(|(_, of)| of.devices.iter().cloned()).collect();
-            Snapshot { offer: offer.clone(), taken }
+            let offer = state
+                .resources
+                .source(resource)
+                .ok_or_else(|| choose::unregistered(resource))?;
+            let reserved = state
+                .chosen
+                .iter()
+                .filter(|(claim, of)| of.resource == *resource && own != Some(claim));
+            let taken = reserved
+                .flat_map(|(_, of)| of.devices.iter().cloned())
+                .collect();
+            Snapshot {
+                offer: offer.clone(),
+                taken,
+            }
         };
         // After the lock of the devices was dropped: the claims have their own.
         let held = match &snapshot.offer.source {
@@ -55,13 +73,25 @@ impl Manager {
         Ok(snapshot)
     }
 
-    fn held_of_pools(&self, driver: &DriverName, snapshot: &Snapshot, own: Option<&Uid>) -> Vec<String> {
+    fn held_of_pools(
+        &self,
+        driver: &DriverName,
+        snapshot: &Snapshot,
+        own: Option<&Uid>,
+    ) -> Vec<String> {
         let allocated = self.held_by_allocations();
         let is_held = |id: &String| {
-            let Some((pool, device)) = pool_claims::split_id(id) else { return true };
+            let Some((pool, device)) = pool_claims::split_id(id) else {
+                return true;
+            };
             self.is_held(driver, pool.as_str(), device.as_str(), own, &allocated)
         };
-        snapshot.stock().available().map(|device| device.id.clone()).filter(is_held).collect()
+        snapshot
+            .stock()
+            .available()
+            .map(|device| device.id.clone())
+            .filter(is_held)
+            .collect()
     }
 
     /// A plugin may list very many devices: those that no claim has are not looked at one by one.
@@ -74,20 +104,32 @@ impl Manager {
         let driver = plugin_driver(resource);
         let mut held: BTreeSet<DeviceName> = {
             let table = self.table();
-            let others = table.claims_of_driver(&driver).filter(|claim| own != Some(&claim.id.uid));
-            others.flat_map(|claim| claim.allocation.of_driver(&driver)).map(|d| d.device.clone()).collect()
+            let others = table
+                .claims_of_driver(&driver)
+                .filter(|claim| own != Some(&claim.id.uid));
+            others
+                .flat_map(|claim| claim.allocation.of_driver(&driver))
+                .map(|d| d.device.clone())
+                .collect()
         };
         // Whose nodes are known may be with another driver.
         let known = self.remembered.of_driver(&driver);
-        let allocated = if known.is_empty() { HeldKeys::default() } else { self.held_by_allocations() };
+        let allocated = if known.is_empty() {
+            HeldKeys::default()
+        } else {
+            self.held_by_allocations()
+        };
         held.extend(known.into_iter().filter_map(|(pool, device)| {
-            self.is_held(&driver, pool.as_str(), device.as_str(), own, &allocated).then_some(device)
+            self.is_held(&driver, pool.as_str(), device.as_str(), own, &allocated)
+                .then_some(device)
         }));
         if held.is_empty() {
             return Vec::new();
         }
         let available = snapshot.stock().available().map(|device| device.id.clone());
-        available.filter(|id| held.contains(&device_name(id))).collect()
+        available
+            .filter(|id| held.contains(&device_name(id)))
+            .collect()
     }
 
     /// Whether another claim has a device, or what it would take.
@@ -101,18 +143,25 @@ impl Manager {
     ) -> bool {
         let holders = self.holders_of_device(driver, pool, device);
         let is_allocated = || {
-            let holds = self.facts(driver, pool, device).exclusive_holds(driver, pool, device);
-            holds.iter().any(|hold| allocated.in_the_way(own, hold).is_some())
+            let holds = self
+                .facts(driver, pool, device)
+                .exclusive_holds(driver, pool, device);
+            holds
+                .iter()
+                .any(|hold| allocated.in_the_way(own, hold).is_some())
         };
         holders.iter().any(|claim| Some(&claim.uid) != own) || is_allocated()
     }
 
     /// What claims have that are allocated and not prepared.
     fn held_by_allocations(&self) -> HeldKeys<Uid> {
-        let facts = |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
+        let facts =
+            |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
         let mut held = HeldKeys::default();
         for (uid, allocation) in self.source.allocated() {
-            machine::holds(&allocation, facts).iter().for_each(|hold| held.add(&uid, hold));
+            machine::holds(&allocation, facts)
+                .iter()
+                .for_each(|hold| held.add(&uid, hold));
         }
         held
     }
@@ -124,16 +173,23 @@ impl Manager {
         snapshot: &Snapshot,
         chosen: BTreeSet<String>,
     ) -> Result<BTreeSet<String>, Problem> {
-        let Some(driver) = snapshot.offer.driver(&want.resource) else { return Ok(chosen) };
+        let Some(driver) = snapshot.offer.driver(&want.resource) else {
+            return Ok(chosen);
+        };
         let fit = |ids: &BTreeSet<String>| {
-            let devices = ids.iter().filter_map(|id| pool_claims::device_of(&want.resource, &driver, id));
+            let devices = ids
+                .iter()
+                .filter_map(|id| pool_claims::device_of(&want.resource, &driver, id));
             self.fit_together(&driver, devices)
         };
         if fit(&chosen) {
             return Ok(chosen);
         }
         let mut fitting = BTreeSet::new();
-        for id in chosen.iter().chain(snapshot.stock().available().map(|device| &device.id)) {
+        for id in chosen
+            .iter()
+            .chain(snapshot.stock().available().map(|device| &device.id))
+        {
             fitting.insert(id.clone());
             if !fit(&fitting) {
                 fitting.remove(id);
@@ -151,22 +207,39 @@ impl Manager {
         let state = self.devices();
         let view = |name: &ExtendedResource, device: &PluginDevice| DeviceView {
             device: device.clone(),
-            pods: owners.get(name).and_then(|of| of.get(&device.id)).cloned().unwrap_or_default(),
+            pods: owners
+                .get(name)
+                .and_then(|of| of.get(&device.id))
+                .cloned()
+                .unwrap_or_default(),
         };
         let resources = state.resources.iter().map(|(name, offer)| ResourceView {
             name: name.clone(),
             source: offer.source.clone(),
             active: offer.is_active(),
-            options: offer.plugin.as_ref().filter(|_| offer.has_listed).map(|(_, plugin)| plugin.options()),
-            devices: offer.devices.values().map(|device| view(name, device)).collect(),
+            options: offer
+                .plugin
+                .as_ref()
+                .filter(|_| offer.has_listed)
+                .map(|(_, plugin)| plugin.options()),
+            devices: offer
+                .devices
+                .values()
+                .map(|device| view(name, device))
+                .collect(),
         });
-        Capacity { resources: resources.collect(), removed: state.resources.removed().cloned().collect() }
+        Capacity {
+            resources: resources.collect(),
+            removed: state.resources.removed().cloned().collect(),
+        }
     }
 
     /// Whether a claim has a device of a pool, by its ID in the resource.
     pub fn is_claimed(&self, driver: &DriverName, id: &str) -> bool {
         pool_claims::split_id(id).is_some_and(|(pool, device)| {
-            !self.users_of_device(driver, pool.as_str(), device.as_str()).is_empty()
+            !self
+                .users_of_device(driver, pool.as_str(), device.as_str())
+                .is_empty()
         })
     }
 
@@ -181,12 +254,21 @@ impl Manager {
     fn pod_hints(&self, request: &PodRequest) -> Vec<ResourceHints> {
         let entries = entry::entries(&self.table(), request.pod.uid.as_str());
         let hint = |(resource, count): (ExtendedResource, usize)| {
-            let held =
-                entries.iter().filter(|entry| entry.resource == resource).flat_map(|e| e.devices.keys());
+            let held = entries
+                .iter()
+                .filter(|entry| entry.resource == resource)
+                .flat_map(|e| e.devices.keys());
             let hints = self.hint(&resource, &held.cloned().collect(), &BTreeSet::new(), count)?;
-            Some(ResourceHints { container: String::new(), resource, hints })
+            Some(ResourceHints {
+                container: String::new(),
+                resource,
+                hints,
+            })
         };
-        choose::pod_request(&request.containers).into_iter().filter_map(hint).collect()
+        choose::pod_request(&request.containers)
+            .into_iter()
+            .filter_map(hint)
+            .collect()
     }
 
     fn container_hints(&self, request: &PodRequest) -> Vec<ResourceHints> {
@@ -195,7 +277,11 @@ impl Manager {
             let hint = |(resource, count): (&ExtendedResource, &u32)| {
                 let (held, reusable) = self.held_and_reusable(request, container, resource);
                 let hints = self.hint(resource, &held, &reusable, *count as usize)?;
-                Some(ResourceHints { container: container.name.clone(), resource: resource.clone(), hints })
+                Some(ResourceHints {
+                    container: container.name.clone(),
+                    resource: resource.clone(),
+                    hints,
+                })
             };
             wanted.filter_map(hint).collect::<Vec<_>>()
         };
@@ -215,8 +301,9 @@ impl Manager {
         of.clone()
             .take_while(|entry| entry.container != container.name)
             .for_each(|entry| reuse.settle(entry));
-        let held =
-            of.filter(|entry| entry.container == container.name).flat_map(|entry| entry.devices.keys());
+        let held = of
+            .filter(|entry| entry.container == container.name)
+            .flat_map(|entry| entry.devices.keys());
         (held.cloned().collect(), reuse.devices().clone())
     }
 
@@ -229,6 +316,12 @@ impl Manager {
         count: usize,
     ) -> Option<Option<Vec<TopologyHint>>> {
         let snapshot = self.snapshot(resource, None).ok()?;
-        Some(choose::hints(&snapshot.stock(), &self.settings.numa_nodes, held, reusable, count))
+        Some(choose::hints(
+            &snapshot.stock(),
+            &self.settings.numa_nodes,
+            held,
+            reusable,
+            count,
+        ))
     }
 }

@@ -17,7 +17,9 @@ use crate::manager::tests::scene::{
 };
 
 fn numbered(count: usize) -> Vec<PluginDevice> {
-    (0..count).map(|n| device(&format!("dev{n}"), &[u32::from(n % 2 == 1)])).collect()
+    (0..count)
+        .map(|n| device(&format!("dev{n}"), &[u32::from(n % 2 == 1)]))
+        .collect()
 }
 
 /// A daemon with a plugin of `example.com/gpu` that lists so many devices.
@@ -40,7 +42,10 @@ impl Daemon {
 }
 
 fn env(name: &str) -> ContainerAllocation {
-    ContainerAllocation { env: BTreeMap::from([(name.to_owned(), "1".to_owned())]), ..Default::default() }
+    ContainerAllocation {
+        env: BTreeMap::from([(name.to_owned(), "1".to_owned())]),
+        ..Default::default()
+    }
 }
 
 #[tokio::test]
@@ -52,9 +57,17 @@ async fn containers_are_given_devices_until_there_are_too_few() {
     gpu.answer(env("GPU"));
     let first = daemon.allocate("a", &app(&[("gpu", 2), ("nic", 1)])).await;
     assert_eq!(device_ends(&first), ["dev0,dev1", "dev0"]);
-    assert_eq!(first[0].end.as_ref().unwrap()["dev1"], [1], "with its NUMA nodes");
+    assert_eq!(
+        first[0].end.as_ref().unwrap()["dev1"],
+        [1],
+        "with its NUMA nodes"
+    );
     let second = daemon.allocate("b", &app(&[("gpu", 1), ("nic", 1)])).await;
-    assert_eq!(device_ends(&second), ["too-few-devices", "dev1"], "what there is is given all the same");
+    assert_eq!(
+        device_ends(&second),
+        ["too-few-devices", "dev1"],
+        "what there is is given all the same"
+    );
     assert_eq!(gpu.calls().allocate, [ids(&["dev0", "dev1"])]);
     assert_eq!(nic.calls().allocate, [ids(&["dev0"]), ids(&["dev1"])]);
 
@@ -62,7 +75,11 @@ async fn containers_are_given_devices_until_there_are_too_few() {
     assert_eq!(held[0].allocation, env("GPU"), "as the plugin said it");
     let view = daemon.view("gpu").unwrap();
     assert_eq!(view.devices[1].pods, [pod("a")]);
-    assert_eq!((view.capacity(), view.allocatable()), (2, 2), "allocated or not");
+    assert_eq!(
+        (view.capacity(), view.allocatable()),
+        (2, 2),
+        "allocated or not"
+    );
     assert_eq!(daemon.manager.pods().len(), 2);
 }
 
@@ -72,7 +89,10 @@ async fn a_resource_without_a_source_or_a_healthy_device_is_refused() {
     let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &[sick("a")]);
     let refused = daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await;
-    assert_eq!(device_ends(&refused), ["no-healthy-device", "resource-unknown"]);
+    assert_eq!(
+        device_ends(&refused),
+        ["no-healthy-device", "resource-unknown"]
+    );
     assert!(daemon.is_empty());
     assert_eq!(daemon.commits(), 0);
 }
@@ -87,10 +107,15 @@ async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin(
     let commits = daemon.commits();
     assert_eq!(commits, 2, "the intent, and the result");
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
-    daemon.manager.plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
+    daemon
+        .manager
+        .plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
     for changed in [0, 1, 3] {
-        assert_eq!(daemon.given("a", &[("gpu", changed)]).await, ["request-changed"]);
+        assert_eq!(
+            daemon.given("a", &[("gpu", changed)]).await,
+            ["request-changed"]
+        );
     }
     assert_eq!((gpu.calls().allocate.len(), daemon.commits()), (1, commits));
     let devices = daemon.devices_of("a");
@@ -101,7 +126,11 @@ async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin(
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
     daemon.plug("gpu", &gpu, &numbered(3));
     let other = daemon.allocate("b", &app(&[("gpu", 1)])).await;
-    assert_eq!(device_ends(&other), ["dev2"], "the others are taken since before the start");
+    assert_eq!(
+        device_ends(&other),
+        ["dev2"],
+        "the others are taken since before the start"
+    );
     assert_eq!(gpu.calls().allocate.len(), 2);
 }
 
@@ -120,9 +149,19 @@ async fn devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not
         container("init-2", Init, &[("gpu", 3)]),
     ];
     let outcomes = daemon.allocate("a", &pod).await;
-    let names: Vec<_> = outcomes.iter().map(|outcome| outcome.container.as_str()).collect();
-    assert_eq!(names, ["app-1", "app-2", "init-1", "sidecar", "init-2"], "in the pod's order");
-    assert_eq!(device_ends(&outcomes), ["dev1", "dev2,dev3", "dev0", "dev0", "dev1,dev2,dev3"]);
+    let names: Vec<_> = outcomes
+        .iter()
+        .map(|outcome| outcome.container.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        ["app-1", "app-2", "init-1", "sidecar", "init-2"],
+        "in the pod's order"
+    );
+    assert_eq!(
+        device_ends(&outcomes),
+        ["dev1", "dev2,dev3", "dev0", "dev0", "dev1,dev2,dev3"]
+    );
     assert_eq!(gpu.calls().allocate.len(), 5, "once for each container");
     daemon.stop().await;
     let daemon = home.start_at_once();
@@ -131,14 +170,22 @@ async fn devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not
 
 #[tokio::test]
 async fn the_plugin_is_called_for_a_preference_whose_unavailable_devices_are_ignored() {
-    let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev3", "dev9", "dev0", "dev2"]), 4);
+    let (_home, daemon, gpu) =
+        plugged_with(FakePlugin::preferring(&["dev3", "dev9", "dev0", "dev2"]), 4);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev3"]);
     let mut near = app(&[("gpu", 1)]);
     near[0].numa_affinity = vec![0];
     assert_eq!(device_ends(&daemon.allocate("b", &near).await), ["dev0"]);
     let asked = gpu.calls().preferred;
-    assert_eq!(asked[0], (ids(&["dev0", "dev1", "dev2", "dev3"]), vec![], 1));
-    assert_eq!(asked[1], (ids(&["dev0", "dev2"]), vec![], 1), "only those that are where it should be");
+    assert_eq!(
+        asked[0],
+        (ids(&["dev0", "dev1", "dev2", "dev3"]), vec![], 1)
+    );
+    assert_eq!(
+        asked[1],
+        (ids(&["dev0", "dev2"]), vec![], 1),
+        "only those that are where it should be"
+    );
 }
 
 /// A daemon whose pods wait for devices, with a plugin that lists so many.
@@ -182,11 +229,19 @@ async fn a_pod_waits_no_longer_than_a_claim_and_not_for_devices_that_there_are_n
     let daemon = home.start_with("boot-1", std::time::Duration::from_secs(5));
     let id = daemon.plug("gpu", &FakePlugin::new(), &[sick("dev0")]);
     let started = tokio::time::Instant::now();
-    assert_eq!(daemon.given("a", &[("gpu", 2), ("nic", 1)]).await, ["no-healthy-device", "resource-unknown"]);
+    assert_eq!(
+        daemon.given("a", &[("gpu", 2), ("nic", 1)]).await,
+        ["no-healthy-device", "resource-unknown"]
+    );
     assert_eq!(started.elapsed().as_secs(), 0);
-    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["no-healthy-device"]);
+    assert_eq!(
+        daemon.given("a", &[("gpu", 1)]).await,
+        ["no-healthy-device"]
+    );
     assert_eq!(started.elapsed().as_secs(), 5);
-    daemon.manager.plugin_listed(&id, &[device("dev0", &[]), sick("dev1")]);
+    daemon
+        .manager
+        .plugin_listed(&id, &[device("dev0", &[]), sick("dev1")]);
     assert_eq!(daemon.given("a", &[("gpu", 2)]).await, ["too-few-devices"]);
     assert_eq!(started.elapsed().as_secs(), 10);
     assert_eq!(daemon.commits(), 0);
@@ -213,7 +268,9 @@ impl Daemon {
     /// The conditions of a resource.
     fn conditions_of(&self, short: &str) -> Vec<String> {
         let list = self.manager.conditions.list();
-        let of = list.iter().filter(|condition| condition.subject == resource(short).as_str());
+        let of = list
+            .iter()
+            .filter(|condition| condition.subject == resource(short).as_str());
         of.map(|condition| condition.problem.to_string()).collect()
     }
 }
@@ -224,8 +281,13 @@ async fn a_preference_that_fails_refuses_no_pod_and_is_not_asked_for_a_while() {
     let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev3"]), 8);
     gpu.prefer(Preference::Failure);
     assert_eq!(daemon.given("a", &[("gpu", 2)]).await, ["dev0,dev1"]);
-    let [condition] = &daemon.conditions_of("gpu")[..] else { panic!("one condition") };
-    assert!(condition.contains("GetPreferredAllocation") && condition.contains("GPU is lost"), "{condition}");
+    let [condition] = &daemon.conditions_of("gpu")[..] else {
+        panic!("one condition")
+    };
+    assert!(
+        condition.contains("GetPreferredAllocation") && condition.contains("GPU is lost"),
+        "{condition}"
+    );
     gpu.prefer(Preference::of(&["dev3"]));
     assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev2"]);
     assert_eq!(gpu.calls().preferred.len(), 1);
@@ -249,7 +311,10 @@ async fn a_preference_that_hangs_takes_five_seconds_of_one_pod() {
     gpu.prefer(Preference::Silence);
     for (pod, given) in [("a", "dev0"), ("b", "dev1")] {
         assert_eq!(daemon.given(pod, &[("gpu", 1)]).await, [given]);
-        assert_eq!((started.elapsed().as_secs(), gpu.calls().preferred.len()), (5, 1));
+        assert_eq!(
+            (started.elapsed().as_secs(), gpu.calls().preferred.len()),
+            (5, 1)
+        );
     }
     assert!(daemon.conditions_of("gpu")[0].contains("did not answer in time"));
 }
@@ -257,22 +322,43 @@ async fn a_preference_that_hangs_takes_five_seconds_of_one_pod() {
 #[tokio::test]
 async fn of_a_preference_that_is_wrong_what_can_be_used_is_used() {
     let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&[]), 3);
-    let list = [device("g0", &[]), device("g1", &[]), device("g2", &[]), sick("g3")];
+    let list = [
+        device("g0", &[]),
+        device("g1", &[]),
+        device("g2", &[]),
+        sick("g3"),
+    ];
     daemon.plug("gpu", &gpu, &list);
     for (answer, size, given, fault) in [
         (&["zz"][..], 1, "g0", Some("\"zz\" was not offered")),
         (&["g3"], 1, "g0", Some("\"g3\" was not offered")),
         (&["g3", "g2"], 1, "g2", Some("\"g3\" was not offered")),
-        (&["g2", "g1", "g0"], 2, "g1,g2", Some("3 devices are named, 2 are wanted")),
+        (
+            &["g2", "g1", "g0"],
+            2,
+            "g1,g2",
+            Some("3 devices are named, 2 are wanted"),
+        ),
         (&["g1", "g1"], 2, "g0,g1", Some("named twice")),
         (&[], 1, "g0", None),
         (&["g1"], 2, "g0,g1", None),
     ] {
         gpu.prefer(Preference::of(answer));
-        assert_eq!(daemon.given("a", &[("gpu", size)]).await, [given], "{answer:?}");
+        assert_eq!(
+            daemon.given("a", &[("gpu", size)]).await,
+            [given],
+            "{answer:?}"
+        );
         let conditions = daemon.conditions_of("gpu");
-        assert_eq!(conditions.len(), usize::from(fault.is_some()), "{conditions:?}");
-        assert!(fault.is_none_or(|fault| conditions[0].contains(fault)), "{conditions:?}");
+        assert_eq!(
+            conditions.len(),
+            usize::from(fault.is_some()),
+            "{conditions:?}"
+        );
+        assert!(
+            fault.is_none_or(|fault| conditions[0].contains(fault)),
+            "{conditions:?}"
+        );
         daemon.free("a").await.unwrap();
     }
     assert_eq!(gpu.calls().preferred.len(), 7, "it is called each time");
@@ -286,11 +372,21 @@ async fn a_container_has_as_many_devices_as_there_are() {
     daemon.plug("gpu", &gpu, &numbered(20_000));
     let outcome = daemon.allocate("a", &app(&[("gpu", 12_000)])).await;
     assert_eq!(outcome[0].end.as_ref().unwrap().len(), 12_000);
-    assert_eq!(daemon.given("b", &[("gpu", 8_001)]).await, ["too-few-devices"]);
+    assert_eq!(
+        daemon.given("b", &[("gpu", 8_001)]).await,
+        ["too-few-devices"]
+    );
     daemon.stop().await;
     let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &numbered(20_000));
-    assert_eq!(daemon.allocate("b", &app(&[("gpu", 8_000)])).await[0].end.as_ref().unwrap().len(), 8_000);
+    assert_eq!(
+        daemon.allocate("b", &app(&[("gpu", 8_000)])).await[0]
+            .end
+            .as_ref()
+            .unwrap()
+            .len(),
+        8_000
+    );
     daemon.free("a").await.unwrap();
 }
 
@@ -304,14 +400,24 @@ async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
     let refused = daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await;
     assert_eq!(device_ends(&refused), ["broken", "dev0"]);
     assert_eq!(daemon.devices_of("a").len(), 1);
-    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev0"], "its device is free");
-    assert_eq!(daemon.given("a", &[("gpu", 1), ("nic", 1)]).await, ["too-few-devices", "dev0"]);
+    assert_eq!(
+        daemon.given("b", &[("gpu", 1)]).await,
+        ["dev0"],
+        "its device is free"
+    );
+    assert_eq!(
+        daemon.given("a", &[("gpu", 1), ("nic", 1)]).await,
+        ["too-few-devices", "dev0"]
+    );
     gpu.refuse(Problem::internal("broken", "the plugin cannot"));
     daemon.free("b").await.unwrap();
     daemon.free("a").await.unwrap();
     daemon.allocate("c", &app(&[("gpu", 1)])).await;
     daemon.stop().await;
-    assert!(home.start_at_once().is_empty(), "a pod that was given nothing has no record");
+    assert!(
+        home.start_at_once().is_empty(),
+        "a pod that was given nothing has no record"
+    );
 }
 
 #[tokio::test]
@@ -322,9 +428,18 @@ async fn an_answer_that_names_a_path_that_is_not_there_is_refused() {
         container_path: "/lib/gpu".to_owned(),
         read_only: true,
     };
-    gpu.answer(ContainerAllocation { mounts: vec![mount("/no/lib")], ..Default::default() });
-    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["allocation-path-missing"]);
-    gpu.answer(ContainerAllocation { mounts: vec![mount("/dev")], ..Default::default() });
+    gpu.answer(ContainerAllocation {
+        mounts: vec![mount("/no/lib")],
+        ..Default::default()
+    });
+    assert_eq!(
+        daemon.given("a", &[("gpu", 1)]).await,
+        ["allocation-path-missing"]
+    );
+    gpu.answer(ContainerAllocation {
+        mounts: vec![mount("/dev")],
+        ..Default::default()
+    });
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"]);
 }
 
@@ -334,17 +449,26 @@ async fn what_pods_have_covers_what_a_node_shows_and_lowers_nothing() {
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
     daemon.allocate("b", &app(&[("gpu", 1)])).await;
     let covered = |pod: &str, shown: &[(&str, u64)]| {
-        let mut shown: BTreeMap<_, _> =
-            shown.iter().map(|(short, count)| (resource(short), *count)).collect();
+        let mut shown: BTreeMap<_, _> = shown
+            .iter()
+            .map(|(short, count)| (resource(short), *count))
+            .collect();
         daemon.manager.cover_allocated(&uid(pod), &mut shown);
         shown
             .into_iter()
             .map(|(name, count)| (name.as_str()["example.com/".len()..].to_owned(), count))
             .collect::<Vec<_>>()
     };
-    let of =
-        |pairs: &[(&str, u64)]| pairs.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<Vec<_>>();
-    assert_eq!(covered("a", &[("gpu", 1), ("nic", 1)]), of(&[("gpu", 3), ("nic", 1)]));
+    let of = |pairs: &[(&str, u64)]| {
+        pairs
+            .iter()
+            .map(|(name, n)| ((*name).to_owned(), *n))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        covered("a", &[("gpu", 1), ("nic", 1)]),
+        of(&[("gpu", 3), ("nic", 1)])
+    );
     assert_eq!(covered("a", &[("gpu", 7)]), of(&[("gpu", 7)]));
     assert_eq!(covered("b", &[]), of(&[("gpu", 3)]));
     assert_eq!(covered("stranger", &[("gpu", 1)]), of(&[("gpu", 1)]));
@@ -358,13 +482,25 @@ async fn of_pods_that_race_for_the_last_device_one_gets_it() {
     let wanted = app(&[("gpu", 1)]);
     let race = futures::future::join_all(names.iter().map(|name| daemon.allocate(name, &wanted)));
     let open = async {
-        gpu.called(|calls| calls.allocate.len() == 1 || calls.preferred.len() == 1).await;
+        gpu.called(|calls| calls.allocate.len() == 1 || calls.preferred.len() == 1)
+            .await;
         gpu.shut(false);
     };
     let (outcomes, ()) = tokio::join!(race, open);
-    let given: Vec<_> = outcomes.iter().flat_map(|outcome| device_ends(outcome)).collect();
-    assert_eq!(given.iter().filter(|end| *end == "dev0").count(), 1, "{given:?}");
-    assert_eq!(given.iter().filter(|end| *end == "too-few-devices").count(), 9, "{given:?}");
+    let given: Vec<_> = outcomes
+        .iter()
+        .flat_map(|outcome| device_ends(outcome))
+        .collect();
+    assert_eq!(
+        given.iter().filter(|end| *end == "dev0").count(),
+        1,
+        "{given:?}"
+    );
+    assert_eq!(
+        given.iter().filter(|end| *end == "too-few-devices").count(),
+        9,
+        "{given:?}"
+    );
     assert_eq!(gpu.calls().allocate.len(), 1);
 }
 
@@ -373,33 +509,60 @@ async fn hints_look_at_what_a_pod_has_and_what_its_containers_leave() {
     use ContainerKind::{App, Init};
     let (_home, daemon, _) = plugged(4);
     let hints = |short: &str, containers: &[_], scope| {
-        let hints = daemon.manager.hints(&device_request(short, containers), scope);
+        let hints = daemon
+            .manager
+            .hints(&device_request(short, containers), scope);
         let words = |hint: &super::TopologyHint| (hint.numa_nodes.clone(), hint.preferred);
         hints
             .iter()
             .map(|h| {
-                (h.container.clone(), h.hints.as_ref().map(|list| list.iter().map(words).collect::<Vec<_>>()))
+                (
+                    h.container.clone(),
+                    h.hints
+                        .as_ref()
+                        .map(|list| list.iter().map(words).collect::<Vec<_>>()),
+                )
             })
             .collect::<Vec<_>>()
     };
-    let (either, both) =
-        (vec![(vec![0], true), (vec![1], true), (vec![0, 1], false)], vec![(vec![0, 1], true)]);
-    let two = [container("one", App, &[("gpu", 2), ("unknown", 1)]), container("two", App, &[("gpu", 2)])];
+    let (either, both) = (
+        vec![(vec![0], true), (vec![1], true), (vec![0, 1], false)],
+        vec![(vec![0, 1], true)],
+    );
+    let two = [
+        container("one", App, &[("gpu", 2), ("unknown", 1)]),
+        container("two", App, &[("gpu", 2)]),
+    ];
     let of = |name: &str, list: &Vec<_>| (name.to_owned(), Some(list.clone()));
-    assert_eq!(hints("a", &two, HintScope::Container), [of("one", &either), of("two", &either)]);
+    assert_eq!(
+        hints("a", &two, HintScope::Container),
+        [of("one", &either), of("two", &either)]
+    );
     assert_eq!(hints("a", &two, HintScope::Pod), [of("", &both)]);
 
     let mut near = [container("init", Init, &[("gpu", 2)])];
     near[0].numa_affinity = vec![1];
-    assert_eq!(device_ends(&daemon.allocate("a", &near).await), ["dev1,dev3"]);
-    let again = [container("init", Init, &[("gpu", 2)]), container("one", App, &[("gpu", 3)])];
+    assert_eq!(
+        device_ends(&daemon.allocate("a", &near).await),
+        ["dev1,dev3"]
+    );
+    let again = [
+        container("init", Init, &[("gpu", 2)]),
+        container("one", App, &[("gpu", 3)]),
+    ];
     let held = vec![(vec![1], true), (vec![0, 1], false)];
-    assert_eq!(hints("a", &again, HintScope::Container), [of("init", &held), of("one", &both)]);
+    assert_eq!(
+        hints("a", &again, HintScope::Container),
+        [of("init", &held), of("one", &both)]
+    );
     assert_eq!(
         hints("b", &two[..1], HintScope::Container),
         [of("one", &vec![(vec![0], true), (vec![0, 1], false)])]
     );
-    assert_eq!(hints("b", &app(&[("gpu", 3)]), HintScope::Pod), [of("", &vec![])]);
+    assert_eq!(
+        hints("b", &app(&[("gpu", 3)]), HintScope::Pod),
+        [of("", &vec![])]
+    );
     assert_eq!(hints("b", &app(&[("gpu", 0)]), HintScope::Container), []);
 }
 
@@ -418,8 +581,16 @@ async fn hints_are_computed_while_lists_change() {
     loop {
         let is_last = lists.is_finished();
         for scope in [HintScope::Container, HintScope::Pod] {
-            let hints = daemon.manager.hints(&request, scope).remove(0).hints.unwrap();
-            assert!(matches!(hints.len(), 0 | 3), "of one list or the other: {hints:?}");
+            let hints = daemon
+                .manager
+                .hints(&request, scope)
+                .remove(0)
+                .hints
+                .unwrap();
+            assert!(
+                matches!(hints.len(), 0 | 3),
+                "of one list or the other: {hints:?}"
+            );
         }
         if is_last {
             break;

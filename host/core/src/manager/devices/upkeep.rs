@@ -14,7 +14,8 @@ use crate::manager::Manager;
 use crate::resources::{Contender, pools};
 use nodedock_base::clock::now_ms;
 use nodedock_model::{
-    ChangedKind, DriverName, ExtendedResource, NameRecord, NameSource, Named, Problem, ProblemCode, limit,
+    ChangedKind, DriverName, ExtendedResource, NameRecord, NameSource, Named, Problem, ProblemCode,
+    limit,
 };
 
 /// Interval between two reports of changed resources: health may flap a thousand times per second.
@@ -27,7 +28,10 @@ type Followed = Vec<(DriverName, watch::Receiver<Arc<Published>>)>;
 
 impl Manager {
     /// Reports a change of resources, or of what pods have of them.
-    pub(in crate::manager) fn report_resources(&self, resources: impl IntoIterator<Item = ExtendedResource>) {
+    pub(in crate::manager) fn report_resources(
+        &self,
+        resources: impl IntoIterator<Item = ExtendedResource>,
+    ) {
         let contenders = {
             let mut state = self.devices();
             state.unreported.extend(resources);
@@ -71,21 +75,34 @@ impl Manager {
             return Ok(());
         }
         let changes = new.iter().map(change).collect();
-        self.checkpoint.commit(changes).await.map_err(|error| error.problem())?;
+        self.checkpoint
+            .commit(changes)
+            .await
+            .map_err(|error| error.problem())?;
         self.devices().resources.set_owners(new);
         Ok(())
     }
 
     fn set_contender_conditions(&self, contenders: &[Contender]) {
-        let subject = |contender: &Contender| format!("{} of {}", contender.resource, contender.waits);
+        let subject =
+            |contender: &Contender| format!("{} of {}", contender.resource, contender.waits);
         for contender in contenders {
-            let Contender { resource, waits, keeps } = contender;
-            let message = format!("{waits} offers {resource}, which {keeps} had first: it is not used");
-            self.conditions.set(&subject(contender), Problem::conflict(ProblemCode::ResourceTaken, message));
+            let Contender {
+                resource,
+                waits,
+                keeps,
+            } = contender;
+            let message =
+                format!("{waits} offers {resource}, which {keeps} had first: it is not used");
+            self.conditions.set(
+                &subject(contender),
+                Problem::conflict(ProblemCode::ResourceTaken, message),
+            );
         }
         let subjects: Vec<_> = contenders.iter().map(subject).collect();
-        self.conditions
-            .retain(ProblemCode::ResourceTaken, |known| subjects.iter().any(|subject| subject == known));
+        self.conditions.retain(ProblemCode::ResourceTaken, |known| {
+            subjects.iter().any(|subject| subject == known)
+        });
     }
 
     /// Sends changes to the subscribers of `changes`, each resource at most once per period.
@@ -110,7 +127,10 @@ impl Manager {
 
     pub(crate) async fn end_grace(&self) {
         loop {
-            let next = self.devices().resources.next_expiry(self.settings.resource_grace);
+            let next = self
+                .devices()
+                .resources
+                .next_expiry(self.settings.resource_grace);
             tokio::select! {
                 // Nothing is lost: after a restart the grace period begins again.
                 () = self.tasks.stopped() => return,
@@ -127,8 +147,10 @@ impl Manager {
         let gone = self.devices().resources.expire(Instant::now(), grace);
         for resource in &gone {
             tracing::warn!(%resource, "a source of the resource did not come back");
-            self.conditions.clear(ProblemCode::DeviceListFaulty, resource.as_str());
-            self.conditions.clear(ProblemCode::PreferenceFailed, resource.as_str());
+            self.conditions
+                .clear(ProblemCode::DeviceListFaulty, resource.as_str());
+            self.conditions
+                .clear(ProblemCode::PreferenceFailed, resource.as_str());
         }
         if !gone.is_empty() {
             self.report_resources(gone);
@@ -137,7 +159,10 @@ impl Manager {
 
     /// Keeps resources in step with the pools of drivers that serve.
     pub(crate) async fn follow_pools(&self) {
-        let (mut serving, mut freed) = (self.registry.serving_changes(), self.registry.freed_changes());
+        let (mut serving, mut freed) = (
+            self.registry.serving_changes(),
+            self.registry.freed_changes(),
+        );
         loop {
             serving.mark_unchanged();
             freed.mark_unchanged();
@@ -161,7 +186,9 @@ impl Manager {
 
     fn drivers_with_pools(&self) -> Followed {
         let drivers = self.registry.all_serving().into_iter();
-        drivers.filter_map(|driver| Some((driver.identity.name.clone(), driver.inventory?))).collect()
+        drivers
+            .filter_map(|driver| Some((driver.identity.name.clone(), driver.inventory?)))
+            .collect()
     }
 
     fn take_pools(&self, followed: &mut Followed) {
@@ -185,7 +212,12 @@ async fn inventory_changed(followed: &mut Followed) {
             std::future::pending::<()>().await;
         }
     });
-    if changes.collect::<FuturesUnordered<_>>().next().await.is_none() {
+    if changes
+        .collect::<FuturesUnordered<_>>()
+        .next()
+        .await
+        .is_none()
+    {
         std::future::pending().await
     }
 }

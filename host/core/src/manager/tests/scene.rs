@@ -16,19 +16,23 @@ use crate::driver::{ClaimDriver, Driver, DriverIdentity, NodeFacts, Published, S
 use crate::hardware::Hardware;
 use crate::manager::claims::fixtures::{claim, driver, name, pod};
 use crate::manager::claims::table::ClaimTable;
-use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues, ReleaseRequest, SharedClaimTable};
+use crate::manager::claims::{
+    ClaimEnd, PodSelector, RecordedValues, ReleaseRequest, SharedClaimTable,
+};
 use crate::manager::devices::fixtures::resource;
 use crate::manager::devices::{PluginId, ResourceOutcome, ResourceView};
-use crate::manager::{Manager, ManagerParts, ManagerSettings, PodOutcome, PodResource, pool_claims};
+use crate::manager::{
+    Manager, ManagerParts, ManagerSettings, PodOutcome, PodResource, pool_claims,
+};
 use crate::registry::{DriverState, Registry};
 use crate::sysfs::SysfsTree;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Caller, Claim, ClaimRecord, ClaimReference, ClaimState, ContainerClaim, ContainerKind, DriverKind,
-    DriverName, Hold, KubeletDevice, ObjectName, ObjectRef, PluginDevice, PodContainer, PodRequest,
-    PoolNames, Problem, ReleaseRecord,
+    Caller, Claim, ClaimRecord, ClaimReference, ClaimState, ContainerClaim, ContainerKind,
+    DriverKind, DriverName, Hold, KubeletDevice, ObjectName, ObjectRef, PluginDevice, PodContainer,
+    PodRequest, PoolNames, Problem, ReleaseRecord,
 };
 
 pub(crate) use fakes::{FakeDriver, FakePlugin, FakeSource, PluginCalls, Preference, Reply};
@@ -105,8 +109,10 @@ impl Home {
     /// Records a character device and the directory of its device below `/sys/devices`, before a daemon starts.
     pub(crate) fn record_node(&self, path: &str, minor: u32, directory: &str) {
         let root = self.0.path();
-        let (node, device) =
-            (root.join(path.trim_start_matches('/')), root.join("sys/devices").join(directory));
+        let (node, device) = (
+            root.join(path.trim_start_matches('/')),
+            root.join("sys/devices").join(directory),
+        );
         std::fs::create_dir_all(node.parent().unwrap()).unwrap();
         std::fs::write(node, format!("character 226:{minor}")).unwrap();
         std::fs::create_dir_all(device).unwrap();
@@ -168,11 +174,17 @@ impl Home {
     ) -> Daemon {
         let opened = checkpoint::open(&self.checkpoint_path()).unwrap();
         let unreadable = opened.dump.unreadable_claims();
-        let claims = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
+        let claims =
+            ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
         let claims = claims.with_released(opened.dump.released);
-        let (source, changes, tasks) = (Arc::new(FakeSource::new()), Changes::default(), Tasks::new());
+        let (source, changes, tasks) = (
+            Arc::new(FakeSource::new()),
+            Changes::default(),
+            Tasks::new(),
+        );
         let sys = SysfsTree::new(crate::sysfs::SysfsRoot::open(&self.sys()).unwrap());
-        let values = RecordedValues::new(opened.dump.values, boot_id, opened.checkpoint.clone(), sys);
+        let values =
+            RecordedValues::new(opened.dump.values, boot_id, opened.checkpoint.clone(), sys);
         let cdi = self.0.path().join("cdi");
         let manager = Manager::new(ManagerParts {
             adapters: None,
@@ -183,7 +195,10 @@ impl Home {
             registry: Registry::new(changes.clone(), Conditions::default(), stored),
             source: source.clone(),
             settings: ManagerSettings {
-                node: NodeFacts { name: "node-1".to_owned(), boot_id: boot_id.to_owned() },
+                node: NodeFacts {
+                    name: "node-1".to_owned(),
+                    boot_id: boot_id.to_owned(),
+                },
                 exclusive_wait,
                 call_deadline: DEADLINE,
                 pre_start_deadline: Duration::from_secs(30),
@@ -193,7 +208,9 @@ impl Home {
                     is_enabled: has_metadata,
                     directory: self.metadata(),
                     access: FileAccess::default(),
-                    pools: PoolNames { node: ObjectName::new("node-1").unwrap() },
+                    pools: PoolNames {
+                        node: ObjectName::new("node-1").unwrap(),
+                    },
                 },
                 kubelet_allocates: false,
                 hardware: self.hardware(),
@@ -202,7 +219,11 @@ impl Home {
             changes,
             tasks,
         });
-        Daemon { manager, source, cdi }
+        Daemon {
+            manager,
+            source,
+            cdi,
+        }
     }
 }
 
@@ -223,26 +244,40 @@ impl Daemon {
     /// Starts all tasks that need no request.
     pub(crate) fn start_tasks(&self) {
         let (sender, events) = mpsc::channel(16);
-        self.tasks().spawn("cdi-watch", cdi_watch::watch(self.cdi.clone(), self.tasks().clone(), sender));
+        self.tasks().spawn(
+            "cdi-watch",
+            cdi_watch::watch(self.cdi.clone(), self.tasks().clone(), sender),
+        );
         self.manager.start(events);
     }
 
     /// Starts the task that finishes unprepares, and none that checks files periodically: with a paused clock those fire while the
     /// checkpoint's thread writes.
     pub(crate) fn start_unprepares(&self) {
-        self.manager.spawn("resume-unprepare", |manager| async move { manager.resume_unprepares().await });
+        self.manager
+            .spawn("resume-unprepare", |manager| async move {
+                manager.resume_unprepares().await
+            });
     }
 
     /// Starts the task that follows changes of drivers.
     pub(crate) fn start_driver_changes(&self) {
-        self.manager.spawn("driver-changes", |manager| async move { manager.follow_drivers().await });
+        self.manager.spawn("driver-changes", |manager| async move {
+            manager.follow_drivers().await
+        });
     }
 
     /// Starts the tasks of extended resources.
     pub(crate) fn start_devices(&self) {
-        self.manager.spawn("device-pools", |manager| async move { manager.follow_pools().await });
-        self.manager.spawn("device-grace", |manager| async move { manager.end_grace().await });
-        self.manager.spawn("device-changes", |manager| async move { manager.report_changes().await });
+        self.manager.spawn("device-pools", |manager| async move {
+            manager.follow_pools().await
+        });
+        self.manager.spawn("device-grace", |manager| async move {
+            manager.end_grace().await
+        });
+        self.manager.spawn("device-changes", |manager| async move {
+            manager.report_changes().await
+        });
     }
 
     /// Waits for requests under way, then closes the checkpoint.
@@ -258,11 +293,19 @@ impl Daemon {
 
     /// Code and subject of each condition.
     pub(crate) fn conditions(&self) -> Vec<(String, String)> {
-        self.manager.conditions.list().into_iter().map(|c| (c.problem.code, c.subject)).collect()
+        self.manager
+            .conditions
+            .list()
+            .into_iter()
+            .map(|c| (c.problem.code, c.subject))
+            .collect()
     }
 
     pub(crate) fn condition_codes(&self) -> Vec<String> {
-        self.conditions().into_iter().map(|(code, _)| code).collect()
+        self.conditions()
+            .into_iter()
+            .map(|(code, _)| code)
+            .collect()
     }
 
     /// Waits until exactly these conditions are set, by code and subject.
@@ -270,7 +313,9 @@ impl Daemon {
         let mut changes = self.manager.changes.listen();
         let is_wanted = || {
             let conditions = self.conditions();
-            let conditions = conditions.iter().map(|(code, subject)| (code.as_str(), subject.as_str()));
+            let conditions = conditions
+                .iter()
+                .map(|(code, subject)| (code.as_str(), subject.as_str()));
             conditions.eq(wanted.iter().copied())
         };
         while !is_wanted() {
@@ -287,12 +332,21 @@ impl Daemon {
     }
 
     pub(crate) fn serve_as(&self, driver: &Arc<FakeDriver>, kind: DriverKind) {
-        self.serve_any(&driver.name, kind, Some(driver.clone()), driver.inventory(), "sha256:00");
+        self.serve_any(
+            &driver.name,
+            kind,
+            Some(driver.clone()),
+            driver.inventory(),
+            "sha256:00",
+        );
     }
 
     /// Serves a version of a driver, by the digest of its file.
     pub(crate) fn serve_version(&self, driver: &Arc<FakeDriver>, digest: &str) {
-        let (claims, inventory) = (Some(driver.clone() as Arc<dyn ClaimDriver>), driver.inventory());
+        let (claims, inventory) = (
+            Some(driver.clone() as Arc<dyn ClaimDriver>),
+            driver.inventory(),
+        );
         self.serve_any(&driver.name, DriverKind::Wasm, claims, inventory, digest);
         self.manager.registry.tell_devices(&driver.name);
     }
@@ -313,13 +367,19 @@ impl Daemon {
             source: name.to_string(),
             summary: String::new(),
         };
-        let driver = Driver { identity: Arc::new(identity), claims, inventory };
+        let driver = Driver {
+            identity: Arc::new(identity),
+            claims,
+            inventory,
+        };
         self.manager.registry.serve(name.as_str(), driver).unwrap();
     }
 
     /// A driver's file whose name is not known is in this state.
     pub(crate) fn loads(&self, source: &str, state: DriverState) {
-        self.manager.registry.update(DriverKind::Wasm, source, |view| view.state = state);
+        self.manager
+            .registry
+            .update(DriverKind::Wasm, source, |view| view.state = state);
     }
 
     pub(crate) fn retire(&self, driver: &FakeDriver) {
@@ -327,9 +387,16 @@ impl Daemon {
     }
 
     /// Registers a plugin of `example.com/SHORT`, which lists these devices.
-    pub(crate) fn plug(&self, short: &str, plugin: &Arc<FakePlugin>, listed: &[PluginDevice]) -> PluginId {
+    pub(crate) fn plug(
+        &self,
+        short: &str,
+        plugin: &Arc<FakePlugin>,
+        listed: &[PluginDevice],
+    ) -> PluginId {
         let socket = format!("/{short}.sock").into();
-        let id = self.manager.plugin_arrived(resource(short), socket, plugin.clone());
+        let id = self
+            .manager
+            .plugin_arrived(resource(short), socket, plugin.clone());
         self.manager.plugin_listed(&id, listed);
         id
     }
@@ -341,18 +408,31 @@ impl Daemon {
         self.prepare_request(request(pod, claims), vec![]).await
     }
 
-    pub(crate) async fn prepare_request(&self, request: PodRequest, inline: Vec<Claim>) -> PodOutcome {
-        self.manager.prepare_pod(request, inline, "test".into()).await
+    pub(crate) async fn prepare_request(
+        &self,
+        request: PodRequest,
+        inline: Vec<Claim>,
+    ) -> PodOutcome {
+        self.manager
+            .prepare_pod(request, inline, "test".into())
+            .await
     }
 
     pub(crate) async fn unprepare_outcomes(&self, pod: &ObjectRef) -> Vec<PodOutcome> {
         let selector = PodSelector::Uid(pod.uid.clone());
-        self.manager.unprepare_pod(selector, "test".into()).await.unwrap()
+        self.manager
+            .unprepare_pod(selector, "test".into())
+            .await
+            .unwrap()
     }
 
     pub(crate) async fn unprepare(&self, pod: &ObjectRef) -> Vec<Result<ClaimEnd, Problem>> {
         let outcomes = self.unprepare_outcomes(pod).await;
-        outcomes.into_iter().flat_map(|outcome| outcome.claims).map(|claim| claim.end).collect()
+        outcomes
+            .into_iter()
+            .flat_map(|outcome| outcome.claims)
+            .map(|claim| claim.end)
+            .collect()
     }
 
     /// A kubelet prepares a driver's part.
@@ -361,21 +441,37 @@ impl Daemon {
         driver: &DriverName,
         claim: &Claim,
     ) -> Result<Vec<KubeletDevice>, Problem> {
-        self.manager.prepare_for_kubelet(driver, &claim.id, "test".into()).await
+        self.manager
+            .prepare_for_kubelet(driver, &claim.id, "test".into())
+            .await
     }
 
-    pub(crate) async fn kubelet_unprepare(&self, driver: &DriverName, claim: &Claim) -> Result<(), Problem> {
-        self.manager.unprepare_for_kubelet(driver, &claim.id, "test".into()).await
+    pub(crate) async fn kubelet_unprepare(
+        &self,
+        driver: &DriverName,
+        claim: &Claim,
+    ) -> Result<(), Problem> {
+        self.manager
+            .unprepare_for_kubelet(driver, &claim.id, "test".into())
+            .await
     }
 
     /// An operator releases a claim by force.
     pub(crate) async fn release(&self, claim: &str) -> Result<ReleaseRecord, Problem> {
-        self.manager.release_claim(release_request(claim), "test".into()).await.map(Arc::unwrap_or_clone)
+        self.manager
+            .release_claim(release_request(claim), "test".into())
+            .await
+            .map(Arc::unwrap_or_clone)
     }
 
     /// Gives a pod its devices.
-    pub(crate) async fn allocate(&self, short: &str, containers: &[PodContainer]) -> Vec<ResourceOutcome> {
-        self.allocate_request(device_request(short, containers)).await
+    pub(crate) async fn allocate(
+        &self,
+        short: &str,
+        containers: &[PodContainer],
+    ) -> Vec<ResourceOutcome> {
+        self.allocate_request(device_request(short, containers))
+            .await
     }
 
     pub(crate) async fn allocate_request(&self, request: PodRequest) -> Vec<ResourceOutcome> {
@@ -393,7 +489,10 @@ impl Daemon {
 
     /// What a pod has of extended resources.
     pub(crate) fn devices_of(&self, short: &str) -> Vec<PodResource> {
-        self.manager.pod(pod(short).uid.as_str()).map(|view| view.resources).unwrap_or_default()
+        self.manager
+            .pod(pod(short).uid.as_str())
+            .map(|view| view.resources)
+            .unwrap_or_default()
     }
 }
 
@@ -401,7 +500,10 @@ impl Daemon {
 impl Daemon {
     pub(crate) fn state(&self, uid: &str) -> Option<ClaimState> {
         let claims = self.manager.claims();
-        claims.into_iter().find(|record| record.id.uid.as_str() == uid).map(|record| record.state)
+        claims
+            .into_iter()
+            .find(|record| record.id.uid.as_str() == uid)
+            .map(|record| record.state)
     }
 
     /// Whether no claim and no pod is known.
@@ -419,8 +521,10 @@ impl Daemon {
 
     /// Paths of the CDI files, by name.
     pub(crate) fn cdi_files(&self) -> Vec<PathBuf> {
-        let mut paths: Vec<_> =
-            std::fs::read_dir(&self.cdi).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let mut paths: Vec<_> = std::fs::read_dir(&self.cdi)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
         paths.sort();
         paths
     }
@@ -439,12 +543,17 @@ impl Daemon {
     }
 
     pub(crate) fn view(&self, short: &str) -> Option<ResourceView> {
-        self.manager.capacity().resources.into_iter().find(|view| view.name == resource(short))
+        self.manager
+            .capacity()
+            .resources
+            .into_iter()
+            .find(|view| view.name == resource(short))
     }
 
     /// Devices and healthy devices of a resource. None: the resource is unknown.
     pub(crate) fn counts(&self, short: &str) -> Option<(usize, usize)> {
-        self.view(short).map(|view| (view.capacity(), view.allocatable()))
+        self.view(short)
+            .map(|view| (view.capacity(), view.allocatable()))
     }
 
     /// Waits until the resources are as wanted.
@@ -462,8 +571,13 @@ impl Daemon {
         let mut holding = claim("x", &["gpu/0"], &[]).allocation.unwrap();
         (holding.devices[0].pool, holding.devices[0].device) = (pool, name);
         let new = ClaimRecord::new(by.clone(), ClaimState::Prepared, "boot-1");
-        let known = table.claim(by.uid.as_str()).map(|known| ClaimRecord::clone(known));
-        let mut record = known.unwrap_or(ClaimRecord { allocation: holding, ..new });
+        let known = table
+            .claim(by.uid.as_str())
+            .map(|known| ClaimRecord::clone(known));
+        let mut record = known.unwrap_or(ClaimRecord {
+            allocation: holding,
+            ..new
+        });
         record.holds.push(Hold {
             key: format!("{}/{device}", driver("gpu")),
             shared: false,
@@ -482,30 +596,60 @@ pub(crate) fn request(pod: &ObjectRef, claims: &[&str]) -> PodRequest {
         claim_name: ObjectName::new(name).unwrap(),
         claim_uid: None,
     };
-    let uses = |name: &&str| ContainerClaim { pod_claim_name: (*name).to_owned(), request: None };
+    let uses = |name: &&str| ContainerClaim {
+        pod_claim_name: (*name).to_owned(),
+        request: None,
+    };
     let container = PodContainer {
         claims: claims.iter().map(uses).collect(),
         ..container("main", ContainerKind::App, &[])
     };
     let claims = claims.iter().map(reference).collect();
-    PodRequest { pod: pod.clone(), pod_group: None, claims, containers: vec![container] }
+    PodRequest {
+        pod: pod.clone(),
+        pod_group: None,
+        claims,
+        containers: vec![container],
+    }
 }
 
 /// A release by root, of the only claim of a name.
 pub(crate) fn release_request(claim: &str) -> ReleaseRequest {
-    let by = Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) };
-    ReleaseRequest { namespace: name("default"), name: name(claim), uid: None, by }
+    let by = Caller {
+        uid: Some(0),
+        user: Some("root".to_owned()),
+        pid: Some(7),
+    };
+    ReleaseRequest {
+        namespace: name("default"),
+        name: name(claim),
+        uid: None,
+        by,
+    }
 }
 
 /// A request of a pod without claims.
 pub(crate) fn device_request(short: &str, containers: &[PodContainer]) -> PodRequest {
-    PodRequest { pod: pod(short), pod_group: None, claims: Vec::new(), containers: containers.to_vec() }
+    PodRequest {
+        pod: pod(short),
+        pod_group: None,
+        claims: Vec::new(),
+        containers: containers.to_vec(),
+    }
 }
 
 /// A container that wants so many of each `example.com/SHORT`.
 pub(crate) fn container(name: &str, kind: ContainerKind, wants: &[(&str, u32)]) -> PodContainer {
-    let resources = wants.iter().map(|(short, count)| (resource(short), *count)).collect();
-    PodContainer { name: name.to_owned(), kind, resources, ..PodContainer::default() }
+    let resources = wants
+        .iter()
+        .map(|(short, count)| (resource(short), *count))
+        .collect();
+    PodContainer {
+        name: name.to_owned(),
+        kind,
+        resources,
+        ..PodContainer::default()
+    }
 }
 
 pub(crate) fn app(wants: &[(&str, u32)]) -> Vec<PodContainer> {
@@ -517,7 +661,12 @@ pub(crate) fn ends(outcome: &PodOutcome) -> Vec<&str> {
     outcome
         .claims
         .iter()
-        .map(|claim| claim.end.as_ref().map_or_else(|p| p.code.as_str(), |end| end.as_str()))
+        .map(|claim| {
+            claim
+                .end
+                .as_ref()
+                .map_or_else(|p| p.code.as_str(), |end| end.as_str())
+        })
         .collect()
 }
 
@@ -531,7 +680,11 @@ pub(crate) fn device_ends(outcomes: &[ResourceOutcome]) -> Vec<String> {
 }
 
 pub(crate) fn cdi_devices(outcome: &PodOutcome) -> Vec<String> {
-    outcome.containers.iter().flat_map(|container| container.allocation.cdi_devices.clone()).collect()
+    outcome
+        .containers
+        .iter()
+        .flat_map(|container| container.allocation.cdi_devices.clone())
+        .collect()
 }
 
 /// Lets other tasks run as long as they can.

@@ -120,7 +120,9 @@ impl NameRefusal {
     pub fn owner(&self) -> String {
         match self {
             Self::GrantOfAnother(driver) => format!("its grant is for {driver}"),
-            Self::Belongs(source) | Self::Granted(source) | Self::Reserved(source) => source.to_string(),
+            Self::Belongs(source) | Self::Granted(source) | Self::Reserved(source) => {
+                source.to_string()
+            }
             Self::Prepared(by) => by.clone(),
             Self::Unreadable | Self::Undecided => "not known".to_owned(),
             Self::OfPlugins => "a device plugin".to_owned(),
@@ -130,7 +132,9 @@ impl NameRefusal {
 
 /// Decides whether a source may serve under a name.
 pub(super) fn decide(name: &DriverName, asking: &SourceFacts, known: &Known<'_>) -> Decision {
-    let Some(source) = &asking.source else { return Decision::Waits };
+    let Some(source) = &asking.source else {
+        return Decision::Waits;
+    };
     if is_plugin_driver(name) {
         return Decision::Refused(NameRefusal::OfPlugins);
     }
@@ -145,7 +149,10 @@ pub(super) fn decide(name: &DriverName, asking: &SourceFacts, known: &Known<'_>)
         return Decision::Owns;
     }
     let is_granted = asking.grant.is(name);
-    match known.owner.map(|owner| (owner, presence(owner, name, known))) {
+    match known
+        .owner
+        .map(|owner| (owner, presence(owner, name, known)))
+    {
         None | Some((_, Presence::Gone)) => decide_free(name, source, is_granted, known),
         Some((NameOwner::Evidence(evidence), _)) if evidence.fits(asking) => {
             decide_free(name, source, is_granted, known)
@@ -155,20 +162,31 @@ pub(super) fn decide(name: &DriverName, asking: &SourceFacts, known: &Known<'_>)
 }
 
 /// A name that belongs to no source: a grant goes first, then the first source.
-fn decide_free(name: &DriverName, source: &NameSource, is_granted: bool, known: &Known<'_>) -> Decision {
+fn decide_free(
+    name: &DriverName,
+    source: &NameSource,
+    is_granted: bool,
+    known: &Known<'_>,
+) -> Decision {
     if let Some(other) = known.reserved.filter(|other| *other != source) {
         return Decision::Refused(NameRefusal::Reserved(other.clone()));
     }
     if is_granted {
         return Decision::Binds;
     }
-    let granted =
-        known.others.iter().find(|other| other.grant.is(name) && other.source.as_ref() != Some(source));
+    let granted = known
+        .others
+        .iter()
+        .find(|other| other.grant.is(name) && other.source.as_ref() != Some(source));
     if let Some(owner) = granted.and_then(|other| other.source.clone()) {
         return Decision::Refused(NameRefusal::Granted(owner));
     }
     let is_read = known.others.iter().all(|other| other.grant != Fact::Unread);
-    if is_read && (known.is_listed || known.is_late) { Decision::Binds } else { Decision::Waits }
+    if is_read && (known.is_listed || known.is_late) {
+        Decision::Binds
+    } else {
+        Decision::Waits
+    }
 }
 
 /// A name of another source: a grant that names it moves it, unless the owner's grant names it too.
@@ -182,7 +200,11 @@ fn decide_owned(
     let owners = || known.others.iter().filter(|other| owner.fits(other));
     if is_granted && !owners().any(|other| other.grant.is(name)) {
         let is_read = known.is_listed && owners().all(|other| other.grant != Fact::Unread);
-        return if is_read { Decision::Binds } else { Decision::Waits };
+        return if is_read {
+            Decision::Binds
+        } else {
+            Decision::Waits
+        };
     }
     if presence == Presence::Unknown {
         return Decision::Waits;
@@ -214,7 +236,12 @@ pub(super) fn presence(owner: &NameOwner, name: &DriverName, known: &Known<'_>) 
         (_, false) if is_digest => return Presence::Gone,
         _ => {}
     }
-    let has_name = |other: &&&SourceFacts| other.described.as_ref().is_none_or(|described| described == name);
+    let has_name = |other: &&&SourceFacts| {
+        other
+            .described
+            .as_ref()
+            .is_none_or(|described| described == name)
+    };
     let mut others = known.others.iter().filter(has_name);
     if others.clone().any(|other| owner.fits(other)) {
         return Presence::Here;
@@ -225,9 +252,15 @@ pub(super) fn presence(owner: &NameOwner, name: &DriverName, known: &Known<'_>) 
         }
         NameOwner::Source(source) => is_unknown(source.kind, known),
         NameOwner::Evidence(Evidence::Kind(kind)) => is_unknown(*kind, known),
-        NameOwner::Evidence(Evidence::Stem(_)) | NameOwner::Unreadable => is_unknown(SourceKind::File, known),
+        NameOwner::Evidence(Evidence::Stem(_)) | NameOwner::Unreadable => {
+            is_unknown(SourceKind::File, known)
+        }
     };
-    if is_unknown { Presence::Unknown } else { Presence::Gone }
+    if is_unknown {
+        Presence::Unknown
+    } else {
+        Presence::Gone
+    }
 }
 
 /// Whether a source of a kind may be there without being known.
@@ -255,11 +288,15 @@ impl NameOwner {
 
 impl Evidence {
     fn fits(&self, facts: &SourceFacts) -> bool {
-        let Some(source) = &facts.source else { return false };
+        let Some(source) = &facts.source else {
+            return false;
+        };
         match self {
             Self::Stem(stem) => source.is_wasm() && source.name == *stem,
             Self::Digests(digests) => digests.iter().any(|digest| facts.digest.is(digest)),
-            Self::Kind(kind) => source.kind == *kind || source.is_wasm() && *kind == SourceKind::File,
+            Self::Kind(kind) => {
+                source.kind == *kind || source.is_wasm() && *kind == SourceKind::File
+            }
         }
     }
 
@@ -267,7 +304,11 @@ impl Evidence {
         match self {
             Self::Stem(stem) => NameSource::file(stem).to_string(),
             Self::Digests(digests) => {
-                let digests = digests.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+                let digests = digests
+                    .iter()
+                    .map(String::as_str)
+                    .collect::<Vec<_>>()
+                    .join(", ");
                 format!("driver files of other digests ({digests})")
             }
             Self::Kind(SourceKind::Plugin) => "a native plugin".to_owned(),

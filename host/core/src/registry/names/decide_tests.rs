@@ -22,11 +22,18 @@ fn file(stem: &str) -> SourceFacts {
 }
 
 fn plugin(uid: u32) -> SourceFacts {
-    SourceFacts { source: Some(NameSource::plugin(uid)), digest: Fact::Nothing, ..file("") }
+    SourceFacts {
+        source: Some(NameSource::plugin(uid)),
+        digest: Fact::Nothing,
+        ..file("")
+    }
 }
 
 fn granted(facts: SourceFacts) -> SourceFacts {
-    SourceFacts { grant: Fact::Is(name()), ..facts }
+    SourceFacts {
+        grant: Fact::Is(name()),
+        ..facts
+    }
 }
 
 /// The state in which all sources are read.
@@ -53,11 +60,17 @@ impl World {
     }
 
     fn owned_by(self, source: NameSource) -> Self {
-        Self { owner: Some(NameOwner::Source(source)), ..self }
+        Self {
+            owner: Some(NameOwner::Source(source)),
+            ..self
+        }
     }
 
     fn with_claims(self) -> Self {
-        Self { has_claims: true, ..self }
+        Self {
+            has_claims: true,
+            ..self
+        }
     }
 
     fn ask(&self, at: usize) -> Decision {
@@ -65,7 +78,11 @@ impl World {
     }
 
     fn ask_for(&self, name: &DriverName, at: usize) -> Decision {
-        let others = self.sources.iter().enumerate().filter(|(other, _)| *other != at);
+        let others = self
+            .sources
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != at);
         let known = Known {
             owner: self.owner.as_ref(),
             has_claims: self.has_claims,
@@ -106,22 +123,43 @@ fn no_source_has_a_name_of_the_plugins_drivers() {
     let of_plugin = nodedock_model::plugin_driver(&"example.com/gpu".parse().unwrap());
     assert_eq!(of_plugin.as_str(), "gpu.example.com.plugin.nodedock.dev");
     for name in [of_plugin, DriverName::new("plugin.nodedock.dev").unwrap()] {
-        let asking = SourceFacts { grant: Fact::Is(name.clone()), ..file("a") };
-        assert_eq!(refused(World::of([asking]).ask_for(&name, 0)), NameRefusal::OfPlugins);
+        let asking = SourceFacts {
+            grant: Fact::Is(name.clone()),
+            ..file("a")
+        };
+        assert_eq!(
+            refused(World::of([asking]).ask_for(&name, 0)),
+            NameRefusal::OfPlugins
+        );
     }
 }
 
 #[test]
 fn the_owner_is_known_before_it_is_loaded() {
-    let loading = SourceFacts { described: None, digest: Fact::Unread, grant: Fact::Unread, ..file("gpu") };
+    let loading = SourceFacts {
+        described: None,
+        digest: Fact::Unread,
+        grant: Fact::Unread,
+        ..file("gpu")
+    };
     let world = World::of([file("aaa"), loading.clone()]).owned_by(NameSource::file("gpu"));
-    assert_eq!(refused(world.ask(0)), NameRefusal::Belongs(NameSource::file("gpu")));
+    assert_eq!(
+        refused(world.ask(0)),
+        NameRefusal::Belongs(NameSource::file("gpu"))
+    );
     assert_eq!(world.ask(1), Decision::Owns);
     // The directory is being read: the owner may be in it.
-    let unlisted = World { is_listed: false, ..World::of([file("aaa")]).owned_by(NameSource::file("gpu")) };
+    let unlisted = World {
+        is_listed: false,
+        ..World::of([file("aaa")]).owned_by(NameSource::file("gpu"))
+    };
     assert_eq!(unlisted.ask(0), Decision::Waits);
     assert_eq!(
-        World { has_claims: true, ..unlisted }.ask(0),
+        World {
+            has_claims: true,
+            ..unlisted
+        }
+        .ask(0),
         Decision::Refused(NameRefusal::Belongs(NameSource::file("gpu")))
     );
 }
@@ -130,25 +168,49 @@ fn the_owner_is_known_before_it_is_loaded() {
 fn a_name_ends_with_its_source_and_the_last_claim() {
     let world = World::of([file("aaa")]).owned_by(NameSource::file("gpu"));
     assert_eq!(world.ask(0), Decision::Binds);
-    assert_eq!(refused(world.with_claims().ask(0)), NameRefusal::Belongs(NameSource::file("gpu")));
+    assert_eq!(
+        refused(world.with_claims().ask(0)),
+        NameRefusal::Belongs(NameSource::file("gpu"))
+    );
     // A file that describes another driver by now has left its name.
-    let renamed = SourceFacts { described: Some(other_name()), ..file("gpu") };
+    let renamed = SourceFacts {
+        described: Some(other_name()),
+        ..file("gpu")
+    };
     let world = World::of([file("aaa"), renamed]).owned_by(NameSource::file("gpu"));
     assert_eq!(world.ask(0), Decision::Binds);
     // Its version before serves on.
-    let served = World { is_served: true, ..world };
-    assert_eq!(refused(served.ask(0)), NameRefusal::Belongs(NameSource::file("gpu")));
+    let served = World {
+        is_served: true,
+        ..world
+    };
+    assert_eq!(
+        refused(served.ask(0)),
+        NameRefusal::Belongs(NameSource::file("gpu"))
+    );
 }
 
 #[test]
 fn kinds_of_sources_keep_their_names_from_each_other() {
     let of_plugin = World::of([file("gpu"), plugin(0)]).owned_by(NameSource::plugin(0));
-    assert_eq!(refused(of_plugin.ask(0)), NameRefusal::Belongs(NameSource::plugin(0)));
+    assert_eq!(
+        refused(of_plugin.ask(0)),
+        NameRefusal::Belongs(NameSource::plugin(0))
+    );
     let of_file = World::of([plugin(0), file("gpu")]).owned_by(NameSource::file("gpu"));
-    assert_eq!(refused(of_file.ask(0)), NameRefusal::Belongs(NameSource::file("gpu")));
-    let image = SourceFacts { source: Some(NameSource::image("gpu")), ..file("gpu") };
+    assert_eq!(
+        refused(of_file.ask(0)),
+        NameRefusal::Belongs(NameSource::file("gpu"))
+    );
+    let image = SourceFacts {
+        source: Some(NameSource::image("gpu")),
+        ..file("gpu")
+    };
     assert!(matches!(
-        World::of([image]).owned_by(NameSource::file("gpu")).with_claims().ask(0),
+        World::of([image])
+            .owned_by(NameSource::file("gpu"))
+            .with_claims()
+            .ask(0),
         Decision::Refused(_)
     ));
 }
@@ -156,64 +218,130 @@ fn kinds_of_sources_keep_their_names_from_each_other() {
 #[test]
 fn instances_of_a_plugin_share_a_name_and_other_users_do_not() {
     let world = World::of([plugin(0), plugin(0), plugin(1000)]).owned_by(NameSource::plugin(0));
-    assert_eq!((world.ask(0), world.ask(1)), (Decision::Owns, Decision::Owns));
-    assert_eq!(refused(world.ask(2)), NameRefusal::Belongs(NameSource::plugin(0)));
+    assert_eq!(
+        (world.ask(0), world.ask(1)),
+        (Decision::Owns, Decision::Owns)
+    );
+    assert_eq!(
+        refused(world.ask(2)),
+        NameRefusal::Belongs(NameSource::plugin(0))
+    );
 }
 
 #[test]
 fn a_plugin_that_restarts_keeps_its_name_for_a_while() {
     let world = World::of([file("aaa")]).owned_by(NameSource::plugin(0));
-    assert_eq!(World { plugins_may_come: true, ..world.clone() }.ask(0), Decision::Waits);
-    let unknown = SourceFacts { source: None, described: None, ..plugin(0) };
-    let unconnected = World { sources: vec![file("aaa"), unknown], ..world.clone() };
+    assert_eq!(
+        World {
+            plugins_may_come: true,
+            ..world.clone()
+        }
+        .ask(0),
+        Decision::Waits
+    );
+    let unknown = SourceFacts {
+        source: None,
+        described: None,
+        ..plugin(0)
+    };
+    let unconnected = World {
+        sources: vec![file("aaa"), unknown],
+        ..world.clone()
+    };
     assert_eq!(unconnected.ask(0), Decision::Waits);
     assert_eq!(world.ask(0), Decision::Binds);
 }
 
 #[test]
 fn a_grant_moves_a_name_and_two_grants_do_not() {
-    let world =
-        World::of([file("aaa"), granted(file("gpu"))]).owned_by(NameSource::file("aaa")).with_claims();
+    let world = World::of([file("aaa"), granted(file("gpu"))])
+        .owned_by(NameSource::file("aaa"))
+        .with_claims();
     assert_eq!(world.ask(1), Decision::Binds);
-    let both = World::of([granted(file("aaa")), granted(file("gpu"))]).owned_by(NameSource::file("aaa"));
-    assert_eq!(refused(both.ask(1)), NameRefusal::Belongs(NameSource::file("aaa")));
-    let unread = SourceFacts { grant: Fact::Unread, ..file("aaa") };
+    let both =
+        World::of([granted(file("aaa")), granted(file("gpu"))]).owned_by(NameSource::file("aaa"));
+    assert_eq!(
+        refused(both.ask(1)),
+        NameRefusal::Belongs(NameSource::file("aaa"))
+    );
+    let unread = SourceFacts {
+        grant: Fact::Unread,
+        ..file("aaa")
+    };
     let world = World::of([unread, granted(file("gpu"))]).owned_by(NameSource::file("aaa"));
     assert_eq!(world.ask(1), Decision::Waits);
 }
 
 #[test]
 fn a_grant_for_another_driver_refuses_the_name() {
-    let facts = SourceFacts { grant: Fact::Is(other_name()), ..file("gpu") };
+    let facts = SourceFacts {
+        grant: Fact::Is(other_name()),
+        ..file("gpu")
+    };
     let world = World::of([facts]).owned_by(NameSource::file("gpu"));
-    assert_eq!(refused(world.ask(0)), NameRefusal::GrantOfAnother(other_name()));
+    assert_eq!(
+        refused(world.ask(0)),
+        NameRefusal::GrantOfAnother(other_name())
+    );
 }
 
 #[test]
 fn a_new_name_waits_for_the_grants_of_others() {
-    let unread = SourceFacts { grant: Fact::Unread, described: None, ..file("gpu") };
+    let unread = SourceFacts {
+        grant: Fact::Unread,
+        described: None,
+        ..file("gpu")
+    };
     assert_eq!(World::of([file("aaa"), unread]).ask(0), Decision::Waits);
     assert_eq!(
         refused(World::of([file("aaa"), granted(file("gpu"))]).ask(0)),
         NameRefusal::Granted(NameSource::file("gpu"))
     );
-    assert_eq!(World::of([file("aaa"), file("gpu")]).ask(0), Decision::Binds);
-    assert_eq!(World { is_listed: false, ..World::of([file("aaa")]) }.ask(0), Decision::Waits);
+    assert_eq!(
+        World::of([file("aaa"), file("gpu")]).ask(0),
+        Decision::Binds
+    );
+    assert_eq!(
+        World {
+            is_listed: false,
+            ..World::of([file("aaa")])
+        }
+        .ask(0),
+        Decision::Waits
+    );
 }
 
 #[test]
 fn claims_without_a_record_say_whose_the_name_is() {
     let world = |evidence| {
         let sources = [file("aaa"), file("gpu"), plugin(0)];
-        World { owner: Some(NameOwner::Evidence(evidence)), ..World::of(sources).with_claims() }
+        World {
+            owner: Some(NameOwner::Evidence(evidence)),
+            ..World::of(sources).with_claims()
+        }
     };
     let binds = |world: &World| [0, 1, 2].map(|at| world.ask(at) == Decision::Binds);
-    assert_eq!(binds(&world(Evidence::Stem("gpu".to_owned()))), [false, true, false]);
-    assert_eq!(binds(&world(Evidence::Digests(["digest-gpu".to_owned()].into()))), [false, true, false]);
-    assert_eq!(binds(&world(Evidence::Kind(SourceKind::Plugin))), [false, false, true]);
-    assert_eq!(binds(&world(Evidence::Kind(SourceKind::File))), [true, true, false]);
+    assert_eq!(
+        binds(&world(Evidence::Stem("gpu".to_owned()))),
+        [false, true, false]
+    );
+    assert_eq!(
+        binds(&world(Evidence::Digests(["digest-gpu".to_owned()].into()))),
+        [false, true, false]
+    );
+    assert_eq!(
+        binds(&world(Evidence::Kind(SourceKind::Plugin))),
+        [false, false, true]
+    );
+    assert_eq!(
+        binds(&world(Evidence::Kind(SourceKind::File))),
+        [true, true, false]
+    );
     // No file has the digest: the first that serves gets the name.
-    assert_eq!(binds(&world(Evidence::Digests(["gone".to_owned()].into()))), [true, true, true]);
+    assert_eq!(
+        binds(&world(Evidence::Digests(["gone".to_owned()].into()))),
+        [true, true, true]
+    );
     let mut unread = world(Evidence::Digests(["gone".to_owned()].into()));
     unread.sources[1].digest = Fact::Unread;
     assert_eq!(unread.ask(0), Decision::Waits);
@@ -221,19 +349,31 @@ fn claims_without_a_record_say_whose_the_name_is() {
 
 #[test]
 fn a_record_that_cannot_be_read_gives_the_name_to_a_grant_alone() {
-    let world =
-        World { owner: Some(NameOwner::Unreadable), ..World::of([file("aaa"), granted(file("gpu"))]) };
-    assert_eq!((refused(world.ask(0)), world.ask(1)), (NameRefusal::Unreadable, Decision::Binds));
+    let world = World {
+        owner: Some(NameOwner::Unreadable),
+        ..World::of([file("aaa"), granted(file("gpu"))])
+    };
+    assert_eq!(
+        (refused(world.ask(0)), world.ask(1)),
+        (NameRefusal::Unreadable, Decision::Binds)
+    );
 }
 
 fn sources() -> impl Strategy<Value = Vec<SourceFacts>> {
     let all = vec![
         file("aaa"),
         file("gpu"),
-        SourceFacts { source: Some(NameSource::image("gpu")), ..file("gpu") },
+        SourceFacts {
+            source: Some(NameSource::image("gpu")),
+            ..file("gpu")
+        },
         plugin(0),
         plugin(1000),
-        SourceFacts { source: Some(NameSource::file("zzz")), described: None, ..file("zzz") },
+        SourceFacts {
+            source: Some(NameSource::file("zzz")),
+            described: None,
+            ..file("zzz")
+        },
     ];
     let grants = prop::collection::vec(0..4_u8, all.len());
     let granting = |(mut facts, grants): (Vec<SourceFacts>, Vec<u8>)| {
@@ -261,11 +401,12 @@ fn owners() -> impl Strategy<Value = Option<NameOwner>> {
 }
 
 fn worlds() -> impl Strategy<Value = (World, Vec<usize>)> {
-    let world = (owners(), any::<bool>(), sources()).prop_map(|(owner, has_claims, sources)| World {
-        owner,
-        has_claims,
-        ..World::of(sources)
-    });
+    let world =
+        (owners(), any::<bool>(), sources()).prop_map(|(owner, has_claims, sources)| World {
+            owner,
+            has_claims,
+            ..World::of(sources)
+        });
     world.prop_flat_map(|world| {
         let order: Vec<_> = (0..world.sources.len()).collect();
         (Just(world), Just(order).prop_shuffle())

@@ -30,16 +30,30 @@ pub fn evidence<'a>(
 ) -> BTreeMap<DriverName, Evidence> {
     let mut heard: BTreeMap<DriverName, BTreeMap<Testimony, usize>> = BTreeMap::new();
     for (driver, part) in claims.into_iter().flat_map(|claim| &claim.drivers) {
-        if let Some(testimony) = part.by.as_ref().and_then(|by| testimony(driver, by, stored)) {
-            *heard.entry(driver.clone()).or_default().entry(testimony).or_default() += 1;
+        if let Some(testimony) = part
+            .by
+            .as_ref()
+            .and_then(|by| testimony(driver, by, stored))
+        {
+            *heard
+                .entry(driver.clone())
+                .or_default()
+                .entry(testimony)
+                .or_default() += 1;
         }
     }
     let drivers: BTreeSet<_> = stored.iter().map(|stored| stored.driver.clone()).collect();
-    let without = drivers.into_iter().filter(|driver| !heard.contains_key(driver));
-    let of_files =
-        without.filter_map(|driver| Some((driver.clone(), Evidence::Stem(only_stem(&driver, stored)?))));
+    let without = drivers
+        .into_iter()
+        .filter(|driver| !heard.contains_key(driver));
+    let of_files = without
+        .filter_map(|driver| Some((driver.clone(), Evidence::Stem(only_stem(&driver, stored)?))));
     let mut found: BTreeMap<_, _> = of_files.collect();
-    found.extend(heard.into_iter().filter_map(|(driver, heard)| Some((driver, weighed(heard)?))));
+    found.extend(
+        heard
+            .into_iter()
+            .filter_map(|(driver, heard)| Some((driver, weighed(heard)?))),
+    );
     found
 }
 
@@ -53,7 +67,9 @@ fn testimony(driver: &DriverName, by: &PreparedBy, stored: &[StoredSource]) -> O
             None => Testimony::Digest(by.digest.clone()),
         }),
         // A claim that was rebuilt from its CDI file has this kind, and the version alone tells others: of a native plugin it is that of its API.
-        DriverKind::Wasm if by.version.starts_with('v') => Some(Testimony::Kind(SourceKind::Plugin)),
+        DriverKind::Wasm if by.version.starts_with('v') => {
+            Some(Testimony::Kind(SourceKind::Plugin))
+        }
         DriverKind::Wasm if by.version.is_empty() => None,
         DriverKind::Wasm => Some(match only_stem(driver, stored) {
             Some(stem) => Testimony::Stem(stem),
@@ -66,7 +82,9 @@ fn testimony(driver: &DriverName, by: &PreparedBy, stored: &[StoredSource]) -> O
 fn only_stem(driver: &DriverName, stored: &[StoredSource]) -> Option<String> {
     let of_driver = stored.iter().filter(|stored| stored.driver == *driver);
     let stems: BTreeSet<_> = of_driver.map(|stored| stored.stem.as_str()).collect();
-    (stems.len() == 1).then(|| stems.first().map(|stem| (*stem).to_owned())).flatten()
+    (stems.len() == 1)
+        .then(|| stems.first().map(|stem| (*stem).to_owned()))
+        .flatten()
 }
 
 /// The source that prepared the most claims. Digests count together: each is of a version.
@@ -94,16 +112,29 @@ mod tests {
     }
 
     fn claim(number: usize, kind: DriverKind, version: &str, digest: &str) -> ClaimRecord {
-        let id = ObjectRef::new("default", &format!("c{number}"), &format!("uid-{number}")).unwrap();
+        let id =
+            ObjectRef::new("default", &format!("c{number}"), &format!("uid-{number}")).unwrap();
         let mut claim = ClaimRecord::new(id, ClaimState::Prepared, "boot");
-        let by = PreparedBy { kind, version: version.to_owned(), digest: digest.to_owned(), lists: false };
-        let part = DriverPart { by: Some(by), ..DriverPart::default() };
+        let by = PreparedBy {
+            kind,
+            version: version.to_owned(),
+            digest: digest.to_owned(),
+            lists: false,
+        };
+        let part = DriverPart {
+            by: Some(by),
+            ..DriverPart::default()
+        };
         claim.drivers.insert(name(), Box::new(part));
         claim
     }
 
     fn stored(digest: &str, stem: &str) -> StoredSource {
-        StoredSource { digest: digest.to_owned(), driver: name(), stem: stem.to_owned() }
+        StoredSource {
+            digest: digest.to_owned(),
+            driver: name(),
+            stem: stem.to_owned(),
+        }
     }
 
     fn of(claims: &[ClaimRecord], stored: &[StoredSource]) -> Option<Evidence> {
@@ -117,9 +148,15 @@ mod tests {
         let both = [stored("d1", "gpu"), stored("d2", "aaa")];
         assert_eq!(of(&[wasm(1, "d1")], &both), stem("gpu"));
         // The squatter served last, and prepared less.
-        assert_eq!(of(&[wasm(1, "d1"), wasm(2, "d1"), wasm(3, "d2")], &both), stem("gpu"));
+        assert_eq!(
+            of(&[wasm(1, "d1"), wasm(2, "d1"), wasm(3, "d2")], &both),
+            stem("gpu")
+        );
         let digests = ["d1", "d3"].map(str::to_owned).into();
-        assert_eq!(of(&[wasm(1, "d1"), wasm(2, "d3")], &[]), Some(Evidence::Digests(digests)));
+        assert_eq!(
+            of(&[wasm(1, "d1"), wasm(2, "d3")], &[]),
+            Some(Evidence::Digests(digests))
+        );
     }
 
     #[test]
@@ -129,15 +166,27 @@ mod tests {
             of(&[claim(1, DriverKind::Grpc, "v1", "")], &[stored("d", "a")]),
             kind(SourceKind::Plugin)
         );
-        assert_eq!(of(&[claim(1, DriverKind::Adapter, "", "")], &[]), kind(SourceKind::Adapter));
+        assert_eq!(
+            of(&[claim(1, DriverKind::Adapter, "", "")], &[]),
+            kind(SourceKind::Adapter)
+        );
     }
 
     #[test]
     fn rebuilt_claims_tell_native_plugins_and_files_apart() {
         let rebuilt = |version| [claim(1, DriverKind::Wasm, version, "")];
-        assert_eq!(of(&rebuilt("v1beta1"), &[]), Some(Evidence::Kind(SourceKind::Plugin)));
-        assert_eq!(of(&rebuilt("1.0.0"), &[]), Some(Evidence::Kind(SourceKind::File)));
-        assert_eq!(of(&rebuilt("1.0.0"), &[stored("d", "gpu")]), Some(Evidence::Stem("gpu".to_owned())));
+        assert_eq!(
+            of(&rebuilt("v1beta1"), &[]),
+            Some(Evidence::Kind(SourceKind::Plugin))
+        );
+        assert_eq!(
+            of(&rebuilt("1.0.0"), &[]),
+            Some(Evidence::Kind(SourceKind::File))
+        );
+        assert_eq!(
+            of(&rebuilt("1.0.0"), &[stored("d", "gpu")]),
+            Some(Evidence::Stem("gpu".to_owned()))
+        );
         assert_eq!(of(&rebuilt(""), &[]), None);
     }
 

@@ -13,7 +13,9 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap() }
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+        }
     }
 
     /// The registry of a daemon that starts with the checkpoint.
@@ -21,10 +23,16 @@ impl Scene {
         let opened = checkpoint::open(&self.directory.path().join("checkpoint.db")).unwrap();
         let (checkpoint, dump) = (opened.checkpoint, opened.dump);
         let claims = Arc::new(SharedClaimTable::new(ClaimTable::default()));
-        let store = NameStore { checkpoint: checkpoint.clone(), claims };
+        let store = NameStore {
+            checkpoint: checkpoint.clone(),
+            claims,
+        };
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
         let unreadable = dump.unreadable_names();
-        (registry.with_names(store, dump.names, unreadable, BTreeMap::new()), checkpoint)
+        (
+            registry.with_names(store, dump.names, unreadable, BTreeMap::new()),
+            checkpoint,
+        )
     }
 }
 
@@ -52,7 +60,11 @@ fn driver(short: &str) -> Driver {
         source: String::new(),
         summary: String::new(),
     };
-    Driver { identity: Arc::new(identity), claims: None, inventory: None }
+    Driver {
+        identity: Arc::new(identity),
+        claims: None,
+        inventory: None,
+    }
 }
 
 fn refused(outcome: Result<NameReservation, NameRefusal>) -> NameRefusal {
@@ -92,7 +104,10 @@ async fn a_new_name_needs_the_checkpoint_and_a_known_one_does_not() {
     bind(&registry, &known, "gpu").await;
     let new = add(&registry, "nic", "nic");
     let reserved = registry.reserve_name(&new, &name("nic")).await.unwrap();
-    assert!(matches!(reserved.bind().await, Err(BindError::NotStored(_))));
+    assert!(matches!(
+        reserved.bind().await,
+        Err(BindError::NotStored(_))
+    ));
     assert_eq!(registry.owner_of(&name("nic")), None);
 }
 
@@ -121,8 +136,14 @@ async fn names_without_sources_leave_the_checkpoint() {
     let key = add(&registry, "tpu", "tpu");
     bind(&registry, &key, "tpu").await;
     checkpoint.close().await;
-    let dump = checkpoint::open(&scene.directory.path().join("checkpoint.db")).unwrap().dump;
-    let names: Vec<_> = dump.names.iter().map(|record| record.name.as_str()).collect();
+    let dump = checkpoint::open(&scene.directory.path().join("checkpoint.db"))
+        .unwrap()
+        .dump;
+    let names: Vec<_> = dump
+        .names
+        .iter()
+        .map(|record| record.name.as_str())
+        .collect();
     assert_eq!(names, ["nic.example.com", "tpu.example.com"]);
 }
 
@@ -133,9 +154,15 @@ async fn an_assigned_name_evicts_the_source_before() {
     bind(&registry, &owner, "gpu").await;
     registry.serve(&owner, driver("gpu")).unwrap();
     assert_eq!(registry.serve(&other, driver("gpu")), Err(owner.clone()));
-    let by = Caller { uid: Some(0), ..Caller::default() };
+    let by = Caller {
+        uid: Some(0),
+        ..Caller::default()
+    };
     let view = registry.assign_name(&name("gpu"), "new", by).await.unwrap();
-    assert_eq!((view.source.as_str(), view.timeline[0].cause.as_str()), ("new.wasm", "uid 0"));
+    assert_eq!(
+        (view.source.as_str(), view.timeline[0].cause.as_str()),
+        ("new.wasm", "uid 0")
+    );
     registry.serve(&other, driver("gpu")).unwrap();
     assert_eq!(registry.serve(&owner, driver("gpu")), Err(other));
 }

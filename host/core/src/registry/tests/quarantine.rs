@@ -45,7 +45,12 @@ impl Scene {
     fn storing(stored: Option<Arc<dyn StoredDrivers>>) -> Self {
         let conditions = Conditions::default();
         let registry = Registry::new(Changes::default(), conditions.clone(), stored);
-        let scene = Self { registry, conditions, tasks: Tasks::new(), containment: conduct() };
+        let scene = Self {
+            registry,
+            conditions,
+            tasks: Tasks::new(),
+            containment: conduct(),
+        };
         scene.serve();
         scene
     }
@@ -53,7 +58,8 @@ impl Scene {
     fn serve(&self) {
         self.registry.serve("a.wasm", driver("gpu", "1")).unwrap();
         show(&self.registry, "a.wasm", "gpu", DriverState::Serving, "");
-        self.registry.follow_conduct("a.wasm", &name("gpu"), &self.containment, &self.tasks);
+        self.registry
+            .follow_conduct("a.wasm", &name("gpu"), &self.containment, &self.tasks);
     }
 
     fn shown(&self) -> (DriverState, String) {
@@ -62,7 +68,11 @@ impl Scene {
     }
 
     fn conditions(&self) -> Vec<(String, String)> {
-        self.conditions.list().into_iter().map(|c| (c.problem.code, c.subject)).collect()
+        self.conditions
+            .list()
+            .into_iter()
+            .map(|c| (c.problem.code, c.subject))
+            .collect()
     }
 
     async fn until(&self, state: DriverState) {
@@ -81,37 +91,73 @@ fn conduct() -> Arc<Containment> {
 async fn a_quarantine_is_shown_until_its_end_which_notifies_waiting_callers() {
     let notes = Arc::new(Notes::default());
     let scene = Scene::storing(Some(notes.clone()));
-    let (mut serving, before) =
-        (scene.registry.serving_changes(), scene.registry.serving(&name("gpu")).unwrap());
+    let (mut serving, before) = (
+        scene.registry.serving_changes(),
+        scene.registry.serving(&name("gpu")).unwrap(),
+    );
     scene.containment.fail();
     scene.until(DriverState::Quarantined).await;
     let reason = scene.shown().1;
-    assert!(reason.contains("it trapped") && reason.contains("resume gpu.example.com"), "{reason}");
+    assert!(
+        reason.contains("it trapped") && reason.contains("resume gpu.example.com"),
+        "{reason}"
+    );
     assert_eq!(
         scene.conditions(),
-        [(ProblemCode::DriverQuarantined.to_string(), "gpu.example.com".to_owned())]
+        [(
+            ProblemCode::DriverQuarantined.to_string(),
+            "gpu.example.com".to_owned()
+        )]
     );
     let still = scene.registry.serving(&name("gpu")).unwrap();
     assert!(Arc::ptr_eq(&still.identity, &before.identity) && !serving.has_changed().unwrap());
 
     let view = scene.registry.resume("gpu.example.com").unwrap();
-    assert_eq!((view.state, view.reason.as_str()), (DriverState::Serving, ""));
+    assert_eq!(
+        (view.state, view.reason.as_str()),
+        (DriverState::Serving, "")
+    );
     assert_eq!(scene.conditions(), []);
-    assert!(serving.has_changed().unwrap(), "waiting callers are notified");
+    assert!(
+        serving.has_changed().unwrap(),
+        "waiting callers are notified"
+    );
     serving.mark_unchanged();
     let after = scene.registry.serving(&name("gpu")).unwrap();
-    assert!(!Arc::ptr_eq(&after.identity, &before.identity), "what it refused counts no more");
+    assert!(
+        !Arc::ptr_eq(&after.identity, &before.identity),
+        "what it refused counts no more"
+    );
     let noted = notes.0.lock().unwrap();
-    assert!(noted.iter().any(|noted| Arc::ptr_eq(noted, &after.identity)), "its file is kept still");
-    let entries: Vec<_> = view.timeline.iter().map(|entry| entry.what.as_str()).collect();
+    assert!(
+        noted
+            .iter()
+            .any(|noted| Arc::ptr_eq(noted, &after.identity)),
+        "its file is kept still"
+    );
+    let entries: Vec<_> = view
+        .timeline
+        .iter()
+        .map(|entry| entry.what.as_str())
+        .collect();
     assert_eq!(entries, ["quarantined", "serving"]);
 }
 
 #[tokio::test]
 async fn reasons_why_a_driver_cannot_be_resumed_are_distinguished() {
     let scene = Scene::new();
-    scene.registry.update(DriverKind::Grpc, "/plugin.sock", |view| view.name = Some(name("nic")));
-    show(&scene.registry, "b.wasm", "bad", DriverState::Failed, "no driver");
+    scene
+        .registry
+        .update(DriverKind::Grpc, "/plugin.sock", |view| {
+            view.name = Some(name("nic"))
+        });
+    show(
+        &scene.registry,
+        "b.wasm",
+        "bad",
+        DriverState::Failed,
+        "no driver",
+    );
     for (wanted, code, words) in [
         ("missing", "driver-unknown", "missing"),
         ("gpu.example.com", "driver-not-quarantined", "is serving"),
@@ -120,7 +166,10 @@ async fn reasons_why_a_driver_cannot_be_resumed_are_distinguished() {
         ("/plugin.sock", "driver-native", "nic.example.com"),
     ] {
         let problem = scene.registry.resume(wanted).unwrap_err();
-        assert!(problem.code == code && problem.message.contains(words), "{wanted}: {problem:?}");
+        assert!(
+            problem.code == code && problem.message.contains(words),
+            "{wanted}: {problem:?}"
+        );
     }
 }
 
@@ -131,34 +180,59 @@ async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
     scene.until(DriverState::Quarantined).await;
     scene.containment = conduct();
     scene.serve();
-    assert_eq!((scene.shown().0, scene.conditions()), (DriverState::Serving, vec![]));
+    assert_eq!(
+        (scene.shown().0, scene.conditions()),
+        (DriverState::Serving, vec![])
+    );
 
     scene.containment.fail();
     scene.until(DriverState::Quarantined).await;
     scene.registry.remove("a.wasm");
-    assert_eq!((scene.registry.list().len(), scene.conditions()), (0, vec![]));
+    assert_eq!(
+        (scene.registry.list().len(), scene.conditions()),
+        (0, vec![])
+    );
     assert!(scene.containment.resume());
-    assert_eq!(scene.registry.resume("a.wasm").unwrap_err().code, "driver-unknown");
+    assert_eq!(
+        scene.registry.resume("a.wasm").unwrap_err().code,
+        "driver-unknown"
+    );
 }
 
 /// The condition was set after the state was unlocked: for a driver that was removed in between it stayed forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quarantine_and_its_condition_are_seen_together() {
     let scene = Scene::new();
-    scene.conditions.set("/var", Problem::unavailable(ProblemCode::CheckpointDiskFull, "no space"));
-    let state = || scene.registry.0.state.try_read().map(|state| state.sources["a.wasm"].state);
+    scene.conditions.set(
+        "/var",
+        Problem::unavailable(ProblemCode::CheckpointDiskFull, "no space"),
+    );
+    let state = || {
+        scene
+            .registry
+            .0
+            .state
+            .try_read()
+            .map(|state| state.sources["a.wasm"].state)
+    };
     // Read while no other task can set a condition.
-    scene.conditions.retain(ProblemCode::CheckpointDiskFull, |_| {
-        scene.containment.fail();
-        let mut held = 0;
-        while held < 10_000 {
-            let seen = state();
-            assert_ne!(seen, Some(DriverState::Quarantined), "it is shown without its condition");
-            held = if seen.is_none() { held + 1 } else { 0 };
-            std::thread::yield_now();
-        }
-        true
-    });
+    scene
+        .conditions
+        .retain(ProblemCode::CheckpointDiskFull, |_| {
+            scene.containment.fail();
+            let mut held = 0;
+            while held < 10_000 {
+                let seen = state();
+                assert_ne!(
+                    seen,
+                    Some(DriverState::Quarantined),
+                    "it is shown without its condition"
+                );
+                held = if seen.is_none() { held + 1 } else { 0 };
+                std::thread::yield_now();
+            }
+            true
+        });
     scene.until(DriverState::Quarantined).await;
     assert_eq!(scene.conditions().len(), 2);
 }

@@ -12,9 +12,10 @@ struct Tree {
 impl Tree {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        for (path, value) in
-            [("devices/led/brightness", "0\n"), ("devices/led/trigger", "none [timer] disk\n")]
-        {
+        for (path, value) in [
+            ("devices/led/brightness", "0\n"),
+            ("devices/led/trigger", "none [timer] disk\n"),
+        ] {
             let path = directory.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, value).unwrap();
@@ -62,23 +63,46 @@ async fn a_value_that_is_as_the_driver_left_it_is_restored_once() {
     std::fs::write(tree.path(LED), "7\n").unwrap();
     let kept = tree.kept(LED, "0", "7");
     let dry = tree.tree.restore(&kept, true).await;
-    assert_eq!((dry.end, dry.found.as_deref()), (PutBackEnd::Possible, Some("7")));
+    assert_eq!(
+        (dry.end, dry.found.as_deref()),
+        (PutBackEnd::Possible, Some("7"))
+    );
     assert_eq!(tree.is(LED), "7\n", "a question changes nothing");
     let done = tree.tree.restore(&kept, false).await;
-    assert_eq!((done.end, done.found.as_deref(), done.problem), (PutBackEnd::PutBack, Some("7"), None));
+    assert_eq!(
+        (done.end, done.found.as_deref(), done.problem),
+        (PutBackEnd::PutBack, Some("7"), None)
+    );
     assert_eq!(tree.is(LED), "0\n");
     let again = tree.tree.restore(&kept, false).await;
-    assert_eq!((again.end, again.found.as_deref()), (PutBackEnd::AsBefore, Some("0")));
+    assert_eq!(
+        (again.end, again.found.as_deref()),
+        (PutBackEnd::AsBefore, Some("0"))
+    );
 }
 
 #[tokio::test]
 async fn a_write_without_a_known_outcome_counts_as_made_if_its_value_is_there() {
     let tree = Tree::new();
     std::fs::write(tree.path(LED), "7\n").unwrap();
-    let open = KeptValue { after: None, pending: Some("7\n".into()), ..tree.kept(LED, "0", "") };
-    assert_eq!(tree.tree.restore(&open, false).await.end, PutBackEnd::PutBack);
-    let older = KeptValue { pending: Some("9".into()), ..tree.kept(LED, "1", "0") };
-    assert_eq!(tree.tree.restore(&older, true).await.end, PutBackEnd::Possible, "it was not made");
+    let open = KeptValue {
+        after: None,
+        pending: Some("7\n".into()),
+        ..tree.kept(LED, "0", "")
+    };
+    assert_eq!(
+        tree.tree.restore(&open, false).await.end,
+        PutBackEnd::PutBack
+    );
+    let older = KeptValue {
+        pending: Some("9".into()),
+        ..tree.kept(LED, "1", "0")
+    };
+    assert_eq!(
+        tree.tree.restore(&older, true).await.end,
+        PutBackEnd::Possible,
+        "it was not made"
+    );
 }
 
 #[tokio::test]
@@ -114,8 +138,15 @@ async fn what_may_not_be_written_today_is_left() {
     assert_eq!(tree.left(&kept).await, "outside-sysfs");
     std::fs::remove_file(tree.path(LED)).unwrap();
     symlink("trigger", tree.path(LED)).unwrap();
-    assert_eq!(tree.left(&kept).await, "path-replaced", "a link that was none");
-    let escape = KeptValue { path: "../outside".into(), ..kept };
+    assert_eq!(
+        tree.left(&kept).await,
+        "path-replaced",
+        "a link that was none"
+    );
+    let escape = KeptValue {
+        path: "../outside".into(),
+        ..kept
+    };
     assert_eq!(tree.left(&escape).await, "bad-path");
     assert_eq!(std::fs::read_to_string(outside.path()).unwrap(), "7\n");
 }
@@ -123,7 +154,10 @@ async fn what_may_not_be_written_today_is_left() {
 #[tokio::test]
 async fn a_value_that_could_not_be_read_is_left_and_said() {
     let tree = Tree::new();
-    let blind = KeptValue { before: None, ..tree.kept(LED, "", "0") };
+    let blind = KeptValue {
+        before: None,
+        ..tree.kept(LED, "", "0")
+    };
     assert_eq!(tree.left(&blind).await, "value-unknown");
     let kept = tree.kept(LED, "1", "0");
     std::fs::write(tree.path(LED), [0xff, 0xfe]).unwrap();
@@ -145,9 +179,21 @@ async fn a_value_that_reads_otherwise_than_before_is_reported() {
 #[test]
 fn of_choices_the_chosen_one_is_written() {
     for (before, now, written) in [
-        ("none [timer] heartbeat", "[none] timer heartbeat", Some("timer")),
-        ("[none] mq-deadline kyber", "[mq-deadline] kyber none", Some("none")),
-        ("none [timer] heartbeat", "none timer [heartbeat]", Some("timer")),
+        (
+            "none [timer] heartbeat",
+            "[none] timer heartbeat",
+            Some("timer"),
+        ),
+        (
+            "[none] mq-deadline kyber",
+            "[mq-deadline] kyber none",
+            Some("none"),
+        ),
+        (
+            "none [timer] heartbeat",
+            "none timer [heartbeat]",
+            Some("timer"),
+        ),
         // Texts, and lists whose choices are others now.
         ("rack 7 [db]", "rack 8 [db]", None),
         ("rack 7 [db]", "db", None),
@@ -165,7 +211,11 @@ fn of_choices_the_chosen_one_is_written() {
 #[test]
 fn of_choices_that_are_others_now_the_chosen_one_is_written_if_it_is_left() {
     for (before, now, written) in [
-        ("none [timer] heartbeat", "[none] timer heartbeat battery", Some("timer")),
+        (
+            "none [timer] heartbeat",
+            "[none] timer heartbeat battery",
+            Some("timer"),
+        ),
         ("none [timer] heartbeat", "[none] heartbeat", None),
         ("rack 7 [db]", "db", None),
         ("plain text", "[none] plain", None),
@@ -179,11 +229,21 @@ async fn a_text_in_brackets_is_restored_whole() {
     // A kernel takes a value as a whole, and a file of a test does not.
     let files = Tree::new();
     let root = SysfsRoot::open_simulated(files.directory.path()).unwrap();
-    let tree = Tree { tree: SysfsTree::new(root), ..files };
+    let tree = Tree {
+        tree: SysfsTree::new(root),
+        ..files
+    };
     for now in ["rack 8 [web]", "rack [7] db", "[rack] 7 db", ""] {
         std::fs::write(tree.path(LED), format!("{now}\n")).unwrap();
-        let fate = tree.tree.restore(&tree.kept(LED, "rack 7 [db]", now), false).await;
-        assert_eq!((fate.end, fate.problem), (PutBackEnd::PutBack, None), "{now:?}");
+        let fate = tree
+            .tree
+            .restore(&tree.kept(LED, "rack 7 [db]", now), false)
+            .await;
+        assert_eq!(
+            (fate.end, fate.problem),
+            (PutBackEnd::PutBack, None),
+            "{now:?}"
+        );
         assert_eq!(fate.written.as_deref(), Some("rack 7 [db]"));
         assert_eq!(tree.is(LED), "rack 7 [db]\n", "{now:?}");
     }

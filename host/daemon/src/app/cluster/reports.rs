@@ -24,7 +24,11 @@ pub(super) async fn report_prepared(
     let (mut changes, mut lost) = (changes.listen(), api_claims.lost());
     let mut reported = None;
     loop {
-        let prepared: Vec<_> = claims.held_for_kubelet().into_iter().map(|held| held.claim).collect();
+        let prepared: Vec<_> = claims
+            .held_for_kubelet()
+            .into_iter()
+            .map(|held| held.claim)
+            .collect();
         if reported.as_ref() != Some(&prepared) {
             api_claims.hold(&prepared);
             reported = Some(prepared);
@@ -54,7 +58,10 @@ pub(in crate::app) async fn report_statuses(
     loop {
         changes.mark_unchanged();
         let mut reported = with_early(reported(&claims), &early.borrow_and_update());
-        for device in reported.values_mut().flat_map(|statuses| &mut statuses.devices) {
+        for device in reported
+            .values_mut()
+            .flat_map(|statuses| &mut statuses.devices)
+        {
             device.pool = pools.published(&device.driver, &device.pool);
         }
         statuses.set(reported);
@@ -70,26 +77,48 @@ pub(in crate::app) async fn report_statuses(
 /// What drivers report of each prepared claim; of some nothing.
 fn reported(claims: &Manager) -> Reported {
     let prepared = claims.held_for_kubelet().into_iter();
-    let prepared =
-        prepared.map(|held| ClaimStatuses { claim: held.claim, allocated_ms: 0, devices: Vec::new() });
+    let prepared = prepared.map(|held| ClaimStatuses {
+        claim: held.claim,
+        allocated_ms: 0,
+        devices: Vec::new(),
+    });
     let all = prepared.chain(claims.device_statuses());
-    all.map(|statuses| (statuses.claim.uid.clone(), statuses)).collect()
+    all.map(|statuses| (statuses.claim.uid.clone(), statuses))
+        .collect()
 }
 
 /// Adds the times of allocations, and the failures of devices. A device may have both a failure and what its driver reported.
 fn with_early(mut reported: Reported, early: &Reported) -> Reported {
     for (uid, early) in early {
-        let none = || ClaimStatuses { devices: Vec::new(), ..early.clone() };
+        let none = || ClaimStatuses {
+            devices: Vec::new(),
+            ..early.clone()
+        };
         let known = reported.entry(uid.clone()).or_insert_with(none);
         known.allocated_ms = early.allocated_ms;
         for failed in &early.devices {
             let key = |device: &ReportedDevice| {
-                let ReportedDevice { driver, pool, device, share_id, .. } = device.clone();
+                let ReportedDevice {
+                    driver,
+                    pool,
+                    device,
+                    share_id,
+                    ..
+                } = device.clone();
                 (driver, pool, device, share_id)
             };
-            match known.devices.iter_mut().find(|device| key(device) == key(failed)) {
+            match known
+                .devices
+                .iter_mut()
+                .find(|device| key(device) == key(failed))
+            {
                 // Of too many conditions the first are published.
-                Some(device) => drop(device.status.conditions.splice(0..0, failed.status.conditions.clone())),
+                Some(device) => drop(
+                    device
+                        .status
+                        .conditions
+                        .splice(0..0, failed.status.conditions.clone()),
+                ),
                 None => known.devices.push(failed.clone()),
             }
         }
@@ -107,17 +136,33 @@ mod tests {
         let claim = ObjectRef::new("default", claim, &format!("uid-{claim}")).unwrap();
         let device = |(device, kind): &(&str, &str)| {
             let (reason, message) = ("Some".to_owned(), String::new());
-            let condition = Condition { kind: (*kind).to_owned(), status: Some(true), reason, message };
+            let condition = Condition {
+                kind: (*kind).to_owned(),
+                status: Some(true),
+                reason,
+                message,
+            };
             ReportedDevice {
                 driver: DriverName::new("gpu.example.com").unwrap(),
                 pool: PoolName::new("gpus").unwrap(),
                 device: DeviceName::new(*device).unwrap(),
                 share_id: None,
-                status: DeviceStatus { conditions: vec![condition], ..DeviceStatus::default() },
+                status: DeviceStatus {
+                    conditions: vec![condition],
+                    ..DeviceStatus::default()
+                },
             }
         };
         let devices = devices.iter().map(device).collect();
-        [(claim.uid.clone(), ClaimStatuses { claim, allocated_ms, devices })].into()
+        [(
+            claim.uid.clone(),
+            ClaimStatuses {
+                claim,
+                allocated_ms,
+                devices,
+            },
+        )]
+        .into()
     }
 
     #[test]
@@ -128,10 +173,15 @@ mod tests {
         let known = both.values().next().unwrap();
         let types = |index: usize| {
             let conditions = known.devices[index].status.conditions.iter();
-            conditions.map(|condition| condition.kind.as_str()).collect::<Vec<_>>()
+            conditions
+                .map(|condition| condition.kind.as_str())
+                .collect::<Vec<_>>()
         };
         assert_eq!((known.allocated_ms, known.devices.len()), (7, 2));
-        assert_eq!((types(0), types(1)), (vec!["Failed", "Ready"], vec!["Failed"]));
+        assert_eq!(
+            (types(0), types(1)),
+            (vec!["Failed", "Ready"], vec!["Failed"])
+        );
         // Of a claim that is not prepared only the failure is known; one without a failure is named as well.
         assert_eq!(with_early(Reported::new(), &early), early);
         let none = statuses("two", 9, &[]);

@@ -49,7 +49,10 @@ pub(super) struct Peer {
 
 impl Connection {
     pub(super) fn new(stream: UnixStream) -> Self {
-        Self { stream, received: Received::default() }
+        Self {
+            stream,
+            received: Received::default(),
+        }
     }
 
     /// `None`: the other side is gone.
@@ -63,18 +66,31 @@ impl Connection {
         self.send_with(message, &[]).await
     }
 
-    async fn send_with(&mut self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    async fn send_with(
+        &mut self,
+        message: &Message,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
         let line = serde_json::to_string(message)?;
-        let sent = timeout(HANDOVER_MESSAGE, send_line(&self.stream, &line, descriptors)).await;
+        let sent = timeout(
+            HANDOVER_MESSAGE,
+            send_line(&self.stream, &line, descriptors),
+        )
+        .await;
         sent.map_err(|_| io::ErrorKind::TimedOut)?
     }
 
     /// Sends what the other instance needs to go on listening, and then the message.
-    pub(super) async fn give(&mut self, listeners: &Listeners, message: &Message) -> io::Result<()> {
+    pub(super) async fn give(
+        &mut self,
+        listeners: &Listeners,
+        message: &Message,
+    ) -> io::Result<()> {
         for some in listeners.give()?.chunks(DESCRIPTORS_MAX) {
             let names = some.iter().map(|(name, _)| name.clone()).collect();
             let descriptors: Vec<_> = some.iter().map(|(_, listener)| listener.as_fd()).collect();
-            self.send_with(&Message::Listeners { names }, &descriptors).await?;
+            self.send_with(&Message::Listeners { names }, &descriptors)
+                .await?;
         }
         self.send(message).await
     }
@@ -99,7 +115,12 @@ impl Connection {
     /// Resolves when the other side is gone. Its messages until then are dropped.
     pub(super) async fn closed(&mut self) {
         let mut dropped = [0; 256];
-        while self.stream.read(&mut dropped).await.is_ok_and(|count| count > 0) {}
+        while self
+            .stream
+            .read(&mut dropped)
+            .await
+            .is_ok_and(|count| count > 0)
+        {}
     }
 }
 
@@ -111,20 +132,36 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn messages_arrive_whole_or_as_an_error_in_time() {
-        let pair = || UnixStream::pair().map(|(a, b)| (Connection::new(a), b)).unwrap();
+        let pair = || {
+            UnixStream::pair()
+                .map(|(a, b)| (Connection::new(a), b))
+                .unwrap()
+        };
         let (mut near, other) = pair();
-        let (ask, mut far) = (Message::Ask { instance: Uid::new("i-1").unwrap() }, Connection::new(other));
+        let (ask, mut far) = (
+            Message::Ask {
+                instance: Uid::new("i-1").unwrap(),
+            },
+            Connection::new(other),
+        );
         far.send(&ask).await.unwrap();
         far.send(&Message::Serving).await.unwrap();
         assert_eq!(near.receive(HANDOVER_MESSAGE).await.unwrap(), Some(ask));
-        assert_eq!(near.receive(HANDOVER_MESSAGE).await.unwrap(), Some(Message::Serving));
+        assert_eq!(
+            near.receive(HANDOVER_MESSAGE).await.unwrap(),
+            Some(Message::Serving)
+        );
         let silent = near.receive(HANDOVER_MESSAGE).await.unwrap_err();
         assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
         drop(far);
         assert_eq!(near.receive(HANDOVER_MESSAGE).await.unwrap(), None);
         near.closed().await;
 
-        for bad in [b"GET / HTTP/1.1\r\n".to_vec(), b"{\"word\":\"ask\"".to_vec(), vec![b'x'; 1 << 16]] {
+        for bad in [
+            b"GET / HTTP/1.1\r\n".to_vec(),
+            b"{\"word\":\"ask\"".to_vec(),
+            vec![b'x'; 1 << 16],
+        ] {
             let (mut near, mut other) = pair();
             let send = async move {
                 // The reader may have gone.
@@ -139,7 +176,9 @@ mod tests {
     fn the_wire_format_is_stable() {
         let text = |message: &Message| serde_json::to_string(message).unwrap();
         assert_eq!(
-            text(&Message::Ask { instance: Uid::new("a").unwrap() }),
+            text(&Message::Ask {
+                instance: Uid::new("a").unwrap()
+            }),
             r#"{"word":"ask","instance":"a"}"#
         );
         assert_eq!(text(&Message::Serving), r#"{"word":"serving"}"#);

@@ -22,7 +22,9 @@ impl Order {
     /// Parses a line for each. A line that is not a UID is left out: a lost order costs one needless handover.
     pub(super) fn parse(text: &str) -> Self {
         let mut order = Self::default();
-        text.lines().filter_map(|line| Uid::new(line.trim()).ok()).for_each(|uid| order.add(&uid));
+        text.lines()
+            .filter_map(|line| Uid::new(line.trim()).ok())
+            .for_each(|uid| order.add(&uid));
         order
     }
 

@@ -29,9 +29,16 @@ pub(super) struct HandoverListener {
 impl HandoverListener {
     /// The caller owns the lease.
     pub(super) async fn open(root: &SharedRoot) -> Result<Self> {
-        let listener = socket::bind(&root.paths.handover).await.context("listen for the next instance")?;
+        let listener = socket::bind(&root.paths.handover)
+            .await
+            .context("listen for the next instance")?;
         let (instance, order) = (root.instance.clone(), root.record());
-        Ok(Self { instance, order, listener, standing_by: VecDeque::new() })
+        Ok(Self {
+            instance,
+            order,
+            listener,
+            standing_by: VecDeque::new(),
+        })
     }
 
     /// Waits for the request of a newer instance.
@@ -40,7 +47,10 @@ impl HandoverListener {
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    tracing::warn!(error = chain(&error), "the next instance cannot be heard, trying again");
+                    tracing::warn!(
+                        error = chain(&error),
+                        "the next instance cannot be heard, trying again"
+                    );
                     tokio::time::sleep(ADMIN_ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -48,7 +58,10 @@ impl HandoverListener {
             match self.decide(stream).await {
                 Ok(Some(successor)) => return successor,
                 Ok(None) => {}
-                Err(error) => tracing::debug!(error = chain(&error), "a connection brought no valid request"),
+                Err(error) => tracing::debug!(
+                    error = chain(&error),
+                    "a connection brought no valid request"
+                ),
             }
         }
     }
@@ -59,12 +72,23 @@ impl HandoverListener {
         }
         let mut connection = Connection::new(stream);
         let request = connection.receive(HANDOVER_MESSAGE).await?;
-        let Some(Message::Ask { instance }) = request else { return Ok(None) };
+        let Some(Message::Ask { instance }) = request else {
+            return Ok(None);
+        };
         match self.order.decide(&self.instance, &instance) {
-            Decision::HandOver => return Ok(Some(Peer { instance, connection })),
+            Decision::HandOver => {
+                return Ok(Some(Peer {
+                    instance,
+                    connection,
+                }));
+            }
             Decision::StandBy => {
                 tracing::info!(%instance, "an older instance stands by");
-                connection.send(&Message::StandBy { instance: self.instance.clone() }).await?;
+                connection
+                    .send(&Message::StandBy {
+                        instance: self.instance.clone(),
+                    })
+                    .await?;
                 if self.standing_by.len() >= HANDOVER_STANDBY_MAX {
                     self.standing_by.pop_front();
                 }

@@ -32,13 +32,22 @@ impl SharedRoot {
     /// Takes the lease if it is free.
     pub(super) fn try_lock(&self) -> Result<Option<Lease>> {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600);
         let path = &self.paths.instance_lock;
-        let file = options.open(path).with_context(|| format!("open {}", path.display()))?;
+        let file = options
+            .open(path)
+            .with_context(|| format!("open {}", path.display()))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
             Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("lock {}", path.display())),
+            Err(TryLockError::Error(error)) => {
+                Err(error).with_context(|| format!("lock {}", path.display()))
+            }
         }
     }
 
@@ -46,7 +55,10 @@ impl SharedRoot {
     pub(super) fn record(&self) -> Order {
         let path = &self.paths.instances;
         let mut order = read_order(path).unwrap_or_else(|error| {
-            tracing::warn!(error = chain(&error), "the order of instances is not known; it begins again");
+            tracing::warn!(
+                error = chain(&error),
+                "the order of instances is not known; it begins again"
+            );
             Order::default()
         });
         let before = order.clone();
@@ -55,7 +67,10 @@ impl SharedRoot {
             && let Err(error) = file::replace(path, order.text().as_bytes())
         {
             // It costs one needless handover.
-            tracing::warn!(error = chain(&error), "the order of instances cannot be stored");
+            tracing::warn!(
+                error = chain(&error),
+                "the order of instances cannot be stored"
+            );
         }
         order
     }
@@ -63,7 +78,9 @@ impl SharedRoot {
     /// Removes the sockets for probes of instances that have ended: those of the others accept.
     pub(super) async fn remove_abandoned_sockets(&self) {
         let own = self.paths.probes_of(&self.instance);
-        let Some(Ok(entries)) = own.parent().map(std::fs::read_dir) else { return };
+        let Some(Ok(entries)) = own.parent().map(std::fs::read_dir) else {
+            return;
+        };
         // no error: the next instance that serves looks again
         for path in entries.flatten().map(|entry| entry.path()) {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -79,7 +96,8 @@ impl SharedRoot {
 async fn is_abandoned(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     // no error: a socket that cannot be looked at stays
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let is_socket =
+        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let connected = UnixStream::connect(path).await;
     is_socket && connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
@@ -102,7 +120,10 @@ mod tests {
     #[test]
     fn one_instance_has_the_lease_until_it_is_dropped() {
         let directory = tempfile::tempdir().unwrap();
-        let (one, other) = (root(directory.path(), "one"), root(directory.path(), "other"));
+        let (one, other) = (
+            root(directory.path(), "one"),
+            root(directory.path(), "other"),
+        );
         let lease = one.try_lock().unwrap().unwrap();
         assert!(other.try_lock().unwrap().is_none() && one.try_lock().unwrap().is_none());
         drop(lease);

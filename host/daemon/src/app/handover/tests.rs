@@ -23,7 +23,10 @@ pub(super) fn root(directory: &Path, instance: &str) -> SharedRoot {
     for file in [&paths.instance_lock, &paths.handover] {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     }
-    SharedRoot { paths, instance: Uid::new(instance).unwrap() }
+    SharedRoot {
+        paths,
+        instance: Uid::new(instance).unwrap(),
+    }
 }
 
 fn roots(directory: &Path) -> (Arc<SharedRoot>, Arc<SharedRoot>) {
@@ -32,7 +35,9 @@ fn roots(directory: &Path) -> (Arc<SharedRoot>, Arc<SharedRoot>) {
 
 /// An instance that serves.
 async fn serving(root: &SharedRoot) -> (Lease, HandoverListener) {
-    let (lease, _) = waiting::acquire(root, &Listeners::default(), |_| ()).await.unwrap();
+    let (lease, _) = waiting::acquire(root, &Listeners::default(), |_| ())
+        .await
+        .unwrap();
     (lease, HandoverListener::open(root).await.unwrap())
 }
 
@@ -42,7 +47,9 @@ fn acquiring(root: &Arc<SharedRoot>) -> tokio::task::JoinHandle<Acquired> {
 }
 
 fn released() -> Message {
-    Message::Released { instance: Uid::new("old").unwrap() }
+    Message::Released {
+        instance: Uid::new("old").unwrap(),
+    }
 }
 
 #[tokio::test]
@@ -70,8 +77,9 @@ async fn a_client_that_dials_meanwhile_is_accepted_by_the_newer_instance() {
     let (old, new) = roots(directory.path());
     let (lease, mut requests) = serving(&old).await;
     // More than go with one message.
-    let paths: Vec<_> =
-        (0..DESCRIPTORS_MAX + 1).map(|n| directory.path().join(format!("{n}.sock"))).collect();
+    let paths: Vec<_> = (0..DESCRIPTORS_MAX + 1)
+        .map(|n| directory.path().join(format!("{n}.sock")))
+        .collect();
     let (of_old, of_new) = (Listeners::of_start("old"), Listeners::of_start("new"));
     for path in &paths {
         drop(of_old.open(path).await.unwrap());
@@ -84,9 +92,16 @@ async fn a_client_that_dials_meanwhile_is_accepted_by_the_newer_instance() {
     let last = paths.last().unwrap();
     let _client = tokio::net::UnixStream::connect(last).await.unwrap();
     drop((requests, lease));
-    successor.connection.give(&of_old, &released()).await.unwrap();
+    successor
+        .connection
+        .give(&of_old, &released())
+        .await
+        .unwrap();
     let (_lease, previous) = second.await.unwrap().unwrap();
-    assert_eq!((previous.unwrap().instance.as_str(), &of_new.start()[..]), ("old", "old"));
+    assert_eq!(
+        (previous.unwrap().instance.as_str(), &of_new.start()[..]),
+        ("old", "old")
+    );
     drop(of_old);
     for path in &paths {
         let opened = of_new.open(path).await.unwrap();
@@ -136,10 +151,15 @@ async fn a_second_instance_of_a_uid_is_refused_and_strangers_delay_no_other() {
         refused = acquiring(&old) => refused.unwrap().unwrap_err().to_string(),
         _ = requests.newer_instance() => panic!("it is no newer instance"),
     };
-    assert!(refused.contains("serves as instance old") && refused.contains("--instance-uid"), "{refused}");
+    assert!(
+        refused.contains("serves as instance old") && refused.contains("--instance-uid"),
+        "{refused}"
+    );
 
     use tokio::io::AsyncWriteExt;
-    let mut stranger = tokio::net::UnixStream::connect(&old.paths.handover).await.unwrap();
+    let mut stranger = tokio::net::UnixStream::connect(&old.paths.handover)
+        .await
+        .unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let _second = acquiring(&new);
     assert_eq!(requests.newer_instance().await.instance.as_str(), "new");
@@ -151,7 +171,17 @@ async fn a_start_fails_when_the_owner_of_the_lock_never_answers() {
     let (old, new) = roots(directory.path());
     let _lease = old.try_lock().unwrap().unwrap();
     let began = Instant::now();
-    let error = waiting::acquire(&new, &Listeners::default(), |_| ()).await.unwrap_err().to_string();
-    assert!(error.contains("instance.lock") && error.contains("handover.sock"), "{error}");
-    assert!(began.elapsed() < HANDOVER_SILENT + Duration::from_secs(5), "{:?}", began.elapsed());
+    let error = waiting::acquire(&new, &Listeners::default(), |_| ())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("instance.lock") && error.contains("handover.sock"),
+        "{error}"
+    );
+    assert!(
+        began.elapsed() < HANDOVER_SILENT + Duration::from_secs(5),
+        "{:?}",
+        began.elapsed()
+    );
 }

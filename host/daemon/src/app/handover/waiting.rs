@@ -59,7 +59,10 @@ pub(super) async fn acquire(
             Answer::Silence => {
                 let since = *silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > HANDOVER_SILENT {
-                    let (lock, socket) = (root.paths.instance_lock.display(), root.paths.handover.display());
+                    let (lock, socket) = (
+                        root.paths.instance_lock.display(),
+                        root.paths.handover.display(),
+                    );
                     bail!(
                         "another instance holds {lock} and does not answer on {socket}: stop it, or see what it hangs in"
                     );
@@ -71,33 +74,56 @@ pub(super) async fn acquire(
     }
 }
 
-async fn request(root: &SharedRoot, listeners: &Listeners, report: &impl Fn(String)) -> Result<Answer> {
-    let Ok(stream) = UnixStream::connect(&root.paths.handover).await else { return Ok(Answer::Silence) };
+async fn request(
+    root: &SharedRoot,
+    listeners: &Listeners,
+    report: &impl Fn(String),
+) -> Result<Answer> {
+    let Ok(stream) = UnixStream::connect(&root.paths.handover).await else {
+        return Ok(Answer::Silence);
+    };
     let mut connection = Connection::new(stream);
     report("it waits for the instance before to hand over".to_owned());
     let answer = async {
-        connection.send(&Message::Ask { instance: root.instance.clone() }).await?;
+        connection
+            .send(&Message::Ask {
+                instance: root.instance.clone(),
+            })
+            .await?;
         connection.adopt(listeners, HANDOVER_RELEASE).await
     };
     match answer.await {
         Ok(Some(Message::Released { instance })) => {
-            return Ok(Answer::Released(Peer { instance, connection }));
+            return Ok(Answer::Released(Peer {
+                instance,
+                connection,
+            }));
         }
         Ok(Some(Message::StandBy { instance })) => {
             tracing::info!(serves = %instance, "a newer instance serves; standing by");
-            report(format!("it stands by: the newer instance {instance} serves"));
+            report(format!(
+                "it stands by: the newer instance {instance} serves"
+            ));
             connection.closed().await;
             return Ok(Answer::Ended);
         }
-        Ok(Some(Message::Refused { why })) => bail!("{why}: each needs an --instance-uid of its own"),
+        Ok(Some(Message::Refused { why })) => {
+            bail!("{why}: each needs an --instance-uid of its own")
+        }
         Ok(Some(message)) => {
-            tracing::debug!(?message, "the instance that serves answered with a message that makes no sense");
+            tracing::debug!(
+                ?message,
+                "the instance that serves answered with a message that makes no sense"
+            );
         }
         Ok(None) => {}
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
             tracing::warn!("the instance that serves does not hand over in time, retrying");
         }
-        Err(error) => tracing::debug!(error = chain(&error), "the instance that serves was not understood"),
+        Err(error) => tracing::debug!(
+            error = chain(&error),
+            "the instance that serves was not understood"
+        ),
     }
     Ok(Answer::Silence)
 }

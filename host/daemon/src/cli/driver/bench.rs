@@ -61,8 +61,21 @@ impl Measured {
     fn new(what: &'static str, unit: &'static str, mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let count = values.len();
-        let at = |percent: usize| values.get((count - 1) * percent / 100).copied().unwrap_or_default();
-        Self { what, unit, median: at(50), p10: at(10), p90: at(90), max: at(100), count }
+        let at = |percent: usize| {
+            values
+                .get((count - 1) * percent / 100)
+                .copied()
+                .unwrap_or_default()
+        };
+        Self {
+            what,
+            unit,
+            median: at(50),
+            p10: at(10),
+            p90: at(90),
+            max: at(100),
+            count,
+        }
     }
 
     fn of_size(what: &'static str, bytes: u64) -> Self {
@@ -70,7 +83,14 @@ impl Measured {
     }
 
     fn of_times(what: &'static str, times: &[Duration]) -> Self {
-        Self::new(what, "ms", times.iter().map(|time| time.as_secs_f64() * 1000.0).collect())
+        Self::new(
+            what,
+            "ms",
+            times
+                .iter()
+                .map(|time| time.as_secs_f64() * 1000.0)
+                .collect(),
+        )
     }
 
     fn shown(&self, value: f64) -> String {
@@ -80,7 +100,11 @@ impl Measured {
 
     /// One value has no spread.
     fn spread(&self, value: f64) -> String {
-        if self.count == 1 { "-".to_owned() } else { self.shown(value) }
+        if self.count == 1 {
+            "-".to_owned()
+        } else {
+            self.shown(value)
+        }
     }
 }
 
@@ -95,11 +119,19 @@ pub(super) async fn run(args: BenchArgs) -> Result<()> {
     let mut refused = Ok(());
     match preparable(&bench, &driver, &inventory).await {
         None => {}
-        Some(Ok((pool, device))) => rows.extend(claims(&bench, &driver, pool, device, args.rounds).await?),
+        Some(Ok((pool, device))) => {
+            rows.extend(claims(&bench, &driver, pool, device, args.rounds).await?)
+        }
         Some(Err(error)) => refused = Err(error),
     }
-    rows.push(Measured::of_size("memory of a call, at most", driver.stats().peak_memory.get()));
-    rows.push(Measured::of_size("devices, as JSON", json_bytes(&inventory)?));
+    rows.push(Measured::of_size(
+        "memory of a call, at most",
+        driver.stats().peak_memory.get(),
+    ));
+    rows.push(Measured::of_size(
+        "devices, as JSON",
+        json_bytes(&inventory)?,
+    ));
     rows.push(Measured::of_size("file", subject.file.bytes.len() as u64));
     print(args.output, &rows, || table(args.output, &rows, ""))?;
     refused
@@ -123,12 +155,16 @@ impl Spent {
         let (start, before) = (Instant::now(), cpu_seconds.get());
         let outcome = call.await;
         self.elapsed.push(start.elapsed());
-        self.cpu.push(Duration::try_from_secs_f64(cpu_seconds.get() - before).unwrap_or_default());
+        self.cpu
+            .push(Duration::try_from_secs_f64(cpu_seconds.get() - before).unwrap_or_default());
         outcome
     }
 
     fn rows(&self, what: &'static str, cpu: &'static str) -> [Measured; 2] {
-        [Measured::of_times(what, &self.elapsed), Measured::of_times(cpu, &self.cpu)]
+        [
+            Measured::of_times(what, &self.elapsed),
+            Measured::of_times(cpu, &self.cpu),
+        ]
     }
 }
 
@@ -141,7 +177,12 @@ async fn calls(driver: &WasmDriver, rounds: u32) -> Result<(Vec<Measured>, Inven
         let made = driver.instantiate(&driver.look_call()).await;
         instantiate.push(start.elapsed());
         made.with_context(|| format!("{name} cannot be instantiated"))?;
-        let found = discover.add(driver, driver.discover(&driver.look_call(), Trigger::Request)).await;
+        let found = discover
+            .add(
+                driver,
+                driver.discover(&driver.look_call(), Trigger::Request),
+            )
+            .await;
         inventory = found.with_context(|| format!("{name} does not discover its devices"))?;
     }
     let mut rows = vec![Measured::of_times("instantiate", &instantiate)];
@@ -156,7 +197,8 @@ async fn preparable<'a>(
     inventory: &'a Inventory,
 ) -> Option<Result<(&'a PoolName, &'a DeviceName)>> {
     let devices = inventory.pools.iter();
-    let devices = devices.flat_map(|(name, pool)| pool.devices.keys().map(move |device| (name, device)));
+    let devices =
+        devices.flat_map(|(name, pool)| pool.devices.keys().map(move |device| (name, device)));
     let mut refused = None;
     for (pool, device) in devices.take(DEVICES_TRIED) {
         let mut claim = bench.claim(driver, pool, device);
@@ -165,7 +207,8 @@ async fn preparable<'a>(
         match prepared.and(unprepared) {
             Ok(()) => return Some(Ok((pool, device))),
             Err(problem) => {
-                let error = anyhow::Error::new(problem).context(format!("{pool}/{device} is not prepared"));
+                let error =
+                    anyhow::Error::new(problem).context(format!("{pool}/{device} is not prepared"));
                 refused.get_or_insert(Err(error));
             }
         }
@@ -186,7 +229,8 @@ async fn claims(
     for _ in 0..rounds {
         let mut claim = bench.claim(driver, pool, device);
         let prepared = prepare.add(driver, claim.prepare(driver)).await;
-        answer = json_bytes(&prepared.with_context(|| format!("{pool}/{device} is not prepared"))?)?;
+        answer =
+            json_bytes(&prepared.with_context(|| format!("{pool}/{device} is not prepared"))?)?;
         let unprepared = unprepare.add(driver, claim.unprepare(driver)).await;
         unprepared.with_context(|| format!("{pool}/{device} is not unprepared"))?;
         drop(bench.take_writes());
@@ -205,8 +249,18 @@ mod tests {
     fn a_median_has_its_spread_and_a_single_value_has_none() {
         let values = (0..=100).rev().map(f64::from).collect();
         let several = Measured::new("discover", "ms", values);
-        let Measured { median, p10, p90, max, count, .. } = several;
-        assert_eq!((median, p10, p90, max, count), (50.0, 10.0, 90.0, 100.0, 101));
+        let Measured {
+            median,
+            p10,
+            p90,
+            max,
+            count,
+            ..
+        } = several;
+        assert_eq!(
+            (median, p10, p90, max, count),
+            (50.0, 10.0, 90.0, 100.0, 101)
+        );
         let rows = [several, Measured::new("file", "KiB", vec![1.25])];
         assert_eq!(
             table(Format::Table, &rows, ""),

@@ -34,16 +34,22 @@ pub(in crate::cli) struct BuildArgs {
 }
 
 pub(super) fn run(args: &BuildArgs) -> Result<()> {
-    let directory =
-        args.dir.canonicalize().with_context(|| format!("find the directory {}", args.dir.display()))?;
+    let directory = args
+        .dir
+        .canonicalize()
+        .with_context(|| format!("find the directory {}", args.dir.display()))?;
     let output = directory.join(format!("{}.wasm", stem(&directory)?));
     match &args.module {
         Some(module) => wrap(module, &directory, &output)?,
-        None => {
-            build(args.lang.map_or_else(|| Language::of_directory(&directory), Ok)?, &directory, &output)?
-        }
+        None => build(
+            args.lang
+                .map_or_else(|| Language::of_directory(&directory), Ok)?,
+            &directory,
+            &output,
+        )?,
     }
-    let size = std::fs::metadata(&output).with_context(|| format!("{} was not built", output.display()))?;
+    let size = std::fs::metadata(&output)
+        .with_context(|| format!("{} was not built", output.display()))?;
     print_text(&format!("{}, {} bytes", output.display(), size.len()))
 }
 
@@ -64,16 +70,29 @@ fn stem(directory: &Path) -> Result<String> {
     let mut stems = Vec::new();
     for entry in entries {
         let name = entry.with_context(|| format!("read {shown}"))?.file_name();
-        stems.extend(name.to_str().and_then(|name| name.strip_suffix(GRANT)).map(str::to_owned));
+        stems.extend(
+            name.to_str()
+                .and_then(|name| name.strip_suffix(GRANT))
+                .map(str::to_owned),
+        );
     }
     stems.sort();
     let name = match stems.as_slice() {
-        [] => directory.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        [] => directory
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
         [stem] => stem.clone(),
-        [one, other, ..] => bail!("{shown} has {one}{GRANT} and {other}{GRANT}: the driver is named by one"),
+        [one, other, ..] => {
+            bail!("{shown} has {one}{GRANT} and {other}{GRANT}: the driver is named by one")
+        }
     };
     let is_stem = file_watch::stem(OsStr::new(&format!("{name}.wasm"))).is_some();
-    ensure!(is_stem, "{shown} has no {GRANT} file that names the driver: add NAME{GRANT}");
+    ensure!(
+        is_stem,
+        "{shown} has no {GRANT} file that names the driver: add NAME{GRANT}"
+    );
     Ok(name)
 }
 
@@ -81,7 +100,9 @@ fn stem(directory: &Path) -> Result<String> {
 fn run_tool(command: &mut Command, install: &str) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let status = match command.stdin(Stdio::null()).status() {
-        Err(error) if error.kind() == ErrorKind::NotFound => bail!("{program} is not installed: {install}"),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("{program} is not installed: {install}")
+        }
         status => status.with_context(|| format!("start {program}"))?,
     };
     ensure!(status.success(), "{program} failed ({status})");
@@ -102,10 +123,14 @@ fn build_rust(directory: &Path, output: &Path) -> Result<()> {
     let install = "install Rust from https://rustup.rs";
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--lib", "--release", "--target", RUST_TARGET]);
-    cargo.arg("--message-format=json-render-diagnostics").current_dir(directory);
+    cargo
+        .arg("--message-format=json-render-diagnostics")
+        .current_dir(directory);
     let child = cargo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = match child {
-        Err(error) if error.kind() == ErrorKind::NotFound => bail!("cargo is not installed: {install}"),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("cargo is not installed: {install}")
+        }
         child => child.context("start cargo")?,
     };
     let manifest = directory.join("Cargo.toml");
@@ -120,7 +145,10 @@ fn build_rust(directory: &Path, output: &Path) -> Result<()> {
         "cargo failed ({status}); if it lacks the target: rustup target add {RUST_TARGET}"
     );
     let built = built.with_context(|| {
-        format!("{} has no library with crate-type \"cdylib\", which a driver is", manifest.display())
+        format!(
+            "{} has no library with crate-type \"cdylib\", which a driver is",
+            manifest.display()
+        )
     })?;
     let bytes = std::fs::read(&built).with_context(|| format!("read {}", built.display()))?;
     write_file(output, &bytes)
@@ -129,17 +157,30 @@ fn build_rust(directory: &Path, output: &Path) -> Result<()> {
 /// The WebAssembly file of the package, if a line of cargo's output names it. Other lines are of dependencies and of build scripts.
 fn artifact(line: &str, manifest: &Path) -> Option<PathBuf> {
     let message: CargoMessage = serde_json::from_str(line).ok()?;
-    let is_ours =
-        message.reason == "compiler-artifact" && message.manifest_path.is_some_and(|path| path == manifest);
+    let is_ours = message.reason == "compiler-artifact"
+        && message.manifest_path.is_some_and(|path| path == manifest);
     let mut files = message.filenames.into_iter().filter(|_| is_ours);
     files.find(|file| file.extension() == Some(OsStr::new("wasm")))
 }
 
 fn build_python(directory: &Path, output: &Path) -> Result<()> {
     let own = directory.join(".venv/bin/componentize-py");
-    let program = if file::is_file(&own)? { own } else { "componentize-py".into() };
+    let program = if file::is_file(&own)? {
+        own
+    } else {
+        "componentize-py".into()
+    };
     let mut command = Command::new(program);
-    command.args(["-d", "wit", "-w", WORLD, "componentize", "--stub-wasi", "driver", "-o"]);
+    command.args([
+        "-d",
+        "wit",
+        "-w",
+        WORLD,
+        "componentize",
+        "--stub-wasi",
+        "driver",
+        "-o",
+    ]);
     let install = "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt";
     run_tool(command.arg(output).current_dir(directory), install)
 }
@@ -153,19 +194,29 @@ fn build_javascript(directory: &Path, output: &Path) -> Result<()> {
         directory.display()
     );
     let mut command = Command::new("node");
-    command.args(["build.js", "wit"]).arg(output).current_dir(directory);
-    run_tool(&mut command, "install Node.js 20 or newer from https://nodejs.org")
+    command
+        .args(["build.js", "wit"])
+        .arg(output)
+        .current_dir(directory);
+    run_tool(
+        &mut command,
+        "install Node.js 20 or newer from https://nodejs.org",
+    )
 }
 
 fn build_c(directory: &Path, output: &Path) -> Result<()> {
-    let packages = "packages clang, lld, wasi-libc and libclang-rt-VERSION-dev-wasm32 of Debian and Ubuntu";
+    let packages =
+        "packages clang, lld, wasi-libc and libclang-rt-VERSION-dev-wasm32 of Debian and Ubuntu";
     let mut command = Command::new("clang");
     command.args(["--target=wasm32-wasi", "-Os", "-Wall", "-nostartfiles"]);
     command.args(["-Wl,--no-entry", "-Wl,--strip-all"]);
     for (part, extensions) in [("", &["c"][..]), ("bindings", &["c", "o"])] {
         command.args(sources(&directory.join(part), extensions)?);
     }
-    let built = run_tool(command.arg("-o").arg(output).current_dir(directory), packages);
+    let built = run_tool(
+        command.arg("-o").arg(output).current_dir(directory),
+        packages,
+    );
     built.with_context(|| {
         format!("build for WebAssembly, with clang, its linker and its C library ({packages})")
     })
@@ -177,7 +228,12 @@ fn build_go(directory: &Path, output: &Path) -> Result<()> {
     let mut command = Command::new("go");
     command.env("GOOS", "wasip1").env("GOARCH", "wasm");
     // The bindings allocate with a function of the runtime, before the runtime has begun.
-    command.args(["build", "-buildmode=c-shared", "-ldflags=-s -w -checklinkname=0", "-o"]);
+    command.args([
+        "build",
+        "-buildmode=c-shared",
+        "-ldflags=-s -w -checklinkname=0",
+        "-o",
+    ]);
     run_tool(
         command.arg(&module).arg(".").current_dir(directory),
         "install Go 1.25 or newer from https://go.dev",
@@ -189,7 +245,10 @@ fn wrap(module: &Path, directory: &Path, output: &Path) -> Result<()> {
     let shown = module.display();
     let bytes = std::fs::read(module).with_context(|| format!("read {shown}"))?;
     let component = wrap_module(bytes, &directory.join("wit"), WORLD);
-    write_file(output, &component.with_context(|| format!("make a driver of {shown}"))?)
+    write_file(
+        output,
+        &component.with_context(|| format!("make a driver of {shown}"))?,
+    )
 }
 
 /// The files of a directory with these extensions, in the order of their names.
@@ -198,7 +257,11 @@ fn sources(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).with_context(context)? {
         let path = entry.with_context(context)?.path();
-        if path.extension().and_then(OsStr::to_str).is_some_and(|extension| extensions.contains(&extension)) {
+        if path
+            .extension()
+            .and_then(OsStr::to_str)
+            .is_some_and(|extension| extensions.contains(&extension))
+        {
             found.push(path);
         }
     }
@@ -221,25 +284,44 @@ mod tests {
         assert_eq!(stem(&named).unwrap(), "gpu");
         std::fs::write(named.join("fpga.grant.yaml"), "").unwrap();
         let two = stem(&named).unwrap_err().to_string();
-        assert!(two.contains("has fpga.grant.yaml and gpu.grant.yaml"), "{two}");
+        assert!(
+            two.contains("has fpga.grant.yaml and gpu.grant.yaml"),
+            "{two}"
+        );
         let hidden = directory.path().join(".hidden");
         std::fs::create_dir(&hidden).unwrap();
-        assert!(stem(&hidden).unwrap_err().to_string().contains("add NAME.grant.yaml"));
+        assert!(
+            stem(&hidden)
+                .unwrap_err()
+                .to_string()
+                .contains("add NAME.grant.yaml")
+        );
     }
 
     #[test]
     fn a_missing_tool_is_named_with_how_to_install_it() {
-        let missing = run_tool(&mut Command::new("/nowhere/componentize"), "pip install it").unwrap_err();
-        assert_eq!(missing.to_string(), "/nowhere/componentize is not installed: pip install it");
-        let failed = run_tool(&mut Command::new("false"), "").unwrap_err().to_string();
+        let missing =
+            run_tool(&mut Command::new("/nowhere/componentize"), "pip install it").unwrap_err();
+        assert_eq!(
+            missing.to_string(),
+            "/nowhere/componentize is not installed: pip install it"
+        );
+        let failed = run_tool(&mut Command::new("false"), "")
+            .unwrap_err()
+            .to_string();
         assert!(failed.starts_with("false failed"), "{failed}");
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("driver.js"), "").unwrap();
         std::fs::write(directory.path().join("a.grant.yaml"), "").unwrap();
-        let args = BuildArgs { dir: directory.path().to_owned(), lang: None, module: None };
+        let args = BuildArgs {
+            dir: directory.path().to_owned(),
+            lang: None,
+            module: None,
+        };
         let missing = chain(run(&args).unwrap_err().as_ref());
         assert!(
-            missing.contains("componentize-js is not installed in") && missing.contains("npm install"),
+            missing.contains("componentize-js is not installed in")
+                && missing.contains("npm install"),
             "{missing}"
         );
     }
@@ -247,11 +329,16 @@ mod tests {
     #[test]
     fn the_artifact_is_the_packages_own_and_no_rlib() {
         let line = |manifest: &str, files: &str| {
-            format!(r#"{{"reason":"compiler-artifact","manifest_path":"{manifest}","filenames":{files}}}"#)
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"{manifest}","filenames":{files}}}"#
+            )
         };
         let of = |line: &str| artifact(line, Path::new("/a/Cargo.toml"));
         let files = r#"["/a/libdriver.rlib","/a/driver.wasm"]"#;
-        assert_eq!(of(&line("/a/Cargo.toml", files)), Some("/a/driver.wasm".into()));
+        assert_eq!(
+            of(&line("/a/Cargo.toml", files)),
+            Some("/a/driver.wasm".into())
+        );
         assert_eq!(of(&line("/b/Cargo.toml", files)), None);
         assert_eq!(of(&line("/a/Cargo.toml", r#"["/a/libdriver.rlib"]"#)), None);
         assert_eq!(of(r#"{"reason":"build-finished","success":true}"#), None);
@@ -263,20 +350,42 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let module = directory.path().join("module.wasm");
         let output = directory.path().join("a.wasm");
-        let refused = || chain(wrap(&module, directory.path(), &output).unwrap_err().as_ref());
-        assert!(refused().contains("read ") && refused().contains("module.wasm"), "{}", refused());
+        let refused = || {
+            chain(
+                wrap(&module, directory.path(), &output)
+                    .unwrap_err()
+                    .as_ref(),
+            )
+        };
+        assert!(
+            refused().contains("read ") && refused().contains("module.wasm"),
+            "{}",
+            refused()
+        );
         std::fs::write(&module, b"\0asm\x01\0\0\0").unwrap();
         assert!(refused().contains("the WIT files in"), "{}", refused());
         let wit = directory.path().join("wit");
         std::fs::create_dir(&wit).unwrap();
-        std::fs::write(wit.join("a.wit"), "package a:b;\nworld driver { export run: func(); }\n").unwrap();
-        assert!(refused().contains("does not implement the world driver"), "{}", refused());
+        std::fs::write(
+            wit.join("a.wit"),
+            "package a:b;\nworld driver { export run: func(); }\n",
+        )
+        .unwrap();
+        assert!(
+            refused().contains("does not implement the world driver"),
+            "{}",
+            refused()
+        );
         assert!(!output.exists());
     }
 
     #[test]
     fn a_directory_that_does_not_exist_is_named() {
-        let nowhere = BuildArgs { dir: "/nowhere".into(), lang: None, module: None };
+        let nowhere = BuildArgs {
+            dir: "/nowhere".into(),
+            lang: None,
+            module: None,
+        };
         assert!(chain(run(&nowhere).unwrap_err().as_ref()).contains("find the directory /nowhere"));
     }
 }

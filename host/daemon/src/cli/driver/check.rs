@@ -126,7 +126,11 @@ struct Findings(Vec<Finding>);
 
 impl Findings {
     fn add(&mut self, id: Lint, message: impl Into<String>) {
-        self.0.push(Finding { severity: id.severity(), id, message: message.into() });
+        self.0.push(Finding {
+            severity: id.severity(),
+            id,
+            message: message.into(),
+        });
     }
 
     fn has(&self, id: Lint) -> bool {
@@ -134,7 +138,9 @@ impl Findings {
     }
 
     fn has_errors(&self) -> bool {
-        self.0.iter().any(|finding| finding.severity == Severity::Error)
+        self.0
+            .iter()
+            .any(|finding| finding.severity == Severity::Error)
     }
 }
 
@@ -143,13 +149,24 @@ pub(super) async fn run(args: CheckArgs) -> Result<()> {
     let bench = Workbench::new(args.hardware.as_deref())?;
     let mut findings = Findings::default();
     check(&bench, &subject, &mut findings).await;
-    print(args.output, &findings.0, || table(args.output, &findings.0, "no findings"))?;
+    print(args.output, &findings.0, || {
+        table(args.output, &findings.0, "no findings")
+    })?;
     CliError::unless_done(!findings.has_errors())
 }
 
 async fn check(bench: &Workbench, subject: &Subject, findings: &mut Findings) {
-    let Subject { file, grant, config, .. } = subject;
-    let driver = match bench.host.load(file.clone(), grant.clone(), config.clone()).await {
+    let Subject {
+        file,
+        grant,
+        config,
+        ..
+    } = subject;
+    let driver = match bench
+        .host
+        .load(file.clone(), grant.clone(), config.clone())
+        .await
+    {
         Ok(driver) => driver,
         Err(error) => return findings.add(Lint::NotLoadable, chain(&error)),
     };
@@ -172,7 +189,9 @@ async fn check(bench: &Workbench, subject: &Subject, findings: &mut Findings) {
 }
 
 fn check_grant(info: &DriverInfo, subject: &Subject, findings: &mut Findings) {
-    let Subject { grant, grant_path, .. } = subject;
+    let Subject {
+        grant, grant_path, ..
+    } = subject;
     let missing = grant::missing(&info.capabilities, &info.limits, grant);
     if !missing.is_empty() {
         let whose = match grant_path {
@@ -181,13 +200,18 @@ fn check_grant(info: &DriverInfo, subject: &Subject, findings: &mut Findings) {
         };
         findings.add(
             Lint::GrantMissing,
-            format!("the driver would be blocked by {whose}; not granted: {}", missing.join("; ")),
+            format!(
+                "the driver would be blocked by {whose}; not granted: {}",
+                missing.join("; ")
+            ),
         );
     }
     let unneeded = unneeded(&info.capabilities, grant);
     if !unneeded.is_empty() {
-        let message =
-            format!("no request of the driver needs these rules of the grant: {}", unneeded.join("; "));
+        let message = format!(
+            "no request of the driver needs these rules of the grant: {}",
+            unneeded.join("; ")
+        );
         findings.add(Lint::GrantUnneeded, message);
     }
 }
@@ -205,8 +229,10 @@ const LISTS: [List<String>; 7] = [
     ("netDevices", |allowed| &mut allowed.net_devices),
 ];
 
-const VALUE_LISTS: [List<ValueGrant>; 2] =
-    [("sysfsWrite", |allowed| &mut allowed.sysfs_write), ("pciDriver", |allowed| &mut allowed.pci_driver)];
+const VALUE_LISTS: [List<ValueGrant>; 2] = [
+    ("sysfsWrite", |allowed| &mut allowed.sysfs_write),
+    ("pciDriver", |allowed| &mut allowed.pci_driver),
+];
 
 /// The rules of a grant without which as many requests are granted, one readable line each.
 fn unneeded(request: &Capabilities, grant: &Grant) -> Vec<String> {
@@ -242,17 +268,30 @@ fn without_each<T>(
     })
 }
 
-async fn check_config(bench: &Workbench, driver: &WasmDriver, subject: &Subject, findings: &mut Findings) {
+async fn check_config(
+    bench: &Workbench,
+    driver: &WasmDriver,
+    subject: &Subject,
+    findings: &mut Findings,
+) {
     if let Err(problem) = driver.validate_config(&driver.look_call()).await {
         return findings.add(Lint::ConfigInvalid, text(&problem));
     }
-    let Some(config) = &subject.config else { return };
+    let Some(config) = &subject.config else {
+        return;
+    };
     if !driver.surface().facets().contains(&"configuration") {
-        let message = "there is a config, and the driver has no schema for it: export `configuration`";
+        let message =
+            "there is a config, and the driver has no schema for it: export `configuration`";
         return findings.add(Lint::NoConfigSchema, message);
     }
-    let Some(probe) = with_unknown_key(config) else { return };
-    let probed = bench.host.load(subject.file.clone(), subject.grant.clone(), Some(probe)).await;
+    let Some(probe) = with_unknown_key(config) else {
+        return;
+    };
+    let probed = bench
+        .host
+        .load(subject.file.clone(), subject.grant.clone(), Some(probe))
+        .await;
     let Ok(probed) = probed else { return };
     if probed.validate_config(&probed.look_call()).await.is_ok() {
         let message = format!(
@@ -264,7 +303,9 @@ async fn check_config(bench: &Workbench, driver: &WasmDriver, subject: &Subject,
 
 fn with_unknown_key(config: &str) -> Option<String> {
     let mut value: Value = serde_json::from_str(config).ok()?;
-    value.as_object_mut()?.insert(UNKNOWN_KEY.to_owned(), Value::Bool(true));
+    value
+        .as_object_mut()?
+        .insert(UNKNOWN_KEY.to_owned(), Value::Bool(true));
     Some(value.to_string())
 }
 
@@ -319,7 +360,12 @@ fn check_inventory(first: &Inventory, second: &Inventory, findings: &mut Finding
 fn names(inventory: &Inventory) -> BTreeSet<String> {
     let pools = inventory.pools.iter();
     pools
-        .flat_map(|(pool, found)| found.devices.keys().map(move |device| format!("{pool}/{device}")))
+        .flat_map(|(pool, found)| {
+            found
+                .devices
+                .keys()
+                .map(move |device| format!("{pool}/{device}"))
+        })
         .collect()
 }
 
@@ -329,35 +375,57 @@ fn without_identity(inventory: &Inventory) -> Vec<String> {
         .iter()
         .flat_map(|(pool, found)| found.devices.iter().map(move |device| (pool, device)));
     let without = devices.filter(|(_, (_, device))| device.identity.is_empty());
-    without.map(|(pool, (name, _))| format!("{pool}/{name}")).collect()
+    without
+        .map(|(pool, (name, _))| format!("{pool}/{name}"))
+        .collect()
 }
 
 fn listed(names: &[String]) -> String {
     let more = names.len().saturating_sub(NAMES_MAX);
     let first = names[..names.len() - more].join(", ");
-    if more == 0 { first } else { format!("{first} and {more} more") }
+    if more == 0 {
+        first
+    } else {
+        format!("{first} and {more} more")
+    }
 }
 
 /// The lists with what a driver may read: the key, the interface of the host's functions that read it, and the rules.
-type ReadList = (&'static str, &'static str, fn(&Capabilities) -> &Vec<String>);
+type ReadList = (
+    &'static str,
+    &'static str,
+    fn(&Capabilities) -> &Vec<String>,
+);
 
 const READ_LISTS: [ReadList; 3] = [
     ("sysfsRead", "sysfs.", |allowed| &allowed.sysfs_read),
     ("hostFiles", "host-files.", |allowed| &allowed.host_files),
-    ("netDevices", "net-interfaces.", |allowed| &allowed.net_devices),
+    ("netDevices", "net-interfaces.", |allowed| {
+        &allowed.net_devices
+    }),
 ];
 
 /// Compares the grant with what the recorded calls have read.
-async fn check_reads(bench: &Workbench, driver: &WasmDriver, grant: &Grant, findings: &mut Findings) {
+async fn check_reads(
+    bench: &Workbench,
+    driver: &WasmDriver,
+    grant: &Grant,
+    findings: &mut Findings,
+) {
     let calls = match bench.recorded(driver.info().name.as_str()).await {
         Ok(calls) => calls,
-        Err(error) => return tracing::warn!(%error, "what the driver reads is not compared with its grant"),
+        Err(error) => {
+            return tracing::warn!(%error, "what the driver reads is not compared with its grant");
+        }
     };
     for (key, interface, rules) in READ_LISTS {
         let unused = grant::unused(rules(&grant.allowed), &texts(&calls, interface));
         if !unused.is_empty() {
             let unused: Vec<_> = unused.into_iter().map(str::to_owned).collect();
-            let message = format!("a discovery on this machine does not use {key}: {}", listed(&unused));
+            let message = format!(
+                "a discovery on this machine does not use {key}: {}",
+                listed(&unused)
+            );
             findings.add(Lint::GrantUnused, message);
         }
     }
@@ -365,14 +433,22 @@ async fn check_reads(bench: &Workbench, driver: &WasmDriver, grant: &Grant, find
 
 /// What was passed to the functions of an interface. One that lists everything has the names in its answer.
 fn texts(calls: &[RecordedCall], interface: &str) -> BTreeSet<String> {
-    let host = calls.iter().flat_map(|call| &call.host).filter(|host| host.function.starts_with(interface));
+    let host = calls
+        .iter()
+        .flat_map(|call| &call.host)
+        .filter(|host| host.function.starts_with(interface));
     let texts = host.flat_map(|host| {
         let named = match &host.answer {
             Answer::Returned(answer) => answer["Ok"].as_array(),
             Answer::Failed(_) => None,
         };
         let names = named.into_iter().flatten().map(|item| &item["name"]);
-        host.arguments.as_array().into_iter().flatten().chain(names).filter_map(Value::as_str)
+        host.arguments
+            .as_array()
+            .into_iter()
+            .flatten()
+            .chain(names)
+            .filter_map(Value::as_str)
     });
     texts.map(str::to_owned).collect()
 }
@@ -381,13 +457,36 @@ fn check_limits(stats: &Stats, info: &DriverInfo, grant: &Grant, findings: &mut 
     let limits = Limits::new(&info.limits, &grant.limits);
     let cpu_ms = |seconds: f64| (seconds * 1000.0) as u64;
     for (what, used, max, unit) in [
-        ("memory", stats.peak_memory.get() >> 10, (limits.memory >> 10) as u64, "KiB"),
-        ("CPU time", cpu_ms(stats.peak_cpu_seconds.get()), limits.cpu.as_millis() as u64, "ms"),
-        ("calls of the host", stats.peak_host_operations.get(), limits.host_operations as u64, "calls"),
-        ("data of the host", stats.peak_host_bytes.get() >> 10, (limits.host_bytes >> 10) as u64, "KiB"),
+        (
+            "memory",
+            stats.peak_memory.get() >> 10,
+            (limits.memory >> 10) as u64,
+            "KiB",
+        ),
+        (
+            "CPU time",
+            cpu_ms(stats.peak_cpu_seconds.get()),
+            limits.cpu.as_millis() as u64,
+            "ms",
+        ),
+        (
+            "calls of the host",
+            stats.peak_host_operations.get(),
+            limits.host_operations as u64,
+            "calls",
+        ),
+        (
+            "data of the host",
+            stats.peak_host_bytes.get() >> 10,
+            (limits.host_bytes >> 10) as u64,
+            "KiB",
+        ),
     ] {
         if used * 100 > max * CLOSE_PERCENT {
-            findings.add(Lint::LimitClose, format!("{what}: one call used {used} of {max} {unit}"));
+            findings.add(
+                Lint::LimitClose,
+                format!("{what}: one call used {used} of {max} {unit}"),
+            );
         }
     }
 }
@@ -404,16 +503,31 @@ mod tests {
     fn inventory(devices: &[(&str, &[&str])]) -> Inventory {
         let device = |(name, identity): &(&str, &[&str])| {
             let identity = identity.iter().map(|text| (*text).to_owned()).collect();
-            (DeviceName::new(name).unwrap(), Device { identity, ..Device::default() })
+            (
+                DeviceName::new(name).unwrap(),
+                Device {
+                    identity,
+                    ..Device::default()
+                },
+            )
         };
-        let pool = Pool { devices: devices.iter().map(device).collect(), ..Pool::default() };
-        Inventory { pools: [(PoolName::new("nodes").unwrap(), pool)].into() }
+        let pool = Pool {
+            devices: devices.iter().map(device).collect(),
+            ..Pool::default()
+        };
+        Inventory {
+            pools: [(PoolName::new("nodes").unwrap(), pool)].into(),
+        }
     }
 
     fn of(first: &Inventory, second: &Inventory) -> Vec<(Lint, String)> {
         let mut findings = Findings::default();
         check_inventory(first, second, &mut findings);
-        findings.0.into_iter().map(|finding| (finding.id, finding.message)).collect()
+        findings
+            .0
+            .into_iter()
+            .map(|finding| (finding.id, finding.message))
+            .collect()
     }
 
     #[test]
@@ -421,15 +535,25 @@ mod tests {
         let good = inventory(&[("a", &["dev:/dev/a"])]);
         assert_eq!(of(&good, &good), []);
         let renamed = of(&good, &inventory(&[("b", &["dev:/dev/a"])]));
-        let [(Lint::NamesUnstable, message)] = renamed.as_slice() else { panic!("{renamed:?}") };
+        let [(Lint::NamesUnstable, message)] = renamed.as_slice() else {
+            panic!("{renamed:?}")
+        };
         assert!(message.contains("nodes/a, nodes/b;"), "{message}");
         let plain = inventory(&[("a", &[])]);
-        let [(Lint::NoIdentity, message)] = &of(&plain, &plain)[..] else { panic!("no identity") };
-        assert!(message.starts_with("1 of 1 devices") && message.ends_with("nodes/a"), "{message}");
+        let [(Lint::NoIdentity, message)] = &of(&plain, &plain)[..] else {
+            panic!("no identity")
+        };
+        assert!(
+            message.starts_with("1 of 1 devices") && message.ends_with("nodes/a"),
+            "{message}"
+        );
         let ids: Vec<_> = of(&good, &plain).into_iter().map(|(id, _)| id).collect();
         assert_eq!(ids, [Lint::DevicesUnstable]);
         let empty = Inventory::default();
-        assert_eq!(of(&empty, &empty).first().map(|(id, _)| *id), Some(Lint::NoDevices));
+        assert_eq!(
+            of(&empty, &empty).first().map(|(id, _)| *id),
+            Some(Lint::NoDevices)
+        );
     }
 
     #[test]

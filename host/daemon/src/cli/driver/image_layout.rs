@@ -9,9 +9,9 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use flate2::{Compression, GzBuilder};
 use oci_spec::image::{
-    ANNOTATION_DESCRIPTION, ANNOTATION_REF_NAME, ANNOTATION_TITLE, ANNOTATION_VERSION, Arch, Descriptor,
-    ImageConfigurationBuilder, ImageIndexBuilder, ImageManifestBuilder, MediaType, OciLayoutBuilder, Os,
-    PlatformBuilder, RootFsBuilder, SCHEMA_VERSION, Sha256Digest,
+    ANNOTATION_DESCRIPTION, ANNOTATION_REF_NAME, ANNOTATION_TITLE, ANNOTATION_VERSION, Arch,
+    Descriptor, ImageConfigurationBuilder, ImageIndexBuilder, ImageManifestBuilder, MediaType,
+    OciLayoutBuilder, Os, PlatformBuilder, RootFsBuilder, SCHEMA_VERSION, Sha256Digest,
 };
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -58,7 +58,10 @@ pub(super) fn layout(mut files: Vec<ImageFile>, description: &Description) -> Re
     let tar = archive(&files).context("write the layer of the image")?;
     let diff_id = format!("sha256:{}", hex(&tar));
     let mut blobs = Blobs::default();
-    let layer = blobs.add(MediaType::ImageLayerGzip, compress(&tar).context("compress the layer")?)?;
+    let layer = blobs.add(
+        MediaType::ImageLayerGzip,
+        compress(&tar).context("compress the layer")?,
+    )?;
     let mut manifests = Vec::new();
     for architecture in PLATFORMS {
         manifests.push(blobs.manifest(architecture, &diff_id, &layer)?);
@@ -71,7 +74,10 @@ pub(super) fn layout(mut files: Vec<ImageFile>, description: &Description) -> Re
         .build()?;
     let mut image = blobs.add(MediaType::ImageIndex, json(&index)?)?;
     let (digest, tag) = (image.digest().to_string(), tag(&description.version));
-    image.set_annotations(Some(HashMap::from([(ANNOTATION_REF_NAME.to_owned(), tag.clone())])));
+    image.set_annotations(Some(HashMap::from([(
+        ANNOTATION_REF_NAME.to_owned(),
+        tag.clone(),
+    )])));
     let root = ImageIndexBuilder::default()
         .schema_version(SCHEMA_VERSION)
         .media_type(MediaType::ImageIndex)
@@ -79,21 +85,39 @@ pub(super) fn layout(mut files: Vec<ImageFile>, description: &Description) -> Re
         .build()?;
     let mut files = blobs.0;
     files.insert("index.json".to_owned(), json(&root)?);
-    let marker = OciLayoutBuilder::default().image_layout_version(LAYOUT_VERSION).build()?;
+    let marker = OciLayoutBuilder::default()
+        .image_layout_version(LAYOUT_VERSION)
+        .build()?;
     files.insert("oci-layout".to_owned(), json(&marker)?);
     Ok(Layout { digest, tag, files })
 }
 
 fn annotations(description: &Description) -> HashMap<String, String> {
-    let Description { name, version, summary } = description;
-    let all = [(ANNOTATION_TITLE, name), (ANNOTATION_VERSION, version), (ANNOTATION_DESCRIPTION, summary)];
+    let Description {
+        name,
+        version,
+        summary,
+    } = description;
+    let all = [
+        (ANNOTATION_TITLE, name),
+        (ANNOTATION_VERSION, version),
+        (ANNOTATION_DESCRIPTION, summary),
+    ];
     let given = all.into_iter().filter(|(_, text)| !text.is_empty());
-    given.map(|(key, text)| (key.to_owned(), text.clone())).collect()
+    given
+        .map(|(key, text)| (key.to_owned(), text.clone()))
+        .collect()
 }
 
 /// A version as a tag, which has no `+`.
 fn tag(version: &str) -> String {
-    let allowed = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    let allowed = |c: char| {
+        if c.is_ascii_alphanumeric() || "._-".contains(c) {
+            c
+        } else {
+            '_'
+        }
+    };
     version.chars().map(allowed).take(TAG_LENGTH_MAX).collect()
 }
 
@@ -111,11 +135,20 @@ impl Blobs {
     }
 
     /// Adds the config and the manifest of one platform.
-    fn manifest(&mut self, architecture: Arch, diff_id: &str, layer: &Descriptor) -> Result<Descriptor> {
+    fn manifest(
+        &mut self,
+        architecture: Arch,
+        diff_id: &str,
+        layer: &Descriptor,
+    ) -> Result<Descriptor> {
         let config = ImageConfigurationBuilder::default()
             .architecture(architecture.clone())
             .os(Os::Linux)
-            .rootfs(RootFsBuilder::default().diff_ids(vec![diff_id.to_owned()]).build()?)
+            .rootfs(
+                RootFsBuilder::default()
+                    .diff_ids(vec![diff_id.to_owned()])
+                    .build()?,
+            )
             .build()?;
         let manifest = ImageManifestBuilder::default()
             .schema_version(SCHEMA_VERSION)
@@ -124,7 +157,10 @@ impl Blobs {
             .layers(vec![layer.clone()])
             .build()?;
         let mut descriptor = self.add(MediaType::ImageManifest, json(&manifest)?)?;
-        let platform = PlatformBuilder::default().architecture(architecture).os(Os::Linux).build()?;
+        let platform = PlatformBuilder::default()
+            .architecture(architecture)
+            .os(Os::Linux)
+            .build()?;
         descriptor.set_platform(Some(platform));
         Ok(descriptor)
     }
@@ -173,19 +209,36 @@ mod tests {
     use super::*;
 
     fn description() -> Description {
-        let [name, version, summary] = ["gpu.example.com", "1.2.3+build.5", "GPUs"].map(str::to_owned);
-        Description { name, version, summary }
+        let [name, version, summary] =
+            ["gpu.example.com", "1.2.3+build.5", "GPUs"].map(str::to_owned);
+        Description {
+            name,
+            version,
+            summary,
+        }
     }
 
     fn files() -> Vec<ImageFile> {
-        let file = |name: &str, bytes: &[u8]| ImageFile { name: name.to_owned(), bytes: bytes.to_owned() };
-        vec![file("gpu.wasm.sig", b"signature"), file("gpu.wasm", b"\0asm")]
+        let file = |name: &str, bytes: &[u8]| ImageFile {
+            name: name.to_owned(),
+            bytes: bytes.to_owned(),
+        };
+        vec![
+            file("gpu.wasm.sig", b"signature"),
+            file("gpu.wasm", b"\0asm"),
+        ]
     }
 
     fn blob<'a>(layout: &'a Layout, descriptor: &Descriptor) -> &'a [u8] {
-        let bytes = &layout.files[&format!("blobs/{}", descriptor.digest().to_string().replace(':', "/"))];
+        let bytes = &layout.files[&format!(
+            "blobs/{}",
+            descriptor.digest().to_string().replace(':', "/")
+        )];
         assert_eq!(bytes.len() as u64, descriptor.size());
-        assert_eq!(format!("sha256:{}", hex(bytes)), descriptor.digest().to_string());
+        assert_eq!(
+            format!("sha256:{}", hex(bytes)),
+            descriptor.digest().to_string()
+        );
         bytes
     }
 
@@ -193,26 +246,45 @@ mod tests {
     #[test]
     fn a_client_finds_the_files_for_every_platform() {
         let layout = layout(files(), &description()).unwrap();
-        let marker: serde_json::Value = serde_json::from_slice(&layout.files["oci-layout"]).unwrap();
+        let marker: serde_json::Value =
+            serde_json::from_slice(&layout.files["oci-layout"]).unwrap();
         assert_eq!(marker, serde_json::json!({"imageLayoutVersion": "1.0.0"}));
         let root = ImageIndex::from_reader(layout.files["index.json"].as_slice()).unwrap();
-        let [image] = root.manifests().as_slice() else { panic!("{root:?}") };
+        let [image] = root.manifests().as_slice() else {
+            panic!("{root:?}")
+        };
         assert_eq!(image.digest().to_string(), layout.digest);
-        assert_eq!(image.annotations().as_ref().unwrap()[ANNOTATION_REF_NAME], "1.2.3_build.5");
+        assert_eq!(
+            image.annotations().as_ref().unwrap()[ANNOTATION_REF_NAME],
+            "1.2.3_build.5"
+        );
         let index = ImageIndex::from_reader(blob(&layout, image)).unwrap();
         let shown = index.annotations().as_ref().unwrap();
-        assert_eq!((shown[ANNOTATION_TITLE].as_str(), shown.len()), ("gpu.example.com", 3));
+        assert_eq!(
+            (shown[ANNOTATION_TITLE].as_str(), shown.len()),
+            ("gpu.example.com", 3)
+        );
         let mut architectures = Vec::new();
         for descriptor in index.manifests() {
             let manifest = ImageManifest::from_reader(blob(&layout, descriptor)).unwrap();
             let config = ImageConfiguration::from_reader(blob(&layout, manifest.config())).unwrap();
             let platform = descriptor.platform().as_ref().unwrap();
-            assert_eq!((platform.architecture(), platform.os()), (config.architecture(), config.os()));
+            assert_eq!(
+                (platform.architecture(), platform.os()),
+                (config.architecture(), config.os())
+            );
             architectures.push(config.architecture().to_string());
-            let [layer] = manifest.layers().as_slice() else { panic!("{manifest:?}") };
+            let [layer] = manifest.layers().as_slice() else {
+                panic!("{manifest:?}")
+            };
             let mut tar = Vec::new();
-            flate2::read::GzDecoder::new(blob(&layout, layer)).read_to_end(&mut tar).unwrap();
-            assert_eq!(config.rootfs().diff_ids(), &[format!("sha256:{}", hex(&tar))]);
+            flate2::read::GzDecoder::new(blob(&layout, layer))
+                .read_to_end(&mut tar)
+                .unwrap();
+            assert_eq!(
+                config.rootfs().diff_ids(),
+                &[format!("sha256:{}", hex(&tar))]
+            );
             let mut archive = tar::Archive::new(tar.as_slice());
             let entries = archive.entries().unwrap().map(|entry| {
                 let mut entry = entry.unwrap();
@@ -220,7 +292,11 @@ mod tests {
                 entry.read_to_string(&mut text).unwrap();
                 let header = entry.header();
                 assert_eq!(
-                    (header.uid().unwrap(), header.gid().unwrap(), header.mtime().unwrap()),
+                    (
+                        header.uid().unwrap(),
+                        header.gid().unwrap(),
+                        header.mtime().unwrap()
+                    ),
                     (0, 0, 0)
                 );
                 assert_eq!(header.mode().unwrap(), 0o644);
@@ -231,7 +307,11 @@ mod tests {
             assert_eq!(entries.collect::<Vec<_>>(), expected);
         }
         assert_eq!(architectures, ["amd64", "arm64", "riscv64", "s390x"]);
-        assert_eq!(layout.files.len(), 2 + 1 + 1 + 4 + 4, "nothing else is in it");
+        assert_eq!(
+            layout.files.len(),
+            2 + 1 + 1 + 4 + 4,
+            "nothing else is in it"
+        );
     }
 
     /// Annotations are hash maps, whose order differs from one to the next.
@@ -246,14 +326,21 @@ mod tests {
         let mut other = files();
         other[1].bytes.push(0);
         assert_ne!(layout(other, &description()).unwrap().digest, first.digest);
-        let renamed = Description { name: "nic.example.com".to_owned(), ..description() };
+        let renamed = Description {
+            name: "nic.example.com".to_owned(),
+            ..description()
+        };
         assert_ne!(layout(files(), &renamed).unwrap().digest, first.digest);
     }
 
     #[test]
     fn a_long_name_is_kept_whole() {
         let name = format!("{}.wasm", "g".repeat(180));
-        let tar = archive(&[ImageFile { name: name.clone(), bytes: Vec::new() }]).unwrap();
+        let tar = archive(&[ImageFile {
+            name: name.clone(),
+            bytes: Vec::new(),
+        }])
+        .unwrap();
         let mut archive = tar::Archive::new(tar.as_slice());
         let entry = archive.entries().unwrap().next().unwrap().unwrap();
         assert_eq!(entry.path().unwrap().display().to_string(), name);

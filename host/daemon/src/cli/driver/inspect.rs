@@ -39,9 +39,9 @@ impl InspectArgs {
     fn policy(&self) -> Result<Option<Policy>> {
         match (&self.config, &self.key) {
             (Some(config), _) => Ok(Some(ConfigFile::read(config)?.policy)),
-            (None, Some(key)) => {
-                Policy::of_key_file(key).map(Some).with_context(|| format!("key {}", key.display()))
-            }
+            (None, Some(key)) => Policy::of_key_file(key)
+                .map(Some)
+                .with_context(|| format!("key {}", key.display())),
             (None, None) => Ok(None),
         }
     }
@@ -101,11 +101,27 @@ fn by_key<S: Serializer>(limits: &Option<Vec<Limit>>, serializer: S) -> Result<S
 }
 
 /// Writes empty texts as null.
-fn with_nulls<S: Serializer>(trust: &Option<DriverTrust>, serializer: S) -> Result<S::Ok, S::Error> {
-    let Some(DriverTrust { mode, verdict, key, pin, reason }) = trust else {
+fn with_nulls<S: Serializer>(
+    trust: &Option<DriverTrust>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let Some(DriverTrust {
+        mode,
+        verdict,
+        key,
+        pin,
+        reason,
+    }) = trust
+    else {
         return serializer.serialize_none();
     };
-    let fields = [("mode", mode), ("verdict", verdict), ("key", key), ("pin", pin), ("reason", reason)];
+    let fields = [
+        ("mode", mode),
+        ("verdict", verdict),
+        ("key", key),
+        ("pin", pin),
+        ("reason", reason),
+    ];
     let value = |text: &'_ String| Some(text.clone()).filter(|text| !text.is_empty());
     serializer.collect_map(fields.map(|(key, text)| (key, value(text))))
 }
@@ -114,7 +130,10 @@ pub(super) async fn run(args: InspectArgs) -> Result<()> {
     let (policy, file) = (args.policy()?, args.file.as_path());
     let (grant, grant_path) = grant_beside(file, args.grant.as_deref())?;
     let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
-    let verdict = policy.as_ref().map(|policy| judge(policy, file, &bytes)).transpose()?;
+    let verdict = policy
+        .as_ref()
+        .map(|policy| judge(policy, file, &bytes))
+        .transpose()?;
     let found = load(file, bytes, &grant).await?;
     // A pin may be for the driver's name, which is known now.
     let verdict = match (policy, verdict, &found.driver) {
@@ -133,8 +152,11 @@ fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<Verdict> {
     let mut beside = file.as_os_str().to_owned();
     beside.push(".sig");
     let beside = PathBuf::from(beside);
-    let signature =
-        if beside.try_exists()? { Some(read(&beside, limit::SIGNATURE_FILE_BYTES_MAX)?) } else { None };
+    let signature = if beside.try_exists()? {
+        Some(read(&beside, limit::SIGNATURE_FILE_BYTES_MAX)?)
+    } else {
+        None
+    };
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     Ok(policy.judge(&stem, bytes, signature.as_deref()))
 }
@@ -148,7 +170,9 @@ fn inspected(
 ) -> Inspected {
     let driver = found.driver.as_ref().ok();
     let info = driver.map(|driver| driver.info());
-    let missing_grants = driver.map(|driver| driver.missing_grants().to_vec()).unwrap_or_default();
+    let missing_grants = driver
+        .map(|driver| driver.missing_grants().to_vec())
+        .unwrap_or_default();
     Inspected {
         file: file.display().to_string(),
         size: found.size,
@@ -162,12 +186,16 @@ fn inspected(
         name: info.map(|info| info.name.to_string()),
         version: info.map(|info| info.version.clone()),
         summary: info.map(|info| info.summary.clone()),
-        requests: info.map(|info| requests(info, &missing_grants)).unwrap_or_default(),
+        requests: info
+            .map(|info| requests(info, &missing_grants))
+            .unwrap_or_default(),
         grant: grant_path.map(|path| path.display().to_string()),
         missing_grants,
         limits: driver.map(|driver| limits(&driver.info().limits, &grant.limits)),
         distrusted: verdict.as_ref().is_some_and(Verdict::refuses),
-        trust: verdict.as_ref().map(|verdict| convert::trust(&verdict.view())),
+        trust: verdict
+            .as_ref()
+            .map(|verdict| convert::trust(&verdict.view())),
         error: found.driver.as_ref().err().map(|error| chain(error)),
     }
 }
@@ -175,7 +203,12 @@ fn inspected(
 /// Against the empty grant every request is missing, which is the list of all requests.
 fn requests(info: &DriverInfo, missing: &[String]) -> Vec<Request> {
     let all = grant::missing(&info.capabilities, &LimitValues::new(), &Grant::empty());
-    all.into_iter().map(|request| Request { granted: !missing.contains(&request), request }).collect()
+    all.into_iter()
+        .map(|request| Request {
+            granted: !missing.contains(&request),
+            request,
+        })
+        .collect()
 }
 
 fn limits(asked: &LimitValues, granted: &LimitValues) -> Vec<Limit> {
@@ -191,7 +224,10 @@ fn limits(asked: &LimitValues, granted: &LimitValues) -> Vec<Limit> {
 /// Labels the first of several values.
 pub(super) fn labelled(label: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {
     let label = std::iter::once(label).chain(std::iter::repeat(""));
-    label.zip(values).map(|(label, value)| format!("{label:<10}{value}")).collect()
+    label
+        .zip(values)
+        .map(|(label, value)| format!("{label:<10}{value}"))
+        .collect()
 }
 
 impl Inspected {
@@ -201,18 +237,31 @@ impl Inspected {
         let sections = [
             one("file", Some(format!("{}, {} bytes", self.file, self.size))),
             one("digest", Some(self.digest.clone())),
-            one("form", Some(self.form.unwrap_or("not WebAssembly").to_owned())),
-            one("contract", Some(self.contract.clone().unwrap_or_else(|| "none".to_owned()))),
+            one(
+                "form",
+                Some(self.form.unwrap_or("not WebAssembly").to_owned()),
+            ),
+            one(
+                "contract",
+                Some(self.contract.clone().unwrap_or_else(|| "none".to_owned())),
+            ),
             one("profile", self.profile.map(str::to_owned)),
             labelled("imports", self.imports.iter().cloned()),
             labelled("exports", self.exports.iter().cloned()),
-            one("driver", driver.map(|(name, version)| format!("{name} {version}"))),
+            one(
+                "driver",
+                driver.map(|(name, version)| format!("{name} {version}")),
+            ),
             one("summary", self.summary.clone()),
             labelled("requests", self.requests.iter().map(Request::text)),
             labelled("limits", self.limits.iter().flatten().map(Limit::text)),
             one(
                 "grant",
-                Some(self.grant.clone().unwrap_or_else(|| "none: only the log is granted".to_owned())),
+                Some(
+                    self.grant
+                        .clone()
+                        .unwrap_or_else(|| "none: only the log is granted".to_owned()),
+                ),
             ),
             one("trust", self.trust.as_ref().map(describe::trust)),
             labelled("verdict", self.verdict()),
@@ -234,14 +283,24 @@ impl Inspected {
 
 impl Request {
     fn text(&self) -> String {
-        if self.granted { self.request.clone() } else { format!("{} (not granted)", self.request) }
+        if self.granted {
+            self.request.clone()
+        } else {
+            format!("{} (not granted)", self.request)
+        }
     }
 }
 
 impl Limit {
     fn text(&self) -> String {
-        let or_default = |value: Option<u32>| value.map_or("default".to_owned(), |value| value.to_string());
-        let Self { key, asked, granted, effective } = self;
+        let or_default =
+            |value: Option<u32>| value.map_or("default".to_owned(), |value| value.to_string());
+        let Self {
+            key,
+            asked,
+            granted,
+            effective,
+        } = self;
         let (label, unit) = match key {
             LimitKey::MemoryMiB => ("memory", " MiB"),
             LimitKey::WallMs => ("wall", " ms per call"),
@@ -253,9 +312,14 @@ impl Limit {
             LimitKey::LogBytesPerSecond => ("log bytes", " a second"),
             LimitKey::ConcurrentCalls => ("concurrent calls", ""),
         };
-        let asked = key.can_be_requested().then(|| format!("requested: {}, ", or_default(*asked)));
+        let asked = key
+            .can_be_requested()
+            .then(|| format!("requested: {}, ", or_default(*asked)));
         let asked = asked.unwrap_or_default();
-        format!("{label} {effective}{unit} ({asked}granted: {})", or_default(*granted))
+        format!(
+            "{label} {effective}{unit} ({asked}granted: {})",
+            or_default(*granted)
+        )
     }
 }
 
@@ -277,15 +341,24 @@ mod tests {
             form: Some("core module"),
             contract: Some("nodedock:driver@0.1.0".into()),
             profile: Some("pure"),
-            imports: vec!["nodedock:driver/log@0.1.0".into(), "nodedock:driver/sysfs@0.1.0".into()],
+            imports: vec![
+                "nodedock:driver/log@0.1.0".into(),
+                "nodedock:driver/sysfs@0.1.0".into(),
+            ],
             exports: vec!["nodedock:driver/identity@0.1.0".into()],
             facets: vec![],
             name: Some("gpu.example.com".into()),
             version: Some("1.2.3".into()),
             summary: Some("GPUs\u{1b}[2J".into()),
             requests: vec![
-                Request { request: "sysfsRead: class/drm/*".into(), granted: true },
-                Request { request: "env: GPU_*".into(), granted: false },
+                Request {
+                    request: "sysfsRead: class/drm/*".into(),
+                    granted: true,
+                },
+                Request {
+                    request: "env: GPU_*".into(),
+                    granted: false,
+                },
             ],
             grant: Some("gpu.grant.yaml".into()),
             missing_grants: vec!["env: GPU_*".into()],

@@ -28,8 +28,8 @@ const MARKS: [(&str, Language); 5] = [
 impl Language {
     /// Finds the language of a directory by its files.
     pub(super) fn of_directory(directory: &Path) -> Result<Self> {
-        let entries =
-            std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+        let entries = std::fs::read_dir(directory)
+            .with_context(|| format!("read {}", directory.display()))?;
         drop(entries);
         let mut found = Vec::new();
         for mark in &MARKS {
@@ -41,10 +41,16 @@ impl Language {
             [(_, language)] => Ok(*language),
             [] => {
                 let names = MARKS.map(|(name, _)| name).join(", ");
-                bail!("{} has no driver's sources: none of {names} is there", directory.display())
+                bail!(
+                    "{} has no driver's sources: none of {names} is there",
+                    directory.display()
+                )
             }
             [(one, _), (other, _), ..] => {
-                bail!("{} has both {one} and {other}: choose with --lang", directory.display())
+                bail!(
+                    "{} has both {one} and {other}: choose with --lang",
+                    directory.display()
+                )
             }
         }
     }
@@ -59,13 +65,24 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let of = || Language::of_directory(directory.path());
         let none = of().unwrap_err().to_string();
-        assert!(none.contains("none of Cargo.toml, go.mod, driver.py"), "{none}");
+        assert!(
+            none.contains("none of Cargo.toml, go.mod, driver.py"),
+            "{none}"
+        );
         std::fs::write(directory.path().join("driver.c"), "").unwrap();
         assert_eq!(of().unwrap(), Language::C);
         std::fs::write(directory.path().join("driver.py"), "").unwrap();
         let two = of().unwrap_err().to_string();
-        assert!(two.contains("both driver.py and driver.c: choose with --lang"), "{two}");
-        let missing = Language::of_directory(&directory.path().join("nothing")).unwrap_err().to_string();
-        assert!(missing.contains("read ") && missing.contains("nothing"), "{missing}");
+        assert!(
+            two.contains("both driver.py and driver.c: choose with --lang"),
+            "{two}"
+        );
+        let missing = Language::of_directory(&directory.path().join("nothing"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            missing.contains("read ") && missing.contains("nothing"),
+            "{missing}"
+        );
     }
 }

@@ -72,10 +72,14 @@ fn lines(directory: &Path, stem: &str, sdk: Option<&Sdk>) -> Vec<String> {
 
 /// Checks the name of a driver, and returns the name of its files.
 fn stem(name: &str) -> Result<&str, CliError> {
-    let hint = "a driver is named by a DNS subdomain that begins with a letter, such as gpu.example.com";
+    let hint =
+        "a driver is named by a DNS subdomain that begins with a letter, such as gpu.example.com";
     DriverName::new(name).map_err(|error| CliError::usage(error.to_string(), hint))?;
     if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
-        return Err(CliError::usage(format!("driver name {name:?} does not begin with a letter"), hint));
+        return Err(CliError::usage(
+            format!("driver name {name:?} does not begin with a letter"),
+            hint,
+        ));
     }
     Ok(name.split('.').next().unwrap_or(name))
 }
@@ -92,13 +96,14 @@ impl Sdk {
     fn choose(given: Option<&str>, beside: &Path) -> Result<Self> {
         match given {
             // no error: text that is no version is something else
-            Some(text) if semver::VersionReq::parse(text).is_ok() => Ok(Self::Version(text.to_owned())),
+            Some(text) if semver::VersionReq::parse(text).is_ok() => {
+                Ok(Self::Version(text.to_owned()))
+            }
             Some(text) if text.contains("://") => Ok(Self::Git(text.to_owned())),
             Some(text) => Self::directory(Path::new(text)),
             None if beside.try_exists()? => Self::directory(beside),
             None => {
-                let message =
-                    "the sources that this program was built from, with the SDK, are not on this machine";
+                let message = "the sources that this program was built from, with the SDK, are not on this machine";
                 let hint = "choose with --sdk: a version on crates.io, a Git URL, or the directory sdk of a copy of the sources";
                 Err(CliError::usage(message, hint).into())
             }
@@ -118,10 +123,16 @@ impl Sdk {
         let shown = path.display();
         let text = std::fs::read_to_string(&manifest)
             .with_context(|| format!("{shown} is not the directory of the SDK"))?;
-        let manifest: Manifest =
-            toml::from_str(&text).with_context(|| format!("{} is not valid", manifest.display()))?;
-        ensure!(manifest.package.name == "nodedock-sdk", "{shown} is not the directory of the SDK");
-        Ok(Self::Directory(path.canonicalize().with_context(|| format!("find {shown}"))?))
+        let manifest: Manifest = toml::from_str(&text)
+            .with_context(|| format!("{} is not valid", manifest.display()))?;
+        ensure!(
+            manifest.package.name == "nodedock-sdk",
+            "{shown} is not the directory of the SDK"
+        );
+        Ok(Self::Directory(
+            path.canonicalize()
+                .with_context(|| format!("find {shown}"))?,
+        ))
     }
 
     /// The value in `Cargo.toml`.
@@ -149,7 +160,10 @@ fn ensure_empty(directory: &Path) -> Result<()> {
     let shown = directory.display();
     match std::fs::read_dir(directory) {
         Ok(mut entries) => {
-            ensure!(entries.next().is_none(), "{shown} is not empty: choose another directory with --dir");
+            ensure!(
+                entries.next().is_none(),
+                "{shown} is not empty: choose another directory with --dir"
+            );
             Ok(())
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -169,15 +183,27 @@ mod tests {
     use nodedock_base::error::chain;
 
     fn args(name: &str, dir: &Path) -> NewArgs {
-        NewArgs { name: name.to_owned(), lang: Language::C, dir: Some(dir.to_owned()), sdk: None }
+        NewArgs {
+            name: name.to_owned(),
+            lang: Language::C,
+            dir: Some(dir.to_owned()),
+            sdk: None,
+        }
     }
 
     #[test]
     fn files_are_named_by_the_first_label_and_bad_names_are_refused() {
         assert_eq!(stem("gpu.example.com").unwrap(), "gpu");
         assert_eq!(stem("gpu").unwrap(), "gpu");
-        for bad in ["", "GPU.example.com", "gpu..com", "../gpu", "9gpu.example.com", "-gpu.dev", "gpu_1.dev"]
-        {
+        for bad in [
+            "",
+            "GPU.example.com",
+            "gpu..com",
+            "../gpu",
+            "9gpu.example.com",
+            "-gpu.dev",
+            "gpu_1.dev",
+        ] {
             assert!(matches!(stem(bad), Err(CliError::Usage { .. })), "{bad:?}");
         }
     }
@@ -189,10 +215,19 @@ mod tests {
         run(&args("gpu.example.com", &new)).unwrap();
         assert!(new.join("gpu.grant.yaml").is_file() && new.join("wit/driver.wit").is_file());
         let again = run(&args("gpu.example.com", &new)).unwrap_err();
-        assert!(chain(again.as_ref()).contains("new is not empty: choose another"), "{again:#}");
+        assert!(
+            chain(again.as_ref()).contains("new is not empty: choose another"),
+            "{again:#}"
+        );
         let file = run(&args("gpu.example.com", &new.join("driver.c"))).unwrap_err();
-        assert!(chain(file.as_ref()).contains("driver.c is not a directory"), "{file:#}");
-        let sdk = run(&NewArgs { sdk: Some("1".into()), ..args("gpu.example.com", directory.path()) });
+        assert!(
+            chain(file.as_ref()).contains("driver.c is not a directory"),
+            "{file:#}"
+        );
+        let sdk = run(&NewArgs {
+            sdk: Some("1".into()),
+            ..args("gpu.example.com", directory.path())
+        });
         assert!(chain(sdk.unwrap_err().as_ref()).contains("--sdk is for drivers in Rust"));
     }
 
@@ -201,18 +236,25 @@ mod tests {
         let choose = |text| Sdk::choose(Some(text), Path::new("/nowhere"));
         assert_eq!(choose("0.1").unwrap().dependency(), "\"0.1\"");
         let git = choose("https://example.com/nodedock").unwrap();
-        assert_eq!(git.dependency(), "{ git = \"https://example.com/nodedock\" }");
+        assert_eq!(
+            git.dependency(),
+            "{ git = \"https://example.com/nodedock\" }"
+        );
         assert_eq!(git.note(), "");
         let beside = Sdk::choose(None, Path::new(SDK_BESIDE)).unwrap();
         assert!(beside.dependency().contains("/sdk\""), "{beside:?}");
         assert!(beside.note().contains("a path of one machine"));
-        for (other, part) in
-            [("/nowhere", "is not the directory"), (env!("CARGO_MANIFEST_DIR"), "is not the")]
-        {
+        for (other, part) in [
+            ("/nowhere", "is not the directory"),
+            (env!("CARGO_MANIFEST_DIR"), "is not the"),
+        ] {
             let error = choose(other).unwrap_err();
             assert!(chain(error.as_ref()).contains(part), "{error:#}");
         }
         let error = Sdk::choose(None, Path::new("/nowhere")).unwrap_err();
-        assert!(chain(error.as_ref()).contains("are not on this machine"), "{error:#}");
+        assert!(
+            chain(error.as_ref()).contains("are not on this machine"),
+            "{error:#}"
+        );
     }
 }

@@ -54,7 +54,10 @@ async fn contents(args: &PackageArgs) -> Result<(Vec<ImageFile>, Description)> {
     let Some(stem) = file.file_name().and_then(file_watch::stem) else {
         bail!("{shown} is not named NAME.wasm, by which a daemon finds the driver");
     };
-    let named = |suffix: &str, bytes| ImageFile { name: format!("{stem}{suffix}"), bytes };
+    let named = |suffix: &str, bytes| ImageFile {
+        name: format!("{stem}{suffix}"),
+        bytes,
+    };
     let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
     let mut files = vec![named(".wasm", bytes.clone())];
     let mut grant = Grant::empty();
@@ -74,17 +77,39 @@ async fn contents(args: &PackageArgs) -> Result<(Vec<ImageFile>, Description)> {
         files.push(named(".wasm.sig", bytes));
     }
     let found = load(file, bytes, &grant).await?;
-    let driver = found.driver.with_context(|| format!("{shown} cannot be loaded"))?;
+    let driver = found
+        .driver
+        .with_context(|| format!("{shown} cannot be loaded"))?;
     if let Some(path) = &args.grant {
         let missing = driver.missing_grants().join("; ");
-        ensure!(missing.is_empty(), "grant {} lacks what {shown} requests: {missing}", path.display());
+        ensure!(
+            missing.is_empty(),
+            "grant {} lacks what {shown} requests: {missing}",
+            path.display()
+        );
     }
     let info = driver.info();
-    let (name, version, summary) = (info.name.to_string(), info.version.clone(), info.summary.clone());
-    Ok((files, Description { name, version, summary }))
+    let (name, version, summary) = (
+        info.name.to_string(),
+        info.version.clone(),
+        info.summary.clone(),
+    );
+    Ok((
+        files,
+        Description {
+            name,
+            version,
+            summary,
+        },
+    ))
 }
 
-fn lines(args: &PackageArgs, layout: &Layout, description: &Description, names: Vec<String>) -> Vec<String> {
+fn lines(
+    args: &PackageArgs,
+    layout: &Layout,
+    description: &Description,
+    names: Vec<String>,
+) -> Vec<String> {
     let (output, Layout { digest, tag, .. }) = (args.output.display(), layout);
     let repository = format!("REGISTRY/{}", description.name);
     let push = [
@@ -92,7 +117,10 @@ fn lines(args: &PackageArgs, layout: &Layout, description: &Description, names: 
         format!("oras cp --from-oci-layout {output}:{tag} {repository}:{tag}"),
     ];
     [
-        labelled("driver", [format!("{} {}", description.name, description.version)]),
+        labelled(
+            "driver",
+            [format!("{} {}", description.name, description.version)],
+        ),
         labelled("files", [names.join(", ")]),
         labelled("layout", [output.to_string()]),
         labelled("digest", [digest.clone()]),
@@ -115,36 +143,56 @@ impl Target {
         let entries = match std::fs::read_dir(output) {
             Ok(entries) => entries,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Ok(Self { path: output.to_owned(), is_layout: false });
+                return Ok(Self {
+                    path: output.to_owned(),
+                    is_layout: false,
+                });
             }
-            Err(error) => return Err(error).with_context(|| format!("output {shown} is not a directory")),
+            Err(error) => {
+                return Err(error).with_context(|| format!("output {shown} is not a directory"));
+            }
         };
         // Through a link, so that not the link is replaced.
-        let path = output.canonicalize().with_context(|| format!("output {shown}"))?;
+        let path = output
+            .canonicalize()
+            .with_context(|| format!("output {shown}"))?;
         let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
         let names = names.collect::<std::io::Result<BTreeSet<_>>>();
         let names = names.with_context(|| format!("list output {shown}"))?;
         if names.is_empty() {
-            return Ok(Self { path, is_layout: false });
+            return Ok(Self {
+                path,
+                is_layout: false,
+            });
         }
-        if let Some(other) = names.iter().find(|name| !LAYOUT_ENTRIES.contains(&name.as_str())) {
+        if let Some(other) = names
+            .iter()
+            .find(|name| !LAYOUT_ENTRIES.contains(&name.as_str()))
+        {
             bail!(
                 "output {shown} has {other}, which is no part of an OCI image layout: choose an empty directory"
             );
         }
         let marker = OciLayout::from_file(path.join("oci-layout"));
-        marker.with_context(|| format!("output {shown} is not empty, and is no OCI image layout"))?;
-        Ok(Self { path, is_layout: true })
+        marker
+            .with_context(|| format!("output {shown} is not empty, and is no OCI image layout"))?;
+        Ok(Self {
+            path,
+            is_layout: true,
+        })
     }
 
     /// Writes the layout beside its place first: an interrupted run leaves what was there.
     fn write(&self, layout: &Layout) -> Result<()> {
         let shown = self.path.display();
         let parent = nodedock_base::file::directory_of(&self.path);
-        let beside = tempfile::Builder::new().prefix(".nodedock-package-").tempdir_in(parent);
+        let beside = tempfile::Builder::new()
+            .prefix(".nodedock-package-")
+            .tempdir_in(parent);
         let beside = beside.with_context(|| format!("make a directory in {}", parent.display()))?;
         let new = beside.path().join("layout");
-        write_files(&new, layout).with_context(|| format!("write the layout in {}", parent.display()))?;
+        write_files(&new, layout)
+            .with_context(|| format!("write the layout in {}", parent.display()))?;
         let moved = if self.is_layout {
             // The former layout is removed with the temporary directory.
             renameat_with(CWD, &new, CWD, &self.path, RenameFlags::EXCHANGE).map_err(Into::into)
@@ -158,7 +206,10 @@ impl Target {
 fn write_files(directory: &Path, layout: &Layout) -> std::io::Result<()> {
     std::fs::create_dir(directory)?;
     std::fs::create_dir_all(directory.join("blobs/sha256"))?;
-    layout.files.iter().try_for_each(|(path, bytes)| std::fs::write(directory.join(path), bytes))
+    layout
+        .files
+        .iter()
+        .try_for_each(|(path, bytes)| std::fs::write(directory.join(path), bytes))
 }
 
 #[cfg(test)]
@@ -167,17 +218,38 @@ mod tests {
     use nodedock_base::error::chain;
 
     fn layout(content: &str) -> Layout {
-        let file = ImageFile { name: "a.wasm".to_owned(), bytes: content.into() };
+        let file = ImageFile {
+            name: "a.wasm".to_owned(),
+            bytes: content.into(),
+        };
         let [name, version, summary] = ["a.example.com", "1.0.0", ""].map(str::to_owned);
-        image_layout::layout(vec![file], &Description { name, version, summary }).unwrap()
+        image_layout::layout(
+            vec![file],
+            &Description {
+                name,
+                version,
+                summary,
+            },
+        )
+        .unwrap()
     }
 
     fn read_all(directory: &Path, layout: &Layout) {
         for (path, bytes) in &layout.files {
-            assert_eq!(&std::fs::read(directory.join(path)).unwrap(), bytes, "{path}");
+            assert_eq!(
+                &std::fs::read(directory.join(path)).unwrap(),
+                bytes,
+                "{path}"
+            );
         }
-        let blobs = std::fs::read_dir(directory.join("blobs/sha256")).unwrap().count();
-        assert_eq!(blobs + 2, layout.files.len(), "no blob of another layout is left");
+        let blobs = std::fs::read_dir(directory.join("blobs/sha256"))
+            .unwrap()
+            .count();
+        assert_eq!(
+            blobs + 2,
+            layout.files.len(),
+            "no blob of another layout is left"
+        );
     }
 
     #[test]
@@ -203,16 +275,35 @@ mod tests {
         let path = directory.path();
         let refused = |path: &Path| chain(Target::of(path).err().expect("it is refused").as_ref());
         std::fs::write(path.join("index.json"), "{}").unwrap();
-        assert!(refused(path).contains("is not empty, and is no OCI image layout"), "{}", refused(path));
+        assert!(
+            refused(path).contains("is not empty, and is no OCI image layout"),
+            "{}",
+            refused(path)
+        );
         std::fs::write(path.join("oci-layout"), "{}").unwrap();
-        assert!(refused(path).contains("is no OCI image layout"), "{}", refused(path));
-        std::fs::write(path.join("oci-layout"), r#"{"imageLayoutVersion": "1.0.0"}"#).unwrap();
+        assert!(
+            refused(path).contains("is no OCI image layout"),
+            "{}",
+            refused(path)
+        );
+        std::fs::write(
+            path.join("oci-layout"),
+            r#"{"imageLayoutVersion": "1.0.0"}"#,
+        )
+        .unwrap();
         assert!(Target::of(path).unwrap().is_layout);
         std::fs::write(path.join("notes.txt"), "").unwrap();
         assert!(refused(path).contains("has notes.txt"), "{}", refused(path));
         let file = path.join("notes.txt");
-        assert!(refused(&file).contains("is not a directory"), "{}", refused(&file));
+        assert!(
+            refused(&file).contains("is not a directory"),
+            "{}",
+            refused(&file)
+        );
         let nowhere = Target::of(&path.join("a/b")).unwrap();
-        assert!(chain(nowhere.write(&layout("1")).unwrap_err().as_ref()).contains("make a directory in"));
+        assert!(
+            chain(nowhere.write(&layout("1")).unwrap_err().as_ref())
+                .contains("make a directory in")
+        );
     }
 }

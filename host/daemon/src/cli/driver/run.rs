@@ -47,9 +47,14 @@ pub(in crate::cli) struct RunArgs {
 pub(super) fn run(args: &RunArgs) -> Result<()> {
     telemetry::init_with(args.log_format, "warn");
     // Removed at the end, when the daemon has ended.
-    let root =
-        tempfile::Builder::new().prefix("nodedock-").tempdir().context("make a root for the daemon")?;
-    let path = root.path().canonicalize().context("find the root of the daemon")?;
+    let root = tempfile::Builder::new()
+        .prefix("nodedock-")
+        .tempdir()
+        .context("make a root for the daemon")?;
+    let path = root
+        .path()
+        .canonicalize()
+        .context("find the root of the daemon")?;
     let mut config = Config::new(&path, None, Flags::default(), ConfigFile::default())?;
     let boot_id = app::boot_id()?;
     if let Some(snapshot) = &args.hardware {
@@ -60,9 +65,16 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let (listeners, restarts) =
         Listeners::inherited().context("take over the sockets of the process before")?;
     app::directories::set_umask();
-    let start = app::Start { boot_id, listeners, restarts, is_reported: false.into() };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
+    let start = app::Start {
+        boot_id,
+        listeners,
+        restarts,
+        is_reported: false.into(),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("start a runtime")?;
     let outcome = runtime.block_on(async {
         let tasks = Tasks::new();
         let outcome = tokio::select! {
@@ -84,7 +96,10 @@ impl Copies {
     fn new(subject: &SubjectArgs, paths: &Paths) -> Result<Self> {
         let file = &subject.file;
         let Some(stem) = file.file_name().and_then(file_watch::stem) else {
-            bail!("{} is not named NAME.wasm, by which a daemon finds the driver", file.display());
+            bail!(
+                "{} is not named NAME.wasm, by which a daemon finds the driver",
+                file.display()
+            );
         };
         // A missing driver is an error here; later it may be built again.
         read(file, limit::DRIVER_FILE_BYTES_MAX)?;
@@ -92,8 +107,11 @@ impl Copies {
         directories::make(&paths.drivers, 0o700)
             .with_context(|| format!("make {}", paths.drivers.display()))?;
         let copy = |given: Option<&PathBuf>, suffix: &str| {
-            let from = given.cloned().unwrap_or_else(|| file.with_extension(suffix));
-            let from = std::path::absolute(&from).with_context(|| format!("find {}", from.display()))?;
+            let from = given
+                .cloned()
+                .unwrap_or_else(|| file.with_extension(suffix));
+            let from =
+                std::path::absolute(&from).with_context(|| format!("find {}", from.display()))?;
             anyhow::Ok((from, paths.drivers.join(format!("{stem}.{suffix}"))))
         };
         Ok(Self(vec![
@@ -124,7 +142,11 @@ impl Copies {
     /// Copies the files again whenever one may have changed, without end.
     async fn follow(&self, tasks: &Tasks) -> Result<()> {
         let (reports, mut changes) = mpsc::channel(1);
-        let directories: BTreeSet<_> = self.0.iter().filter_map(|(from, _)| from.parent()).collect();
+        let directories: BTreeSet<_> = self
+            .0
+            .iter()
+            .filter_map(|(from, _)| from.parent())
+            .collect();
         for directory in directories {
             let work = watched::changes(directory.to_owned(), tasks.child(), reports.clone());
             tasks.spawn_until_stopped("author's files", work);
@@ -189,8 +211,16 @@ struct State {
 
 impl State {
     async fn read(client: &mut Client) -> Result<Self> {
-        let drivers = client.list_drivers(v1::ListDriversRequest::default()).await?.into_inner().drivers;
-        let devices = client.list_devices(v1::ListDevicesRequest::default()).await?.into_inner().devices;
+        let drivers = client
+            .list_drivers(v1::ListDriversRequest::default())
+            .await?
+            .into_inner()
+            .drivers;
+        let devices = client
+            .list_devices(v1::ListDevicesRequest::default())
+            .await?
+            .into_inner()
+            .devices;
         Ok(Self {
             drivers: drivers.iter().map(driver).collect(),
             devices: devices.iter().map(device).collect(),
@@ -206,14 +236,25 @@ impl State {
                 Some(_) => {}
             }
         }
-        let gone = before.devices.keys().filter(|name| !self.devices.contains_key(*name));
+        let gone = before
+            .devices
+            .keys()
+            .filter(|name| !self.devices.contains_key(*name));
         lines.extend(gone.map(|name| format!("- {name}")));
         lines
     }
 }
 
 fn driver(driver: &v1::Driver) -> String {
-    let v1::Driver { name, source, version, state, reason, digest, .. } = driver;
+    let v1::Driver {
+        name,
+        source,
+        version,
+        state,
+        reason,
+        digest,
+        ..
+    } = driver;
     let name = if name.is_empty() { source } else { name };
     let digest: String = digest.chars().take(DIGEST_SHOWN).collect();
     let facts = [version.as_str(), &digest]
@@ -221,17 +262,34 @@ fn driver(driver: &v1::Driver) -> String {
         .filter(|text| !text.is_empty())
         .collect::<Vec<_>>()
         .join(", ");
-    let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let reason = if reason.is_empty() {
+        String::new()
+    } else {
+        format!(": {reason}")
+    };
     format!("{name} ({facts}) is {state}{reason}")
 }
 
 fn device(device: &v1::Device) -> (String, String) {
-    let v1::Device { driver, pool, name, attributes_json, capacity, health, claims, .. } = device;
+    let v1::Device {
+        driver,
+        pool,
+        name,
+        attributes_json,
+        capacity,
+        health,
+        claims,
+        ..
+    } = device;
     let capacity: BTreeMap<_, _> = capacity.iter().collect();
     let mut facts = vec![attributes_json.clone()];
     facts.extend((!capacity.is_empty()).then(|| format!("capacity {capacity:?}")));
     facts.extend((health != "unknown" && !health.is_empty()).then(|| health.clone()));
-    facts.extend(claims.iter().map(|claim| format!("used by {}/{}", claim.namespace, claim.name)));
+    facts.extend(
+        claims
+            .iter()
+            .map(|claim| format!("used by {}/{}", claim.namespace, claim.name)),
+    );
     (format!("{driver}/{pool}/{name}"), facts.join(", "))
 }
 
@@ -240,15 +298,23 @@ mod tests {
     use super::*;
 
     fn state(drivers: &[&str], devices: &[(&str, &str)]) -> State {
-        let devices = devices.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
-        State { drivers: drivers.iter().map(|text| (*text).to_owned()).collect(), devices: devices.collect() }
+        let devices = devices
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
+        State {
+            drivers: drivers.iter().map(|text| (*text).to_owned()).collect(),
+            devices: devices.collect(),
+        }
     }
 
     #[test]
     fn only_what_has_changed_is_printed() {
         let empty = State::default();
         let first = state(&["a is serving"], &[("a/p/x", "{}"), ("a/p/y", "{}")]);
-        assert_eq!(first.changes(&empty), ["a is serving", "+ a/p/x {}", "+ a/p/y {}"]);
+        assert_eq!(
+            first.changes(&empty),
+            ["a is serving", "+ a/p/x {}", "+ a/p/y {}"]
+        );
         assert!(first.changes(&first).is_empty());
         let second = state(&["a is serving"], &[("a/p/x", "{}, unhealthy")]);
         assert_eq!(second.changes(&first), ["~ a/p/x {}, unhealthy", "- a/p/y"]);
@@ -263,7 +329,10 @@ mod tests {
             digest: "sha256:0123456789abcdef".into(),
             ..Default::default()
         };
-        assert_eq!(driver(&failed), "gpu.wasm (sha256:0123456789ab) is failed: not WebAssembly");
+        assert_eq!(
+            driver(&failed),
+            "gpu.wasm (sha256:0123456789ab) is failed: not WebAssembly"
+        );
     }
 
     #[test]
@@ -271,12 +340,25 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("gpu.wasm");
         let paths = Paths::below(&home.path().join("root"));
-        let subject = |file: &Path| SubjectArgs { file: file.to_owned(), grant: None, config: None };
-        assert!(Copies::new(&subject(&file), &paths).err().unwrap().to_string().contains("gpu.wasm"));
+        let subject = |file: &Path| SubjectArgs {
+            file: file.to_owned(),
+            grant: None,
+            config: None,
+        };
+        assert!(
+            Copies::new(&subject(&file), &paths)
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("gpu.wasm")
+        );
         std::fs::write(&file, "1").unwrap();
         let unnamed = home.path().join("driver");
         std::fs::write(&unnamed, "1").unwrap();
-        let error = Copies::new(&subject(&unnamed), &paths).err().unwrap().to_string();
+        let error = Copies::new(&subject(&unnamed), &paths)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains("driver is not named NAME.wasm"), "{error}");
 
         std::fs::write(file.with_extension("grant.yaml"), "g").unwrap();
@@ -284,13 +366,20 @@ mod tests {
         copies.bring_up_to_date().unwrap();
         let read = |name: &str| std::fs::read_to_string(paths.drivers.join(name)).ok();
         assert_eq!(
-            [read("gpu.wasm"), read("gpu.grant.yaml"), read("gpu.config.yaml")]
-                .map(|text| text.unwrap_or_default()),
+            [
+                read("gpu.wasm"),
+                read("gpu.grant.yaml"),
+                read("gpu.config.yaml")
+            ]
+            .map(|text| text.unwrap_or_default()),
             ["1", "g", ""]
         );
         std::fs::write(&file, "2").unwrap();
         std::fs::remove_file(file.with_extension("grant.yaml")).unwrap();
         copies.bring_up_to_date().unwrap();
-        assert_eq!((read("gpu.wasm").as_deref(), read("gpu.grant.yaml")), (Some("2"), None));
+        assert_eq!(
+            (read("gpu.wasm").as_deref(), read("gpu.grant.yaml")),
+            (Some("2"), None)
+        );
     }
 }

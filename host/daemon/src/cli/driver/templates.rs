@@ -42,14 +42,22 @@ struct Template {
 
 macro_rules! text {
     ($path:literal) => {
-        Content::Text(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/templates/driver/", $path)))
+        Content::Text(include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/templates/driver/",
+            $path
+        )))
     };
 }
 
 /// A file of the repository.
 macro_rules! plain {
     ($path:literal) => {
-        Content::Plain(include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../", $path)))
+        Content::Plain(include_bytes!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../",
+            $path
+        )))
     };
 }
 
@@ -61,8 +69,14 @@ const COMMON: &[File] = &[
     ("my-gpu.grant.yaml", text!("common/grant.yaml")),
     ("golden.yaml", text!("common/golden.yaml")),
     (".github/workflows/driver.yml", text!("common/driver.yml")),
-    ("machine/sys/devices/virtual/misc/fuse/uevent", text!("common/machine/fuse.uevent")),
-    ("machine/sys/devices/virtual/misc/tun/uevent", text!("common/machine/tun.uevent")),
+    (
+        "machine/sys/devices/virtual/misc/fuse/uevent",
+        text!("common/machine/fuse.uevent"),
+    ),
+    (
+        "machine/sys/devices/virtual/misc/tun/uevent",
+        text!("common/machine/tun.uevent"),
+    ),
     ("wit/claims.wit", plain!("wit/claims.wit")),
     ("wit/common.wit", plain!("wit/common.wit")),
     ("wit/container-edits.wit", plain!("wit/container-edits.wit")),
@@ -100,7 +114,10 @@ const PYTHON: Template = Template {
     files: &[
         ("driver.py", text!("python/driver.py")),
         ("requirements.txt", text!("python/requirements.txt")),
-        (".gitignore", Content::Text("/.venv/\n__pycache__/\n/my-gpu.wasm\n")),
+        (
+            ".gitignore",
+            Content::Text("/.venv/\n__pycache__/\n/my-gpu.wasm\n"),
+        ),
     ],
     directory: None,
 };
@@ -117,7 +134,10 @@ const JAVASCRIPT: Template = Template {
         ("driver.js", text!("javascript/driver.js")),
         ("build.js", text!("javascript/build.js")),
         ("package.json", text!("javascript/package.json")),
-        (".gitignore", Content::Text("/node_modules/\n/my-gpu.wasm\n")),
+        (
+            ".gitignore",
+            Content::Text("/node_modules/\n/my-gpu.wasm\n"),
+        ),
     ],
     directory: None,
 };
@@ -127,14 +147,21 @@ const C: Template = Template {
     source: "driver.c",
     setup: "The tools are, on Debian and Ubuntu, the packages `clang`, `lld`, `wasi-libc` and `libclang-rt-VERSION-dev-wasm32`. `wit-bindgen c wit --world driver \
             --out-dir bindings` of `wit-bindgen-cli` 0.61.1 generated `bindings/`.",
-    build: "      - run: sudo apt-get install --yes clang-18 lld-18 wasi-libc libclang-rt-18-dev-wasm32
+    build:
+        "      - run: sudo apt-get install --yes clang-18 lld-18 wasi-libc libclang-rt-18-dev-wasm32
       - run: >-
           clang-18 --target=wasm32-wasi -Os -nostartfiles -Wl,--no-entry -Wl,--strip-all
           driver.c bindings/driver.c bindings/driver_component_type.o -o my-gpu.wasm",
     files: &[
         ("driver.c", text!("c/driver.c")),
-        ("bindings/driver.c", plain!("example-drivers/golden/c/bindings/driver.c")),
-        ("bindings/driver.h", plain!("example-drivers/golden/c/bindings/driver.h")),
+        (
+            "bindings/driver.c",
+            plain!("example-drivers/golden/c/bindings/driver.c"),
+        ),
+        (
+            "bindings/driver.h",
+            plain!("example-drivers/golden/c/bindings/driver.h"),
+        ),
         (
             "bindings/driver_component_type.o",
             plain!("example-drivers/golden/c/bindings/driver_component_type.o"),
@@ -178,25 +205,36 @@ pub(super) fn files(language: Language, values: &Values<'_>) -> Vec<(String, Vec
         (fill(path), bytes)
     };
     let mut files: Vec<_> = COMMON.iter().chain(template.files).map(file).collect();
-    for (path, bytes) in template.directory.iter().flat_map(|directory| files_below(directory)) {
-        let filled =
-            std::str::from_utf8(bytes).map_or_else(|_| bytes.to_vec(), |text| fill(text).into_bytes());
+    for (path, bytes) in template
+        .directory
+        .iter()
+        .flat_map(|directory| files_below(directory))
+    {
+        let filled = std::str::from_utf8(bytes)
+            .map_or_else(|_| bytes.to_vec(), |text| fill(text).into_bytes());
         files.push((path.to_owned(), filled));
     }
     files
 }
 
 fn files_below(directory: &'static Dir<'static>) -> Vec<(&'static str, &'static [u8])> {
-    let own = directory.files().filter_map(|file| Some((file.path().to_str()?, file.contents())));
+    let own = directory
+        .files()
+        .filter_map(|file| Some((file.path().to_str()?, file.contents())));
     own.chain(directory.dirs().flat_map(files_below)).collect()
 }
 
 fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
     let env = values.stem.to_uppercase().replace('-', "_");
-    let contract = CONTRACT.lines().find_map(|line| line.strip_prefix("package nodedock:driver@"));
+    let contract = CONTRACT
+        .lines()
+        .find_map(|line| line.strip_prefix("package nodedock:driver@"));
     let contract = contract.unwrap_or_default().trim_end_matches(';');
     // These two have placeholders themselves; of the others, the whole name comes before a part of it.
-    let text = replace(text, &[("@SETUP@", template.setup), ("@BUILD@", template.build)]);
+    let text = replace(
+        text,
+        &[("@SETUP@", template.setup), ("@BUILD@", template.build)],
+    );
     let all = [
         ("@LANGUAGE@", template.language),
         ("@SOURCE@", template.source),
@@ -216,9 +254,13 @@ fn replace(text: &str, all: &[(&str, &str)]) -> String {
     let mut filled = String::with_capacity(text.len());
     let mut rest = text;
     loop {
-        let found =
-            all.iter().filter_map(|(placeholder, value)| Some((rest.split_once(placeholder)?, value)));
-        let Some(((before, after), value)) = found.min_by_key(|((before, _), _)| before.len()) else { break };
+        let found = all
+            .iter()
+            .filter_map(|(placeholder, value)| Some((rest.split_once(placeholder)?, value)));
+        let Some(((before, after), value)) = found.min_by_key(|((before, _), _)| before.len())
+        else {
+            break;
+        };
         filled.push_str(before);
         filled.push_str(value);
         rest = after;
@@ -232,11 +274,21 @@ mod tests {
 
     use super::*;
 
-    const LANGUAGES: [Language; 5] =
-        [Language::Rust, Language::Go, Language::Python, Language::JavaScript, Language::C];
+    const LANGUAGES: [Language; 5] = [
+        Language::Rust,
+        Language::Go,
+        Language::Python,
+        Language::JavaScript,
+        Language::C,
+    ];
 
     fn files_of(language: Language) -> BTreeMap<String, Vec<u8>> {
-        let values = Values { name: "fast-nic.example.org", stem: "fast-nic", sdk: "\"0.1\"", note: "" };
+        let values = Values {
+            name: "fast-nic.example.org",
+            stem: "fast-nic",
+            sdk: "\"0.1\"",
+            note: "",
+        };
         let all = files(language, &values);
         let count = all.len();
         let all: BTreeMap<_, _> = all.into_iter().collect();
@@ -247,21 +299,32 @@ mod tests {
     #[test]
     fn no_placeholder_is_left_and_every_template_has_the_whole_contract() {
         let wit = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit")).unwrap();
-        let wit: Vec<_> = wit.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let wit: Vec<_> = wit
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         for language in LANGUAGES {
             let all = files_of(language);
             for name in &wit {
-                assert!(all.contains_key(&format!("wit/{name}")), "{language:?} lacks {name}");
+                assert!(
+                    all.contains_key(&format!("wit/{name}")),
+                    "{language:?} lacks {name}"
+                );
             }
-            for (path, bytes) in all.iter().filter(|(path, _)| !path.starts_with("bindings/")) {
+            for (path, bytes) in all
+                .iter()
+                .filter(|(path, _)| !path.starts_with("bindings/"))
+            {
                 let text = String::from_utf8(bytes.clone()).unwrap();
-                let placeholder =
-                    ["NAME", "STEM", "ENV", "SDK", "SETUP", "BUILD", "NOTE", "CONTRACT", "VERSION"]
-                        .iter()
-                        .find(|name| text.contains(&format!("@{name}@")));
+                let placeholder = [
+                    "NAME", "STEM", "ENV", "SDK", "SETUP", "BUILD", "NOTE", "CONTRACT", "VERSION",
+                ]
+                .iter()
+                .find(|name| text.contains(&format!("@{name}@")));
                 assert_eq!(placeholder, None, "{language:?} {path}");
                 assert!(!path.contains('@'), "{path}");
-                let example = ["my-gpu", "MY_GPU"].iter().find(|name| text.contains(*name));
+                let example = ["my-gpu", "MY_GPU"]
+                    .iter()
+                    .find(|name| text.contains(*name));
                 assert_eq!(example, None, "{language:?} {path}");
             }
         }
@@ -269,14 +332,22 @@ mod tests {
 
     #[test]
     fn names_are_filled_in() {
-        let text = |language, path: &str| String::from_utf8(files_of(language)[path].clone()).unwrap();
-        assert!(text(Language::JavaScript, "driver.js").contains("\"nodedock:driver/device-nodes@0."));
+        let text =
+            |language, path: &str| String::from_utf8(files_of(language)[path].clone()).unwrap();
+        assert!(
+            text(Language::JavaScript, "driver.js").contains("\"nodedock:driver/device-nodes@0.")
+        );
         assert!(text(Language::Rust, "Cargo.toml").contains("nodedock-sdk = \"0.1\""));
-        for (language, source) in
-            [(Language::Rust, "src/lib.rs"), (Language::Python, "driver.py"), (Language::C, "driver.c")]
-        {
+        for (language, source) in [
+            (Language::Rust, "src/lib.rs"),
+            (Language::Python, "driver.py"),
+            (Language::C, "driver.c"),
+        ] {
             let text = text(language, source);
-            assert!(text.contains("\"fast-nic.example.org\"") && text.contains("FAST_NIC_"), "{text}");
+            assert!(
+                text.contains("\"fast-nic.example.org\"") && text.contains("FAST_NIC_"),
+                "{text}"
+            );
         }
         let grant = text(Language::C, "fast-nic.grant.yaml");
         let grant = nodedock_model::grant::Grant::parse(&grant).unwrap();
@@ -288,19 +359,41 @@ mod tests {
     fn a_name_and_a_path_that_contain_a_placeholder_stay_as_they_are() {
         let sdk = "{ path = \"/src/my-gpu/MY_GPU/@NOTE@/sdk\" }";
         let name = "my-gpu-a100.my-gpu.example.com";
-        let values = Values { name, stem: "my-gpu-a100", sdk, note: "" };
+        let values = Values {
+            name,
+            stem: "my-gpu-a100",
+            sdk,
+            note: "",
+        };
         for language in LANGUAGES {
             let all: BTreeMap<_, _> = files(language, &values).into_iter().collect();
             let text = |path: &str| String::from_utf8(all[path].clone()).unwrap();
-            assert!(text("golden.yaml").contains(&format!("\ndriver: {name}\n")), "{language:?}");
-            assert!(text("golden.yaml").contains(" MY_GPU_A100_FUSE\n"), "{language:?}");
-            assert!(text("README.md").starts_with(&format!("# {name}\n")), "{language:?}");
-            assert!(text("my-gpu-a100.grant.yaml").contains("- MY_GPU_A100_*\n"), "{language:?}");
-            assert!(text(".github/workflows/driver.yml").contains("check my-gpu-a100.wasm "), "{language:?}");
+            assert!(
+                text("golden.yaml").contains(&format!("\ndriver: {name}\n")),
+                "{language:?}"
+            );
+            assert!(
+                text("golden.yaml").contains(" MY_GPU_A100_FUSE\n"),
+                "{language:?}"
+            );
+            assert!(
+                text("README.md").starts_with(&format!("# {name}\n")),
+                "{language:?}"
+            );
+            assert!(
+                text("my-gpu-a100.grant.yaml").contains("- MY_GPU_A100_*\n"),
+                "{language:?}"
+            );
+            assert!(
+                text(".github/workflows/driver.yml").contains("check my-gpu-a100.wasm "),
+                "{language:?}"
+            );
             if language == Language::Rust {
                 let lines = format!("name = \"my-gpu-a100-driver\"\n|nodedock-sdk = {sdk}\n");
                 assert!(
-                    lines.split('|').all(|line| text("Cargo.toml").contains(line)),
+                    lines
+                        .split('|')
+                        .all(|line| text("Cargo.toml").contains(line)),
                     "{}",
                     text("Cargo.toml")
                 );
@@ -311,10 +404,15 @@ mod tests {
     #[test]
     fn the_workflow_is_yaml_with_the_steps_of_the_language() {
         for language in LANGUAGES {
-            let text = String::from_utf8(files_of(language)[".github/workflows/driver.yml"].clone()).unwrap();
+            let text =
+                String::from_utf8(files_of(language)[".github/workflows/driver.yml"].clone())
+                    .unwrap();
             let workflow: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
             let steps = workflow["jobs"]["driver"]["steps"].as_array().unwrap();
-            let runs: Vec<_> = steps.iter().filter_map(|step| step["run"].as_str()).collect();
+            let runs: Vec<_> = steps
+                .iter()
+                .filter_map(|step| step["run"].as_str())
+                .collect();
             let (tools, tests) = runs.split_at(runs.len() - 3);
             assert!(tools.iter().any(|run| run.contains(".wasm")), "{text}");
             for (run, command) in tests.iter().zip(["driver check", "driver test", "conform"]) {

@@ -14,7 +14,9 @@ use super::super::output::{Format, print_text};
 use super::workbench::{SubjectArgs, Workbench, Written};
 use super::{read, write_file};
 use nodedock_core::driver::Published;
-use nodedock_model::{DeviceHealth, DeviceName, DriverName, Inventory, PoolName, PreparedClaim, Problem};
+use nodedock_model::{
+    DeviceHealth, DeviceName, DriverName, Inventory, PoolName, PreparedClaim, Problem,
+};
 use nodedock_wasm::{Trigger, WasmDriver};
 
 /// Devices that are prepared, one after the other, in the order of their names.
@@ -76,8 +78,10 @@ pub(super) async fn run(args: TestArgs) -> Result<()> {
     let driver = bench.load(&subject).await?;
     let tested = test(&bench, &driver).await?;
     let name = args.golden.as_deref().unwrap_or(Path::new(""));
-    let is_json =
-        args.output == Format::Json || name.extension().is_some_and(|extension| extension == "json");
+    let is_json = args.output == Format::Json
+        || name
+            .extension()
+            .is_some_and(|extension| extension == "json");
     let text = tested.text(is_json)?;
     match &args.golden {
         None => print_text(text.trim_end())?,
@@ -97,23 +101,42 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
         .await
         .with_context(|| format!("{name} does not discover its devices"))?;
     let missing = driver.missing_resources(&inventory);
-    anyhow::ensure!(missing.is_empty(), "{name} is not granted: {}", missing.join("; "));
-    let health = health.into_iter().map(|((pool, device), DeviceHealth { state, message })| {
-        (
-            format!("{pool}/{device}"),
-            format!("{}: {message}", state.as_str()).trim_end_matches(": ").to_owned(),
-        )
-    });
+    anyhow::ensure!(
+        missing.is_empty(),
+        "{name} is not granted: {}",
+        missing.join("; ")
+    );
+    let health = health
+        .into_iter()
+        .map(|((pool, device), DeviceHealth { state, message })| {
+            (
+                format!("{pool}/{device}"),
+                format!("{}: {message}", state.as_str())
+                    .trim_end_matches(": ")
+                    .to_owned(),
+            )
+        });
     let mut claims = BTreeMap::new();
-    let devices =
-        inventory.pools.iter().flat_map(|(name, pool)| pool.devices.keys().map(move |key| (name, key)));
+    let devices = inventory
+        .pools
+        .iter()
+        .flat_map(|(name, pool)| pool.devices.keys().map(move |key| (name, key)));
     for (pool, device) in devices.take(DEVICES_MAX) {
         // What it did with one device keeps no other from being tried.
         driver.containment().resume();
-        claims.insert(format!("{pool}/{device}"), test_claim(bench, driver, pool, device).await);
+        claims.insert(
+            format!("{pool}/{device}"),
+            test_claim(bench, driver, pool, device).await,
+        );
     }
     let not_prepared = Some(inventory.device_count() - claims.len()).filter(|count| *count > 0);
-    Ok(Tested { driver: name, inventory, health: health.collect(), claims, not_prepared })
+    Ok(Tested {
+        driver: name,
+        inventory,
+        health: health.collect(),
+        claims,
+        not_prepared,
+    })
 }
 
 /// Prepares a claim for a device twice, and unprepares it; also one whose prepare failed, as a daemon does.
@@ -144,7 +167,8 @@ async fn test_claim(
 
 impl Tested {
     fn text(&self, is_json: bool) -> Result<String> {
-        let mut value = compact(serde_json::to_value(self).context("write the result")?).unwrap_or_default();
+        let mut value =
+            compact(serde_json::to_value(self).context("write the result")?).unwrap_or_default();
         show_memos(&mut value);
         if is_json {
             Ok(serde_json::to_string_pretty(&value).context("write the result")? + "\n")
@@ -154,14 +178,22 @@ impl Tested {
     }
 
     fn summary(&self) -> String {
-        let prepared = self.claims.values().filter(|claim| claim.refused.is_none()).count();
+        let prepared = self
+            .claims
+            .values()
+            .filter(|claim| claim.refused.is_none())
+            .count();
         let refused = self.claims.len() - prepared;
-        format!("{} devices, {prepared} prepared, {refused} refused", self.inventory.device_count())
+        format!(
+            "{} devices, {prepared} prepared, {refused} refused",
+            self.inventory.device_count()
+        )
     }
 
     fn ensure_repeatable(&self) -> Result<()> {
         let mut otherwise = self.claims.iter().filter(|(_, claim)| {
-            claim.repeated_otherwise.is_some() || (claim.prepared.is_some() && claim.refused.is_some())
+            claim.repeated_otherwise.is_some()
+                || (claim.prepared.is_some() && claim.refused.is_some())
         });
         match otherwise.next() {
             None => Ok(()),
@@ -174,10 +206,13 @@ impl Tested {
 
 /// Shows a memo as text where it is text: in a record it is hex.
 fn show_memos(value: &mut Value) {
-    let Some(claims) = value.get_mut("claims").and_then(Value::as_object_mut) else { return };
+    let Some(claims) = value.get_mut("claims").and_then(Value::as_object_mut) else {
+        return;
+    };
     let results = claims.values_mut().filter_map(Value::as_object_mut);
-    let prepared =
-        results.flat_map(|claim| claim.values_mut()).filter_map(|prepared| prepared.get_mut("memo"));
+    let prepared = results
+        .flat_map(|claim| claim.values_mut())
+        .filter_map(|prepared| prepared.get_mut("memo"));
     for memo in prepared {
         let bytes = memo.as_str().and_then(|text| hex::decode(text).ok());
         if let Some(text) = bytes.and_then(|bytes| String::from_utf8(bytes).ok()) {
@@ -192,13 +227,20 @@ fn compact(value: Value) -> Option<Value> {
         Value::Null => None,
         Value::Array(items) if items.is_empty() => None,
         Value::Object(fields) => {
-            let fields: serde_json::Map<_, _> =
-                fields.into_iter().filter_map(|(key, value)| Some((key, compact(value)?))).collect();
+            let fields: serde_json::Map<_, _> = fields
+                .into_iter()
+                .filter_map(|(key, value)| Some((key, compact(value)?)))
+                .collect();
             (!fields.is_empty()).then_some(Value::Object(fields))
         }
         Value::Array(items) => {
             // An item has its place in the list, even if it is empty.
-            Some(items.into_iter().map(|item| compact(item.clone()).unwrap_or(item)).collect())
+            Some(
+                items
+                    .into_iter()
+                    .map(|item| compact(item.clone()).unwrap_or(item))
+                    .collect(),
+            )
         }
         value => Some(value),
     }
@@ -206,7 +248,10 @@ fn compact(value: Value) -> Option<Value> {
 
 fn compare(golden: &Path, text: &str, summary: &str) -> Result<()> {
     let shown = golden.display();
-    ensure!(golden.try_exists()?, "{shown} does not exist: write it with --update");
+    ensure!(
+        golden.try_exists()?,
+        "{shown} does not exist: write it with --update"
+    );
     let wanted = read(golden, GOLDEN_BYTES_MAX)?;
     let wanted = String::from_utf8(wanted).with_context(|| format!("{shown} is not UTF-8 text"))?;
     if wanted == text {
@@ -218,7 +263,10 @@ fn compare(golden: &Path, text: &str, summary: &str) -> Result<()> {
 
 fn diff(name: &str, wanted: &str, text: &str) -> String {
     let diff = TextDiff::from_lines(wanted, text);
-    diff.unified_diff().context_radius(CONTEXT_LINES).header(name, "result").to_string()
+    diff.unified_diff()
+        .context_radius(CONTEXT_LINES)
+        .header(name, "result")
+        .to_string()
 }
 
 #[cfg(test)]
@@ -235,7 +283,8 @@ mod tests {
 
     #[test]
     fn a_memo_that_is_text_is_shown_as_text() {
-        let claim = |memo: &str| serde_json::json!({"claims": {"p/d": {"prepared": {"memo": memo}}}});
+        let claim =
+            |memo: &str| serde_json::json!({"claims": {"p/d": {"prepared": {"memo": memo}}}});
         for (hex, shown) in [("6d6f6465", "mode"), ("ff00", "ff00"), ("", "")] {
             let mut value = claim(hex);
             show_memos(&mut value);
@@ -254,7 +303,12 @@ mod tests {
 
     #[test]
     fn a_missing_golden_file_is_an_error_that_names_the_flag() {
-        let error = compare(Path::new("/nowhere/golden.yaml"), "", "").unwrap_err().to_string();
-        assert_eq!(error, "/nowhere/golden.yaml does not exist: write it with --update");
+        let error = compare(Path::new("/nowhere/golden.yaml"), "", "")
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "/nowhere/golden.yaml does not exist: write it with --update"
+        );
     }
 }

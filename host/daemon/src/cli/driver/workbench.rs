@@ -26,10 +26,12 @@ use nodedock_core::recording::{Line, RecordedCall, Recordings};
 use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::Grant;
 use nodedock_model::{
-    AllocatedDevice, ClaimRecord, ClaimState, DeviceName, DriverKind, DriverName, DriverPart, ObjectRef,
-    PoolName, PreparedBy, PreparedClaim, Problem, ProblemCode, Uid, limit,
+    AllocatedDevice, ClaimRecord, ClaimState, DeviceName, DriverKind, DriverName, DriverPart,
+    ObjectRef, PoolName, PreparedBy, PreparedClaim, Problem, ProblemCode, Uid, limit,
 };
-use nodedock_wasm::{CachePaths, Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
+use nodedock_wasm::{
+    CachePaths, Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config,
+};
 
 /// The node and its boot, as the driver sees them: the same at each run.
 const NODE: &str = "node-1";
@@ -64,12 +66,19 @@ pub(super) struct Subject {
 impl SubjectArgs {
     /// The file of the config, if there is one.
     pub(super) fn config_path(&self) -> Result<Option<PathBuf>> {
-        self.config.clone().map_or_else(|| beside(&self.file, "config.yaml"), |path| Ok(Some(path)))
+        self.config
+            .clone()
+            .map_or_else(|| beside(&self.file, "config.yaml"), |path| Ok(Some(path)))
     }
 
     pub(super) fn read(&self) -> Result<Subject> {
         let bytes = read(&self.file, limit::DRIVER_FILE_BYTES_MAX)?;
-        let name = self.file.file_name().unwrap_or(self.file.as_os_str()).to_string_lossy().into_owned();
+        let name = self
+            .file
+            .file_name()
+            .unwrap_or(self.file.as_os_str())
+            .to_string_lossy()
+            .into_owned();
         let (grant, grant_path) = grant_beside(&self.file, self.grant.as_deref())?;
         let config = match self.config_path()? {
             Some(path) => {
@@ -78,7 +87,15 @@ impl SubjectArgs {
             }
             None => None,
         };
-        Ok(Subject { file: DriverFile { name, bytes: bytes.into() }, grant, grant_path, config })
+        Ok(Subject {
+            file: DriverFile {
+                name,
+                bytes: bytes.into(),
+            },
+            grant,
+            grant_path,
+            config,
+        })
     }
 }
 
@@ -101,7 +118,9 @@ impl Workbench {
         telemetry::init_with(LogFormat::Text, "warn");
         let directory = tempfile::tempdir().context("make a directory for the machine")?;
         let hardware = match snapshot {
-            Some(snapshot) => hardware::simulated(snapshot, &directory.path().join("hardware"), BOOT)?,
+            Some(snapshot) => {
+                hardware::simulated(snapshot, &directory.path().join("hardware"), BOOT)?
+            }
             None => Hardware::of_node(),
         };
         let claims = Arc::<SharedClaimTable>::default();
@@ -110,7 +129,11 @@ impl Workbench {
             Some(values) => Arc::clone(values) as _,
             None => Arc::new(NoJournal),
         };
-        let recordings = Recordings::start(&directory.path().join("recordings"), [], RECORDING_BYTES_MAX)?;
+        let recordings = Recordings::start(
+            &directory.path().join("recordings"),
+            [],
+            RECORDING_BYTES_MAX,
+        )?;
         let settings = WasmSettings {
             cache: Some(CachePaths::inside(directory.path())),
             compiler: Compiler::this_program(),
@@ -119,9 +142,15 @@ impl Workbench {
             numa_node_form: NumaNodeForm::default(),
             recordings: recordings.clone(),
         };
-        let host =
-            WasmHost::new(settings, Arc::clone(&claims) as _, journal).context("set up the sandbox")?;
-        Ok(Self { host, recordings, claims, values, _directory: directory })
+        let host = WasmHost::new(settings, Arc::clone(&claims) as _, journal)
+            .context("set up the sandbox")?;
+        Ok(Self {
+            host,
+            recordings,
+            claims,
+            values,
+            _directory: directory,
+        })
     }
 
     /// The recorded calls of a driver.
@@ -131,11 +160,18 @@ impl Workbench {
     /// A call was too large to be recorded.
     pub(super) async fn recorded(&self, driver: &str) -> Result<Vec<RecordedCall>> {
         let recorded = self.recordings.read(driver).await?;
-        anyhow::ensure!(recorded.lost == 0, "{} calls are not recorded", recorded.lost);
+        anyhow::ensure!(
+            recorded.lost == 0,
+            "{} calls are not recorded",
+            recorded.lost
+        );
         let mut calls = Vec::new();
         for segment in recorded.segments {
             let text = segment.read().context("read the recording")?;
-            for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            for line in text
+                .split(|byte| *byte == b'\n')
+                .filter(|line| !line.is_empty())
+            {
                 match serde_json::from_slice(line).context("read the recording")? {
                     Line::Call(call) => calls.push(call),
                     Line::Lost(lost) => anyhow::bail!("{lost} calls are not recorded"),
@@ -149,17 +185,37 @@ impl Workbench {
     /// Loads a driver that may serve: with everything granted that it requests, and a config that it accepts.
     pub(super) async fn load(&self, subject: &Subject) -> Result<WasmDriver> {
         let name = &subject.file.name;
-        let Subject { file, grant, config, .. } = subject;
-        let driver = self.host.load(file.clone(), grant.clone(), config.clone()).await;
+        let Subject {
+            file,
+            grant,
+            config,
+            ..
+        } = subject;
+        let driver = self
+            .host
+            .load(file.clone(), grant.clone(), config.clone())
+            .await;
         let driver = driver.with_context(|| format!("{name} cannot be loaded"))?;
         let missing = driver.missing_grants();
-        anyhow::ensure!(missing.is_empty(), "{name} is not granted: {}", missing.join("; "));
-        driver.validate_config(&driver.look_call()).await.with_context(|| format!("config of {name}"))?;
+        anyhow::ensure!(
+            missing.is_empty(),
+            "{name} is not granted: {}",
+            missing.join("; ")
+        );
+        driver
+            .validate_config(&driver.look_call())
+            .await
+            .with_context(|| format!("config of {name}"))?;
         Ok(driver)
     }
 
     /// A claim for one device, which is known from before its first call on.
-    pub(super) fn claim(&self, driver: &WasmDriver, pool: &PoolName, device: &DeviceName) -> TestClaim<'_> {
+    pub(super) fn claim(
+        &self,
+        driver: &WasmDriver,
+        pool: &PoolName,
+        device: &DeviceName,
+    ) -> TestClaim<'_> {
         let name = driver.info().name.clone();
         let mut record = ClaimRecord::new(id(device), ClaimState::Preparing, BOOT);
         record.allocation.devices = vec![AllocatedDevice {
@@ -178,21 +234,37 @@ impl Workbench {
             digest: driver.digest().to_owned(),
             lists: false,
         };
-        record.drivers.insert(name.clone(), Box::new(DriverPart { by: Some(by), ..DriverPart::default() }));
-        let claim = TestClaim { bench: self, driver: name, record };
+        record.drivers.insert(
+            name.clone(),
+            Box::new(DriverPart {
+                by: Some(by),
+                ..DriverPart::default()
+            }),
+        );
+        let claim = TestClaim {
+            bench: self,
+            driver: name,
+            record,
+        };
         claim.put();
         claim
     }
 
     /// Returns what drivers wrote below `/sys` since the last call of this function.
     pub(super) fn take_writes(&self) -> Vec<Written> {
-        self.values.as_ref().map(|values| std::mem::take(&mut values.0.lock().writes)).unwrap_or_default()
+        self.values
+            .as_ref()
+            .map(|values| std::mem::take(&mut values.0.lock().writes))
+            .unwrap_or_default()
     }
 }
 
 /// The node in a boot.
 pub(super) fn facts(boot_id: &str) -> NodeFacts {
-    NodeFacts { name: NODE.to_owned(), boot_id: boot_id.to_owned() }
+    NodeFacts {
+        name: NODE.to_owned(),
+        boot_id: boot_id.to_owned(),
+    }
 }
 
 /// The claim of a device has the same name at each run.
@@ -203,7 +275,10 @@ fn id(device: &DeviceName) -> ObjectRef {
 
 /// A call of a prepare or an unprepare.
 fn call() -> Call {
-    Call { request_id: nodedock_base::request::new_id(), deadline: limit::CLAIM_CALL_DEADLINE }
+    Call {
+        request_id: nodedock_base::request::new_id(),
+        deadline: limit::CLAIM_CALL_DEADLINE,
+    }
 }
 
 /// A claim in the memory of a workbench, until it is dropped.
@@ -218,7 +293,10 @@ impl TestClaim<'_> {
     pub(super) async fn prepare(&mut self, driver: &WasmDriver) -> Result<PreparedClaim, Problem> {
         let mut asked = self.record.driver_claim(&self.driver);
         if let Some(values) = &self.bench.values {
-            asked.progress = values.progress(&self.driver).remove(&self.record.id.uid).unwrap_or_default();
+            asked.progress = values
+                .progress(&self.driver)
+                .remove(&self.record.id.uid)
+                .unwrap_or_default();
         }
         let prepared = one(driver.prepare(&call(), &[asked]).await)?;
         let part = self.record.drivers.entry(self.driver.clone()).or_default();
@@ -232,7 +310,9 @@ impl TestClaim<'_> {
     }
 
     pub(super) async fn unprepare(&self, driver: &WasmDriver) -> Result<(), Problem> {
-        let Some(record) = self.record.driver_record(&self.driver) else { return Ok(()) };
+        let Some(record) = self.record.driver_record(&self.driver) else {
+            return Ok(());
+        };
         one(driver.unprepare(&call(), &[record]).await)
     }
 
@@ -254,8 +334,12 @@ impl Drop for TestClaim<'_> {
 
 /// The outcome of the one claim of a call.
 fn one<T>(outcomes: nodedock_core::driver::Outcomes<T>) -> Result<T, Problem> {
-    let missing =
-        || Err(Problem::internal(ProblemCode::ClaimSkipped, "the driver has no outcome for the claim"));
+    let missing = || {
+        Err(Problem::internal(
+            ProblemCode::ClaimSkipped,
+            "the driver has no outcome for the claim",
+        ))
+    };
     outcomes.into_values().next().unwrap_or_else(missing)
 }
 
@@ -287,11 +371,20 @@ impl Journal for Values {
 
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem> {
         let before = write.before.map(str::to_owned);
-        self.0.lock().first.entry(write.path.to_owned()).or_insert((write.inode, before));
+        self.0
+            .lock()
+            .first
+            .entry(write.path.to_owned())
+            .or_insert((write.inode, before));
         Ok(())
     }
 
-    fn before(&self, _driver: &DriverName, _claims: &[ObjectRef], path: &str) -> Option<(u64, String)> {
+    fn before(
+        &self,
+        _driver: &DriverName,
+        _claims: &[ObjectRef],
+        path: &str,
+    ) -> Option<(u64, String)> {
         let (inode, before) = self.0.lock().first.get(path).cloned()?;
         Some((inode, before?))
     }
@@ -313,7 +406,11 @@ impl Journal for Values {
     fn settle(&self, write: &Write<'_>, stands: Option<String>) {
         if let Some(after) = stands {
             let (path, before) = (write.path.to_owned(), write.before.map(str::to_owned));
-            self.0.lock().writes.push(Written { path, before, after: Some(after) });
+            self.0.lock().writes.push(Written {
+                path,
+                before,
+                after: Some(after),
+            });
         }
     }
 }

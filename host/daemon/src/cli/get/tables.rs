@@ -21,8 +21,17 @@ impl Row for v1::Driver {
         ("SOURCE", |driver| driver.source.clone()),
         ("REASON", |driver| driver.reason.clone()),
         ("DIGEST", |driver| or_dash(&driver.digest)),
-        ("CONNECTION", |driver| or_dash(driver.native.as_ref().map_or("", |native| &native.connection))),
-        ("ENDPOINT", |driver| or_dash(driver.native.as_ref().map_or("", |native| &native.endpoint))),
+        ("CONNECTION", |driver| {
+            or_dash(
+                driver
+                    .native
+                    .as_ref()
+                    .map_or("", |native| &native.connection),
+            )
+        }),
+        ("ENDPOINT", |driver| {
+            or_dash(driver.native.as_ref().map_or("", |native| &native.endpoint))
+        }),
     ];
     const NARROW: usize = 7;
 }
@@ -45,7 +54,14 @@ impl Row for v1::Device {
             let more = more.map(|more| format!("and of {more} more rules"));
             joined(device.taints.iter().map(describe::taint).chain(more))
         }),
-        ("CAPACITY", |device| joined(device.capacity.iter().map(|(name, value)| format!("{name}={value}")))),
+        ("CAPACITY", |device| {
+            joined(
+                device
+                    .capacity
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}")),
+            )
+        }),
         ("ATTRIBUTES", |device| attributes(&device.attributes_json)),
     ];
     const NARROW: usize = 8;
@@ -53,7 +69,9 @@ impl Row for v1::Device {
 
 impl Row for v1::ClaimStatus {
     const COLUMNS: &'static [Column<Self>] = &[
-        ("NAMESPACE", |claim| of_object(&claim.id, |id| &id.namespace)),
+        ("NAMESPACE", |claim| {
+            of_object(&claim.id, |id| &id.namespace)
+        }),
         ("NAME", |claim| of_object(&claim.id, |id| &id.name)),
         ("STATE", |claim| claim.state.clone()),
         ("PODS", |claim| {
@@ -62,29 +80,45 @@ impl Row for v1::ClaimStatus {
         }),
         ("DEVICES", |claim| {
             let of_driver = |of: &v1::ClaimDriver| {
-                of.devices.iter().map(|device| format!("{}/{device}", of.driver)).collect::<Vec<_>>()
+                of.devices
+                    .iter()
+                    .map(|device| format!("{}/{device}", of.driver))
+                    .collect::<Vec<_>>()
             };
             joined(claim.drivers.iter().flat_map(of_driver))
         }),
         ("PROBLEM", |claim| {
-            claim.problem.as_ref().map(|problem| problem.message.clone()).unwrap_or_default()
+            claim
+                .problem
+                .as_ref()
+                .map(|problem| problem.message.clone())
+                .unwrap_or_default()
         }),
         ("UID", |claim| of_object(&claim.id, |id| &id.uid)),
-        ("CDI DEVICES", |claim| joined(claim.drivers.iter().flat_map(|driver| &driver.cdi_devices))),
+        ("CDI DEVICES", |claim| {
+            joined(claim.drivers.iter().flat_map(|driver| &driver.cdi_devices))
+        }),
     ];
     const NARROW: usize = 6;
 }
 
 impl Row for v1::PodStatus {
     const COLUMNS: &'static [Column<Self>] = &[
-        ("NAMESPACE", |status| of_object(&status.pod, |pod| &pod.namespace)),
+        ("NAMESPACE", |status| {
+            of_object(&status.pod, |pod| &pod.namespace)
+        }),
         ("NAME", |status| of_object(&status.pod, |pod| &pod.name)),
         ("STATE", |status| status.state.clone()),
         ("CLAIMS", |status| describe::names(&status.claims)),
         ("RESOURCES", |status| device_counts(&status.resources)),
         ("UID", |status| of_object(&status.pod, |pod| &pod.uid)),
         ("CDI DEVICES", |status| {
-            joined(status.containers.iter().flat_map(|container| &container.cdi_devices))
+            joined(
+                status
+                    .containers
+                    .iter()
+                    .flat_map(|container| &container.cdi_devices),
+            )
         }),
     ];
     const NARROW: usize = 6;
@@ -110,12 +144,21 @@ impl Row for v1::Adapter {
         ("DRIVER", |adapter| adapter.driver.clone()),
         ("RESOURCE", |adapter| adapter.resource.clone()),
         ("POOL", |adapter| adapter.pool.clone()),
-        ("STATE", |adapter| match (adapter.removed, adapter.enabled) {
-            (true, _) => "removed".to_owned(),
-            (false, true) => "enabled".to_owned(),
-            (false, false) => "disabled".to_owned(),
+        ("STATE", |adapter| {
+            match (adapter.removed, adapter.enabled) {
+                (true, _) => "removed".to_owned(),
+                (false, true) => "enabled".to_owned(),
+                (false, false) => "disabled".to_owned(),
+            }
         }),
-        ("PLUGIN", |adapter| if adapter.connected { "connected" } else { "gone" }.to_owned()),
+        ("PLUGIN", |adapter| {
+            if adapter.connected {
+                "connected"
+            } else {
+                "gone"
+            }
+            .to_owned()
+        }),
         ("DEVICES", |adapter| adapter.devices.to_string()),
         ("HELD", |adapter| adapter.held.len().to_string()),
         ("OFFERED BY", |adapter| or_dash(&adapter.mechanism)),
@@ -142,13 +185,24 @@ impl Row for v1::NodeStatus {
         ("DRIVERS", |node| node.drivers_serving.to_string()),
         ("CLAIMS", |node| match node.claims.is_empty() {
             true => "0".to_owned(),
-            false => joined(node.claims.iter().map(|(state, count)| format!("{count} {state}"))),
+            false => joined(
+                node.claims
+                    .iter()
+                    .map(|(state, count)| format!("{count} {state}")),
+            ),
         }),
         ("PODS", |node| node.pods.to_string()),
         ("UNHEALTHY", |node| node.devices_unhealthy.to_string()),
         ("PROBLEMS", |node| node.conditions.len().to_string()),
         ("BOOT ID", |node| node.boot_id.clone()),
-        ("HARDWARE", |node| if node.recorded_hardware { "recorded" } else { "own" }.to_owned()),
+        ("HARDWARE", |node| {
+            if node.recorded_hardware {
+                "recorded"
+            } else {
+                "own"
+            }
+            .to_owned()
+        }),
     ];
     const NARROW: usize = 8;
 }
@@ -156,14 +210,22 @@ impl Row for v1::NodeStatus {
 impl Row for v1::Condition {
     const COLUMNS: &'static [Column<Self>] = &[
         ("SINCE", |condition| rfc3339(condition.since_ms)),
-        ("CODE", |condition| condition.problem.clone().unwrap_or_default().code),
+        ("CODE", |condition| {
+            condition.problem.clone().unwrap_or_default().code
+        }),
         ("SUBJECT", |condition| condition.subject.clone()),
-        ("PROBLEM", |condition| condition.problem.clone().unwrap_or_default().message),
+        ("PROBLEM", |condition| {
+            condition.problem.clone().unwrap_or_default().message
+        }),
     ];
 }
 
 fn or_dash(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+    if text.is_empty() {
+        "-".to_owned()
+    } else {
+        text.to_owned()
+    }
 }
 
 fn of_object(object: &Option<v1::ObjectRef>, part: fn(&v1::ObjectRef) -> &String) -> String {
@@ -172,8 +234,16 @@ fn of_object(object: &Option<v1::ObjectRef>, part: fn(&v1::ObjectRef) -> &String
 
 fn attributes(json: &str) -> String {
     let attributes: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    joined(attributes.iter().map(|(name, value)| format!("{name}={}", text(value))))
+    let text = |value: &Value| {
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
+    };
+    joined(
+        attributes
+            .iter()
+            .map(|(name, value)| format!("{name}={}", text(value))),
+    )
 }
 
 /// How many devices of each resource a pod has; one that several containers use in turn counts once.
@@ -183,7 +253,11 @@ fn device_counts(resources: &[v1::ResourceOutcome]) -> String {
         let ids = resource.device_ids.iter().map(String::as_str);
         devices.entry(&resource.resource).or_default().extend(ids);
     }
-    joined(devices.into_iter().map(|(name, devices)| format!("{name}={}", devices.len())))
+    joined(
+        devices
+            .into_iter()
+            .map(|(name, devices)| format!("{name}={}", devices.len())),
+    )
 }
 
 #[cfg(test)]
@@ -198,7 +272,10 @@ mod tests {
             device_ids: devices.iter().map(|id| (*id).to_owned()).collect(),
             ..v1::ResourceOutcome::default()
         };
-        assert_eq!(device_counts(&[of("init", &["0", "1"]), of("main", &["1"])]), "a.dev/a=2");
+        assert_eq!(
+            device_counts(&[of("init", &["0", "1"]), of("main", &["1"])]),
+            "a.dev/a=2"
+        );
         assert_eq!(device_counts(&[]), "");
     }
 }

@@ -22,13 +22,34 @@ pub(super) struct Answer {
 
 impl Answer {
     pub(super) fn prepared(answer: v1::PreparePodResponse, failed: Vec<String>) -> Self {
-        let v1::PreparePodResponse { pod, claims, containers, resources } = answer;
-        Self { pod, claims, resources, containers: Some(containers), failed }
+        let v1::PreparePodResponse {
+            pod,
+            claims,
+            containers,
+            resources,
+        } = answer;
+        Self {
+            pod,
+            claims,
+            resources,
+            containers: Some(containers),
+            failed,
+        }
     }
 
     pub(super) fn unprepared(answer: v1::UnpreparePodResponse) -> Self {
-        let v1::UnpreparePodResponse { pod, claims, resources } = answer;
-        Self { pod, claims, resources, containers: None, failed: Vec::new() }
+        let v1::UnpreparePodResponse {
+            pod,
+            claims,
+            resources,
+        } = answer;
+        Self {
+            pod,
+            claims,
+            resources,
+            containers: None,
+            failed: Vec::new(),
+        }
     }
 }
 
@@ -41,12 +62,17 @@ pub(super) fn finish(answers: &[Answer], format: Format) -> Result<()> {
     if matches!(format, Format::Table | Format::Wide) {
         for container in containers(answers) {
             for conflict in &container.conflicts {
-                print_error(&format!("warning: container {}: {conflict}", container.name));
+                print_error(&format!(
+                    "warning: container {}: {conflict}",
+                    container.name
+                ));
             }
         }
     }
     let refusals: Vec<_> = answers.iter().flat_map(refusals).collect();
-    refusals.iter().for_each(|refusal| print_error(&format!("error: {refusal}")));
+    refusals
+        .iter()
+        .for_each(|refusal| print_error(&format!("error: {refusal}")));
     CliError::unless_done(refusals.is_empty())
 }
 
@@ -54,8 +80,18 @@ fn text(answers: &[Answer], format: Format) -> String {
     let (mut claims, mut resources) = (Vec::new(), Vec::new());
     for answer in answers {
         let pod = answer.pod.as_ref().map(describe::name).unwrap_or_default();
-        claims.extend(answer.claims.iter().map(|claim| (pod.clone(), claim.clone())));
-        resources.extend(answer.resources.iter().map(|resource| (pod.clone(), resource.clone())));
+        claims.extend(
+            answer
+                .claims
+                .iter()
+                .map(|claim| (pod.clone(), claim.clone())),
+        );
+        resources.extend(
+            answer
+                .resources
+                .iter()
+                .map(|resource| (pod.clone(), resource.clone())),
+        );
     }
     let mut parts = Vec::new();
     if !claims.is_empty() || resources.is_empty() {
@@ -66,52 +102,83 @@ fn text(answers: &[Answer], format: Format) -> String {
     }
     let needs = |container: &v1::ContainerDevices| {
         let name = container.name.clone();
-        needs(container).into_iter().map(move |line| format!("container {name}: {line}"))
+        needs(container)
+            .into_iter()
+            .map(move |line| format!("container {name}: {line}"))
     };
     parts.extend(containers(answers).flat_map(needs).map(|line| join([line])));
     parts.join("\n")
 }
 
 fn containers(answers: &[Answer]) -> impl Iterator<Item = &v1::ContainerDevices> {
-    answers.iter().filter_map(|answer| answer.containers.as_ref()).flatten()
+    answers
+        .iter()
+        .filter_map(|answer| answer.containers.as_ref())
+        .flatten()
 }
 
 /// What a runtime needs for a container, line by line.
 fn needs(container: &v1::ContainerDevices) -> Vec<String> {
     let mut lines = container.cdi_devices.clone();
-    lines.extend(container.env.iter().map(|(name, value)| format!("env {name}={value}")));
+    lines.extend(
+        container
+            .env
+            .iter()
+            .map(|(name, value)| format!("env {name}={value}")),
+    );
     lines.extend(container.mounts.iter().map(|mount| {
         let mode = if mount.read_only { "ro" } else { "rw" };
         format!("mount {}:{}:{mode}", mount.host_path, mount.container_path)
     }));
+    lines.extend(container.device_nodes.iter().map(|node| {
+        format!(
+            "device {}:{}:{}",
+            node.host_path, node.container_path, node.permissions
+        )
+    }));
     lines.extend(
         container
-            .device_nodes
+            .annotations
             .iter()
-            .map(|node| format!("device {}:{}:{}", node.host_path, node.container_path, node.permissions)),
+            .map(|(key, value)| format!("annotation {key}={value}")),
     );
-    lines.extend(container.annotations.iter().map(|(key, value)| format!("annotation {key}={value}")));
     lines
 }
 
 /// The errors of everything that was refused.
 fn refusals(answer: &Answer) -> impl Iterator<Item = String> {
-    let claims = answer.claims.iter().filter(|claim| claim.outcome == "refused").map(|claim| {
-        let name = claim.id.as_ref().map(describe::name).unwrap_or_default();
-        refusal(&format!("claim {name}"), &name, &claim.problem)
-    });
-    let resources = answer.resources.iter().filter(|resource| resource.outcome == "refused").map(|refused| {
-        let about = format!("container {}, {}", refused.container, refused.resource);
-        refusal(&about, &refused.resource, &refused.problem)
-    });
-    claims.chain(resources).chain(answer.failed.iter().map(|error| printable(error)))
+    let claims = answer
+        .claims
+        .iter()
+        .filter(|claim| claim.outcome == "refused")
+        .map(|claim| {
+            let name = claim.id.as_ref().map(describe::name).unwrap_or_default();
+            refusal(&format!("claim {name}"), &name, &claim.problem)
+        });
+    let resources = answer
+        .resources
+        .iter()
+        .filter(|resource| resource.outcome == "refused")
+        .map(|refused| {
+            let about = format!("container {}, {}", refused.container, refused.resource);
+            refusal(&about, &refused.resource, &refused.problem)
+        });
+    claims
+        .chain(resources)
+        .chain(answer.failed.iter().map(|error| printable(error)))
 }
 
 /// Most problems name what they are about by themselves.
 fn refusal(about: &str, name: &str, problem: &Option<v1::Problem>) -> String {
-    let Some(problem) = problem else { return format!("{about} is refused") };
+    let Some(problem) = problem else {
+        return format!("{about} is refused");
+    };
     let message = printable(&problem.message);
-    let about = if message.contains(name) { String::new() } else { format!("{about}: ") };
+    let about = if message.contains(name) {
+        String::new()
+    } else {
+        format!("{about}: ")
+    };
     format!("{about}{message} ({}, {})", problem.kind, problem.code)
 }
 
@@ -119,7 +186,9 @@ fn refusal(about: &str, name: &str, problem: &Option<v1::Problem>) -> String {
 impl Row for (String, v1::ClaimOutcome) {
     const COLUMNS: &'static [Column<Self>] = &[
         ("POD", |(pod, _)| pod.clone()),
-        ("CLAIM", |(_, claim)| claim.id.as_ref().map(describe::name).unwrap_or_default()),
+        ("CLAIM", |(_, claim)| {
+            claim.id.as_ref().map(describe::name).unwrap_or_default()
+        }),
         ("OUTCOME", |(_, claim)| claim.outcome.clone()),
         ("UID", |(_, claim)| claim.id.clone().unwrap_or_default().uid),
     ];
@@ -145,7 +214,12 @@ mod tests {
 
     fn problem(message: &str) -> v1::Problem {
         let (kind, code) = ("conflict".to_owned(), "device-held".to_owned());
-        v1::Problem { kind, code, message: message.to_owned(), ..v1::Problem::default() }
+        v1::Problem {
+            kind,
+            code,
+            message: message.to_owned(),
+            ..v1::Problem::default()
+        }
     }
 
     fn resource(outcome: &str, problem: Option<v1::Problem>) -> v1::ResourceOutcome {
@@ -168,16 +242,25 @@ mod tests {
             outcome: "refused".to_owned(),
             problem: Some(problem("claim default/c is another's")),
         };
-        let response = v1::PreparePodResponse { claims: vec![claim], resources, ..Default::default() };
+        let response = v1::PreparePodResponse {
+            claims: vec![claim],
+            resources,
+            ..Default::default()
+        };
         Answer::prepared(response, failed)
     }
 
     #[test]
     fn each_refusal_is_printed_once_with_what_it_is_about() {
-        let resources =
-            vec![resource("refused", Some(problem("none is\u{1b}[2J free"))), resource("allocated", None)];
-        let errors: Vec<_> =
-            refusals(&answer(resources, vec!["container main: not now".to_owned()])).collect();
+        let resources = vec![
+            resource("refused", Some(problem("none is\u{1b}[2J free"))),
+            resource("allocated", None),
+        ];
+        let errors: Vec<_> = refusals(&answer(
+            resources,
+            vec!["container main: not now".to_owned()],
+        ))
+        .collect();
         let expected = [
             "claim default/c is another's (conflict, device-held)",
             "container main, a.dev/a: none is\u{fffd}[2J free (conflict, device-held)",
@@ -190,8 +273,14 @@ mod tests {
     fn resources_have_a_table_of_their_own_and_are_left_out_of_an_answer_without() {
         let with = answer(vec![resource("allocated", None)], vec![]);
         let text = text(std::slice::from_ref(&with), Format::Table);
-        let line = text.lines().find(|line| line.contains("allocated")).unwrap();
-        assert_eq!(line.split_whitespace().collect::<Vec<_>>()[1..], ["a.dev/a", "allocated", "0,1"]);
+        let line = text
+            .lines()
+            .find(|line| line.contains("allocated"))
+            .unwrap();
+        assert_eq!(
+            line.split_whitespace().collect::<Vec<_>>()[1..],
+            ["a.dev/a", "allocated", "0,1"]
+        );
         let json = serde_json::to_value(&with).unwrap();
         let expected = serde_json::json!([{"container": "main", "resource": "a.dev/a", "devices": ["0", "1"], "outcome": "allocated"}]);
         assert_eq!(json["resources"], expected);
@@ -219,7 +308,13 @@ mod tests {
             annotations: one("k", "v"),
             conflicts: vec![],
         };
-        let expected = ["v/c=0", "env A=1", "mount /h:/c:ro", "device /dev/h:/dev/c:rw", "annotation k=v"];
+        let expected = [
+            "v/c=0",
+            "env A=1",
+            "mount /h:/c:ro",
+            "device /dev/h:/dev/c:rw",
+            "annotation k=v",
+        ];
         assert_eq!(needs(&container), expected);
     }
 }

@@ -9,18 +9,24 @@ use nodedock_core::cdi::{self, FileAccess};
 use nodedock_core::checkpoint::fuzz::check_kept;
 use nodedock_core::device_metadata::{self, MetadataFile, MetadataSettings};
 use nodedock_model::{
-    AllocatedDevice, Allocation, ClaimRecord, ClaimState, DriverKind, DriverPart, ObjectName, ObjectRef,
-    PoolNames, PreparedBy, PreparedClaim, Problem, Transition, is_cdi_vendor_or_class,
+    AllocatedDevice, Allocation, ClaimRecord, ClaimState, DriverKind, DriverPart, ObjectName,
+    ObjectRef, PoolNames, PreparedBy, PreparedClaim, Problem, Transition, is_cdi_vendor_or_class,
 };
 use nodedock_wasm::testing::fuzz::{Answer, Prepared, answer, driver};
 
 /// An answer of a driver.
 pub fn answers(data: &[u8]) -> bool {
-    let Ok(answer) = answer(data) else { return false };
+    let Ok(answer) = answer(data) else {
+        return false;
+    };
     match answer {
         Answer::Description(info) => {
             bounds::description(&info);
-            assert!(is_cdi_vendor_or_class(info.name.as_str()), "{} is no vendor of CDI devices", info.name);
+            assert!(
+                is_cdi_vendor_or_class(info.name.as_str()),
+                "{} is no vendor of CDI devices",
+                info.name
+            );
         }
         Answer::Inventory(inventory) => bounds::inventory(&inventory),
         Answer::Health(report) => bounds::health(&report),
@@ -35,16 +41,24 @@ fn metadata() -> MetadataSettings {
         is_enabled: true,
         directory: "/run/nodedock/device-metadata".into(),
         access: FileAccess::default(),
-        pools: PoolNames { node: ObjectName::new("node-1").expect("it is a DNS label") },
+        pools: PoolNames {
+            node: ObjectName::new("node-1").expect("it is a DNS label"),
+        },
     }
 }
 
 /// Each object of the stream has the devices of one request.
 fn check_metadata(file: &MetadataFile) {
-    let objects = serde_json::Deserializer::from_slice(&file.bytes).into_iter::<serde_json::Value>();
+    let objects =
+        serde_json::Deserializer::from_slice(&file.bytes).into_iter::<serde_json::Value>();
     for object in objects {
         let devices = &object.expect("a stream of JSON")["requests"][0]["devices"];
-        assert!(devices.as_array().is_some_and(|devices| !devices.is_empty()), "{devices}");
+        assert!(
+            devices
+                .as_array()
+                .is_some_and(|devices| !devices.is_empty()),
+            "{devices}"
+        );
     }
 }
 
@@ -58,8 +72,14 @@ fn refused(problem: Problem) {
         problem: Some(problem.clone()),
         again: None,
     };
-    let part = DriverPart { problem: Some(problem), ..DriverPart::default() };
-    check_kept(&ClaimRecord { timeline: [transition].into(), ..record(Vec::new(), part) });
+    let part = DriverPart {
+        problem: Some(problem),
+        ..DriverPart::default()
+    };
+    check_kept(&ClaimRecord {
+        timeline: [transition].into(),
+        ..record(Vec::new(), part)
+    });
 }
 
 fn prepared(prepared: Prepared) {
@@ -71,15 +91,27 @@ fn prepared(prepared: Prepared) {
             digest: String::new(),
             lists: false,
         };
-        let part = DriverPart { prepared: Some(Arc::new(claim)), by: Some(by), ..DriverPart::default() };
+        let part = DriverPart {
+            prepared: Some(Arc::new(claim)),
+            by: Some(by),
+            ..DriverPart::default()
+        };
         self::record(prepared.asked.devices.clone(), part)
     };
-    for mut claim in [Ok(prepared.claim), prepared.verified.inspect(bounds::verified)].into_iter().flatten() {
+    for mut claim in [
+        Ok(prepared.claim),
+        prepared.verified.inspect(bounds::verified),
+    ]
+    .into_iter()
+    .flatten()
+    {
         let empty = record(PreparedClaim::default());
         if device_metadata::add(&empty, &driver(), &mut claim, None, &metadata()).is_ok() {
             let record = record(claim);
             check_durable(&record);
-            device_metadata::render(&record, &metadata()).iter().for_each(check_metadata);
+            device_metadata::render(&record, &metadata())
+                .iter()
+                .for_each(check_metadata);
         }
     }
 }
@@ -92,7 +124,10 @@ fn record(devices: Vec<AllocatedDevice>, part: DriverPart) -> ClaimRecord {
         state: ClaimState::Prepared,
         boot_id: "boot".to_owned(),
         pods: BTreeMap::from([(pod.uid.clone(), pod)]),
-        allocation: Allocation { devices, ..Allocation::default() },
+        allocation: Allocation {
+            devices,
+            ..Allocation::default()
+        },
         annotations: BTreeMap::new(),
         drivers: BTreeMap::from([(driver(), Box::new(part))]),
         kubelet: None,
@@ -113,21 +148,31 @@ fn check_durable(record: &ClaimRecord) {
             assert!(current(record).devices.is_empty());
         }
         Err(error) => {
-            panic!("an accepted answer has no CDI file: {}", nodedock_base::error::chain(&error))
+            panic!(
+                "an accepted answer has no CDI file: {}",
+                nodedock_base::error::chain(&error)
+            )
         }
     }
 }
 
 fn current(record: &ClaimRecord) -> &PreparedClaim {
-    record.drivers[driver().as_str()].current().expect("it is prepared")
+    record.drivers[driver().as_str()]
+        .current()
+        .expect("it is prepared")
 }
 
 /// Two lines: the claim as a comment, and the spec.
 fn check_file(file: &cdi::SpecFile) {
     let text = std::str::from_utf8(&file.bytes).expect("a file of ours is text");
     let lines: Vec<&str> = text.split('\n').collect();
-    let [identity, spec, ""] = lines[..] else { panic!("{} lines: {text}", lines.len()) };
-    assert!(identity.starts_with("# nodedock.dev/claim: {"), "{identity}");
+    let [identity, spec, ""] = lines[..] else {
+        panic!("{} lines: {text}", lines.len())
+    };
+    assert!(
+        identity.starts_with("# nodedock.dev/claim: {"),
+        "{identity}"
+    );
     assert!(cdi::file_of(&file.name).is_some(), "{}", file.name);
     let as_json: cdi::Spec = serde_json::from_str(spec).expect("the spec is JSON");
     let as_yaml: cdi::Spec = serde_saphyr::from_str(text).expect("the file is YAML");

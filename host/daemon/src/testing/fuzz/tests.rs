@@ -20,13 +20,18 @@ const TARGETS: [(&str, Function); 8] = [
 
 /// Seeds of a target by their files' names.
 fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
-    let entries =
-        std::fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/seeds")
+        .join(target);
+    let entries = std::fs::read_dir(&directory)
+        .unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let name = |file: &Path| file.file_name().unwrap().to_str().unwrap().to_owned();
-    files.iter().map(|file| (name(file), std::fs::read(file).unwrap())).collect()
+    files
+        .iter()
+        .map(|file| (name(file), std::fs::read(file).unwrap()))
+        .collect()
 }
 
 /// A seed's name says whether it is refused (`refused-…`) or accepted.
@@ -42,15 +47,25 @@ fn every_seed_keeps_the_promises_of_its_target() {
                 "{target}/{name}: accepted or refused"
             );
         }
-        let refused = seeds.iter().filter(|(name, _)| name.starts_with("refused-")).count();
-        assert!(refused > 0 && refused < seeds.len(), "{target} has seeds of both kinds");
+        let refused = seeds
+            .iter()
+            .filter(|(name, _)| name.starts_with("refused-"))
+            .count();
+        assert!(
+            refused > 0 && refused < seeds.len(),
+            "{target} has seeds of both kinds"
+        );
     }
 }
 
 #[test]
 fn every_table_of_the_checkpoint_has_a_record_that_is_accepted() {
     let seeds = seeds("record");
-    let accepted = |letter| seeds.iter().any(|(_, bytes)| bytes.first() == Some(&letter) && record(bytes));
+    let accepted = |letter| {
+        seeds
+            .iter()
+            .any(|(_, bytes)| bytes.first() == Some(&letter) && record(bytes))
+    };
     let mut letters = BTreeSet::new();
     for (table, letter) in nodedock_core::checkpoint::fuzz::letters() {
         assert!(letters.insert(letter), "{table} has another table's letter");
@@ -64,8 +79,9 @@ fn seeds_with_a_byte_changed_break_no_promise() {
     for (target, function) in TARGETS {
         for (name, bytes) in seeds(target) {
             let step = bytes.len() / 24 + 1;
-            for (at, change) in
-                (0..bytes.len()).step_by(step).zip([0x01, 0x20, 0x80, 0xff].into_iter().cycle())
+            for (at, change) in (0..bytes.len())
+                .step_by(step)
+                .zip([0x01, 0x20, 0x80, 0xff].into_iter().cycle())
             {
                 let mut changed = bytes.clone();
                 changed[at] ^= change;

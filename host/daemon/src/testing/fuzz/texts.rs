@@ -14,10 +14,16 @@ use nodedock_model::{Claim, ClaimRecord, ClaimState, PodRecord, PodRequest, Side
 
 /// A grant: it covers what it lists, and is the same after it was written. An error names an existing line.
 pub fn grant(data: &[u8]) -> bool {
-    let Ok(text) = std::str::from_utf8(data) else { return false };
+    let Ok(text) = std::str::from_utf8(data) else {
+        return false;
+    };
     match Grant::parse(text) {
         Ok(grant) => check_grant(&grant, text),
-        Err(SideFileError::At { line, column, message }) => {
+        Err(SideFileError::At {
+            line,
+            column,
+            message,
+        }) => {
             assert!(
                 (1..=lines(text)).contains(&line) && column >= 1,
                 "line {line}, column {column}: {message}"
@@ -35,13 +41,25 @@ fn check_grant(grant: &Grant, text: &str) {
     let mut requested = grant.limits.clone();
     // The other limits cannot be requested.
     requested.retain(|key, _| key.can_be_requested());
-    assert_eq!(grant::missing(allowed, &requested, grant), [""; 0], "what is granted is granted");
+    assert_eq!(
+        grant::missing(allowed, &requested, grant),
+        [""; 0],
+        "what is granted is granted"
+    );
     let effective = Effective::new(allowed, grant).expect("what was read can be used");
-    assert!(allowed.sysfs_read.iter().all(|glob| effective.allows_sysfs_glob(glob)));
+    assert!(
+        allowed
+            .sysfs_read
+            .iter()
+            .all(|glob| effective.allows_sysfs_glob(glob))
+    );
     let yaml = grant::to_yaml("gpu.example.com", text, allowed, &requested);
     if yaml.len() as u64 <= SIDE_FILE_BYTES_MAX {
         let again = Grant::parse(&yaml).expect("a grant that was written can be read");
-        let expected = Grant { limits: requested, ..grant.clone() };
+        let expected = Grant {
+            limits: requested,
+            ..grant.clone()
+        };
         assert_eq!(again, expected, "another grant came back from {yaml}");
     }
 }
@@ -54,7 +72,9 @@ fn lines(text: &str) -> u64 {
 
 /// A config: the daemon's has values within their ranges; a driver's becomes JSON that any reader of JSON takes.
 pub fn config(data: &[u8]) -> bool {
-    let Ok(text) = std::str::from_utf8(data) else { return false };
+    let Ok(text) = std::str::from_utf8(data) else {
+        return false;
+    };
     let of_daemon = ConfigFile::parse(text, Path::new("nodedock.yaml"));
     if let Ok(file) = &of_daemon {
         check_config(file);
@@ -68,23 +88,35 @@ pub fn config(data: &[u8]) -> bool {
 
 fn check_config(file: &ConfigFile) {
     let directories = file.cdi_spec_dirs.as_deref().unwrap_or_default();
-    assert!(directories.len() <= CDI_DIRECTORIES_MAX && directories.iter().all(|path| path.is_absolute()));
-    let within = |value: Option<u64>, min, max| value.is_none_or(|value| (min..=max).contains(&value));
+    assert!(
+        directories.len() <= CDI_DIRECTORIES_MAX
+            && directories.iter().all(|path| path.is_absolute())
+    );
+    let within =
+        |value: Option<u64>, min, max| value.is_none_or(|value| (min..=max).contains(&value));
     assert!(within(file.claims.exclusive_wait_ms, 0, 60_000), "{file:?}");
-    assert!(within(file.claims.call_deadline_ms, 100, 300_000), "{file:?}");
+    assert!(
+        within(file.claims.call_deadline_ms, 100, 300_000),
+        "{file:?}"
+    );
 }
 
 fn check_driver_config(json: &str) {
     let value: Value = serde_json::from_str(json).expect("a driver's config is JSON");
     assert!(value.is_object(), "{json}");
-    let again: Value = serde_json::from_str(&value.to_string()).expect("JSON that was written can be read");
+    let again: Value =
+        serde_json::from_str(&value.to_string()).expect("JSON that was written can be read");
     assert!(same(&value, &again), "{again} instead of {value}");
 }
 
 /// A manifest: what was read of claims and pods is the same when it comes back from the checkpoint.
 pub fn manifest(data: &[u8]) -> bool {
-    let Ok(text) = std::str::from_utf8(data) else { return false };
-    let Ok(Objects { claims, pods }) = manifest::parse(text, "input") else { return false };
+    let Ok(text) = std::str::from_utf8(data) else {
+        return false;
+    };
+    let Ok(Objects { claims, pods }) = manifest::parse(text, "input") else {
+        return false;
+    };
     let taken = !claims.is_empty() || !pods.is_empty();
     claims.into_iter().for_each(check_claim);
     pods.into_iter().for_each(check_pod);
@@ -92,7 +124,9 @@ pub fn manifest(data: &[u8]) -> bool {
 }
 
 fn check_claim(claim: Claim) {
-    let Some(allocation) = claim.allocation else { return };
+    let Some(allocation) = claim.allocation else {
+        return;
+    };
     for config in &allocation.configs {
         serde_json::from_str::<Value>(&config.parameters).expect("parameters are JSON");
     }
@@ -114,10 +148,17 @@ fn check_claim(claim: Claim) {
 }
 
 fn check_pod(request: PodRequest) {
-    let native =
-        |name: &str| name.split_once('/').is_none_or(|(domain, _)| domain.ends_with("kubernetes.io"));
+    let native = |name: &str| {
+        name.split_once('/')
+            .is_none_or(|(domain, _)| domain.ends_with("kubernetes.io"))
+    };
     for container in &request.containers {
-        assert!(container.resources.iter().all(|(name, count)| *count > 0 && !native(name.as_str())));
+        assert!(
+            container
+                .resources
+                .iter()
+                .all(|(name, count)| *count > 0 && !native(name.as_str()))
+        );
     }
     check_kept(&PodRecord {
         pod: request.pod,

@@ -20,8 +20,8 @@ use crate::extended_resources::DeviceIds;
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
-    ContainerAllocation, DriverKind, DriverName, KubeletDevice, ObjectRef, PreparedForKubelet, Problem,
-    ProblemCode, ProblemKind, Uid, limit,
+    ContainerAllocation, DriverKind, DriverName, KubeletDevice, ObjectRef, PreparedForKubelet,
+    Problem, ProblemCode, ProblemKind, Uid, limit,
 };
 
 /// Time that an Allocate waits for the release of devices of an earlier one.
@@ -62,11 +62,18 @@ impl Allocate {
             return Ok(ContainerAllocation::default());
         }
         let context = self.resource.context.clone();
-        let interrupted =
-            || Problem::internal(ProblemCode::Interrupted, "the allocation ended before its time; retry it");
+        let interrupted = || {
+            Problem::internal(
+                ProblemCode::Interrupted,
+                "the allocation ended before its time; retry it",
+            )
+        };
         let work = async move { self.allocate_when_served().await };
         let tasks = &context.parts.tasks;
-        tasks.complete("device-plugin-allocate", work).await.unwrap_or_else(|| Err(interrupted()))
+        tasks
+            .complete("device-plugin-allocate", work)
+            .await
+            .unwrap_or_else(|| Err(interrupted()))
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -80,7 +87,9 @@ impl Allocate {
         // Before the first attempt: a driver that begins to serve meanwhile is worth the second.
         let did_serve = context.serves(driver);
         let first = self.attempt().await;
-        let is_unavailable = first.as_ref().is_err_and(|problem| problem.kind == ProblemKind::Unavailable);
+        let is_unavailable = first
+            .as_ref()
+            .is_err_and(|problem| problem.kind == ProblemKind::Unavailable);
         if is_unavailable && !did_serve && context.serves_within(driver, limit::DRIVER_WAIT).await {
             return self.attempt().await;
         }
@@ -96,9 +105,9 @@ impl Allocate {
         if plan::depends_on_pods(ids, &existing) {
             // Without an answer it stays unknown, and the claims serve again.
             match in_use::list(context, IN_USE_DEADLINE_SHORT).await {
-                Ok(pods) => {
-                    existing.iter_mut().for_each(|claim| claim.is_used = Some(pods.use_any(&claim.claim)))
-                }
+                Ok(pods) => existing
+                    .iter_mut()
+                    .for_each(|claim| claim.is_used = Some(pods.use_any(&claim.claim))),
                 Err(error) => tracing::debug!(error, "which devices pods use is not known"),
             }
         }
@@ -110,8 +119,17 @@ impl Allocate {
         for (existing, requested) in &plan.join {
             // A device plugin's answer is for all devices of the claim together.
             let is_whole = context.parts.registry.kind(&self.driver) == Some(DriverKind::Adapter);
-            let requested = if is_whole { &existing.devices } else { requested };
-            add(&mut answer, self.prepare(existing.claim.clone(), &existing.devices).await?, requested);
+            let requested = if is_whole {
+                &existing.devices
+            } else {
+                requested
+            };
+            add(
+                &mut answer,
+                self.prepare(existing.claim.clone(), &existing.devices)
+                    .await?,
+                requested,
+            );
         }
         for devices in claim::portions(&plan.new) {
             let id = claim::id(driver, &self.resource.name, &devices)?;
@@ -122,7 +140,11 @@ impl Allocate {
 
     fn existing(&self) -> Vec<Existing> {
         let (now, admission) = (Instant::now(), self.context().parts.times.admission);
-        let claims = self.context().device_claims().into_iter().filter(|claim| claim.driver == self.driver);
+        let claims = self
+            .context()
+            .device_claims()
+            .into_iter()
+            .filter(|claim| claim.driver == self.driver);
         let existing = |claim: DeviceClaim| Existing {
             is_fresh: now < claim.requested + admission,
             claim,
@@ -135,47 +157,90 @@ impl Allocate {
     /// locked: a pool that is withdrawn from the kubelet is offered by slices when no Allocate can take its devices any more.
     fn check_known(&self, existing: &[Existing]) -> Result<(), Problem> {
         let offer = self.resource.offer.borrow().clone();
-        let listed: Ids = offer.devices.iter().map(|device| device.id.clone()).collect();
+        let listed: Ids = offer
+            .devices
+            .iter()
+            .map(|device| device.id.clone())
+            .collect();
         let is_known = |id: &&String| {
-            listed.contains(*id) || existing.iter().any(|known| known.claim.devices.contains(*id))
+            listed.contains(*id)
+                || existing
+                    .iter()
+                    .any(|known| known.claim.devices.contains(*id))
         };
-        let Some(unknown) = self.ids.iter().find(|id| !is_known(id)) else { return Ok(()) };
-        let (unknown, resource, driver) = (convert::shown(unknown), &self.resource.name, &self.driver);
+        let Some(unknown) = self.ids.iter().find(|id| !is_known(id)) else {
+            return Ok(());
+        };
+        let (unknown, resource, driver) =
+            (convert::shown(unknown), &self.resource.name, &self.driver);
         let message = format!("{unknown} is no device of {resource} by the driver {driver}");
         Err(Problem::not_found(ProblemCode::DeviceUnknown, message))
     }
 
     async fn release(&self, unused: &DeviceClaim) -> Result<(), Problem> {
-        let (DeviceClaim { claim, driver, devices, .. }, request) = (unused, &self.request_id);
-        let unprepare = self.context().manager()?.unprepare_for_kubelet(driver, claim, request.clone());
+        let (
+            DeviceClaim {
+                claim,
+                driver,
+                devices,
+                ..
+            },
+            request,
+        ) = (unused, &self.request_id);
+        let unprepare =
+            self.context()
+                .manager()?
+                .unprepare_for_kubelet(driver, claim, request.clone());
         let why = match tokio::time::timeout(UNPREPARE_WAIT, unprepare).await {
             Ok(Ok(())) => {
                 tracing::info!(%driver, %claim, %request, "released devices of a pod that is gone");
-                self.context().allocations.requested.lock().remove(&claim.uid);
+                self.context()
+                    .allocations
+                    .requested
+                    .lock()
+                    .remove(&claim.uid);
                 return Ok(());
             }
             Ok(Err(problem)) => problem.message,
             Err(_) => format!("no answer within {} s", UNPREPARE_WAIT.as_secs()),
         };
         let devices: Vec<_> = devices.iter().map(String::as_str).collect();
-        let message =
-            format!("driver {driver} has not unprepared {} of a pod that is gone: {why}", devices.join(", "));
+        let message = format!(
+            "driver {driver} has not unprepared {} of a pod that is gone: {why}",
+            devices.join(", ")
+        );
         Err(Problem::unavailable(ProblemCode::DevicesNotGivenUp, message).with("claim", claim))
     }
 
     async fn prepare(&self, id: ObjectRef, devices: &Ids) -> Result<PreparedForKubelet, Problem> {
         let (context, driver, uid) = (self.context(), &self.driver, id.uid.clone());
         // Before the call: the search for unused claims must not take it for an old one.
-        context.allocations.requested.lock().insert(uid.clone(), Instant::now());
+        context
+            .allocations
+            .requested
+            .lock()
+            .insert(uid.clone(), Instant::now());
         context.allocations.begun.notify_one();
         let claim = claim::claim(id, driver, devices)?;
         let prepared = match context.manager() {
-            Ok(manager) => manager.prepare_given_for_kubelet(driver, claim, self.request_id.clone()).await,
+            Ok(manager) => {
+                manager
+                    .prepare_given_for_kubelet(driver, claim, self.request_id.clone())
+                    .await
+            }
             Err(problem) => Err(problem),
         };
         if prepared.is_ok() {
-            context.allocations.requested.lock().insert(uid, Instant::now());
-        } else if !context.device_claims().iter().any(|known| known.claim.uid == uid) {
+            context
+                .allocations
+                .requested
+                .lock()
+                .insert(uid, Instant::now());
+        } else if !context
+            .device_claims()
+            .iter()
+            .any(|known| known.claim.uid == uid)
+        {
             context.allocations.requested.lock().remove(&uid);
         }
         prepared
@@ -185,35 +250,60 @@ impl Allocate {
 impl Context {
     /// Releases a claim that no pod uses. False: a kubelet requested it meanwhile, or requests its devices now.
     pub(super) async fn release(&self, unused: &DeviceClaim) -> Result<bool, Problem> {
-        let DeviceClaim { claim, driver, devices, requested } = unused;
-        let lock_device = |id: &String| self.allocations.locks.try_take(&(driver.clone(), id.clone()));
+        let DeviceClaim {
+            claim,
+            driver,
+            devices,
+            requested,
+        } = unused;
+        let lock_device = |id: &String| {
+            self.allocations
+                .locks
+                .try_take(&(driver.clone(), id.clone()))
+        };
         let Some(_devices) = devices.iter().map(lock_device).collect::<Option<Vec<_>>>() else {
             return Ok(false);
         };
         if self.requested_at(&claim.uid) != *requested {
             return Ok(false);
         }
-        self.manager()?.unprepare_for_kubelet(driver, claim, new_id()).await?;
+        self.manager()?
+            .unprepare_for_kubelet(driver, claim, new_id())
+            .await?;
         self.allocations.requested.lock().remove(&claim.uid);
         Ok(true)
     }
 
     /// When a kubelet requested a claim last; for one from before a restart, the start.
     pub(in crate::bridge) fn requested_at(&self, claim: &Uid) -> Instant {
-        self.allocations.requested.lock().get(claim).copied().unwrap_or(self.started)
+        self.allocations
+            .requested
+            .lock()
+            .get(claim)
+            .copied()
+            .unwrap_or(self.started)
     }
 
     /// Forgets claims that are gone, unless they were requested after `since`.
     pub(super) fn forget_all_but(&self, claims: &[DeviceClaim], since: Instant) {
         let is_known = |uid: &Uid| claims.iter().any(|known| known.claim.uid == *uid);
-        self.allocations.requested.lock().retain(|uid, requested| *requested > since || is_known(uid));
+        self.allocations
+            .requested
+            .lock()
+            .retain(|uid, requested| *requested > since || is_known(uid));
     }
 }
 
 /// Adds CDI names of the requested devices, each once, and annotations, of which the first of a key counts.
 fn add(answer: &mut ContainerAllocation, prepared: PreparedForKubelet, requested: &Ids) {
-    let is_requested = |device: &KubeletDevice| requested.contains(&device_id(&device.pool, &device.device));
-    for name in prepared.devices.into_iter().filter(is_requested).flat_map(|device| device.cdi) {
+    let is_requested =
+        |device: &KubeletDevice| requested.contains(&device_id(&device.pool, &device.device));
+    for name in prepared
+        .devices
+        .into_iter()
+        .filter(is_requested)
+        .flat_map(|device| device.cdi)
+    {
         if !answer.cdi_devices.contains(&name) {
             answer.cdi_devices.push(name);
         }

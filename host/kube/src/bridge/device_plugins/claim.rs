@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use nodedock_core::resources::pools::split_id;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, DriverName, ExtendedResource, ObjectRef, Problem, ProblemCode, limit,
+    AllocatedDevice, Allocation, Claim, DriverName, ExtendedResource, ObjectRef, Problem,
+    ProblemCode, limit,
 };
 
 /// The request of such a claim.
@@ -30,7 +31,11 @@ pub(super) fn portions(ids: &Ids) -> Vec<Ids> {
 }
 
 /// The name of the claim for these devices.
-pub(super) fn id(driver: &DriverName, resource: &ExtendedResource, ids: &Ids) -> Result<ObjectRef, Problem> {
+pub(super) fn id(
+    driver: &DriverName,
+    resource: &ExtendedResource,
+    ids: &Ids,
+) -> Result<ObjectRef, Problem> {
     let mut of = format!("device-plugin\0{driver}\0{resource}");
     ids.iter().for_each(|id| of.extend(["\0", id]));
     let uid = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string();
@@ -47,10 +52,16 @@ pub(in crate::bridge) fn is_plugin_claim(claim: &ObjectRef) -> bool {
 
 /// The claim itself, allocated.
 pub(super) fn claim(id: ObjectRef, driver: &DriverName, ids: &Ids) -> Result<Claim, Problem> {
-    let devices = ids.iter().map(|id| device(driver, id)).collect::<Result<_, _>>()?;
+    let devices = ids
+        .iter()
+        .map(|id| device(driver, id))
+        .collect::<Result<_, _>>()?;
     Ok(Claim {
         id,
-        allocation: Some(Allocation { devices, ..Allocation::default() }),
+        allocation: Some(Allocation {
+            devices,
+            ..Allocation::default()
+        }),
         reserved_for: Vec::new(),
         annotations: BTreeMap::new(),
         owner_pod: None,
@@ -59,9 +70,19 @@ pub(super) fn claim(id: ObjectRef, driver: &DriverName, ids: &Ids) -> Result<Cla
 }
 
 fn device(driver: &DriverName, id: &str) -> Result<AllocatedDevice, Problem> {
-    let wrong = || Problem::internal(ProblemCode::DeviceId, format!("{id:?} is not POOL/DEVICE of {driver}"));
+    let wrong = || {
+        Problem::internal(
+            ProblemCode::DeviceId,
+            format!("{id:?} is not POOL/DEVICE of {driver}"),
+        )
+    };
     let (pool, device) = split_id(id).ok_or_else(wrong)?;
-    Ok(AllocatedDevice::whole(REQUEST, driver.clone(), pool, device))
+    Ok(AllocatedDevice::whole(
+        REQUEST,
+        driver.clone(),
+        pool,
+        device,
+    ))
 }
 
 #[cfg(test)]
@@ -75,7 +96,12 @@ mod tests {
 
     #[test]
     fn no_claim_has_more_devices_than_one_may_have() {
-        for (count, expected) in [(0, vec![]), (1, vec![1]), (32, vec![32]), (70, vec![32, 32, 6])] {
+        for (count, expected) in [
+            (0, vec![]),
+            (1, vec![1]),
+            (32, vec![32]),
+            (70, vec![32, 32, 6]),
+        ] {
             let of: Ids = (0..count).map(|n| format!("p/{n}")).collect();
             let portions = portions(&of);
             assert_eq!(portions.iter().map(Ids::len).collect::<Vec<_>>(), expected);
@@ -89,7 +115,10 @@ mod tests {
         let resource = |name: &str| ExtendedResource::new(name).unwrap();
         let of = |d: &str, r: &str, of: &[&str]| id(&driver(d), &resource(r), &ids(of)).unwrap();
         let one = of("gpu.example.com", "example.com/gpu", &["p/0", "p/1"]);
-        assert_eq!(one, of("gpu.example.com", "example.com/gpu", &["p/1", "p/0"]));
+        assert_eq!(
+            one,
+            of("gpu.example.com", "example.com/gpu", &["p/1", "p/0"])
+        );
         for other in [
             of("gpu.example.com", "example.com/gpu", &["p/0"]),
             of("gpu.example.com", "example.com/gpu2", &["p/0", "p/1"]),
@@ -98,14 +127,23 @@ mod tests {
             assert_ne!(one, other);
         }
         assert!(is_plugin_claim(&one));
-        let stranger = ObjectRef { uid: of("a", "example.com/gpu", &[]).uid, ..one.clone() };
+        let stranger = ObjectRef {
+            uid: of("a", "example.com/gpu", &[]).uid,
+            ..one.clone()
+        };
         assert!(!is_plugin_claim(&stranger));
 
         let claim = claim(one, &driver("gpu.example.com"), &ids(&["a/b/0", "p/1"])).unwrap();
         let devices = claim.allocation.unwrap().devices;
-        let named: Vec<_> =
-            devices.iter().map(|device| (device.pool.as_str(), device.device.as_str())).collect();
+        let named: Vec<_> = devices
+            .iter()
+            .map(|device| (device.pool.as_str(), device.device.as_str()))
+            .collect();
         assert_eq!(named, [("a/b", "0"), ("p", "1")]);
-        assert!(devices.iter().all(|device| device_id(&device.pool, &device.device).contains('/')));
+        assert!(
+            devices
+                .iter()
+                .all(|device| device_id(&device.pool, &device.device).contains('/'))
+        );
     }
 }

@@ -48,11 +48,25 @@ pub(super) struct ResourceController {
 }
 
 impl ResourceController {
-    pub(super) fn new(resource: Arc<OfferedResource>, sockets: watch::Receiver<Arc<Sockets>>) -> Self {
+    pub(super) fn new(
+        resource: Arc<OfferedResource>,
+        sockets: watch::Receiver<Arc<Sockets>>,
+    ) -> Self {
         let directories = &resource.context.directories;
-        let (name, state) = (directories.of_resource(&resource.name), RegistrationState::default());
+        let (name, state) = (
+            directories.of_resource(&resource.name),
+            RegistrationState::default(),
+        );
         let kubelet_path = directories.device_plugins.join(KUBELET_SOCKET);
-        Self { resource, name, kubelet_path, sockets, state, registered_options: None, socket: None }
+        Self {
+            resource,
+            name,
+            kubelet_path,
+            sockets,
+            state,
+            registered_options: None,
+            socket: None,
+        }
     }
 
     /// Runs until the resource's tasks stop, which ends the lists and removes the socket. From a handover on nothing is registered.
@@ -66,15 +80,18 @@ impl ResourceController {
             () = context.handover.changing.stopped() => stopped.await,
             () = self.keep_registered() => stopped.await,
         }
-        self.resource
-            .context
-            .parts
-            .conditions
-            .clear(ProblemCode::DevicePluginRefused, self.resource.name.as_str());
+        self.resource.context.parts.conditions.clear(
+            ProblemCode::DevicePluginRefused,
+            self.resource.name.as_str(),
+        );
         self.set_away(None);
         let Some(socket) = self.socket else { return };
         let leave = context.parts.listeners.outlive_a_stop() && context.parts.tasks.is_stopping();
-        let closed = if leave { socket.leave() } else { socket.close() };
+        let closed = if leave {
+            socket.leave()
+        } else {
+            socket.close()
+        };
         if !closed.drain(limit::DRAIN).await {
             tracing::warn!(resource = %self.resource.name, "calls of the kubelet did not end in time");
         }
@@ -99,7 +116,10 @@ impl ResourceController {
         loop {
             self.sockets.mark_unchanged();
             offers.mark_unchanged();
-            if self.registered_options.is_some_and(|options| options != self.options()) {
+            if self
+                .registered_options
+                .is_some_and(|options| options != self.options())
+            {
                 // A kubelet asks for them when a plugin registers.
                 self.state.forget();
             }
@@ -147,7 +167,9 @@ impl ResourceController {
             (Ok(()), Some(kubelet)) => {
                 let call = tokio::time::timeout(REGISTER_DEADLINE, self.call(kubelet));
                 let no_answer = || format!("no answer within {} s", REGISTER_DEADLINE.as_secs());
-                let answer = call.await.unwrap_or_else(|_| Err(PluginRegistration::Waiting(no_answer())));
+                let answer = call
+                    .await
+                    .unwrap_or_else(|_| Err(PluginRegistration::Waiting(no_answer())));
                 answer.map(|()| kubelet)
             }
         };
@@ -173,10 +195,15 @@ impl ResourceController {
 
     /// Removes sockets of the resource that earlier starts have left.
     fn remove_stale(&self) {
-        let Some((of_resource, _)) = self.name.rsplit_once('-') else { return };
+        let Some((of_resource, _)) = self.name.rsplit_once('-') else {
+            return;
+        };
         let names = self.sockets.borrow().keys().cloned().collect::<Vec<_>>();
         let is_other = |name: &String| {
-            *name != self.name && name.rsplit_once('-').is_some_and(|(before, _)| before == of_resource)
+            *name != self.name
+                && name
+                    .rsplit_once('-')
+                    .is_some_and(|(before, _)| before == of_resource)
         };
         for name in names.into_iter().filter(is_other) {
             tracing::info!(socket = name, "removed: a process that ended has left it");
@@ -189,7 +216,9 @@ impl ResourceController {
         let channel = connect(&self.kubelet_path).await;
         let channel = channel.map_err(|error| PluginRegistration::Waiting(chain(&error)))?;
         if self.kubelet() != Some(kubelet) {
-            return Err(PluginRegistration::Waiting("the socket was replaced meanwhile".to_owned()));
+            return Err(PluginRegistration::Waiting(
+                "the socket was replaced meanwhile".to_owned(),
+            ));
         }
         let request = wire::RegisterRequest {
             version: convert::DEVICE_PLUGIN_VERSION.to_owned(),
@@ -201,7 +230,11 @@ impl ResourceController {
         let mut client = client.max_decoding_message_size(limit::REGISTER_BYTES_MAX);
         let answer = client.register(request).await.map(drop);
         answer.map_err(|status| {
-            let why = format!("{:?}: {}", status.code(), one_line(status.message(), MESSAGE_BYTES_MAX));
+            let why = format!(
+                "{:?}: {}",
+                status.code(),
+                one_line(status.message(), MESSAGE_BYTES_MAX)
+            );
             match status.code() {
                 // What tonic itself says of a connection that broke.
                 Code::Unavailable | Code::Cancelled => PluginRegistration::Waiting(why),
@@ -218,12 +251,24 @@ impl ResourceController {
         // A kubelet that was connected by the old socket is gone, or connects again by the new one.
         self.socket = None;
         let tasks = self.resource.tasks.child();
-        let service = DevicePluginService { resource: self.resource.clone(), tasks: tasks.clone() };
+        let service = DevicePluginService {
+            resource: self.resource.clone(),
+            tasks: tasks.clone(),
+        };
         let routes = Routes::new(DevicePluginServer::new(service));
-        let (path, context) = (self.kubelet_path.with_file_name(&self.name), &self.resource.context);
-        let opened =
-            ServedSocket::open("device-plugin-service", &path, routes, Vec::new(), context.sockets(), tasks)
-                .await;
+        let (path, context) = (
+            self.kubelet_path.with_file_name(&self.name),
+            &self.resource.context,
+        );
+        let opened = ServedSocket::open(
+            "device-plugin-service",
+            &path,
+            routes,
+            Vec::new(),
+            context.sockets(),
+            tasks,
+        )
+        .await;
         self.socket = Some(opened.map_err(|error| chain(&error))?);
         Ok(())
     }
@@ -244,21 +289,31 @@ impl ResourceController {
             PluginRegistration::Waiting(why) if is_away => (None, Some(why.as_str())),
             PluginRegistration::Waiting(_) | PluginRegistration::Followed => (None, None),
         };
-        self.resource.context.parts.conditions.update(code, name.as_str(), refused);
+        self.resource
+            .context
+            .parts
+            .conditions
+            .update(code, name.as_str(), refused);
         self.set_away(away);
     }
 
     /// The condition that no kubelet is there stays while any resource waits for one.
     fn set_away(&self, why: Option<&str>) {
         let (context, name) = (&self.resource.context, &self.resource.name);
-        let (conditions, socket) = (&context.parts.conditions, self.kubelet_path.display().to_string());
+        let (conditions, socket) = (
+            &context.parts.conditions,
+            self.kubelet_path.display().to_string(),
+        );
         let mut waiting = context.waiting.lock();
         if let Some(why) = why {
             waiting.insert(name.clone());
             let message = format!(
                 "no kubelet takes device plugins at {socket} ({why}): the extended resources of drivers are not offered to it"
             );
-            conditions.set(&socket, Problem::unavailable(ProblemCode::KubeletAway, message));
+            conditions.set(
+                &socket,
+                Problem::unavailable(ProblemCode::KubeletAway, message),
+            );
         } else if waiting.remove(name) && waiting.is_empty() {
             conditions.clear(ProblemCode::KubeletAway, &socket);
         }
@@ -266,7 +321,11 @@ impl ResourceController {
 }
 
 /// Resolves when the kubelet's socket is another than `tried`.
-async fn another_socket(sockets: &mut watch::Receiver<Arc<Sockets>>, path: &Path, tried: Option<SocketId>) {
+async fn another_socket(
+    sockets: &mut watch::Receiver<Arc<Sockets>>,
+    path: &Path,
+    tried: Option<SocketId>,
+) {
     while sockets.changed().await.is_ok() {
         if socket_id(path) != tried {
             return;

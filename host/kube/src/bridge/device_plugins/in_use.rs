@@ -42,7 +42,8 @@ impl PodDevices {
     pub(super) fn use_any(&self, of: &DeviceClaim) -> bool {
         self.in_use.iter().any(|(resource, ids)| {
             !ids.is_disjoint(&of.devices)
-                && claim::id(&of.driver, resource, &of.devices).is_ok_and(|id| id.uid == of.claim.uid)
+                && claim::id(&of.driver, resource, &of.devices)
+                    .is_ok_and(|id| id.uid == of.claim.uid)
         })
     }
 }
@@ -52,7 +53,9 @@ pub(super) async fn list(context: &Context, deadline: Duration) -> Result<PodDev
     let listed = tokio::time::timeout(deadline, complete_list(context, deadline)).await;
     let too_late = || format!("list the devices of pods within {} s", deadline.as_secs());
     let listed = listed.unwrap_or_else(|_| Err(too_late()));
-    context.metrics.looked(if listed.is_ok() { "answered" } else { "failed" });
+    context
+        .metrics
+        .looked(if listed.is_ok() { "answered" } else { "failed" });
     listed
 }
 
@@ -61,14 +64,19 @@ async fn complete_list(context: &Context, deadline: Duration) -> Result<PodDevic
     let listed = any_list(context, deadline).await?;
     match missing(context, &listed) {
         None => Ok(listed),
-        Some(named) => Err(format!("the kubelet does not know of its pods yet: it names {named}")),
+        Some(named) => Err(format!(
+            "the kubelet does not know of its pods yet: it names {named}"
+        )),
     }
 }
 
 /// Returns what a list names instead of this daemon's pod, or of any pod.
 pub(super) fn missing(context: &Context, listed: &PodDevices) -> Option<&'static str> {
-    let own =
-        context.parts.own_pod.as_ref().map(|(namespace, name)| (namespace.to_string(), name.to_string()));
+    let own = context
+        .parts
+        .own_pod
+        .as_ref()
+        .map(|(namespace, name)| (namespace.to_string(), name.to_string()));
     match own {
         _ if listed.pods.is_empty() => Some("no pod"),
         Some(own) if !listed.pods.contains(&own) => Some("others, and not that of this daemon"),
@@ -78,7 +86,9 @@ pub(super) fn missing(context: &Context, listed: &PodDevices) -> Option<&'static
 
 /// Lists the devices that pods use, of a kubelet that may not know all its pods yet.
 pub(super) async fn any_list(context: &Context, deadline: Duration) -> Result<PodDevices, String> {
-    let channel = connect(&context.directories.pod_resources).await.map_err(|error| chain(&error))?;
+    let channel = connect(&context.directories.pod_resources)
+        .await
+        .map_err(|error| chain(&error))?;
     let client = PodResourcesListerClient::new(channel);
     let mut client = client.max_decoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
     let mut request = Request::new(wire::ListPodResourcesRequest {});
@@ -87,7 +97,9 @@ pub(super) async fn any_list(context: &Context, deadline: Duration) -> Result<Po
         let message = one_line(status.message(), MESSAGE_BYTES_MAX);
         format!("list the devices of pods: {:?}: {message}", status.code())
     };
-    Ok(convert::pod_devices(client.list(request).await.map_err(failed)?.into_inner()))
+    Ok(convert::pod_devices(
+        client.list(request).await.map_err(failed)?.into_inner(),
+    ))
 }
 
 /// Releases claims whose devices no pod uses any more.
@@ -104,7 +116,13 @@ pub(super) struct UnusedClaims {
 impl UnusedClaims {
     pub(super) fn new(context: Arc<Context>, sockets: watch::Receiver<Arc<Sockets>>) -> Self {
         let usage = ClaimUsage::new(context.parts.times);
-        Self { context, sockets, usage, kubelet: None, failing_since: None }
+        Self {
+            context,
+            sockets,
+            usage,
+            kubelet: None,
+            failing_since: None,
+        }
     }
 
     /// Calls the kubelet only while there are claims for devices.
@@ -119,7 +137,11 @@ impl UnusedClaims {
             } else {
                 self.round(&claims).await;
             }
-            tokio::time::sleep(spread(self.context.parts.times.in_use_period, now_ms() % 1000 * 7919)).await;
+            tokio::time::sleep(spread(
+                self.context.parts.times.in_use_period,
+                now_ms() % 1000 * 7919,
+            ))
+            .await;
         }
     }
 
@@ -145,8 +167,16 @@ impl UnusedClaims {
     }
 
     async fn release_unused(&mut self, claims: &[DeviceClaim], pods: &PodDevices) {
-        for unused in self.usage.observe(claims, |claim| pods.use_any(claim), Instant::now()) {
-            let DeviceClaim { driver, claim, devices, .. } = &unused;
+        for unused in self
+            .usage
+            .observe(claims, |claim| pods.use_any(claim), Instant::now())
+        {
+            let DeviceClaim {
+                driver,
+                claim,
+                devices,
+                ..
+            } = &unused;
             match self.context.release(&unused).await {
                 Ok(false) => {}
                 Ok(true) => {
@@ -154,24 +184,36 @@ impl UnusedClaims {
                     tracing::info!(%driver, %claim, ?devices, "released devices that no pod uses");
                 }
                 // The claim manager retries by itself, and so does the next round.
-                Err(problem) => tracing::debug!(%driver, %claim, %problem, "devices not released yet"),
+                Err(problem) => {
+                    tracing::debug!(%driver, %claim, %problem, "devices not released yet")
+                }
             }
         }
     }
 
     fn set_listed(&mut self, listed: Result<(), &str>) {
-        let (conditions, subject) =
-            (&self.context.parts.conditions, self.context.directories.pod_resources.display().to_string());
+        let (conditions, subject) = (
+            &self.context.parts.conditions,
+            self.context.directories.pod_resources.display().to_string(),
+        );
         let Err(error) = listed else {
             self.failing_since = None;
             return conditions.clear(ProblemCode::PodResourcesAway, &subject);
         };
         tracing::debug!(error, "which devices pods use is not known");
-        if self.failing_since.get_or_insert_with(Instant::now).elapsed() >= IN_USE_UNKNOWN {
+        if self
+            .failing_since
+            .get_or_insert_with(Instant::now)
+            .elapsed()
+            >= IN_USE_UNKNOWN
+        {
             let message = format!(
                 "the kubelet does not list which devices pods use ({error}): devices of extended resources stay with pods that are gone"
             );
-            conditions.set(&subject, Problem::unavailable(ProblemCode::PodResourcesAway, message));
+            conditions.set(
+                &subject,
+                Problem::unavailable(ProblemCode::PodResourcesAway, message),
+            );
         }
     }
 }
@@ -188,10 +230,19 @@ mod tests {
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Ids>();
         let devices = ids(&["p/a", "p/b"]);
         let claim = claim::id(&driver, &resource("gpu"), &devices).unwrap();
-        let claim = DeviceClaim { claim, driver, devices, requested: Instant::now() };
+        let claim = DeviceClaim {
+            claim,
+            driver,
+            devices,
+            requested: Instant::now(),
+        };
         let is_used = |name: &str, used: &[&str]| {
             let in_use = BTreeMap::from([(resource(name), ids(used))]);
-            PodDevices { in_use, ..PodDevices::default() }.use_any(&claim)
+            PodDevices {
+                in_use,
+                ..PodDevices::default()
+            }
+            .use_any(&claim)
         };
         assert!(is_used("gpu", &["p/b"]));
         assert!(!is_used("gpu", &["p/c"]) && !is_used("nic", &["p/a", "p/b"]));

@@ -33,9 +33,10 @@ impl OfferSource {
     /// What the kubelet is to call.
     pub(in crate::bridge) fn options(&self) -> DeviceOptions {
         match self {
-            Self::Driver(_) => {
-                DeviceOptions { pre_start_required: false, preferred_allocation_available: true }
-            }
+            Self::Driver(_) => DeviceOptions {
+                pre_start_required: false,
+                preferred_allocation_available: true,
+            },
             Self::Plugin(options) => *options,
         }
     }
@@ -68,28 +69,45 @@ pub(super) struct ObservedPools {
 /// over or withdrawn is removed from `remembered` for good.
 pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offers {
     let is_withdrawn = |resource: &ExtendedResource, driver: &DriverName| {
-        observed.published.get(driver).is_some_and(|resources| !resources.contains(resource))
+        observed
+            .published
+            .get(driver)
+            .is_some_and(|resources| !resources.contains(resource))
     };
     remembered.retain(|resource, offer| {
         let is_current = match offer.source.driver() {
             None => !observed.adapted.contains(resource),
-            Some(driver) => !observed.of_plugins.contains(resource) && !is_withdrawn(resource, driver),
+            Some(driver) => {
+                !observed.of_plugins.contains(resource) && !is_withdrawn(resource, driver)
+            }
         };
         !observed.offers.contains_key(resource) && is_current
     });
     let mut offers = observed.offers.clone();
-    offers.extend(remembered.iter().map(|(resource, offer)| (resource.clone(), offer.clone())));
+    offers.extend(
+        remembered
+            .iter()
+            .map(|(resource, offer)| (resource.clone(), offer.clone())),
+    );
     offers
 }
 
 /// What is offered of it to the kubelet. Of a pool that another mechanism offers, or none, the list has the devices that the kubelet's
 /// device manager has allocated, as unhealthy: a kubelet restarts containers only while their resource has a plugin.
-pub(super) fn by_mechanism(mut offers: Offers, mechanisms: &Mechanisms, allocated: &DeviceIds) -> Offers {
+pub(super) fn by_mechanism(
+    mut offers: Offers,
+    mechanisms: &Mechanisms,
+    allocated: &DeviceIds,
+) -> Offers {
     offers.retain(|resource, offer| {
-        let Some(driver) = offer.source.driver().cloned() else { return true };
+        let Some(driver) = offer.source.driver().cloned() else {
+            return true;
+        };
         let mut is_here = mechanisms.is_at_kubelet(&driver, resource);
         offer.devices.retain_mut(|device| {
-            let Some((pool, name)) = split_id(&device.id) else { return false };
+            let Some((pool, name)) = split_id(&device.id) else {
+                return false;
+            };
             if mechanisms.of(&driver, &pool, true) == Some(Mechanism::DevicePlugin) {
                 device.healthy &= !mechanisms.is_claimed(&driver, &pool, &name);
                 is_here = true;
@@ -112,10 +130,18 @@ pub(super) fn with_held(
     for (resource, driver, ids) in held {
         let empty = || {
             let source = OfferSource::Driver(driver);
-            ResourceOffer { resource: resource.clone(), source, devices: Vec::new() }
+            ResourceOffer {
+                resource: resource.clone(),
+                source,
+                devices: Vec::new(),
+            }
         };
         let offer = offers.entry(resource.clone()).or_insert_with(empty);
-        let device = |id| PluginDevice { id, healthy: false, numa_nodes: Vec::new() };
+        let device = |id| PluginDevice {
+            id,
+            healthy: false,
+            numa_nodes: Vec::new(),
+        };
         offer.devices.extend(ids.into_iter().map(device));
         offer.devices.sort_by(|a, b| a.id.cmp(&b.id));
         offer.devices.dedup_by(|a, b| a.id == b.id);
@@ -137,9 +163,17 @@ mod tests {
     }
 
     fn offer(of: &str, ids: &[&str]) -> ResourceOffer {
-        let device = |id: &&str| PluginDevice { id: (*id).to_owned(), healthy: true, numa_nodes: vec![] };
+        let device = |id: &&str| PluginDevice {
+            id: (*id).to_owned(),
+            healthy: true,
+            numa_nodes: vec![],
+        };
         let (resource, source) = (resource("gpu"), OfferSource::Driver(driver(of)));
-        ResourceOffer { resource, source, devices: ids.iter().map(device).collect() }
+        ResourceOffer {
+            resource,
+            source,
+            devices: ids.iter().map(device).collect(),
+        }
     }
 
     #[test]
@@ -149,12 +183,20 @@ mod tests {
         assert_eq!(desired(&ObservedPools::default(), &mut remembered), known);
         // Its driver serves, and the device manager has not looked at its pools yet.
         let published = |resources: &[&str]| {
-            BTreeMap::from([(driver("a"), resources.iter().map(|name| resource(name)).collect())])
+            BTreeMap::from([(
+                driver("a"),
+                resources.iter().map(|name| resource(name)).collect(),
+            )])
         };
-        let begun = ObservedPools { published: published(&["gpu"]), ..ObservedPools::default() };
+        let begun = ObservedPools {
+            published: published(&["gpu"]),
+            ..ObservedPools::default()
+        };
         assert_eq!(desired(&begun, &mut remembered), known);
-        let there =
-            ObservedPools { offers: Offers::from([(resource("gpu"), offer("a", &["p/1"]))]), ..begun };
+        let there = ObservedPools {
+            offers: Offers::from([(resource("gpu"), offer("a", &["p/1"]))]),
+            ..begun
+        };
         assert_eq!(desired(&there, &mut remembered), there.offers);
         assert!(remembered.is_empty(), "what was there counts no more");
         assert!(desired(&ObservedPools::default(), &mut remembered).is_empty());
@@ -162,25 +204,40 @@ mod tests {
 
     #[test]
     fn what_a_plugin_had_is_offered_until_it_lists_again() {
-        let plugin =
-            ResourceOffer { source: OfferSource::Plugin(DeviceOptions::default()), ..offer("a", &["0"]) };
+        let plugin = ResourceOffer {
+            source: OfferSource::Plugin(DeviceOptions::default()),
+            ..offer("a", &["0"])
+        };
         let known = Offers::from([(resource("gpu"), plugin.clone())]);
         let mut remembered = known.clone();
-        let registered = ObservedPools { of_plugins: [resource("gpu")].into(), ..ObservedPools::default() };
+        let registered = ObservedPools {
+            of_plugins: [resource("gpu")].into(),
+            ..ObservedPools::default()
+        };
         assert_eq!(desired(&registered, &mut remembered), known);
-        let listed = ResourceOffer { devices: Vec::new(), ..plugin };
-        let observed =
-            ObservedPools { offers: [(resource("gpu"), listed)].into(), ..ObservedPools::default() };
+        let listed = ResourceOffer {
+            devices: Vec::new(),
+            ..plugin
+        };
+        let observed = ObservedPools {
+            offers: [(resource("gpu"), listed)].into(),
+            ..ObservedPools::default()
+        };
         assert_eq!(desired(&observed, &mut remembered), observed.offers);
         assert!(remembered.is_empty());
     }
 
     #[test]
     fn what_a_plugin_had_is_withdrawn_when_it_becomes_a_driver() {
-        let plugin =
-            ResourceOffer { source: OfferSource::Plugin(DeviceOptions::default()), ..offer("a", &["0"]) };
+        let plugin = ResourceOffer {
+            source: OfferSource::Plugin(DeviceOptions::default()),
+            ..offer("a", &["0"])
+        };
         let mut remembered = Offers::from([(resource("gpu"), plugin)]);
-        let adapted = ObservedPools { adapted: [resource("gpu")].into(), ..ObservedPools::default() };
+        let adapted = ObservedPools {
+            adapted: [resource("gpu")].into(),
+            ..ObservedPools::default()
+        };
         assert!(desired(&adapted, &mut remembered).is_empty() && remembered.is_empty());
         // What the driver had is offered until it publishes.
         let known = Offers::from([(resource("gpu"), offer("a", &["p/0"]))]);
@@ -195,17 +252,32 @@ mod tests {
             waits_for: String::new(),
             claimed: claimed.iter().map(|name| name.parse().unwrap()).collect(),
         };
-        let key = |pool: &str| LocalPool { driver: driver("a"), pool: pool.parse().unwrap() };
+        let key = |pool: &str| LocalPool {
+            driver: driver("a"),
+            pool: pool.parse().unwrap(),
+        };
         let pools = [
             (key("here"), status(Some(Mechanism::DevicePlugin), &["1"])),
             (key("slices"), status(Some(Mechanism::Dra), &[])),
             (key("neither"), status(None, &[])),
         ];
-        let mechanisms = Mechanisms { pools: pools.into(), ..Mechanisms::default() };
-        let ids =
-            ["here/0", "here/1", "neither/0", "neither/1", "slices/0", "slices/1", "unknown/0", "no-pool"];
-        let allocated: DeviceIds =
-            ["here/0", "neither/1", "slices/0"].map(|id| (driver("a"), id.to_owned())).into();
+        let mechanisms = Mechanisms {
+            pools: pools.into(),
+            ..Mechanisms::default()
+        };
+        let ids = [
+            "here/0",
+            "here/1",
+            "neither/0",
+            "neither/1",
+            "slices/0",
+            "slices/1",
+            "unknown/0",
+            "no-pool",
+        ];
+        let allocated: DeviceIds = ["here/0", "neither/1", "slices/0"]
+            .map(|id| (driver("a"), id.to_owned()))
+            .into();
         let offers = Offers::from([(resource("gpu"), offer("a", &ids))]);
         let listed = by_mechanism(offers.clone(), &mechanisms, &allocated);
         let devices: Vec<_> = listed[&resource("gpu")]
@@ -213,25 +285,48 @@ mod tests {
             .iter()
             .map(|device| (device.id.as_str(), device.healthy))
             .collect();
-        assert_eq!(devices, [("here/0", true), ("here/1", false), ("neither/1", false), ("slices/0", false)]);
+        assert_eq!(
+            devices,
+            [
+                ("here/0", true),
+                ("here/1", false),
+                ("neither/1", false),
+                ("slices/0", false)
+            ]
+        );
         assert!(by_mechanism(offers, &Mechanisms::default(), &DeviceIds::new()).is_empty());
         // A native plugin is not concerned.
-        let plugin =
-            ResourceOffer { source: OfferSource::Plugin(DeviceOptions::default()), ..offer("a", &["0"]) };
+        let plugin = ResourceOffer {
+            source: OfferSource::Plugin(DeviceOptions::default()),
+            ..offer("a", &["0"])
+        };
         let offers = Offers::from([(resource("gpu"), plugin)]);
-        assert_eq!(by_mechanism(offers.clone(), &Mechanisms::default(), &DeviceIds::new()), offers);
+        assert_eq!(
+            by_mechanism(offers.clone(), &Mechanisms::default(), &DeviceIds::new()),
+            offers
+        );
     }
 
     #[test]
     fn devices_of_the_time_before_an_adapter_are_listed_as_unhealthy_with_and_without_others() {
         let held = |ids: &[&str]| {
-            vec![(resource("gpu"), driver("a"), ids.iter().map(|id| (*id).to_owned()).collect())]
+            vec![(
+                resource("gpu"),
+                driver("a"),
+                ids.iter().map(|id| (*id).to_owned()).collect(),
+            )]
         };
         let listed = |offers: Offers| -> Vec<_> {
             let devices = &offers[&resource("gpu")].devices;
-            devices.iter().map(|device| (device.id.clone(), device.healthy)).collect()
+            devices
+                .iter()
+                .map(|device| (device.id.clone(), device.healthy))
+                .collect()
         };
-        assert_eq!(listed(with_held(Offers::new(), held(&["0"]))), [("0".to_owned(), false)]);
+        assert_eq!(
+            listed(with_held(Offers::new(), held(&["0"]))),
+            [("0".to_owned(), false)]
+        );
         let offers = Offers::from([(resource("gpu"), offer("a", &["p/1"]))]);
         let both = [("0".to_owned(), false), ("p/1".to_owned(), true)];
         assert_eq!(listed(with_held(offers.clone(), held(&["0"]))), both);
@@ -245,8 +340,10 @@ mod tests {
             published: BTreeMap::from([(driver("a"), BTreeSet::new())]),
             ..ObservedPools::default()
         };
-        let taken =
-            ObservedPools { of_plugins: BTreeSet::from([resource("gpu")]), ..ObservedPools::default() };
+        let taken = ObservedPools {
+            of_plugins: BTreeSet::from([resource("gpu")]),
+            ..ObservedPools::default()
+        };
         for observed in [without, taken] {
             assert!(desired(&observed, &mut known.clone()).is_empty());
         }

@@ -40,21 +40,38 @@ pub(super) struct Plan {
 
 /// Whether the plan depends on which devices pods use.
 pub(super) fn depends_on_pods(wanted: &Ids, existing: &[Existing]) -> bool {
-    existing.iter().any(|claim| !claim.is_fresh && claim.has_any(wanted))
+    existing
+        .iter()
+        .any(|claim| !claim.is_fresh && claim.has_any(wanted))
 }
 
 /// Plans for the wanted devices. A claim that a pod may still use is not released, it serves again.
 pub(super) fn plan(wanted: &Ids, existing: &[Existing]) -> Plan {
-    let mut touched: Vec<_> = existing.iter().filter(|claim| claim.has_any(wanted)).collect();
+    let mut touched: Vec<_> = existing
+        .iter()
+        .filter(|claim| claim.has_any(wanted))
+        .collect();
     // The claim of the very same devices needs no other.
-    touched.sort_by_key(|existing| (existing.claim.devices != *wanted, existing.claim.claim.clone()));
-    let mut plan = Plan { new: wanted.clone(), ..Plan::default() };
+    touched.sort_by_key(|existing| {
+        (
+            existing.claim.devices != *wanted,
+            existing.claim.claim.clone(),
+        )
+    });
+    let mut plan = Plan {
+        new: wanted.clone(),
+        ..Plan::default()
+    };
     for existing in touched {
         if existing.is_unused() {
             plan.release.push(existing.claim.clone());
             continue;
         }
-        let shared: Ids = plan.new.intersection(&existing.claim.devices).cloned().collect();
+        let shared: Ids = plan
+            .new
+            .intersection(&existing.claim.devices)
+            .cloned()
+            .collect();
         if !shared.is_empty() {
             plan.new.retain(|id| !shared.contains(id));
             plan.join.push((existing.claim.clone(), shared));
@@ -78,22 +95,46 @@ mod tests {
     }
 
     fn existing(devices: &str, is_fresh: bool) -> Existing {
-        let claim = ObjectRef::new("nodedock", &format!("c-{devices}"), &format!("u-{devices}")).unwrap();
+        let claim =
+            ObjectRef::new("nodedock", &format!("c-{devices}"), &format!("u-{devices}")).unwrap();
         let driver = DriverName::new("gpu.example.com").unwrap();
-        let claim = DeviceClaim { claim, driver, devices: ids(devices), requested: Instant::now() };
-        Existing { claim, is_fresh, is_used: None }
+        let claim = DeviceClaim {
+            claim,
+            driver,
+            devices: ids(devices),
+            requested: Instant::now(),
+        };
+        Existing {
+            claim,
+            is_fresh,
+            is_used: None,
+        }
     }
 
     fn with_use(claims: &[Existing], in_use: Option<&Ids>) -> Vec<Existing> {
         let is_used = |claim: &Existing| in_use.map(|in_use| claim.has_any(in_use));
-        claims.iter().map(|claim| Existing { is_used: is_used(claim), ..claim.clone() }).collect()
+        claims
+            .iter()
+            .map(|claim| Existing {
+                is_used: is_used(claim),
+                ..claim.clone()
+            })
+            .collect()
     }
 
     /// Released, joined (with what of it), new; each as letters.
-    fn planned(wanted: &str, claims: &[Existing], in_use: Option<&str>) -> (String, String, String) {
+    fn planned(
+        wanted: &str,
+        claims: &[Existing],
+        in_use: Option<&str>,
+    ) -> (String, String, String) {
         let plan = plan(&ids(wanted), &with_use(claims, in_use.map(ids).as_ref()));
         let letters = |ids: &Ids| ids.iter().map(|id| &id[2..]).collect::<String>();
-        let released: Vec<_> = plan.release.iter().map(|claim| letters(&claim.devices)).collect();
+        let released: Vec<_> = plan
+            .release
+            .iter()
+            .map(|claim| letters(&claim.devices))
+            .collect();
         let joined: Vec<_> = plan
             .join
             .iter()
@@ -107,7 +148,10 @@ mod tests {
         let of = |released: &str, joined: &str, new: &str| {
             (released.to_owned(), joined.to_owned(), new.to_owned())
         };
-        let (new, old) = (|devices| existing(devices, true), |devices| existing(devices, false));
+        let (new, old) = (
+            |devices| existing(devices, true),
+            |devices| existing(devices, false),
+        );
         for (wanted, claims, in_use, expected) in [
             ("ab", vec![], None, of("", "", "ab")),
             ("ab", vec![new("cd")], Some(""), of("", "", "ab")),
@@ -115,15 +159,29 @@ mod tests {
             ("ab", vec![new("ab")], None, of("", "ab:ab", "")),
             ("a", vec![new("ab")], None, of("", "ab:a", "")),
             ("abc", vec![new("ab")], None, of("", "ab:ab", "c")),
-            ("bc", vec![new("ab"), new("cd")], None, of("", "ab:b cd:c", "")),
+            (
+                "bc",
+                vec![new("ab"), new("cd")],
+                None,
+                of("", "ab:b cd:c", ""),
+            ),
             // Of a pod that is gone, and of one that perhaps is not.
             ("ab", vec![old("ab")], Some(""), of("ab", "", "ab")),
             ("ab", vec![old("ab")], None, of("", "ab:ab", "")),
             ("ab", vec![old("ab")], Some("a"), of("", "ab:ab", "")),
-            ("bc", vec![old("ab"), new("cd")], Some(""), of("ab", "cd:c", "b")),
+            (
+                "bc",
+                vec![old("ab"), new("cd")],
+                Some(""),
+                of("ab", "cd:c", "b"),
+            ),
             ("b", vec![old("ab")], Some("a"), of("", "ab:b", "")),
         ] {
-            assert_eq!(planned(wanted, &claims, in_use), expected, "{wanted} {claims:?} {in_use:?}");
+            assert_eq!(
+                planned(wanted, &claims, in_use),
+                expected,
+                "{wanted} {claims:?} {in_use:?}"
+            );
         }
         assert!(!depends_on_pods(&ids("a"), &[new("ab"), old("c")]));
         assert!(depends_on_pods(&ids("a"), &[new("b"), old("ac")]));

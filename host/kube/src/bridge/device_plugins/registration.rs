@@ -109,7 +109,9 @@ impl RegistrationState {
     /// When no kubelet took the plugin for so long that it is a condition.
     pub(super) fn away_at(&self) -> Option<Instant> {
         let is_waiting = matches!(self.status, PluginRegistration::Waiting(_));
-        self.waiting_since.filter(|_| is_waiting).map(|since| since + KUBELET_AWAY)
+        self.waiting_since
+            .filter(|_| is_waiting)
+            .map(|since| since + KUBELET_AWAY)
     }
 
     /// Takes what is there: the kubelet's socket, and how many lists it has open.
@@ -136,7 +138,9 @@ impl RegistrationState {
             self.listed.get_or_insert(now);
             return;
         }
-        let Some(since) = self.listed.take() else { return };
+        let Some(since) = self.listed.take() else {
+            return;
+        };
         if now.duration_since(since) >= LIST_STEADY {
             self.losses.reset();
         }
@@ -154,14 +158,24 @@ impl RegistrationState {
         // A list that is open may be of the registration before: whether it stays is seen when it ends.
         self.unlisted = (!is_listed).then(|| now + self.patience.delay());
         self.listed = is_listed.then_some(now);
-        self.status = PluginRegistration::Waiting("it does not ask for the list of devices".to_owned());
+        self.status =
+            PluginRegistration::Waiting("it does not ask for the list of devices".to_owned());
         self.waiting_since = Some(now);
     }
 
     /// The attempt at a socket, if one was there, failed or was refused.
-    pub(super) fn failed(&mut self, socket: Option<SocketId>, status: PluginRegistration, now: Instant) {
+    pub(super) fn failed(
+        &mut self,
+        socket: Option<SocketId>,
+        status: PluginRegistration,
+        now: Instant,
+    ) {
         if let Some(socket) = socket {
-            if self.failed.as_ref().is_none_or(|(known, _)| *known != socket) {
+            if self
+                .failed
+                .as_ref()
+                .is_none_or(|(known, _)| *known != socket)
+            {
                 self.failures.reset();
             }
             self.failed = Some((socket, now + self.failures.delay()));
@@ -188,12 +202,19 @@ mod tests {
     }
 
     fn socket(number: u64) -> SocketId {
-        SocketId { device: 1, inode: number, made: SystemTime::UNIX_EPOCH + Duration::from_secs(number) }
+        SocketId {
+            device: 1,
+            inode: number,
+            made: SystemTime::UNIX_EPOCH + Duration::from_secs(number),
+        }
     }
 
     impl Scene {
         fn new() -> Self {
-            Self { state: RegistrationState::default(), now: Instant::now() }
+            Self {
+                state: RegistrationState::default(),
+                now: Instant::now(),
+            }
         }
 
         /// How long it waits until it registers at a socket.
@@ -224,7 +245,10 @@ mod tests {
         scene.failed(1);
         assert_eq!(scene.wait(1), Some(limit::REGISTER_RETRY_MIN));
         (0..20).for_each(|_| scene.failed(1));
-        assert_eq!((scene.wait(1), scene.wait(2)), (Some(limit::REGISTER_RETRY_MAX), NOW));
+        assert_eq!(
+            (scene.wait(1), scene.wait(2)),
+            (Some(limit::REGISTER_RETRY_MAX), NOW)
+        );
         scene.failed(2);
         assert_eq!(scene.wait(2), Some(limit::REGISTER_RETRY_MIN));
         // The retry reached the new socket before the watch reported it.
@@ -278,13 +302,21 @@ mod tests {
         let max = KUBELET_AWAY.as_secs();
         assert_eq!(observed(&mut scene, Some(1), 0).1, Some(max));
         let refused = PluginRegistration::Refused("no".to_owned());
-        scene.state.failed(Some(socket(1)), refused.clone(), scene.now);
+        scene
+            .state
+            .failed(Some(socket(1)), refused.clone(), scene.now);
         assert_eq!(observed(&mut scene, Some(1), 0), (refused, None));
         let (status, away) = observed(&mut scene, None, 0);
-        assert!(!status.is_settled() && away == Some(max - 2), "since the start");
+        assert!(
+            !status.is_settled() && away == Some(max - 2),
+            "since the start"
+        );
         scene.registered(2);
         assert_eq!(scene.state.away_at(), Some(scene.now + KUBELET_AWAY));
-        assert_eq!(observed(&mut scene, Some(2), 1), (PluginRegistration::Followed, None));
+        assert_eq!(
+            observed(&mut scene, Some(2), 1),
+            (PluginRegistration::Followed, None)
+        );
         assert_eq!(observed(&mut scene, Some(2), 0).1, Some(max));
     }
 

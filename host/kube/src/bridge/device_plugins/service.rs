@@ -57,19 +57,28 @@ type Lists = Pin<Box<dyn Stream<Item = Result<wire::ListAndWatchResponse, Status
 fn lists(open: OpenList) -> impl Stream<Item = Result<wire::ListAndWatchResponse, Status>> + Send {
     let mut offers = open.0.offer.subscribe();
     offers.mark_changed();
-    futures::stream::unfold((open, offers, Instant::now()), async |(open, mut offers, next)| {
-        tokio::time::sleep_until(next).await;
-        // no error: the offers end with the plugin
-        offers.changed().await.ok()?;
-        let message = convert::list(&offers.borrow_and_update().devices);
-        open.0.context.metrics.listed(&open.0.name);
-        // A kubelet writes its checkpoint for each list.
-        Some((Ok(message), (open, offers, Instant::now() + limit::LIST_PACE)))
-    })
+    futures::stream::unfold(
+        (open, offers, Instant::now()),
+        async |(open, mut offers, next)| {
+            tokio::time::sleep_until(next).await;
+            // no error: the offers end with the plugin
+            offers.changed().await.ok()?;
+            let message = convert::list(&offers.borrow_and_update().devices);
+            open.0.context.metrics.listed(&open.0.name);
+            // A kubelet writes its checkpoint for each list.
+            Some((
+                Ok(message),
+                (open, offers, Instant::now() + limit::LIST_PACE),
+            ))
+        },
+    )
 }
 
 fn call(request_id: &Arc<str>, deadline: Duration) -> Call {
-    Call { request_id: request_id.clone(), deadline }
+    Call {
+        request_id: request_id.clone(),
+        deadline,
+    }
 }
 
 impl DevicePluginService {
@@ -118,10 +127,18 @@ impl DevicePluginService {
             let mut available = container.available_device_ids;
             available.sort_unstable();
             let size = usize::try_from(container.allocation_size).unwrap_or(0);
-            let question = Question { available, must_include: container.must_include_device_ids, size };
+            let question = Question {
+                available,
+                must_include: container.must_include_device_ids,
+                size,
+            };
             let deadline = Instant::now() + limit::CLAIM_CALL_DEADLINE;
             let device_ids = match &asked {
-                Ok(manager) => manager.preferred(&self.resource.name, request_id, &question, deadline).await,
+                Ok(manager) => {
+                    manager
+                        .preferred(&self.resource.name, request_id, &question, deadline)
+                        .await
+                }
                 Err(_) => Vec::new(),
             };
             preferred.push(wire::ContainerPreferredAllocationResponse { device_ids });
@@ -140,14 +157,23 @@ impl DevicePluginService {
             let (resource, request_id) = (self.resource.clone(), request_id.clone());
             container_responses.push(match offer.source.driver().cloned() {
                 Some(driver) => {
-                    let allocate = Allocate { resource, driver, ids, request_id };
+                    let allocate = Allocate {
+                        resource,
+                        driver,
+                        ids,
+                        request_id,
+                    };
                     convert::container(allocate.run().await?)
                 }
                 None => {
-                    let is_listed = |id: &String| offer.devices.iter().any(|device| device.id == *id);
+                    let is_listed =
+                        |id: &String| offer.devices.iter().any(|device| device.id == *id);
                     if let Some(unknown) = ids.iter().find(|id| !is_listed(id)) {
-                        let message =
-                            format!("{} is no device of {}", convert::shown(unknown), resource.name);
+                        let message = format!(
+                            "{} is no device of {}",
+                            convert::shown(unknown),
+                            resource.name
+                        );
                         return Err(Problem::not_found(ProblemCode::DeviceUnknown, message));
                     }
                     let ids: Vec<_> = ids.into_iter().collect();
@@ -156,7 +182,9 @@ impl DevicePluginService {
                 }
             });
         }
-        Ok(wire::AllocateResponse { container_responses })
+        Ok(wire::AllocateResponse {
+            container_responses,
+        })
     }
 }
 
@@ -169,7 +197,9 @@ impl DevicePlugin for DevicePluginService {
         request: Request<wire::Empty>,
     ) -> Answer<wire::DevicePluginOptions> {
         begin("DevicePlugin.GetDevicePluginOptions", &request);
-        Ok(Response::new(convert::options(self.offer().source.options())))
+        Ok(Response::new(convert::options(
+            self.offer().source.options(),
+        )))
     }
 
     async fn list_and_watch(&self, request: Request<wire::Empty>) -> Answer<Lists> {
@@ -178,7 +208,9 @@ impl DevicePlugin for DevicePluginService {
             Status::resource_exhausted(format!("{} lists are followed already", LISTS_AT_ONCE))
         })?;
         // The kubelet learns by the end of its list that the resource is withdrawn.
-        Ok(Response::new(Box::pin(lists(open).take_until(self.tasks.stopped()))))
+        Ok(Response::new(Box::pin(
+            lists(open).take_until(self.tasks.stopped()),
+        )))
     }
 
     async fn get_preferred_allocation(
@@ -189,23 +221,34 @@ impl DevicePlugin for DevicePluginService {
         let containers = request.into_inner().container_requests;
         if containers.len() > limit::ALLOCATE_CONTAINERS_MAX {
             let max = limit::ALLOCATE_CONTAINERS_MAX;
-            return Err(Status::invalid_argument(format!("more than {max} containers at once")));
+            return Err(Status::invalid_argument(format!(
+                "more than {max} containers at once"
+            )));
         }
         let offer = self.offer();
         let container_responses = match offer.source {
-            OfferSource::Driver(_) => {
-                containers.iter().map(|container| convert::preferred(&offer.devices, container)).collect()
-            }
+            OfferSource::Driver(_) => containers
+                .iter()
+                .map(|container| convert::preferred(&offer.devices, container))
+                .collect(),
             OfferSource::Plugin(_) => self.preferred_by_plugin(containers, &request_id).await,
         };
-        Ok(Response::new(wire::PreferredAllocationResponse { container_responses }))
+        Ok(Response::new(wire::PreferredAllocationResponse {
+            container_responses,
+        }))
     }
 
-    async fn allocate(&self, request: Request<wire::AllocateRequest>) -> Answer<wire::AllocateResponse> {
+    async fn allocate(
+        &self,
+        request: Request<wire::AllocateRequest>,
+    ) -> Answer<wire::AllocateResponse> {
         let (request_id, begun) = (begin("DevicePlugin.Allocate", &request), Instant::now());
         let answer = self.answer(request.into_inner(), &request_id).await;
         let resource = &self.resource.name;
-        self.resource.context.metrics.allocated(resource, begun.elapsed(), answer.is_err());
+        self.resource
+            .context
+            .metrics
+            .allocated(resource, begun.elapsed(), answer.is_err());
         answer.map(Response::new).map_err(|problem| {
             let code = &problem.code;
             tracing::warn!(%resource, request = %request_id, code, %problem, "devices not allocated for the kubelet");
@@ -221,8 +264,12 @@ impl DevicePlugin for DevicePluginService {
         let request_id = begin("DevicePlugin.PreStartContainer", &request);
         if let OfferSource::Plugin(_) = self.offer().source {
             let ids = request.into_inner().devices_ids;
-            let started =
-                async { self.plugin().await?.pre_start(&call(&request_id, limit::PRE_START), &ids).await };
+            let started = async {
+                self.plugin()
+                    .await?
+                    .pre_start(&call(&request_id, limit::PRE_START), &ids)
+                    .await
+            };
             started.await.map_err(|problem| status(&problem))?;
         }
         Ok(Response::new(wire::PreStartContainerResponse {}))

@@ -49,7 +49,10 @@ impl Seen {
             self.absent.remove(&(resource.clone(), id.clone()));
         }
         for id in known.difference(listed) {
-            let (since, lists) = self.absent.entry((resource.clone(), id.clone())).or_insert((now, 0));
+            let (since, lists) = self
+                .absent
+                .entry((resource.clone(), id.clone()))
+                .or_insert((now, 0));
             *lists += 1;
             if *lists < ABSENT_LISTS || now < *since + wait {
                 held.insert(id.clone());
@@ -61,7 +64,9 @@ impl Seen {
 
 /// Runs until it is dropped.
 pub(super) async fn run(context: Arc<Context>, sockets: watch::Receiver<Arc<Sockets>>) {
-    let Some(adapters) = context.parts.manager.adapters().cloned() else { return };
+    let Some(adapters) = context.parts.manager.adapters().cloned() else {
+        return;
+    };
     let mut changes = adapters.changes();
     let mut seen = Seen::default();
     let mut failing_since: Option<Instant> = None;
@@ -74,7 +79,10 @@ pub(super) async fn run(context: Arc<Context>, sockets: watch::Receiver<Arc<Sock
     loop {
         changes.mark_unchanged();
         if adapters.awaited().is_empty() {
-            context.parts.conditions.clear(ProblemCode::PodResourcesAway, SUBJECT);
+            context
+                .parts
+                .conditions
+                .clear(ProblemCode::PodResourcesAway, SUBJECT);
             (seen, failing_since) = Default::default();
             if changes.changed().await.is_err() {
                 return;
@@ -84,7 +92,10 @@ pub(super) async fn run(context: Arc<Context>, sockets: watch::Receiver<Arc<Sock
         match round(&context, &adapters, &sockets, &mut seen).await {
             Ok(()) => {
                 failing_since = None;
-                context.parts.conditions.clear(ProblemCode::PodResourcesAway, SUBJECT);
+                context
+                    .parts
+                    .conditions
+                    .clear(ProblemCode::PodResourcesAway, SUBJECT);
             }
             Err(why) => {
                 let since = *failing_since.get_or_insert_with(Instant::now);
@@ -111,7 +122,10 @@ async fn round(
     }
     complete(context, &listed, kubelet)?;
     if seen.kubelet != kubelet {
-        *seen = Seen { kubelet, ..Seen::default() };
+        *seen = Seen {
+            kubelet,
+            ..Seen::default()
+        };
     }
     let wait = context.parts.times.unused;
     for (resource, known) in adapters.awaited() {
@@ -125,7 +139,11 @@ async fn round(
 
 /// Checks that a list has all pods: with that of this daemon, or else of a kubelet that has run for a while. One that has just started
 /// lists those pods that it knows so far.
-fn complete(context: &Context, listed: &PodDevices, kubelet: Option<SocketId>) -> Result<(), String> {
+fn complete(
+    context: &Context,
+    listed: &PodDevices,
+    kubelet: Option<SocketId>,
+) -> Result<(), String> {
     if context.parts.own_pod.is_some() {
         let named = in_use::missing(context, listed);
         return named.map_or(Ok(()), |named| Err(format!("the kubelet names {named}")));

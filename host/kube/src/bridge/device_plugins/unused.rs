@@ -33,7 +33,10 @@ pub(super) struct ClaimUsage {
 
 impl ClaimUsage {
     pub(super) fn new(times: BridgeTimes) -> Self {
-        Self { claims: BTreeMap::new(), times }
+        Self {
+            claims: BTreeMap::new(),
+            times,
+        }
     }
 
     /// Takes a list of devices in use. Returns the claims that are to be released; `in_use`: whether a pod uses any of a claim's devices.
@@ -55,7 +58,11 @@ impl ClaimUsage {
             }
             let (since, looks) = usage.absent.get_or_insert((now, 0));
             *looks += 1;
-            let wait = if usage.seen { self.times.unused } else { self.times.unseen };
+            let wait = if usage.seen {
+                self.times.unused
+            } else {
+                self.times.unseen
+            };
             if *looks >= UNUSED_LOOKS && now >= *since + wait {
                 unused.push(claim.clone());
             }
@@ -81,7 +88,12 @@ mod tests {
     fn claim(requested: Instant) -> DeviceClaim {
         let claim = ObjectRef::new("nodedock", "c", "u").unwrap();
         let driver = DriverName::new("gpu.example.com").unwrap();
-        DeviceClaim { claim, driver, devices: ["p/a".to_owned()].into(), requested }
+        DeviceClaim {
+            claim,
+            driver,
+            devices: ["p/a".to_owned()].into(),
+            requested,
+        }
     }
 
     /// Lists after so many seconds, and whether the claim is in use in each; when it is released.
@@ -98,14 +110,27 @@ mod tests {
     fn devices_of_a_pod_that_ended_go_after_a_minute_and_others_after_five() {
         let (yes, no) = (true, false);
         assert_eq!(history(&[(0, yes), (30, no), (60, no), (90, no)]), Some(90));
-        assert_eq!(history(&[(0, yes), (30, no), (60, yes), (90, no), (120, no), (151, no)]), Some(151));
+        assert_eq!(
+            history(&[
+                (0, yes),
+                (30, no),
+                (60, yes),
+                (90, no),
+                (120, no),
+                (151, no)
+            ]),
+            Some(151)
+        );
         assert_eq!(
             history(&[(0, yes), (30, no), (500, no)]),
             Some(500),
             "two looks are enough if time has passed"
         );
         assert_eq!(history(&[(0, yes), (500, no)]), None, "one look is not");
-        assert_eq!(history(&[(0, no), (30, no), (290, no), (300, no)]), Some(300));
+        assert_eq!(
+            history(&[(0, no), (30, no), (290, no), (300, no)]),
+            Some(300)
+        );
     }
 
     #[test]
@@ -114,12 +139,24 @@ mod tests {
         let at = |second| start + Duration::from_secs(second);
         usage.observe(&[claim(start)], |_| true, start);
         usage.observe(&[claim(start)], |_| false, at(30));
-        assert!(usage.observe(&[claim(at(31))], |_| false, at(95)).is_empty());
+        assert!(
+            usage
+                .observe(&[claim(at(31))], |_| false, at(95))
+                .is_empty()
+        );
         usage.observe(&[claim(at(31))], |_| true, at(100));
         usage.observe(&[claim(at(31))], |_| false, at(130));
         usage.reset();
-        assert!(usage.observe(&[claim(at(31))], |_| false, at(200)).is_empty());
-        assert!(usage.observe(&[claim(at(31))], |_| false, at(400)).is_empty());
+        assert!(
+            usage
+                .observe(&[claim(at(31))], |_| false, at(200))
+                .is_empty()
+        );
+        assert!(
+            usage
+                .observe(&[claim(at(31))], |_| false, at(400))
+                .is_empty()
+        );
         assert_eq!(usage.observe(&[claim(at(31))], |_| false, at(500)).len(), 1);
         usage.observe(&[], |_| false, at(501));
         assert!(usage.claims.is_empty());

@@ -41,15 +41,18 @@ macro_rules! health_version {
     ($version:ident, $method:literal) => {
         #[tonic::async_trait]
         impl $version::dra_resource_health_server::DraResourceHealth for HealthService {
-            type NodeWatchResourcesStream =
-                Pin<Box<dyn Stream<Item = Result<$version::NodeWatchResourcesResponse, Status>> + Send>>;
+            type NodeWatchResourcesStream = Pin<
+                Box<dyn Stream<Item = Result<$version::NodeWatchResourcesResponse, Status>> + Send>,
+            >;
 
             async fn node_watch_resources(
                 &self,
                 request: Request<$version::NodeWatchResourcesRequest>,
             ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
                 begin($method, &request);
-                let messages = self.lists()?.map(|list| transcode(&convert::health(&list, now_ms() / 1000)));
+                let messages = self
+                    .lists()?
+                    .map(|list| transcode(&convert::health(&list, now_ms() / 1000)));
                 Ok(Response::new(Box::pin(messages)))
             }
         }
@@ -60,11 +63,20 @@ health_version!(v1, "DRAResourceHealth.v1.NodeWatchResources");
 health_version!(v1alpha1, "DRAResourceHealth.v1alpha1.NodeWatchResources");
 
 impl HealthService {
-    pub(in crate::bridge) fn lists(&self) -> Result<impl Stream<Item = HealthReport> + Send + use<>, Status> {
-        let permit = self.driver.health_streams.clone().try_acquire_owned().map_err(|_| {
-            let max = BRIDGE_HEALTH_STREAMS_MAX;
-            Status::resource_exhausted(format!("{max} streams of this driver's health are open already"))
-        })?;
+    pub(in crate::bridge) fn lists(
+        &self,
+    ) -> Result<impl Stream<Item = HealthReport> + Send + use<>, Status> {
+        let permit = self
+            .driver
+            .health_streams
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| {
+                let max = BRIDGE_HEALTH_STREAMS_MAX;
+                Status::resource_exhausted(format!(
+                    "{max} streams of this driver's health are open already"
+                ))
+            })?;
         let serving = self.driver.context.parts.registry.serving_changes();
         let watch = HealthWatch {
             serving,
@@ -73,7 +85,8 @@ impl HealthService {
             sent: None,
             _permit: permit,
         };
-        let lists = futures::stream::unfold(watch, async |mut watch| Some((watch.next().await, watch)));
+        let lists =
+            futures::stream::unfold(watch, async |mut watch| Some((watch.next().await, watch)));
         Ok(lists.take_until(self.tasks.stopped().boxed()))
     }
 }
@@ -111,7 +124,10 @@ impl HealthWatch {
         self.inventory = None;
         let driver = parts.registry.serving(&self.driver.name).ok()?;
         match driver.inventory {
-            None => parts.registry.native_health(&self.driver.name).filter(|health| !health.is_empty()),
+            None => parts
+                .registry
+                .native_health(&self.driver.name)
+                .filter(|health| !health.is_empty()),
             Some(mut inventory) => {
                 let list = published(&inventory.borrow_and_update(), &parts.pools.names);
                 self.inventory = Some(inventory);
@@ -121,12 +137,15 @@ impl HealthWatch {
     }
 
     fn is_due(&self, list: &HealthReport) -> bool {
-        self.sent.as_ref().is_none_or(|(sent, at)| sent != list || at.elapsed() >= HEALTH_RESEND)
+        self.sent
+            .as_ref()
+            .is_none_or(|(sent, at)| sent != list || at.elapsed() >= HEALTH_RESEND)
     }
 
     /// Resolves when there may be another list, or this one is due again. A change of what a native plugin reports is seen by polling.
     async fn changed(&mut self) {
-        let published = OptionFuture::from(self.inventory.as_mut().map(|inventory| inventory.changed()));
+        let published =
+            OptionFuture::from(self.inventory.as_mut().map(|inventory| inventory.changed()));
         tokio::select! {
             // What is missed here is seen in the next round, for each of the three. A driver that is replaced publishes no more: the
             // next begins to serve.
@@ -146,9 +165,14 @@ fn published(published: &Published, names: &PoolNames) -> Option<HealthReport> {
     }
     let mut list = HealthReport::new();
     for (pool, listed) in &inventory.pools {
-        let Ok(name) = names.published(pool) else { continue };
+        let Ok(name) = names.published(pool) else {
+            continue;
+        };
         for device in listed.devices.keys() {
-            let reported = health.get(&(pool.clone(), device.clone())).cloned().unwrap_or_default();
+            let reported = health
+                .get(&(pool.clone(), device.clone()))
+                .cloned()
+                .unwrap_or_default();
             list.insert((name.clone(), device.clone()), reported);
         }
     }
@@ -158,29 +182,61 @@ fn published(published: &Published, names: &PoolNames) -> Option<HealthReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nodedock_model::{Device, DeviceHealth, DeviceName, HealthState, Inventory, Pool, PoolName};
+    use nodedock_model::{
+        Device, DeviceHealth, DeviceName, HealthState, Inventory, Pool, PoolName,
+    };
 
     fn key(pool: &str, device: &str) -> (PoolName, DeviceName) {
-        (PoolName::new(pool).unwrap(), DeviceName::new(device).unwrap())
+        (
+            PoolName::new(pool).unwrap(),
+            DeviceName::new(device).unwrap(),
+        )
     }
 
     fn inventory(devices: &[&str]) -> Inventory {
         let device = |name: &&str| (DeviceName::new(*name).unwrap(), Device::default());
-        let pool = Pool { devices: devices.iter().map(device).collect(), ..Pool::default() };
-        Inventory { pools: [(PoolName::new("p").unwrap(), pool)].into() }
+        let pool = Pool {
+            devices: devices.iter().map(device).collect(),
+            ..Pool::default()
+        };
+        Inventory {
+            pools: [(PoolName::new("p").unwrap(), pool)].into(),
+        }
     }
 
     #[test]
     fn every_device_of_the_inventory_is_listed_and_no_other() {
-        let hot = DeviceHealth { state: HealthState::Unhealthy, message: "hot".into() };
-        let health = [(key("p", "a"), hot.clone()), (key("gone", "a"), hot.clone())].into();
-        let reported = Published { inventory: inventory(&["a", "b"]), health };
-        let names = PoolNames { node: nodedock_model::ObjectName::new("node-1").unwrap() };
-        let expected = [(key("node-1/p", "a"), hot), (key("node-1/p", "b"), DeviceHealth::default())];
+        let hot = DeviceHealth {
+            state: HealthState::Unhealthy,
+            message: "hot".into(),
+        };
+        let health = [
+            (key("p", "a"), hot.clone()),
+            (key("gone", "a"), hot.clone()),
+        ]
+        .into();
+        let reported = Published {
+            inventory: inventory(&["a", "b"]),
+            health,
+        };
+        let names = PoolNames {
+            node: nodedock_model::ObjectName::new("node-1").unwrap(),
+        };
+        let expected = [
+            (key("node-1/p", "a"), hot),
+            (key("node-1/p", "b"), DeviceHealth::default()),
+        ];
         assert_eq!(published(&reported, &names), Some(expected.into()));
         for devices in [&[][..], &["a"]] {
-            let silent = Published { inventory: inventory(devices), health: HealthReport::new() };
-            assert_eq!(published(&silent, &names), None, "a driver that reports no health");
+            let silent = Published {
+                inventory: inventory(devices),
+                health: HealthReport::new(),
+            };
+            assert_eq!(
+                published(&silent, &names),
+                None,
+                "a driver that reports no health"
+            );
         }
     }
 }

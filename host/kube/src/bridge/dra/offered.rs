@@ -25,7 +25,10 @@ impl OfferedNames {
         now: Instant,
     ) -> Self {
         let until = Some(now + times.remembered);
-        Self { times, offered: remembered.into_iter().map(|name| (name, until)).collect() }
+        Self {
+            times,
+            offered: remembered.into_iter().map(|name| (name, until)).collect(),
+        }
     }
 
     /// The drivers that are offered now. `prepared` gives those with prepared claims, and is called only if that decides something.
@@ -35,10 +38,18 @@ impl OfferedNames {
         prepared: impl FnOnce() -> BTreeSet<DriverName>,
         now: Instant,
     ) -> BTreeSet<DriverName> {
-        self.offered.extend(here.serving.iter().map(|name| (name.clone(), None)));
+        self.offered
+            .extend(here.serving.iter().map(|name| (name.clone(), None)));
         let is_here = |name: &DriverName| here.serving.contains(name) || here.known.contains(name);
         let all_here = self.offered.keys().all(is_here);
-        let (prepared, times) = (if all_here { BTreeSet::new() } else { prepared() }, self.times);
+        let (prepared, times) = (
+            if all_here {
+                BTreeSet::new()
+            } else {
+                prepared()
+            },
+            self.times,
+        );
         self.offered.retain(|name, until| {
             if is_here(name) {
                 *until = None;
@@ -66,7 +77,10 @@ mod tests {
     }
 
     fn names(words: &str) -> BTreeSet<DriverName> {
-        words.split_whitespace().map(|name| DriverName::new(name).unwrap()).collect()
+        words
+            .split_whitespace()
+            .map(|name| DriverName::new(name).unwrap())
+            .collect()
     }
 
     impl Scene {
@@ -78,15 +92,25 @@ mod tests {
                 remembered: seconds(50),
                 ..BridgeTimes::default()
             };
-            Self { offers: OfferedNames::new(times, names(remembered), start), start }
+            Self {
+                offers: OfferedNames::new(times, names(remembered), start),
+                start,
+            }
         }
 
         /// The drivers that are offered so many seconds after the start.
         fn at(&mut self, seconds: u64, serving: &str, known: &str, prepared: &str) -> String {
-            let here = DriverNames { serving: names(serving), known: names(known) };
+            let here = DriverNames {
+                serving: names(serving),
+                known: names(known),
+            };
             let now = self.start + Duration::from_secs(seconds);
             let offered = self.offers.update(&here, || names(prepared), now);
-            offered.iter().map(DriverName::as_str).collect::<Vec<_>>().join(" ")
+            offered
+                .iter()
+                .map(DriverName::as_str)
+                .collect::<Vec<_>>()
+                .join(" ")
         }
     }
 
@@ -95,8 +119,16 @@ mod tests {
         let mut scene = Scene::new("");
         assert_eq!(scene.at(0, "", "a b", ""), "", "blocked or loading");
         assert_eq!(scene.at(1, "a", "a b", ""), "a");
-        assert_eq!(scene.at(1000, "", "a b", ""), "a", "failed, lost or replaced");
-        assert_eq!(scene.at(1001, "", "b", ""), "a", "a file that is replaced is gone for a moment");
+        assert_eq!(
+            scene.at(1000, "", "a b", ""),
+            "a",
+            "failed, lost or replaced"
+        );
+        assert_eq!(
+            scene.at(1001, "", "b", ""),
+            "a",
+            "a file that is replaced is gone for a moment"
+        );
         assert_eq!(scene.at(1005, "", "", ""), "a");
         assert_eq!(scene.at(1006, "", "", ""), "");
         assert_eq!(scene.at(1007, "", "a", ""), "", "it begins again");

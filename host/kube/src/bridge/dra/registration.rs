@@ -57,7 +57,9 @@ pub(in crate::bridge) struct OfferedDriver {
 
 impl OfferedDriver {
     pub(in crate::bridge) fn new(name: DriverName, context: Arc<Context>) -> Self {
-        let paths = context.directories.of_driver(&name, context.directories.start());
+        let paths = context
+            .directories
+            .of_driver(&name, context.directories.start());
         let state = Mutex::new(DriverBridgeStatus {
             driver: name.clone(),
             registration: Registration::Offered,
@@ -67,19 +69,32 @@ impl OfferedDriver {
             sockets: paths.clone(),
         });
         let health_streams = Arc::new(Semaphore::new(BRIDGE_HEALTH_STREAMS_MAX));
-        Self { name, paths, context, health_streams, connections: Arc::default(), state }
+        Self {
+            name,
+            paths,
+            context,
+            health_streams,
+            connections: Arc::default(),
+            state,
+        }
     }
 
     pub(in crate::bridge) fn status(&self) -> DriverBridgeStatus {
-        DriverBridgeStatus { connections: self.connections.open(), ..self.state.lock().clone() }
+        DriverBridgeStatus {
+            connections: self.connections.open(),
+            ..self.state.lock().clone()
+        }
     }
 
     /// Why not both sockets could be opened, if so, and whether both are open, be it at paths that were removed.
     pub(super) fn set_open(&self, problem: Option<String>, is_open: bool) {
         let code = ProblemCode::KubeletSocket;
         let words = |why: &String| format!("the kubelet cannot reach driver {}: {why}", self.name);
-        let condition = problem.as_ref().map(|why| Problem::unavailable(code, words(why)));
-        self.conditions().update(code, self.name.as_str(), condition);
+        let condition = problem
+            .as_ref()
+            .map(|why| Problem::unavailable(code, words(why)));
+        self.conditions()
+            .update(code, self.name.as_str(), condition);
         let mut state = self.state.lock();
         (state.problem, state.is_open) = (problem, is_open);
     }
@@ -87,7 +102,8 @@ impl OfferedDriver {
     /// Its registration socket is a new one, on which no kubelet has registered it, or one that outlived the process before.
     pub(super) fn set_registration(&self, registration: Registration) {
         self.state.lock().registration = registration;
-        self.conditions().clear(ProblemCode::KubeletRefusedDriver, self.name.as_str());
+        self.conditions()
+            .clear(ProblemCode::KubeletRefusedDriver, self.name.as_str());
     }
 
     pub(super) fn conditions(&self) -> &Conditions {
@@ -108,7 +124,10 @@ impl wire::registration_server::Registration for OfferedDriver {
             state.registration = Registration::Asked;
         }
         drop(state);
-        Ok(Response::new(convert::plugin_info(&self.name, &self.paths.service)))
+        Ok(Response::new(convert::plugin_info(
+            &self.name,
+            &self.paths.service,
+        )))
     }
 
     async fn notify_registration_status(
@@ -116,11 +135,15 @@ impl wire::registration_server::Registration for OfferedDriver {
         request: Request<wire::RegistrationStatus>,
     ) -> Result<Response<wire::RegistrationStatusResponse>, Status> {
         begin("Registration.NotifyRegistrationStatus", &request);
-        let wire::RegistrationStatus { plugin_registered, error } = request.into_inner();
+        let wire::RegistrationStatus {
+            plugin_registered,
+            error,
+        } = request.into_inner();
         if plugin_registered {
             self.context.metrics.registered("registered");
             self.state.lock().registration = Registration::Registered;
-            self.conditions().clear(ProblemCode::KubeletRefusedDriver, self.name.as_str());
+            self.conditions()
+                .clear(ProblemCode::KubeletRefusedDriver, self.name.as_str());
             tracing::info!(driver = %self.name, "registered with the kubelet");
             return Ok(Response::new(wire::RegistrationStatusResponse {}));
         }
@@ -131,6 +154,9 @@ impl wire::registration_server::Registration for OfferedDriver {
         let problem = Problem::unavailable(ProblemCode::KubeletRefusedDriver, message);
         self.conditions().set(self.name.as_str(), problem);
         // As the Go helper does it.
-        Err(Status::failed_precondition(format!("driver {} was not registered: {why}", self.name)))
+        Err(Status::failed_precondition(format!(
+            "driver {} was not registered: {why}",
+            self.name
+        )))
     }
 }

@@ -12,7 +12,12 @@ use nodedock_model::{ObjectRef, Problem, ProblemCode};
 /// a UID with two names is none.
 pub(super) fn by_uid(claims: Vec<Claim>) -> BTreeMap<String, Result<ObjectRef, Problem>> {
     let mut by_uid = BTreeMap::new();
-    for Claim { namespace, name, uid } in claims {
+    for Claim {
+        namespace,
+        name,
+        uid,
+    } in claims
+    {
         let claim = ObjectRef::new(&namespace, &name, &uid)
             .map_err(|error| Problem::invalid(ProblemCode::ClaimNameInvalid, error.to_string()));
         let entry = by_uid.entry(uid).or_insert_with(|| claim.clone());
@@ -55,11 +60,17 @@ mod tests {
     use super::*;
 
     fn claim(namespace: &str, name: &str, uid: &str) -> Claim {
-        Claim { namespace: namespace.into(), name: name.into(), uid: uid.into() }
+        Claim {
+            namespace: namespace.into(),
+            name: name.into(),
+            uid: uid.into(),
+        }
     }
 
     fn code(entry: &Result<ObjectRef, Problem>) -> &str {
-        entry.as_ref().map_or_else(|problem| &*problem.code, |claim| claim.name.as_str())
+        entry
+            .as_ref()
+            .map_or_else(|problem| &*problem.code, |claim| claim.name.as_str())
     }
 
     #[test]
@@ -78,8 +89,10 @@ mod tests {
             claim(&long, &long, &long),
             claim("default", "seven", "u\u{0}7"),
         ]);
-        let found: BTreeMap<&str, &str> =
-            sorted.iter().map(|(uid, entry)| (uid.as_str(), code(entry))).collect();
+        let found: BTreeMap<&str, &str> = sorted
+            .iter()
+            .map(|(uid, entry)| (uid.as_str(), code(entry)))
+            .collect();
         let expected = [
             ("u1", "one"),
             ("u2", "claim-named-twice"),

@@ -40,7 +40,15 @@ macro_rules! dra_version {
                     stringify!($version),
                     ".DRAPlugin/NodePrepareResources"
                 );
-                self.answer(Method { path, is_prepare: true }, request, convert::prepared).await
+                self.answer(
+                    Method {
+                        path,
+                        is_prepare: true,
+                    },
+                    request,
+                    convert::prepared,
+                )
+                .await
             }
 
             async fn node_unprepare_resources(
@@ -52,7 +60,15 @@ macro_rules! dra_version {
                     stringify!($version),
                     ".DRAPlugin/NodeUnprepareResources"
                 );
-                self.answer(Method { path, is_prepare: false }, request, convert::unprepared).await
+                self.answer(
+                    Method {
+                        path,
+                        is_prepare: false,
+                    },
+                    request,
+                    convert::unprepared,
+                )
+                .await
             }
         }
     };
@@ -77,9 +93,16 @@ impl OfferedDriver {
         request: Request<In>,
         answer: fn(Outcomes) -> V1,
     ) -> Answer<Out> {
-        let timeout = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+        let timeout = request
+            .metadata()
+            .get("grpc-timeout")
+            .and_then(|value| value.to_str().ok());
         let patience = request::patience(timeout);
-        let call = Call { method, request_id: begin(method.path, &request), patience };
+        let call = Call {
+            method,
+            request_id: begin(method.path, &request),
+            patience,
+        };
         let request: v1::NodePrepareResourcesRequest = transcode(request.get_ref())?;
         let outcomes = self.call(&call, request.claims).await?;
         Ok(Response::new(transcode(&answer(outcomes))?))
@@ -110,8 +133,14 @@ impl OfferedDriver {
             }
             (uid, outcome)
         });
-        let outcomes: Outcomes = outcomes.buffer_unordered(BRIDGE_CLAIMS_AT_ONCE).collect().await;
-        counted.end(Code::Ok, outcomes.iter().any(|(_, outcome)| outcome.is_err()));
+        let outcomes: Outcomes = outcomes
+            .buffer_unordered(BRIDGE_CLAIMS_AT_ONCE)
+            .collect()
+            .await;
+        counted.end(
+            Code::Ok,
+            outcomes.iter().any(|(_, outcome)| outcome.is_err()),
+        );
         Ok(outcomes)
     }
 
@@ -119,9 +148,14 @@ impl OfferedDriver {
     /// driver, because it is prepared already, does not wait.
     async fn handle(&self, call: &Call, claim: &ObjectRef) -> Result<Vec<KubeletDevice>, Problem> {
         let (context, is_prepare) = (&self.context, call.method.is_prepare);
-        let held = (!is_prepare).then(|| context.parts.manager.claim_held_for_kubelet(&claim.uid)).flatten();
+        let held = (!is_prepare)
+            .then(|| context.parts.manager.claim_held_for_kubelet(&claim.uid))
+            .flatten();
         let mut outcome = self.attempt(call, claim).await;
-        if outcome.as_ref().err().is_some_and(|problem| self.waits_after(problem))
+        if outcome
+            .as_ref()
+            .err()
+            .is_some_and(|problem| self.waits_after(problem))
             && context.serves_within(&self.name, call.patience).await
         {
             outcome = self.attempt(call, claim).await;
@@ -132,7 +166,11 @@ impl OfferedDriver {
             Err(problem) if is_prepare => {
                 let (context, claim, problem) = (context.clone(), claim.clone(), problem.clone());
                 let report = async move { context.report_refused_prepare(&claim, &problem).await };
-                self.context.parts.tasks.complete("kubelet-refusal", report).await;
+                self.context
+                    .parts
+                    .tasks
+                    .complete("kubelet-refusal", report)
+                    .await;
             }
             Err(problem) => context.report_refused_unprepare(&self.name, held, problem),
         }
@@ -141,9 +179,10 @@ impl OfferedDriver {
 
     /// A driver that began to serve after it was missed is called as well.
     fn waits_after(&self, problem: &Problem) -> bool {
-        let was_missed =
-            problem.code == ProblemCode::DriverUnknown || problem.code == ProblemCode::DriverNotServing;
-        problem.kind == ProblemKind::Unavailable && (was_missed || self.context.may_come(&self.name))
+        let was_missed = problem.code == ProblemCode::DriverUnknown
+            || problem.code == ProblemCode::DriverNotServing;
+        problem.kind == ProblemKind::Unavailable
+            && (was_missed || self.context.may_come(&self.name))
     }
 
     /// Not cancelled when the caller's future is dropped: what is begun with a driver is brought to its end.
@@ -154,10 +193,23 @@ impl OfferedDriver {
             if is_prepare {
                 return context.prepare(&driver, &claim, request_id).await;
             }
-            context.manager()?.unprepare_for_kubelet(&driver, &claim, request_id).await.map(|()| Vec::new())
+            context
+                .manager()?
+                .unprepare_for_kubelet(&driver, &claim, request_id)
+                .await
+                .map(|()| Vec::new())
         };
-        let interrupted =
-            || Problem::internal(ProblemCode::CallBroke, "the call broke off: the log says where");
-        self.context.parts.tasks.complete("kubelet-claim", work).await.unwrap_or_else(|| Err(interrupted()))
+        let interrupted = || {
+            Problem::internal(
+                ProblemCode::CallBroke,
+                "the call broke off: the log says where",
+            )
+        };
+        self.context
+            .parts
+            .tasks
+            .complete("kubelet-claim", work)
+            .await
+            .unwrap_or_else(|| Err(interrupted()))
     }
 }

@@ -13,8 +13,13 @@ use super::*;
 use crate::bridge::device_plugins::in_use::IN_USE_UNKNOWN;
 
 fn request(letters: &str) -> wire::AllocateRequest {
-    let devices_ids = letters.chars().map(|letter| format!("p/{letter}")).collect();
-    wire::AllocateRequest { container_requests: vec![wire::ContainerAllocateRequest { devices_ids }] }
+    let devices_ids = letters
+        .chars()
+        .map(|letter| format!("p/{letter}"))
+        .collect();
+    wire::AllocateRequest {
+        container_requests: vec![wire::ContainerAllocateRequest { devices_ids }],
+    }
 }
 
 async fn client(node: &Node) -> DevicePluginClient<Channel> {
@@ -39,21 +44,48 @@ impl Admission {
         let kubelet = kubelet(&node).await;
         let parts = node.parts();
         let extended_resources = parts.extended_resources.clone();
-        let times = BridgeTimes { admission, unused, unseen: unused, ..parts.times };
+        let times = BridgeTimes {
+            admission,
+            unused,
+            unseen: unused,
+            ..parts.times
+        };
         let running = Running::start(BridgeParts { times, ..parts });
         listed(&kubelet, "abcdef").await;
         let client = client(&node).await;
-        Self { node, kubelet, client, running, extended_resources }
+        Self {
+            node,
+            kubelet,
+            client,
+            running,
+            extended_resources,
+        }
     }
 
     fn allocating(&self, letters: &str) -> impl Future<Output = Result<String, Status>> + use<> {
         let (mut client, request) = (self.client.clone(), request(letters));
         async move {
-            let answer = client.allocate(request).await?.into_inner().container_responses.remove(0);
-            assert!(answer.envs.is_empty() && answer.devices.is_empty() && answer.mounts.is_empty());
+            let answer = client
+                .allocate(request)
+                .await?
+                .into_inner()
+                .container_responses
+                .remove(0);
+            assert!(
+                answer.envs.is_empty() && answer.devices.is_empty() && answer.mounts.is_empty()
+            );
             let of_claim = |name: &wire::CdiDevice| name.name.rsplit('-').next().map(str::to_owned);
-            assert!(answer.cdi_devices.iter().all(|device| of_claim(device).is_some()));
-            Ok(format!("{} of {}", answer.cdi_devices.len(), answer.annotations.len()))
+            assert!(
+                answer
+                    .cdi_devices
+                    .iter()
+                    .all(|device| of_claim(device).is_some())
+            );
+            Ok(format!(
+                "{} of {}",
+                answer.cdi_devices.len(),
+                answer.annotations.len()
+            ))
         }
     }
 
@@ -70,7 +102,12 @@ impl Admission {
 /// How many of the kubelet's lists of pods had an outcome.
 fn lists(running: &Running, outcome: &str) -> u64 {
     let labels = [("outcome", outcome.to_owned())];
-    running.bridge.metrics().in_use_looks.get_or_create(&labels).get()
+    running
+        .bridge
+        .metrics()
+        .in_use_looks
+        .get_or_create(&labels)
+        .get()
 }
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -81,21 +118,53 @@ async fn the_same_devices_are_the_same_claim_and_containers_of_a_pod_share() {
     for letters in ["ab", "ab"] {
         assert_eq!(admission.allocate(letters).await.unwrap(), "2 of 1");
     }
-    assert_eq!(admission.allocate("a").await.unwrap(), "1 of 1", "of an init container");
-    assert_eq!(admission.allocate("abc").await.unwrap(), "3 of 1", "the first of a key counts");
-    assert_eq!(admission.calls(), ["prepare ab", "prepare c"], "repeated ones are answered from the record");
+    assert_eq!(
+        admission.allocate("a").await.unwrap(),
+        "1 of 1",
+        "of an init container"
+    );
+    assert_eq!(
+        admission.allocate("abc").await.unwrap(),
+        "3 of 1",
+        "the first of a key counts"
+    );
+    assert_eq!(
+        admission.calls(),
+        ["prepare ab", "prepare c"],
+        "repeated ones are answered from the record"
+    );
     assert_eq!(admission.node.manager.claims().len(), 2);
     assert_eq!(admission.allocate("").await.unwrap(), "0 of 0");
 
     let unknown = admission.allocate("z").await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
-    assert!(unknown.message().contains("\"p/z\" is no device of example.com/gpu"), "{unknown:?}");
-    admission.node.driver.refuse(Some(Problem::conflict("device-held", "claim default/c holds it")));
+    assert!(
+        unknown
+            .message()
+            .contains("\"p/z\" is no device of example.com/gpu"),
+        "{unknown:?}"
+    );
+    admission.node.driver.refuse(Some(Problem::conflict(
+        "device-held",
+        "claim default/c holds it",
+    )));
     let held = admission.allocate("d").await.unwrap_err();
     assert_eq!(held.code(), Code::FailedPrecondition);
-    assert!(held.message().contains("claim default/c holds it"), "{held:?}");
+    assert!(
+        held.message().contains("claim default/c holds it"),
+        "{held:?}"
+    );
     let failures = [("resource", "example.com/gpu".to_owned())];
-    assert_eq!(admission.running.bridge.metrics().allocation_failures.get_or_create(&failures).get(), 2);
+    assert_eq!(
+        admission
+            .running
+            .bridge
+            .metrics()
+            .allocation_failures
+            .get_or_create(&failures)
+            .get(),
+        2
+    );
 
     let mut client = admission.client.clone();
     let container = wire::ContainerPreferredAllocationRequest {
@@ -103,10 +172,19 @@ async fn the_same_devices_are_the_same_claim_and_containers_of_a_pod_share() {
         must_include_device_ids: vec!["p/b".to_owned()],
         allocation_size: 1,
     };
-    let asked = wire::PreferredAllocationRequest { container_requests: vec![container] };
-    let preferred = client.get_preferred_allocation(asked).await.unwrap().into_inner();
+    let asked = wire::PreferredAllocationRequest {
+        container_requests: vec![container],
+    };
+    let preferred = client
+        .get_preferred_allocation(asked)
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(preferred.container_responses[0].device_ids, ["p/b"]);
-    client.pre_start_container(wire::PreStartContainerRequest::default()).await.unwrap();
+    client
+        .pre_start_container(wire::PreStartContainerRequest::default())
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -121,21 +199,38 @@ async fn devices_of_a_withdrawn_pool_stay_with_their_pods_and_no_other_is_alloca
     extended_resources.set_fixed(Mechanism::Dra, 7);
     soon(extended_resources.lists_of(7)).await;
     let allocated = |letters: &str| -> BTreeSet<_> {
-        letters.chars().map(|letter| (name(GPU), format!("p/{letter}"))).collect()
+        letters
+            .chars()
+            .map(|letter| (name(GPU), format!("p/{letter}")))
+            .collect()
     };
-    assert_eq!(*extended_resources.view().allocated, allocated("abc"), "a call under way counts");
+    assert_eq!(
+        *extended_resources.view().allocated,
+        allocated("abc"),
+        "a call under way counts"
+    );
     listed(&admission.kubelet, "ABC").await;
     let refused = admission.allocate("d").await.unwrap_err();
     assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
     admission.node.driver.shut.send_replace(false);
     assert_eq!(soon(under_way).await.unwrap().unwrap(), "1 of 1");
-    assert_eq!(admission.allocate("ab").await.unwrap(), "2 of 1", "a container starts again");
+    assert_eq!(
+        admission.allocate("ab").await.unwrap(),
+        "2 of 1",
+        "a container starts again"
+    );
 
     for claim in admission.node.manager.claims() {
         admission.node.unprepare(&claim.id).await;
     }
-    admission.running.until("withdrawn", |running| running.bridge.resources().is_empty()).await;
-    admission.running.until("free", |_| extended_resources.view().allocated.is_empty()).await;
+    admission
+        .running
+        .until("withdrawn", |running| running.bridge.resources().is_empty())
+        .await;
+    admission
+        .running
+        .until("free", |_| extended_resources.view().allocated.is_empty())
+        .await;
     extended_resources.set_fixed(Mechanism::DevicePlugin, 8);
     listed(&admission.kubelet, "abcdef").await;
 }
@@ -148,14 +243,21 @@ async fn a_claim_of_a_pod_that_is_gone_is_released_before_its_devices_are_alloca
         admission.allocate(letters).await.unwrap();
     }
     assert_eq!(admission.calls(), ["prepare cd"]);
-    let pod = admission.kubelet.allocate("example.com/gpu", 1).await.unwrap();
+    let pod = admission
+        .kubelet
+        .allocate("example.com/gpu", 1)
+        .await
+        .unwrap();
     assert_eq!(pod.ids, ["p/a"]);
     admission.allocate("a").await.unwrap();
     assert_eq!(admission.calls(), ["prepare a"], "a pod uses it");
     assert_eq!(admission.allocate("bd").await.unwrap(), "2 of 1");
     assert_eq!(admission.calls(), ["unprepare cd", "prepare bd"]);
 
-    admission.node.driver.refuse(Some(Problem::unavailable("driver-busy", "it is busy")));
+    admission
+        .node
+        .driver
+        .refuse(Some(Problem::unavailable("driver-busy", "it is busy")));
     let refused = admission.allocate("b").await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable);
     let message = refused.message();
@@ -174,10 +276,17 @@ async fn an_allocate_is_carried_out_when_it_is_cancelled_and_its_devices_wait_fo
     cancelled.abort();
     let again = tokio::spawn(admission.allocating("b"));
     admission.running.looked().await;
-    assert!(!again.is_finished() && admission.calls().is_empty(), "one at a time for a device");
+    assert!(
+        !again.is_finished() && admission.calls().is_empty(),
+        "one at a time for a device"
+    );
     admission.node.driver.shut.send_replace(false);
     assert_eq!(soon(again).await.unwrap().unwrap(), "1 of 1");
-    assert_eq!(admission.calls(), [""; 0], "it was prepared by the first call");
+    assert_eq!(
+        admission.calls(),
+        [""; 0],
+        "it was prepared by the first call"
+    );
     admission.running.drain().await;
 }
 
@@ -193,14 +302,21 @@ async fn a_driver_that_loads_is_waited_for_and_one_that_failed_is_not() {
     node.offer("abcdef");
     assert_eq!(soon(waiting).await.unwrap().unwrap(), "1 of 1");
     node.retire(GPU, DriverState::Failed);
-    assert_eq!(admission.allocate("b").await.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(
+        admission.allocate("b").await.unwrap_err().code(),
+        Code::Unavailable
+    );
 }
 
 #[tokio::test]
 async fn a_container_may_have_more_devices_than_a_claim() {
     let node = Node::new();
     let ids = || (0..70).map(|n| format!("{n:02}"));
-    node.publish(published("p", Some(resource()), ids().map(|id| (id, None, ""))));
+    node.publish(published(
+        "p",
+        Some(resource()),
+        ids().map(|id| (id, None, "")),
+    ));
     let kubelet = kubelet(&node).await;
     let _running = node.start();
     kubelet.devices("example.com/gpu", 70).await;
@@ -208,27 +324,54 @@ async fn a_container_may_have_more_devices_than_a_claim() {
     let devices_ids = ids().map(|id| format!("p/{id}")).collect();
     let container_requests = vec![wire::ContainerAllocateRequest { devices_ids }];
     for _ in 0..2 {
-        let request = wire::AllocateRequest { container_requests: container_requests.clone() };
+        let request = wire::AllocateRequest {
+            container_requests: container_requests.clone(),
+        };
         let answer = soon(client.allocate(request)).await.unwrap().into_inner();
         assert_eq!(answer.container_responses[0].cdi_devices.len(), 70);
-        assert_eq!(node.manager.claims().len(), 3, "the same again is the same claims");
+        assert_eq!(
+            node.manager.claims().len(),
+            3,
+            "the same again is the same claims"
+        );
     }
 }
 
 #[tokio::test]
 async fn devices_of_a_pod_that_ended_are_released_and_those_of_others_stay() {
     let admission = Admission::new(LONG, Duration::ZERO).await;
-    let first = admission.kubelet.allocate("example.com/gpu", 1).await.unwrap();
-    admission.kubelet.allocate("example.com/gpu", 1).await.unwrap();
+    let first = admission
+        .kubelet
+        .allocate("example.com/gpu", 1)
+        .await
+        .unwrap();
+    admission
+        .kubelet
+        .allocate("example.com/gpu", 1)
+        .await
+        .unwrap();
     assert_eq!(admission.calls(), ["prepare a", "prepare b"]);
     let before = lists(&admission.running, "answered");
-    admission.running.until("it looks", |running| lists(running, "answered") > before + 3).await;
+    admission
+        .running
+        .until("it looks", |running| {
+            lists(running, "answered") > before + 3
+        })
+        .await;
     assert_eq!(admission.calls(), [""; 0]);
-    admission.node.driver.refuse(Some(Problem::unavailable("driver-busy", "it is busy")));
+    admission
+        .node
+        .driver
+        .refuse(Some(Problem::unavailable("driver-busy", "it is busy")));
     admission.kubelet.free(&first);
     assert_eq!(admission.node.driver.call().await, "unprepare a");
     admission.node.driver.refuse(None);
-    admission.running.until("released", |running| running.bridge.metrics().released.get() == 1).await;
+    admission
+        .running
+        .until("released", |running| {
+            running.bridge.metrics().released.get() == 1
+        })
+        .await;
     assert_eq!(admission.node.manager.claims().len(), 1);
     assert!(admission.calls().iter().all(|call| call == "unprepare a"));
 }
@@ -240,10 +383,15 @@ async fn a_list_that_is_not_complete_releases_nothing_and_one_that_stays_away_is
     let kubelet = kubelet(&node).await;
     let own = |text: &str| ObjectName::new(text).unwrap();
     let parts = node.parts();
-    let running = Running::start(BridgeParts { own_pod: Some((own("default"), own("own"))), ..parts });
+    let running = Running::start(BridgeParts {
+        own_pod: Some((own("default"), own("own"))),
+        ..parts
+    });
     listed(&kubelet, "a").await;
     kubelet.allocate("example.com/gpu", 1).await.unwrap();
-    running.until("it looks", |running| lists(running, "failed") > 3).await;
+    running
+        .until("it looks", |running| lists(running, "failed") > 3)
+        .await;
     assert_eq!(running.condition("pod-resources-away"), None);
     tokio::time::pause();
     tokio::time::advance(IN_USE_UNKNOWN).await;

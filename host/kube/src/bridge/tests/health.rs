@@ -12,8 +12,9 @@ use crate::bridge::dra::BRIDGE_HEALTH_STREAMS_MAX;
 use crate::bridge::dra::health::HEALTH_RESEND;
 
 fn devices(devices: &[(&str, Option<bool>, &str)]) -> Arc<Published> {
-    let named =
-        devices.iter().map(|(device, is_healthy, message)| ((*device).to_owned(), *is_healthy, *message));
+    let named = devices
+        .iter()
+        .map(|(device, is_healthy, message)| ((*device).to_owned(), *is_healthy, *message));
     Arc::new(published("pool", None, named))
 }
 
@@ -26,19 +27,28 @@ fn serve(node: &Node) -> watch::Sender<Arc<Published>> {
 
 async fn watch(node: &Node) -> Streaming<v1::NodeWatchResourcesResponse> {
     let mut client = V1::new(connect(&node.service(GPU)).await.unwrap());
-    soon(client.node_watch_resources(v1::NodeWatchResourcesRequest {})).await.unwrap().into_inner()
+    soon(client.node_watch_resources(v1::NodeWatchResourcesRequest {}))
+        .await
+        .unwrap()
+        .into_inner()
 }
 
 /// `DEVICE STATE MESSAGE` of each device of the next message.
-async fn list(stream: &mut Streaming<v1::NodeWatchResourcesResponse>) -> Result<Vec<String>, Status> {
-    let message = soon(stream.message()).await?.ok_or_else(|| Status::cancelled("the stream ended"))?;
+async fn list(
+    stream: &mut Streaming<v1::NodeWatchResourcesResponse>,
+) -> Result<Vec<String>, Status> {
+    let message = soon(stream.message())
+        .await?
+        .ok_or_else(|| Status::cancelled("the stream ended"))?;
     let line = |device: v1::DeviceHealth| {
         let state = device.health().as_str_name().to_lowercase();
         assert_eq!(device.health_check_timeout_seconds, 30);
         assert!(device.last_updated_time > 1_700_000_000);
         let named = device.device.unwrap();
         assert_eq!(named.pool_name, "node-1/pool");
-        format!("{} {state} {}", named.device_name, device.message).trim_end().to_owned()
+        format!("{} {state} {}", named.device_name, device.message)
+            .trim_end()
+            .to_owned()
     };
     Ok(message.devices.into_iter().map(line).collect())
 }
@@ -55,13 +65,22 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
     gpu.send_replace(devices(&[("a", Some(true), ""), ("b", None, "")]));
     running.looked().await;
     gpu.send_replace(devices(&[("a", Some(true), ""), ("b", Some(false), "hot")]));
-    assert_eq!(list(&mut stream).await.unwrap(), ["a healthy", "b unhealthy hot"]);
+    assert_eq!(
+        list(&mut stream).await.unwrap(),
+        ["a healthy", "b unhealthy hot"]
+    );
 
     let mut older = V1alpha1::new(connect(&node.service(GPU)).await.unwrap());
-    let mut older =
-        older.node_watch_resources(v1alpha1::NodeWatchResourcesRequest {}).await.unwrap().into_inner();
+    let mut older = older
+        .node_watch_resources(v1alpha1::NodeWatchResourcesRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     let first = soon(older.message()).await.unwrap().unwrap();
-    assert_eq!((first.devices.len(), &first.devices[1].message[..]), (2, "hot"));
+    assert_eq!(
+        (first.devices.len(), &first.devices[1].message[..]),
+        (2, "hot")
+    );
     assert_eq!(first.devices[1].health(), v1alpha1::HealthStatus::Unhealthy);
 
     // A driver that replaces it goes on in the same stream.
@@ -70,7 +89,11 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
     replaced.send_replace(devices(&[("c", Some(true), "new")]));
     assert_eq!(list(&mut stream).await.unwrap(), ["c healthy new"]);
     running.drain().await;
-    assert_eq!(soon(stream.message()).await.unwrap(), None, "the stream ends with the bridge");
+    assert_eq!(
+        soon(stream.message()).await.unwrap(),
+        None,
+        "the stream ends with the bridge"
+    );
 }
 
 /// A kubelet does not retry once it got the answer that there is no such service.
@@ -100,14 +123,26 @@ async fn streams_are_bounded_and_those_that_end_make_room() {
     let mut client = V1::new(connect(&node.service(GPU)).await.unwrap());
     let mut streams = Vec::new();
     for _ in 0..BRIDGE_HEALTH_STREAMS_MAX {
-        streams
-            .push(client.node_watch_resources(v1::NodeWatchResourcesRequest {}).await.unwrap().into_inner());
+        streams.push(
+            client
+                .node_watch_resources(v1::NodeWatchResourcesRequest {})
+                .await
+                .unwrap()
+                .into_inner(),
+        );
     }
-    let status = client.node_watch_resources(v1::NodeWatchResourcesRequest {}).await.unwrap_err();
+    let status = client
+        .node_watch_resources(v1::NodeWatchResourcesRequest {})
+        .await
+        .unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     drop(streams);
     let again = async {
-        while client.node_watch_resources(v1::NodeWatchResourcesRequest {}).await.is_err() {
+        while client
+            .node_watch_resources(v1::NodeWatchResourcesRequest {})
+            .await
+            .is_err()
+        {
             tokio::task::yield_now().await;
         }
     };
@@ -124,7 +159,10 @@ async fn a_list_that_stays_the_same_is_sent_again_in_time_and_a_flapping_one_not
     let tasks = parts.tasks.clone();
     let bridge = Bridge::new(parts).unwrap();
     let driver = Arc::new(dra::OfferedDriver::new(name(GPU), bridge.0.clone()));
-    let service = dra::HealthService { driver, tasks: tasks.clone() };
+    let service = dra::HealthService {
+        driver,
+        tasks: tasks.clone(),
+    };
     let mut lists = Box::pin(service.lists().unwrap());
     let began = Instant::now();
     assert_eq!(lists.next().await.unwrap().len(), 1);

@@ -9,7 +9,10 @@ use super::resources::{kubelet, listed, sockets};
 use super::*;
 
 const RESOURCE: &str = "example.com/gpu";
-const ALL: DeviceOptions = DeviceOptions { pre_start_required: true, preferred_allocation_available: true };
+const ALL: DeviceOptions = DeviceOptions {
+    pre_start_required: true,
+    preferred_allocation_available: true,
+};
 
 /// A plugin that prefers the last device, and refuses the device `refused`.
 struct FakePlugin {
@@ -19,7 +22,10 @@ struct FakePlugin {
 
 impl FakePlugin {
     fn new(options: DeviceOptions) -> Arc<Self> {
-        Arc::new(Self { options, calls: Mutex::default() })
+        Arc::new(Self {
+            options,
+            calls: Mutex::default(),
+        })
     }
 
     fn calls(&self) -> Vec<String> {
@@ -27,7 +33,10 @@ impl FakePlugin {
     }
 
     fn note(&self, what: &str, ids: &[String]) {
-        self.calls.lock().unwrap().push(format!("{what} {}", ids.join(",")));
+        self.calls
+            .lock()
+            .unwrap()
+            .push(format!("{what} {}", ids.join(",")));
     }
 }
 
@@ -62,7 +71,11 @@ impl DeviceDriver for FakePlugin {
     async fn allocate(&self, _: &Call, ids: &[String]) -> Result<ContainerAllocation, Problem> {
         self.note("allocate", ids);
         let refused = || Problem::unavailable("plugin-refused", "the device is warm");
-        if ids.iter().any(|id| id == "refused") { Err(refused()) } else { Ok(answer()) }
+        if ids.iter().any(|id| id == "refused") {
+            Err(refused())
+        } else {
+            Ok(answer())
+        }
     }
 
     async fn preferred_allocation(
@@ -87,26 +100,46 @@ impl DeviceDriver for FakePlugin {
 
 impl Node {
     /// A plugin registers, and lists devices, in capitals those that are not healthy.
-    fn plug(&self, plugin: &Arc<FakePlugin>, devices: &[&str]) -> nodedock_core::manager::devices::PluginId {
-        let id = self.manager.plugin_arrived(resource(), "/plugins/gpu.sock".into(), plugin.clone());
+    fn plug(
+        &self,
+        plugin: &Arc<FakePlugin>,
+        devices: &[&str],
+    ) -> nodedock_core::manager::devices::PluginId {
+        let id =
+            self.manager
+                .plugin_arrived(resource(), "/plugins/gpu.sock".into(), plugin.clone());
         let device = |id: &&str| PluginDevice {
             id: id.to_lowercase(),
             healthy: id.to_lowercase() == **id,
             numa_nodes: vec![],
         };
-        self.manager.plugin_listed(&id, &devices.iter().map(device).collect::<Vec<_>>());
+        self.manager
+            .plugin_listed(&id, &devices.iter().map(device).collect::<Vec<_>>());
         id
     }
 }
 
 async fn client(node: &Node) -> DevicePluginClient<Channel> {
-    let [socket] = &sockets(node)[..] else { panic!("one socket") };
-    DevicePluginClient::new(connect(&node.root().join("device-plugins").join(socket)).await.unwrap())
+    let [socket] = &sockets(node)[..] else {
+        panic!("one socket")
+    };
+    DevicePluginClient::new(
+        connect(&node.root().join("device-plugins").join(socket))
+            .await
+            .unwrap(),
+    )
 }
 
 fn registrations(run: &Running) -> u64 {
-    let labels = [("resource", RESOURCE.to_owned()), ("outcome", "registered".to_owned())];
-    run.bridge.metrics().resource_registrations.get_or_create(&labels).get()
+    let labels = [
+        ("resource", RESOURCE.to_owned()),
+        ("outcome", "registered".to_owned()),
+    ];
+    run.bridge
+        .metrics()
+        .resource_registrations
+        .get_or_create(&labels)
+        .get()
 }
 
 #[tokio::test]
@@ -118,36 +151,58 @@ async fn every_call_of_the_kubelet_is_passed_on_and_so_is_every_answer() {
     let allocation = kubelet.allocate(RESOURCE, 1).await.unwrap();
     assert_eq!(
         (allocation.ids, plugin.calls()),
-        (vec!["b".to_owned()], vec!["prefer a,b".into(), "allocate b".into()])
+        (
+            vec!["b".to_owned()],
+            vec!["prefer a,b".into(), "allocate b".into()]
+        )
     );
     let expected = api::ContainerAllocateResponse {
         envs: answer().env.into_iter().collect(),
-        mounts: vec![api::Mount { host_path: "/lib".into(), container_path: "/gpu".into(), read_only: true }],
+        mounts: vec![api::Mount {
+            host_path: "/lib".into(),
+            container_path: "/gpu".into(),
+            read_only: true,
+        }],
         devices: vec![api::DeviceSpec {
             host_path: "/dev/gpu0".into(),
             container_path: "/dev/gpu".into(),
             permissions: "rw".into(),
         }],
         annotations: answer().annotations.into_iter().collect(),
-        cdi_devices: vec![api::CdiDevice { name: "example.com/gpu=b".into() }],
+        cdi_devices: vec![api::CdiDevice {
+            name: "example.com/gpu=b".into(),
+        }],
     };
     assert_eq!(allocation.answer, expected);
-    assert!(node.manager.claims().is_empty(), "the kubelet alone has the allocation");
+    assert!(
+        node.manager.claims().is_empty(),
+        "the kubelet alone has the allocation"
+    );
 
     let mut client = client(&node).await;
     client
-        .pre_start_container(api::PreStartContainerRequest { devices_ids: vec!["b".into()] })
+        .pre_start_container(api::PreStartContainerRequest {
+            devices_ids: vec!["b".into()],
+        })
         .await
         .unwrap();
     assert_eq!(plugin.calls(), ["start b"]);
-    for (device, why) in [("refused", "the device is warm"), ("other", "no device of example.com/gpu")] {
-        let container = api::ContainerAllocateRequest { devices_ids: vec![device.into()] };
-        let request = api::AllocateRequest { container_requests: vec![container] };
+    for (device, why) in [
+        ("refused", "the device is warm"),
+        ("other", "no device of example.com/gpu"),
+    ] {
+        let container = api::ContainerAllocateRequest {
+            devices_ids: vec![device.into()],
+        };
+        let request = api::AllocateRequest {
+            container_requests: vec![container],
+        };
         let refused = client.allocate(request).await.unwrap_err();
         assert!(refused.message().contains(why), "{refused}");
     }
 
-    node.manager.plugin_left(&id, &Problem::unavailable("gone", "of the test"));
+    node.manager
+        .plugin_left(&id, &Problem::unavailable("gone", "of the test"));
     listed(&kubelet, "ABREFUSED").await;
     node.plug(&plugin, &["a"]);
     listed(&kubelet, "a").await;
@@ -173,13 +228,23 @@ async fn a_plugin_with_other_options_is_registered_again() {
     let (kubelet, run) = (kubelet(&node).await, node.start());
     node.plug(&FakePlugin::new(DeviceOptions::default()), &["a", "b"]);
     listed(&kubelet, "ab").await;
-    assert_eq!(kubelet.allocate(RESOURCE, 1).await.unwrap().ids, ["a"], "it is not asked what it prefers");
+    assert_eq!(
+        kubelet.allocate(RESOURCE, 1).await.unwrap().ids,
+        ["a"],
+        "it is not asked what it prefers"
+    );
     let newer = FakePlugin::new(ALL);
     node.plug(&newer, &["a", "b", "c"]);
-    run.until("it is not registered again", |run| registrations(run) == 2).await;
+    run.until("it is not registered again", |run| registrations(run) == 2)
+        .await;
     listed(&kubelet, "abc").await;
     assert_eq!(kubelet.allocate(RESOURCE, 1).await.unwrap().ids, ["c"]);
-    let options = client(&node).await.get_device_plugin_options(api::Empty {}).await.unwrap().into_inner();
+    let options = client(&node)
+        .await
+        .get_device_plugin_options(api::Empty {})
+        .await
+        .unwrap()
+        .into_inner();
     assert!(options.pre_start_required && options.get_preferred_allocation_available);
     run.drain().await;
 }
@@ -190,7 +255,10 @@ async fn after_a_restart_its_devices_are_listed_at_once_and_an_allocation_waits_
     let run = before.start();
     before.plug(&plugin, &["a", "b"]);
     let file = before.dir.path().join("devices.json");
-    run.until("stored", |_| std::fs::read_to_string(&file).is_ok_and(|text| text.contains("plugin"))).await;
+    run.until("stored", |_| {
+        std::fs::read_to_string(&file).is_ok_and(|text| text.contains("plugin"))
+    })
+    .await;
     run.drain().await;
 
     // The managers of another start.

@@ -18,16 +18,28 @@ pub(super) async fn kubelet(node: &Node) -> Kubelet {
 pub(super) async fn listed(kubelet: &Kubelet, letters: &str) {
     let letter = |device: &nodedock_proto::kubelet::device_plugin::v1beta1::Device| {
         let letter = device.id.trim_start_matches("p/").to_owned();
-        if device.health == "Healthy" { letter } else { letter.to_ascii_uppercase() }
+        if device.health == "Healthy" {
+            letter
+        } else {
+            letter.to_ascii_uppercase()
+        }
     };
     let is_listed =
         |of: &Resource| of.running && of.devices.iter().map(letter).collect::<String>() == letters;
-    kubelet.wait_until(letters, |view| view.resource(RESOURCE).as_ref().is_some_and(is_listed)).await;
+    kubelet
+        .wait_until(letters, |view| {
+            view.resource(RESOURCE).as_ref().is_some_and(is_listed)
+        })
+        .await;
 }
 
 /// Returns when the list ended.
 async fn ended(kubelet: &Kubelet) {
-    kubelet.wait_until("the end", |view| view.resource(RESOURCE).is_some_and(|of| !of.running)).await;
+    kubelet
+        .wait_until("the end", |view| {
+            view.resource(RESOURCE).is_some_and(|of| !of.running)
+        })
+        .await;
 }
 
 pub(super) fn directory(node: &Node) -> PathBuf {
@@ -36,14 +48,25 @@ pub(super) fn directory(node: &Node) -> PathBuf {
 
 /// The daemon's sockets in the kubelet's directory.
 pub(super) fn sockets(node: &Node) -> Vec<String> {
-    let entries = std::fs::read_dir(directory(node)).unwrap().map(|entry| entry.unwrap().file_name());
+    let entries = std::fs::read_dir(directory(node))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
     let names = entries.map(|name| name.into_string().unwrap());
-    names.filter(|name| name.starts_with("nodedock-") && name.ends_with(".sock")).collect()
+    names
+        .filter(|name| name.starts_with("nodedock-") && name.ends_with(".sock"))
+        .collect()
 }
 
 fn registrations(run: &Running, outcome: &str) -> u64 {
-    let labels = [("resource", RESOURCE.to_owned()), ("outcome", outcome.to_owned())];
-    run.bridge.metrics().resource_registrations.get_or_create(&labels).get()
+    let labels = [
+        ("resource", RESOURCE.to_owned()),
+        ("outcome", outcome.to_owned()),
+    ];
+    run.bridge
+        .metrics()
+        .resource_registrations
+        .get_or_create(&labels)
+        .get()
 }
 
 #[tokio::test]
@@ -53,8 +76,13 @@ async fn a_resource_is_registered_once_and_listed_at_each_change() {
     let kubelet = kubelet(&node).await;
     let run = node.start();
     listed(&kubelet, "ab").await;
-    let [socket] = &sockets(&node)[..] else { panic!("one socket") };
-    assert!(socket.starts_with("nodedock-gpu-") && socket.ends_with(&format!("-{START}.sock")), "{socket}");
+    let [socket] = &sockets(&node)[..] else {
+        panic!("one socket")
+    };
+    assert!(
+        socket.starts_with("nodedock-gpu-") && socket.ends_with(&format!("-{START}.sock")),
+        "{socket}"
+    );
     for letters in ["aBc", "a"] {
         node.offer(letters);
         listed(&kubelet, letters).await;
@@ -62,12 +90,25 @@ async fn a_resource_is_registered_once_and_listed_at_each_change() {
     run.registered(&PluginRegistration::Followed).await;
     let status = run.bridge.resources().remove(0);
     assert_eq!((status.devices, status.healthy), (1, 1));
-    let lists = run.bridge.metrics().lists.get_or_create(&[("resource", RESOURCE.to_owned())]).get();
-    assert_eq!((registrations(&run, "registered"), registrations(&run, "refused"), lists), (1, 0, 3));
+    let lists = run
+        .bridge
+        .metrics()
+        .lists
+        .get_or_create(&[("resource", RESOURCE.to_owned())])
+        .get();
+    assert_eq!(
+        (
+            registrations(&run, "registered"),
+            registrations(&run, "refused"),
+            lists
+        ),
+        (1, 0, 3)
+    );
 
     node.publish(Published::default());
     ended(&kubelet).await;
-    run.until("the socket stays", |_| sockets(&node).is_empty()).await;
+    run.until("the socket stays", |_| sockets(&node).is_empty())
+        .await;
     assert!(run.bridge.resources().is_empty());
     run.drain().await;
 }
@@ -110,7 +151,8 @@ async fn a_start_beside_a_dead_socket_leads_to_one_registration() {
     drop(StdListener::bind(&path).unwrap());
     node.offer("a");
     let run = node.start();
-    run.until("it is not tried", |run| run.resource().is_some()).await;
+    run.until("it is not tried", |run| run.resource().is_some())
+        .await;
     let kubelet = kubelet(&node).await;
     listed(&kubelet, "a").await;
     // Whatever happens in the directory.
@@ -132,12 +174,18 @@ async fn a_refusal_is_a_condition_with_the_kubelets_message_and_is_retried() {
     let node = Node::new();
     node.offer("a");
     // It has no time to dial the plugin.
-    let hasty = KubeletOptions { dial_timeout: Duration::ZERO, ..KubeletOptions::default() };
+    let hasty = KubeletOptions {
+        dial_timeout: Duration::ZERO,
+        ..KubeletOptions::default()
+    };
     let mut hasty = Kubelet::start(&node.root(), hasty).await;
     let run = node.start();
     let message = run.condition_comes("device-plugin-refused").await;
     assert!(message.contains(RESOURCE), "{message}");
-    assert!(matches!(run.resource(), Some(PluginRegistration::Refused(_))));
+    assert!(matches!(
+        run.resource(),
+        Some(PluginRegistration::Refused(_))
+    ));
     hasty.stop().await;
     let kubelet = kubelet(&node).await;
     listed(&kubelet, "a").await;
@@ -169,15 +217,27 @@ async fn an_instance_that_takes_over_registers_when_the_one_before_has_ended_its
     old.bridge.hold();
     let listeners = Listeners::of_start("start2");
     listeners.adopt(old.bridge.0.parts.listeners.give().unwrap());
-    let new = Running::start(BridgeParts { listeners, is_alone: false, ..node.parts() });
-    new.until("it is offered", |new| new.resource().is_some()).await;
-    assert_eq!(kubelet.allocate(RESOURCE, 1).await.unwrap().ids, ["p/a"], "answered by the new one");
+    let new = Running::start(BridgeParts {
+        listeners,
+        is_alone: false,
+        ..node.parts()
+    });
+    new.until("it is offered", |new| new.resource().is_some())
+        .await;
+    assert_eq!(
+        kubelet.allocate(RESOURCE, 1).await.unwrap().ids,
+        ["p/a"],
+        "answered by the new one"
+    );
     old.drain().await;
     assert_eq!(registrations(&new, "registered"), 0);
     new.bridge.set_alone();
     new.registered(&PluginRegistration::Followed).await;
     listed(&kubelet, "a").await;
-    assert_eq!((registrations(&new, "registered"), sockets(&node).len()), (1, 1));
+    assert_eq!(
+        (registrations(&new, "registered"), sockets(&node).len()),
+        (1, 1)
+    );
     new.drain().await;
     assert!(sockets(&node).is_empty());
 }
@@ -186,7 +246,8 @@ async fn an_instance_that_takes_over_registers_when_the_one_before_has_ended_its
 async fn what_was_offered_before_a_restart_is_offered_until_the_driver_publishes() {
     let node = Node::new();
     let file = node.dir.path().join("devices.json");
-    let stored = |text: &str| std::fs::read_to_string(&file).is_ok_and(|stored| stored.contains(text));
+    let stored =
+        |text: &str| std::fs::read_to_string(&file).is_ok_and(|stored| stored.contains(text));
     node.offer("aB");
     let kubelet = kubelet(&node).await;
     let run = node.start();
@@ -234,9 +295,16 @@ async fn a_device_in_a_claim_of_the_api_server_is_not_healthy_and_one_of_the_kub
 #[tokio::test]
 async fn what_the_kubelet_allocated_is_not_healthy_under_another_device_of_the_same_hardware() {
     let node = Node::new();
-    let mut published =
-        published("p", Some(resource()), ["a", "b", "c"].map(|id| (id.to_owned(), Some(true), "")));
-    let devices = published.inventory.pools.values_mut().flat_map(|pool| pool.devices.iter_mut());
+    let mut published = published(
+        "p",
+        Some(resource()),
+        ["a", "b", "c"].map(|id| (id.to_owned(), Some(true), "")),
+    );
+    let devices = published
+        .inventory
+        .pools
+        .values_mut()
+        .flat_map(|pool| pool.devices.iter_mut());
     for (_, facts) in devices.filter(|(device, _)| device.as_str() != "c") {
         facts.identity = vec!["one".to_owned()];
     }

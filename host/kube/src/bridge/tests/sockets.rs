@@ -17,8 +17,11 @@ fn inode(path: &Path) -> Option<(u64, i64)> {
 /// How many registrations the kubelet took, and how many it refused.
 fn registrations(running: &Running) -> [u64; 2] {
     let registrations = &running.bridge.metrics().registrations;
-    ["registered", "refused"]
-        .map(|outcome| registrations.get_or_create(&[("outcome", outcome.to_owned())]).get())
+    ["registered", "refused"].map(|outcome| {
+        registrations
+            .get_or_create(&[("outcome", outcome.to_owned())])
+            .get()
+    })
 }
 
 #[tokio::test]
@@ -27,26 +30,52 @@ async fn a_serving_driver_registers_as_any_plugin_does() {
     let running = node.serving().await;
     let (registration, service) = (node.registration(GPU), node.service(GPU));
     assert_eq!((mode(&registration), mode(&service)), (0o600, 0o600));
-    assert_eq!((mode(service.parent().unwrap()), mode(registration.parent().unwrap())), (0o750, 0o750));
-    assert_eq!(running.status(GPU).unwrap().registration, Registration::Offered);
+    assert_eq!(
+        (
+            mode(service.parent().unwrap()),
+            mode(registration.parent().unwrap())
+        ),
+        (0o750, 0o750)
+    );
+    assert_eq!(
+        running.status(GPU).unwrap().registration,
+        Registration::Offered
+    );
 
     let mut kubelet = Registrar::dial(&node, GPU).await;
     let info = kubelet.info().await;
     assert_eq!((&info.r#type[..], &info.name[..]), ("DRAPlugin", GPU));
     assert_eq!(Path::new(&info.endpoint), service);
-    let services =
-        ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+    let services = [
+        "v1.DRAPlugin",
+        "v1beta1.DRAPlugin",
+        "v1.DRAResourceHealth",
+        "v1alpha1.DRAResourceHealth",
+    ];
     assert_eq!(info.supported_versions, services, "the newest first");
-    assert_eq!(running.status(GPU).unwrap().registration, Registration::Asked);
+    assert_eq!(
+        running.status(GPU).unwrap().registration,
+        Registration::Asked
+    );
     kubelet.notify("").await.unwrap();
     assert!(running.status(GPU).unwrap().registration == Registration::Registered);
-    assert_eq!((registrations(&running), running.bridge.metrics().connections()), ([1, 0], [1, 1]));
+    assert_eq!(
+        (
+            registrations(&running),
+            running.bridge.metrics().connections()
+        ),
+        ([1, 0], [1, 1])
+    );
     let connected = connect(&service).await.unwrap();
     let connections = |running: &Running| running.status(GPU).unwrap().connections;
-    running.until("connected", |running| connections(running) == 1).await;
+    running
+        .until("connected", |running| connections(running) == 1)
+        .await;
     assert!(running.bridge.has_kubelet());
     drop(connected);
-    running.until("disconnected", |running| connections(running) == 0).await;
+    running
+        .until("disconnected", |running| connections(running) == 0)
+        .await;
     assert!(!running.bridge.has_kubelet());
 }
 
@@ -57,10 +86,18 @@ async fn a_refusal_is_a_condition_with_the_kubelets_message_until_it_registers_t
     let mut kubelet = Registrar::dial(&node, GPU).await;
     kubelet.info().await;
     let message = format!("plugin validation failed\n{}", "x".repeat(5000));
-    let answer = kubelet.notify(&message).await.unwrap_err().message().to_owned();
+    let answer = kubelet
+        .notify(&message)
+        .await
+        .unwrap_err()
+        .message()
+        .to_owned();
     assert!(answer.contains("plugin validation failed xxx"), "{answer}");
     let message = running.condition("kubelet-refused-driver").unwrap();
-    assert!(message.starts_with(GPU) && message.contains("plugin validation failed xxx"), "{message}");
+    assert!(
+        message.starts_with(GPU) && message.contains("plugin validation failed xxx"),
+        "{message}"
+    );
     assert!(message.len() < 1024, "{}", message.len());
     kubelet.info().await;
     let refused = running.status(GPU).unwrap().registration;
@@ -81,11 +118,16 @@ async fn sockets_stay_while_a_driver_is_replaced_or_does_not_serve_and_go_with_i
     running.looked().await;
     node.retire(GPU, DriverState::Failed);
     running.looked().await;
-    assert_eq!((inode(&node.registration(GPU)), inode(&node.service(GPU))), before);
+    assert_eq!(
+        (inode(&node.registration(GPU)), inode(&node.service(GPU))),
+        before
+    );
     Registrar::dial(&node, GPU).await.info().await;
 
     node.remove(GPU);
-    running.until("withdrawn", |running| running.status(GPU).is_none()).await;
+    running
+        .until("withdrawn", |running| running.status(GPU).is_none())
+        .await;
     assert!(!node.registration(GPU).exists() && !node.service(GPU).parent().unwrap().exists());
     assert!(node.registration(NIC).exists() && node.service(NIC).exists());
 }
@@ -104,7 +146,9 @@ async fn a_driver_is_offered_while_the_kubelet_has_prepared_claims_of_it() {
     node.serve(GPU);
     node.unprepare(&claim).await;
     node.remove(GPU);
-    running.until("withdrawn", |running| running.status(GPU).is_none()).await;
+    running
+        .until("withdrawn", |running| running.status(GPU).is_none())
+        .await;
 }
 
 #[tokio::test]
@@ -125,8 +169,9 @@ async fn a_driver_of_before_the_restart_is_offered_before_it_is_loaded() {
 async fn sockets_that_a_crash_left_go_when_the_kubelet_has_registered_the_new_ones() {
     let node = Node::new();
     let crashed = Listeners::of_start("crashed");
-    let paths =
-        KubeletDirectories::new(node.root(), crashed.start()).unwrap().of_driver(&name(GPU), "crashed");
+    let paths = KubeletDirectories::new(node.root(), crashed.start())
+        .unwrap()
+        .of_driver(&name(GPU), "crashed");
     for socket in [&paths.registration, &paths.service] {
         std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
         drop(StdListener::bind(socket).unwrap());
@@ -138,11 +183,17 @@ async fn sockets_that_a_crash_left_go_when_the_kubelet_has_registered_the_new_on
     let mut kubelet = Registrar::dial(&node, GPU).await;
     kubelet.info().await;
     kubelet.notify("").await.unwrap();
-    running.until("removed", |_| !paths.registration.exists() && !paths.service.exists()).await;
+    running
+        .until("removed", |_| {
+            !paths.registration.exists() && !paths.service.exists()
+        })
+        .await;
     assert!(node.registration(GPU).exists() && node.service(GPU).exists());
     running
         .until("forgotten", |_| {
-            !std::fs::read_to_string(node.dir.path().join("drivers")).unwrap().contains("crashed")
+            !std::fs::read_to_string(node.dir.path().join("drivers"))
+                .unwrap()
+                .contains("crashed")
         })
         .await;
 }
@@ -153,12 +204,19 @@ async fn a_driver_whose_sockets_outlived_the_process_before_stays_registered() {
     let node = Node::new();
     node.serve(GPU);
     let listeners = Listeners::of_start(START);
-    let running = Running::start(BridgeParts { listeners: listeners.clone(), ..node.parts() });
+    let running = Running::start(BridgeParts {
+        listeners: listeners.clone(),
+        ..node.parts()
+    });
     running.open(GPU).await;
     Registrar::dial(&node, GPU).await.notify("").await.unwrap();
     let file = node.dir.path().join("drivers");
     running
-        .until("stored", |_| std::fs::read_to_string(&file).unwrap().contains(r#""registered":true"#))
+        .until("stored", |_| {
+            std::fs::read_to_string(&file)
+                .unwrap()
+                .contains(r#""registered":true"#)
+        })
         .await;
     let sockets = inode(&node.registration(GPU));
     let kept = listeners.give().unwrap();
@@ -166,9 +224,15 @@ async fn a_driver_whose_sockets_outlived_the_process_before_stays_registered() {
 
     let listeners = Listeners::of_start("start2");
     listeners.adopt(kept);
-    let running = Running::start(BridgeParts { listeners, ..node.parts() });
+    let running = Running::start(BridgeParts {
+        listeners,
+        ..node.parts()
+    });
     running.open(GPU).await;
-    assert_eq!(running.status(GPU).unwrap().registration, Registration::Registered);
+    assert_eq!(
+        running.status(GPU).unwrap().registration,
+        Registration::Registered
+    );
     assert_eq!(inode(&node.registration(GPU)), sockets);
 }
 
@@ -178,9 +242,16 @@ async fn of_two_daemons_under_the_same_names_the_second_waits_for_the_first() {
     let first = node.serving().await;
     let drivers_file = node.dir.path().join("second");
     let conditions = Conditions::default();
-    let second = Running::start(BridgeParts { drivers_file, conditions, ..node.parts() });
+    let second = Running::start(BridgeParts {
+        drivers_file,
+        conditions,
+        ..node.parts()
+    });
     let message = second.condition_comes("kubelet-socket").await;
-    assert!(message.contains("another process listens") && message.contains(GPU), "{message}");
+    assert!(
+        message.contains("another process listens") && message.contains(GPU),
+        "{message}"
+    );
     Registrar::dial(&node, GPU).await.info().await;
     first.drain().await;
     second.condition_goes("kubelet-socket").await;
@@ -200,7 +271,10 @@ async fn a_stale_socket_is_replaced_and_a_file_in_the_way_is_a_condition_of_this
     node.serve(NIC);
     let running = node.start();
     let message = running.condition_comes("kubelet-socket").await;
-    assert!(message.contains("not a socket") && message.contains("-reg.sock"), "{message}");
+    assert!(
+        message.contains("not a socket") && message.contains("-reg.sock"),
+        "{message}"
+    );
     running.open(NIC).await;
     assert!(running.status(GPU).unwrap().problem.is_some());
     connect(&service).await.unwrap();
@@ -217,10 +291,16 @@ async fn a_socket_that_is_removed_is_created_again_and_so_are_the_directories() 
     Registrar::dial(&node, GPU).await.notify("").await.unwrap();
     let service = inode(&node.service(GPU));
     std::fs::remove_file(node.registration(GPU)).unwrap();
-    running.until("created again", |_| node.registration(GPU).exists()).await;
+    running
+        .until("created again", |_| node.registration(GPU).exists())
+        .await;
     running.looked().await;
     assert_eq!(inode(&node.service(GPU)), service);
-    assert_eq!(running.status(GPU).unwrap().registration, Registration::Offered, "the kubelet forgot it");
+    assert_eq!(
+        running.status(GPU).unwrap().registration,
+        Registration::Offered,
+        "the kubelet forgot it"
+    );
 
     std::fs::remove_dir_all(node.root().join("plugins")).unwrap();
     std::fs::remove_dir_all(node.root().join("plugins_registry")).unwrap();
@@ -237,7 +317,10 @@ async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
     node.serve(GPU);
     let running = node.start();
     let message = running.condition_comes("kubelet-folder").await;
-    assert!(message.contains("kubelet") && message.contains("No such file"), "{message}");
+    assert!(
+        message.contains("kubelet") && message.contains("No such file"),
+        "{message}"
+    );
     assert_eq!(running.status(GPU), None);
     std::fs::create_dir(node.root()).unwrap();
     running.condition_goes("kubelet-folder").await;
@@ -248,14 +331,20 @@ async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
 async fn a_root_that_can_never_work_is_refused_at_the_start() {
     let node = Node::new();
     let refused = |parts: BridgeParts| Bridge::new(parts).err().unwrap().to_string();
-    let relative = refused(BridgeParts { root: "kubelet".into(), ..node.parts() });
+    let relative = refused(BridgeParts {
+        root: "kubelet".into(),
+        ..node.parts()
+    });
     assert!(relative.contains("absolute"), "{relative}");
     let registry = node.root().join("plugins_registry");
     std::fs::create_dir(&registry).unwrap();
     let link = node.dir.path().join("link");
     std::os::unix::fs::symlink(&registry, &link).unwrap();
     for own_registry in [registry.clone(), link, registry.join("ours"), node.root()] {
-        let own = refused(BridgeParts { own_registry, ..node.parts() });
+        let own = refused(BridgeParts {
+            own_registry,
+            ..node.parts()
+        });
         assert!(own.contains("--kubelet-root"), "{own}");
     }
 }
@@ -264,7 +353,10 @@ async fn a_root_that_can_never_work_is_refused_at_the_start() {
 async fn names_that_cannot_be_stored_are_a_condition_and_nothing_else_suffers() {
     let node = Node::new();
     let drivers_file = node.dir.path().join("state/offered-drivers");
-    let running = Running::start(BridgeParts { drivers_file, ..node.parts() });
+    let running = Running::start(BridgeParts {
+        drivers_file,
+        ..node.parts()
+    });
     node.serve(GPU);
     running.open(GPU).await;
     running.condition_comes("bridge-memory").await;

@@ -17,18 +17,28 @@ use crate::client::credentials::{API_CREDENTIALS_PERIOD, API_CREDENTIALS_REST};
 use nodedock_base::error::chain;
 
 fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tls").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/tls")
+        .join(name)
 }
 
 /// The port of a server that answers which certificate a client has, in bytes, and which token it sent; 401 to the token `old`.
 async fn serve(certificate: &str) -> u16 {
-    let chain = vec![CertificateDer::from_pem_file(fixture(&format!("{certificate}.pem"))).unwrap()];
+    let chain =
+        vec![CertificateDer::from_pem_file(fixture(&format!("{certificate}.pem"))).unwrap()];
     let key = PrivateKeyDer::from_pem_file(fixture(&format!("{certificate}.key"))).unwrap();
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(fixture("ca.pem")).unwrap()).unwrap();
-    let clients = WebPkiClientVerifier::builder(Arc::new(roots)).allow_unauthenticated().build().unwrap();
-    let config =
-        ServerConfig::builder().with_client_cert_verifier(clients).with_single_cert(chain, key).unwrap();
+    roots
+        .add(CertificateDer::from_pem_file(fixture("ca.pem")).unwrap())
+        .unwrap();
+    let clients = WebPkiClientVerifier::builder(Arc::new(roots))
+        .allow_unauthenticated()
+        .build()
+        .unwrap();
+    let config = ServerConfig::builder()
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)
+        .unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -36,12 +46,27 @@ async fn serve(certificate: &str) -> u16 {
         while let Ok((stream, _)) = listener.accept().await {
             let acceptor = acceptor.clone();
             tokio::spawn(async move {
-                let Ok(stream) = acceptor.accept(stream).await else { return };
-                let peer = stream.get_ref().1.peer_certificates().map(|chain| chain[0].to_vec());
+                let Ok(stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                let peer = stream
+                    .get_ref()
+                    .1
+                    .peer_certificates()
+                    .map(|chain| chain[0].to_vec());
                 let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
-                    let token = request.headers().get("authorization").map(|token| token.to_str().unwrap());
-                    let code = if token == Some("Bearer old") { 401 } else { 200 };
-                    let body = Full::new(Bytes::from(json!({"peer": peer, "token": token}).to_string()));
+                    let token = request
+                        .headers()
+                        .get("authorization")
+                        .map(|token| token.to_str().unwrap());
+                    let code = if token == Some("Bearer old") {
+                        401
+                    } else {
+                        200
+                    };
+                    let body = Full::new(Bytes::from(
+                        json!({"peer": peer, "token": token}).to_string(),
+                    ));
                     let answer = http::Response::builder().status(code).body(body).unwrap();
                     async move { Ok::<_, std::convert::Infallible>(answer) }
                 });
@@ -79,9 +104,12 @@ impl Directory {
 
     async fn connect(&self) -> Result<KubeClient, String> {
         let kubeconfig = Some(self.0.path().join("config"));
-        KubeClient::connect(ClientConfig { kubeconfig, ..ClientConfig::default() })
-            .await
-            .map_err(|error| chain(&error))
+        KubeClient::connect(ClientConfig {
+            kubeconfig,
+            ..ClientConfig::default()
+        })
+        .await
+        .map_err(|error| chain(&error))
     }
 
     async fn client(&self) -> KubeClient {
@@ -108,21 +136,37 @@ async fn a_minute_passes() {
 #[tokio::test]
 async fn a_server_is_verified_and_what_does_not_fit_is_reported() {
     let (good, expired) = (serve("server").await, serve("expired").await);
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     for (port, cluster, words) in [
         (good, ca("ca.pem"), None),
         (good, ca("other-ca.pem"), Some("invalid peer certificate")),
-        (good, format!("{}, tls-server-name: other.example", ca("ca.pem")), Some("not valid for name")),
+        (
+            good,
+            format!("{}, tls-server-name: other.example", ca("ca.pem")),
+            Some("not valid for name"),
+        ),
         (expired, ca("ca.pem"), Some("certificate expired")),
         (closed, ca("ca.pem"), Some("refused")),
     ] {
-        let directory = Directory::new(&format!("https://127.0.0.1:{port}"), &cluster, "token: abc");
+        let directory =
+            Directory::new(&format!("https://127.0.0.1:{port}"), &cluster, "token: abc");
         match (ask(&directory.client().await).await, words) {
             (Ok(answer), None) => assert_eq!(answer["token"], "Bearer abc"),
             (Err(error), Some(words)) => {
                 let said = error.to_string();
-                assert!(said.contains(words) && error.is_unreachable() && error.is_retryable(), "{said}");
-                assert!(said.starts_with("the API server cannot be reached: "), "{said}");
+                assert!(
+                    said.contains(words) && error.is_unreachable() && error.is_retryable(),
+                    "{said}"
+                );
+                assert!(
+                    said.starts_with("the API server cannot be reached: "),
+                    "{said}"
+                );
             }
             (outcome, words) => panic!("{cluster}: {outcome:?}, {words:?} is wanted"),
         }
@@ -132,12 +176,21 @@ async fn a_server_is_verified_and_what_does_not_fit_is_reported() {
 #[tokio::test]
 async fn a_certificate_that_is_replaced_is_used_and_one_that_is_gone_changes_nothing() {
     let server = format!("https://127.0.0.1:{}", serve("server").await);
-    let directory =
-        Directory::new(&server, &ca("ca.pem"), "client-certificate: client.pem, client-key: client.key");
+    let directory = Directory::new(
+        &server,
+        &ca("ca.pem"),
+        "client-certificate: client.pem, client-key: client.key",
+    );
     directory.copy("client-1.pem", "client.pem");
     directory.copy("client-1.key", "client.key");
     let client = directory.client().await;
-    let der = |name: &str| json!(CertificateDer::from_pem_file(fixture(name)).unwrap().to_vec());
+    let der = |name: &str| {
+        json!(
+            CertificateDer::from_pem_file(fixture(name))
+                .unwrap()
+                .to_vec()
+        )
+    };
     assert_eq!(ask(&client).await.unwrap()["peer"], der("client-1.pem"));
     directory.copy("client-2.pem", "client.pem");
     directory.copy("client-2.key", "client.key");
@@ -158,10 +211,16 @@ async fn a_token_is_read_again_after_a_refusal() {
     let directory = Directory::new(&server, &ca("ca.pem"), "tokenFile: token");
     directory.write("token", "old");
     let client = directory.client().await;
-    assert_eq!(ask(&client).await.unwrap_err().kind, ErrorKind::Unauthorized);
+    assert_eq!(
+        ask(&client).await.unwrap_err().kind,
+        ErrorKind::Unauthorized
+    );
     directory.write("token", "new");
     // The files were looked at a moment ago: a server that refuses everything does not make us read files all day.
-    assert_eq!(ask(&client).await.unwrap_err().kind, ErrorKind::Unauthorized);
+    assert_eq!(
+        ask(&client).await.unwrap_err().kind,
+        ErrorKind::Unauthorized
+    );
     tokio::time::sleep(API_CREDENTIALS_REST).await;
     assert_eq!(ask(&client).await.unwrap()["token"], "Bearer new");
     assert_eq!(client.metrics().retries.get(), 1);
@@ -175,11 +234,26 @@ async fn what_is_wrong_in_a_kubeconfig_is_reported_with_its_file() {
         ("ftp://a", &good.1, good.2, "https://HOST:PORT is needed"),
         ("http://192.0.2.1", &good.1, good.2, "is not https"),
         (good.0, "certificate-authority: /none", good.2, "/none"),
-        (good.0, "certificate-authority: empty", good.2, "empty holds no certificate"),
+        (
+            good.0,
+            "certificate-authority: empty",
+            good.2,
+            "empty holds no certificate",
+        ),
         (good.0, "certificate-authority-data: '%'", good.2, "base64"),
-        (good.0, "insecure-skip-tls-verify: true", good.2, "insecure-skip-tls-verify is set"),
+        (
+            good.0,
+            "insecure-skip-tls-verify: true",
+            good.2,
+            "insecure-skip-tls-verify is set",
+        ),
         (good.0, &good.1, "tokenFile: none", "none"),
-        (good.0, &good.1, "client-certificate: none, client-key: none", "none"),
+        (
+            good.0,
+            &good.1,
+            "client-certificate: none, client-key: none",
+            "none",
+        ),
         (
             good.0,
             &good.1,
@@ -195,13 +269,26 @@ async fn what_is_wrong_in_a_kubeconfig_is_reported_with_its_file() {
             "{error}"
         );
     }
-    assert!(Directory::new(good.0, &good.1, good.2).connect().await.is_ok());
-    assert!(Directory::new("http://127.0.0.1:8080", "", good.2).connect().await.is_ok());
-    let config =
-        ClientConfig { kubeconfig: Some(PathBuf::from("/nowhere/config")), ..ClientConfig::default() };
+    assert!(
+        Directory::new(good.0, &good.1, good.2)
+            .connect()
+            .await
+            .is_ok()
+    );
+    assert!(
+        Directory::new("http://127.0.0.1:8080", "", good.2)
+            .connect()
+            .await
+            .is_ok()
+    );
+    let config = ClientConfig {
+        kubeconfig: Some(PathBuf::from("/nowhere/config")),
+        ..ClientConfig::default()
+    };
     let error = chain(&KubeClient::connect(config).await.err().unwrap());
     assert!(
-        error.starts_with("load the kubeconfig /nowhere/config: ") && error.contains("No such file"),
+        error.starts_with("load the kubeconfig /nowhere/config: ")
+            && error.contains("No such file"),
         "{error}"
     );
 }

@@ -10,13 +10,20 @@ use super::*;
 use crate::client::API_RETRY_AFTER_MAX;
 
 fn refusals() -> Vec<(u16, ApiError)> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/kubernetes-1.36/refusals.json");
-    let recorded: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/kubernetes-1.36/refusals.json"
+    );
+    let recorded: Vec<Value> =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let read = |refusal: Value| {
         let body = refusal["body"].to_string();
         assert!(is_status(body.as_bytes()), "{body}");
         let status: Status = serde_json::from_str(&body).unwrap();
-        (u16::try_from(refusal["status"].as_u64().unwrap()).unwrap(), ApiError::of_status(&status))
+        (
+            u16::try_from(refusal["status"].as_u64().unwrap()).unwrap(),
+            ApiError::of_status(&status),
+        )
     };
     recorded.into_iter().map(read).collect()
 }
@@ -24,7 +31,10 @@ fn refusals() -> Vec<(u16, ApiError)> {
 #[test]
 fn recorded_refusals_are_what_they_say() {
     use ErrorKind::{Conflict, Invalid, NotFound, NotServed, Unauthorized};
-    let kinds: Vec<_> = refusals().iter().map(|(code, error)| (*code, error.kind)).collect();
+    let kinds: Vec<_> = refusals()
+        .iter()
+        .map(|(code, error)| (*code, error.kind))
+        .collect();
     let wanted = [
         (422, Invalid),
         (422, Invalid),
@@ -41,7 +51,10 @@ fn recorded_refusals_are_what_they_say() {
     assert!(error.message.contains("Bad_Name"), "{error}");
     assert_eq!(error.fields, ["spec.devices[0].name"]);
     let problem = error.problem();
-    assert_eq!((problem.kind.as_str(), problem.code.as_str()), ("invalid", "api-refused"));
+    assert_eq!(
+        (problem.kind.as_str(), problem.code.as_str()),
+        ("invalid", "api-refused")
+    );
     let missing = &refusals()[5].1;
     let name = missing.object.clone().unwrap();
     assert!(missing.is_missing(&name) && !missing.is_missing("another"));
@@ -50,29 +63,47 @@ fn recorded_refusals_are_what_they_say() {
 fn stranger(code: u16, content_type: &str, body: &str) -> ApiError {
     let mut headers = HeaderMap::new();
     headers.insert("content-type", content_type.parse().unwrap());
-    ApiError::of_answer(StatusCode::from_u16(code).unwrap(), &headers, body.as_bytes())
+    ApiError::of_answer(
+        StatusCode::from_u16(code).unwrap(),
+        &headers,
+        body.as_bytes(),
+    )
 }
 
 #[test]
 fn an_answer_that_is_no_status_is_said_to_be_a_stranger_s() {
     let html = "<!DOCTYPE html>\n<html><head><title>Sign in</title>";
-    assert!(!is_status(html.as_bytes()) && !is_status(b"{}") && !is_status(b"null") && !is_status(b""));
+    assert!(
+        !is_status(html.as_bytes()) && !is_status(b"{}") && !is_status(b"null") && !is_status(b"")
+    );
     for code in [302, 403, 404, 418, 500] {
         let error = stranger(code, "text/html; charset=utf-8", html);
         let words = error.to_string();
         assert_eq!(error.kind, ErrorKind::NotKubernetes, "{code}: {words}");
-        assert!(words.contains("is there a proxy") && words.contains("Sign in"), "{words}");
+        assert!(
+            words.contains("is there a proxy") && words.contains("Sign in"),
+            "{words}"
+        );
         assert!(error.is_unreachable() && error.is_retryable());
     }
     for (code, content_type, body, kind) in [
         (503, "text/html", html, ErrorKind::Unreachable),
         (401, "text/plain", "Unauthorized", ErrorKind::Unauthorized),
         (403, "text/plain", "no", ErrorKind::Forbidden),
-        (404, "text/plain", "404 page not found\n", ErrorKind::NotServed),
+        (
+            404,
+            "text/plain",
+            "404 page not found\n",
+            ErrorKind::NotServed,
+        ),
         (404, "text/plain", "nothing here", ErrorKind::NotKubernetes),
         (429, "", "", ErrorKind::Throttled),
     ] {
-        assert_eq!(stranger(code, content_type, body).kind, kind, "{code} {body}");
+        assert_eq!(
+            stranger(code, content_type, body).kind,
+            kind,
+            "{code} {body}"
+        );
     }
 }
 
@@ -86,14 +117,19 @@ fn words_of_others_are_one_short_line() {
             && words.ends_with('…')
     );
     let odd = stranger(500, "text/plain", "\u{1b}[2Jboom\u{202e}\r\nnext");
-    assert!(!odd.to_string().contains(nodedock_base::printable::is_unprintable), "{odd:?}");
+    assert!(
+        !odd.to_string()
+            .contains(nodedock_base::printable::is_unprintable),
+        "{odd:?}"
+    );
 }
 
 #[test]
 fn the_delay_that_a_server_asks_for_is_kept_within_bounds() {
     let status = |seconds: u32| {
-        let body =
-            format!(r#"{{"code":429,"message":"slow down","details":{{"retryAfterSeconds":{seconds}}}}}"#);
+        let body = format!(
+            r#"{{"code":429,"message":"slow down","details":{{"retryAfterSeconds":{seconds}}}}}"#
+        );
         ApiError::of_status(&serde_json::from_str(&body).unwrap()).retry_after
     };
     assert_eq!(status(3), Some(Duration::from_secs(3)));

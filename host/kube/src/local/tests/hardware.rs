@@ -13,13 +13,23 @@ use nodedock_model::Hold;
 
 fn hold(hardware: &str) -> Vec<Hold> {
     let key = format!("/sys/devices/{hardware}");
-    vec![Hold { key, shared: false, driver: None, derived: false, uses: Vec::new() }]
+    vec![Hold {
+        key,
+        shared: false,
+        driver: None,
+        derived: false,
+        uses: Vec::new(),
+    }]
 }
 
 /// What devices keep from others, `d0` first; an empty word is nothing.
 fn device_holds(hardware: &[&str]) -> Arc<DeviceHolds> {
     let mut holds = DeviceHolds::default();
-    for (index, hardware) in hardware.iter().enumerate().filter(|(_, hardware)| !hardware.is_empty()) {
+    for (index, hardware) in hardware
+        .iter()
+        .enumerate()
+        .filter(|(_, hardware)| !hardware.is_empty())
+    {
         holds.set("d.dev", "n/p", &format!("d{index}"), hold(hardware));
     }
     Arc::new(holds)
@@ -28,19 +38,34 @@ fn device_holds(hardware: &[&str]) -> Arc<DeviceHolds> {
 #[test]
 fn a_claim_gets_no_device_of_hardware_that_another_claim_has() {
     let mut machine = Machine::new(3);
-    machine.state.set_device_holds(device_holds(&["usb1", "usb1/tty", "usb2"]));
+    machine
+        .state
+        .set_device_holds(device_holds(&["usb1", "usb1/tty", "usb2"]));
     for claim in ["a", "b", "c"] {
         machine.create(claim, 1);
     }
     machine.settle();
     let of_all = ["a", "b", "c"].map(|claim| machine.devices(claim));
-    assert_eq!(of_all, [Some(vec!["d0".into()]), Some(vec!["d2".into()]), None]);
+    assert_eq!(
+        of_all,
+        [Some(vec!["d0".into()]), Some(vec!["d2".into()]), None]
+    );
     let refusals = machine.state.refusals();
     let of_c = &refusals[&name("c")];
-    assert!(of_c.message.contains("1 with hardware that is in use"), "{of_c}");
-    let why = of_c.devices.iter().find(|left| left.device == "d1").map(|left| left.reason.clone());
+    assert!(
+        of_c.message.contains("1 with hardware that is in use"),
+        "{of_c}"
+    );
+    let why = of_c
+        .devices
+        .iter()
+        .find(|left| left.device == "d1")
+        .map(|left| left.reason.clone());
     let why = why.expect("a reason");
-    assert!(why.contains("uid-a") && why.ends_with("which holds /sys/devices/usb1"), "{why}");
+    assert!(
+        why.contains("uid-a") && why.ends_with("which holds /sys/devices/usb1"),
+        "{why}"
+    );
     machine.delete("a");
     machine.settle();
     assert_eq!(machine.devices("c"), Some(vec!["d0".into()]));
@@ -58,14 +83,27 @@ fn a_claim_that_a_prepare_would_refuse_is_allocated_again() {
     let uid = machine.claims[&name("a")].uid().unwrap();
     machine.node_use.holds.insert(uid, hold("usb1"));
     machine.state.set_node_use(machine.node_use.clone());
-    machine.state.set_device_holds(device_holds(&["usb1", "usb1"]));
-    machine.reservations.insert(name("b"), BTreeMap::from([("u".to_owned(), "pod".to_owned())]));
+    machine
+        .state
+        .set_device_holds(device_holds(&["usb1", "usb1"]));
+    machine.reservations.insert(
+        name("b"),
+        BTreeMap::from([("u".to_owned(), "pod".to_owned())]),
+    );
     machine.settle();
-    assert_eq!(machine.devices("b"), Some(vec!["d1".into()]), "a prepare of it is under way");
+    assert_eq!(
+        machine.devices("b"),
+        Some(vec!["d1".into()]),
+        "a prepare of it is under way"
+    );
     machine.reservations.clear();
     machine.settle();
     assert_eq!(machine.devices("b"), Some(vec!["d2".into()]));
-    assert_eq!(machine.devices("a"), Some(vec!["d0".into()]), "one that is prepared stays");
+    assert_eq!(
+        machine.devices("a"),
+        Some(vec!["d0".into()]),
+        "one that is prepared stays"
+    );
 }
 
 /// A claim of a manifest, or of `prepare --device`, took the device between the allocation and the prepare.
@@ -76,7 +114,10 @@ fn a_claim_whose_prepare_was_refused_gets_another_device_and_one_that_is_prepare
     machine.settle();
     let uid = machine.claims[&name("a")].uid().unwrap();
     let taken = allocation(&machine.claims[&name("a")]).unwrap().clone();
-    machine.node_use.claims.insert("of-a-manifest".into(), taken);
+    machine
+        .node_use
+        .claims
+        .insert("of-a-manifest".into(), taken);
     machine.state.set_node_use(machine.node_use.clone());
     machine.state.refuse(uid.clone());
     machine.settle();
@@ -86,7 +127,11 @@ fn a_claim_whose_prepare_was_refused_gets_another_device_and_one_that_is_prepare
     machine.prepare("a");
     machine.unprepare_all();
     machine.settle();
-    assert_eq!(machine.devices("a"), Some(vec!["d1".into()]), "what was refused before its prepare is over");
+    assert_eq!(
+        machine.devices("a"),
+        Some(vec!["d1".into()]),
+        "what was refused before its prepare is over"
+    );
 }
 
 proptest! {

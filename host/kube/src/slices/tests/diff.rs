@@ -33,7 +33,12 @@ impl Store {
         self.revision += 1;
         for device in slice.spec.content.devices.values_mut() {
             let mut json = device.json().clone();
-            for taint in json.get_mut("taints").and_then(Value::as_array_mut).into_iter().flatten() {
+            for taint in json
+                .get_mut("taints")
+                .and_then(Value::as_array_mut)
+                .into_iter()
+                .flatten()
+            {
                 if taint.get("timeAdded").is_none() {
                     taint["timeAdded"] = format!("added-at-{}", self.revision).into();
                 }
@@ -41,7 +46,11 @@ impl Store {
             *device = Entry::from(json);
         }
         let prefix = slice.metadata.generate_name.clone().unwrap_or_default();
-        let name = slice.metadata.name.get_or_insert_with(|| format!("{prefix}{:05}", self.revision)).clone();
+        let name = slice
+            .metadata
+            .name
+            .get_or_insert_with(|| format!("{prefix}{:05}", self.revision))
+            .clone();
         self.slices.insert(name, Arc::new(slice));
     }
 
@@ -72,40 +81,74 @@ fn gpus() -> PoolKey {
     key(GPU, "p")
 }
 
-fn planned(content: &Content, node: &NodeFacts, counters: CounterPlacement) -> Result<Diff, String> {
-    let desired = DesiredPool { key: &gpus(), node, content, counters, known: &KnownPool::default() };
+fn planned(
+    content: &Content,
+    node: &NodeFacts,
+    counters: CounterPlacement,
+) -> Result<Diff, String> {
+    let desired = DesiredPool {
+        key: &gpus(),
+        node,
+        content,
+        counters,
+        known: &KnownPool::default(),
+    };
     diff(&desired, &[]).map_err(|error| error.to_string())
 }
 
 impl Bench {
     fn new(pool: Pool) -> Self {
-        Self { store: Store::default(), pool, known: KnownPool::default(), is_foreign: false }
+        Self {
+            store: Store::default(),
+            pool,
+            known: KnownPool::default(),
+            is_foreign: false,
+        }
     }
 
     fn diff(&mut self) -> Diff {
         let (content, slices) = (content(&self.pool), self.store.all());
         self.known.observe(&slices, &content);
         let (content, counters) = (&content, CounterPlacement::OwnSlice);
-        let desired = DesiredPool { key: &gpus(), node: &node(), content, counters, known: &self.known };
+        let desired = DesiredPool {
+            key: &gpus(),
+            node: &node(),
+            content,
+            counters,
+            known: &self.known,
+        };
         diff(&desired, &slices).unwrap()
     }
 
     /// Carries a diff out and returns the number of writes.
     fn settle(&mut self) -> usize {
         let diff = self.diff();
-        diff.writes.iter().for_each(|write| self.store.carry_out(write));
+        diff.writes
+            .iter()
+            .for_each(|write| self.store.carry_out(write));
         let slices = self.store.all();
         assert_eq!(visible(&slices, &gpus()), Some(content(&self.pool)));
         assert_eq!(slices.len(), diff.slices);
-        assert!(slices.iter().all(|slice| slice.spec.pool.generation == diff.generation), "{slices:?}");
+        assert!(
+            slices
+                .iter()
+                .all(|slice| slice.spec.pool.generation == diff.generation),
+            "{slices:?}"
+        );
         assert!(self.diff().writes.is_empty(), "nothing is left to be done");
-        self.known.written(&slices, &content(&self.pool), diff.generation);
+        self.known
+            .written(&slices, &content(&self.pool), diff.generation);
         self.is_foreign = false;
         diff.writes.len()
     }
 
     fn generation(&self) -> i64 {
-        self.store.all().iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0)
+        self.store
+            .all()
+            .iter()
+            .map(|slice| slice.spec.pool.generation)
+            .max()
+            .unwrap_or(0)
     }
 
     fn device(&mut self, index: usize) -> &mut Device {
@@ -122,7 +165,10 @@ fn a_device_that_changes_changes_one_slice_and_no_generation() {
     bench.pool.devices.remove(&device_name(5));
     assert_eq!((bench.settle(), bench.generation()), (1, 1));
     // It takes the place of the one that left.
-    bench.pool.devices.insert(device_name(5000), Device::default());
+    bench
+        .pool
+        .devices
+        .insert(device_name(5000), Device::default());
     assert_eq!((bench.settle(), bench.generation()), (1, 1));
 }
 
@@ -148,7 +194,12 @@ fn a_deleted_slice_is_created_again_alone() {
     let name = bench.store.names().remove(1);
     bench.store.slices.remove(&name);
     assert_eq!((bench.settle(), bench.generation()), (1, 1));
-    let names: Vec<_> = bench.store.names().iter().map(|name| name[..5].to_owned()).collect();
+    let names: Vec<_> = bench
+        .store
+        .names()
+        .iter()
+        .map(|name| name[..5].to_owned())
+        .collect();
     assert_eq!(names, ["00000", "00001", "00002"]);
 }
 
@@ -160,7 +211,9 @@ fn counters_are_in_a_slice_of_their_own_and_before_1_35_with_their_devices() {
     };
     let mut pool = devices(70);
     pool.shared_counters = vec![set("memory", "bytes", "80Gi")];
-    pool.devices.values_mut().for_each(|device| device.consumes = vec![set("memory", "bytes", "10Gi")]);
+    pool.devices
+        .values_mut()
+        .for_each(|device| device.consumes = vec![set("memory", "bytes", "10Gi")]);
     let mut bench = Bench::new(pool);
     assert_eq!(bench.settle(), 3);
     bench.pool.shared_counters = vec![set("memory", "bytes", "81920Mi")];
@@ -172,16 +225,32 @@ fn counters_are_in_a_slice_of_their_own_and_before_1_35_with_their_devices() {
     assert!(together(&bench.pool).unwrap_err().contains("70 devices"));
     bench.pool.devices.retain(|name, _| *name < device_name(64));
     let diff = together(&bench.pool).unwrap();
-    let [Write::Create(slice)] = diff.writes.as_slice() else { panic!("{diff:?}") };
-    assert_eq!((slice.spec.content.devices.len(), slice.spec.content.shared_counters.len()), (64, 1));
+    let [Write::Create(slice)] = diff.writes.as_slice() else {
+        panic!("{diff:?}")
+    };
+    assert_eq!(
+        (
+            slice.spec.content.devices.len(),
+            slice.spec.content.shared_counters.len()
+        ),
+        (64, 1)
+    );
 }
 
 #[test]
 fn taints_keep_the_time_at_which_they_were_added() {
     let times = |bench: &Bench| -> Vec<String> {
         let slices = bench.store.all();
-        let devices = slices.iter().flat_map(|slice| slice.spec.content.devices.values());
-        devices.flat_map(|device| device.taints().filter_map(|(_, time)| time.map(str::to_owned))).collect()
+        let devices = slices
+            .iter()
+            .flat_map(|slice| slice.spec.content.devices.values());
+        devices
+            .flat_map(|device| {
+                device
+                    .taints()
+                    .filter_map(|(_, time)| time.map(str::to_owned))
+            })
+            .collect()
     };
     let mut bench = Bench::new(devices(2));
     bench.device(0).taints = vec![taint("a")];
@@ -189,9 +258,17 @@ fn taints_keep_the_time_at_which_they_were_added() {
     let first = times(&bench);
     assert_eq!(first.len(), 1);
     bench.device(0).allow_multiple_allocations = true;
-    assert_eq!((bench.settle(), times(&bench)), (1, first.clone()), "another change");
+    assert_eq!(
+        (bench.settle(), times(&bench)),
+        (1, first.clone()),
+        "another change"
+    );
     bench.store.slices.clear();
-    assert_eq!((bench.settle(), times(&bench)), (1, first.clone()), "a kubelet's wipe");
+    assert_eq!(
+        (bench.settle(), times(&bench)),
+        (1, first.clone()),
+        "a kubelet's wipe"
+    );
     bench.device(0).taints = vec![taint("b")];
     bench.settle();
     assert_ne!(times(&bench), first, "it is another taint");
@@ -214,9 +291,14 @@ fn a_slice_whose_deletion_waits_for_a_finalizer_is_replaced() {
         .unwrap();
     });
     let diff = bench.diff();
-    diff.writes.iter().for_each(|write| bench.store.carry_out(write));
+    diff.writes
+        .iter()
+        .for_each(|write| bench.store.carry_out(write));
     assert_eq!((diff.generation, diff.slices, diff.writes.len()), (2, 2, 2));
-    assert_eq!(visible(&bench.store.all(), &gpus()), Some(content(&bench.pool)));
+    assert_eq!(
+        visible(&bench.store.all(), &gpus()),
+        Some(content(&bench.pool))
+    );
     assert!(bench.diff().writes.is_empty());
     bench.store.slices.remove(&name);
     assert_eq!(bench.settle(), 0);
@@ -227,7 +309,9 @@ fn the_last_generation_is_followed_by_the_first() {
     let mut bench = Bench::new(devices(200));
     bench.settle();
     for name in bench.store.names() {
-        bench.store.edit(&name, |slice| slice.spec.pool.generation = i64::MAX);
+        bench
+            .store
+            .edit(&name, |slice| slice.spec.pool.generation = i64::MAX);
     }
     assert_eq!(bench.settle(), 0, "what a server has is taken");
     bench.pool = devices(300);
@@ -241,13 +325,25 @@ fn names_are_short_enough_and_contain_the_index() {
     bench.settle();
     let name = bench.store.names().remove(0);
     assert!(name.starts_with("00000-gpu.example.com-node-1-"), "{name}");
-    for name in ["n".repeat(253), format!("{}.b", "n".repeat(35)), "n".repeat(36) + "-x"] {
-        let node = NodeFacts { name: ObjectName::new(name).unwrap(), ..node() };
+    for name in [
+        "n".repeat(253),
+        format!("{}.b", "n".repeat(35)),
+        "n".repeat(36) + "-x",
+    ] {
+        let node = NodeFacts {
+            name: ObjectName::new(name).unwrap(),
+            ..node()
+        };
         let diff = planned(&content(&bench.pool), &node, CounterPlacement::OwnSlice).unwrap();
-        let [Write::Create(slice)] = diff.writes.as_slice() else { panic!("{diff:?}") };
+        let [Write::Create(slice)] = diff.writes.as_slice() else {
+            panic!("{diff:?}")
+        };
         let name_prefix = slice.metadata.generate_name.as_deref().unwrap();
         assert!(name_prefix.len() <= SLICE_PREFIX_BYTES_MAX, "{name_prefix}");
-        assert!(ObjectName::new(format!("{name_prefix}abcde")).is_ok(), "{name_prefix}");
+        assert!(
+            ObjectName::new(format!("{name_prefix}abcde")).is_ok(),
+            "{name_prefix}"
+        );
     }
 }
 
@@ -293,7 +389,11 @@ impl Bench {
         let nth = |at: usize| names.get(at % names.len().max(1));
         self.is_foreign |= matches!(
             act,
-            Act::Deleted(_) | Act::Emptied(_) | Act::Generation(..) | Act::Count(_) | Act::Copied(_)
+            Act::Deleted(_)
+                | Act::Emptied(_)
+                | Act::Generation(..)
+                | Act::Count(_)
+                | Act::Copied(_)
         );
         match act {
             Act::Add(at, count) => {
@@ -303,7 +403,8 @@ impl Bench {
                 self.pool.devices.extend(known);
             }
             Act::Remove(at, count) => {
-                (*at..at + count).for_each(|index| drop(self.pool.devices.remove(&device_name(index))));
+                (*at..at + count)
+                    .for_each(|index| drop(self.pool.devices.remove(&device_name(index))));
             }
             Act::Change(index) => {
                 if let Some(device) = self.pool.devices.get_mut(&device_name(*index)) {
@@ -312,18 +413,27 @@ impl Bench {
             }
             Act::Taint(index) => {
                 if let Some(device) = self.pool.devices.get_mut(&device_name(*index)) {
-                    device.taints = if device.taints.is_empty() { vec![taint("a")] } else { Vec::new() };
+                    device.taints = if device.taints.is_empty() {
+                        vec![taint("a")]
+                    } else {
+                        Vec::new()
+                    };
                 }
             }
             Act::Counters(on) => {
                 let counters = [("c".to_owned(), "1".to_owned())].into();
-                let set = CounterSet { name: "s".to_owned(), counters };
+                let set = CounterSet {
+                    name: "s".to_owned(),
+                    counters,
+                };
                 self.pool.shared_counters = if *on { vec![set] } else { Vec::new() };
             }
             Act::Crash(steps) => self.carry_out(*steps),
             Act::Settle => drop(self.settle()),
             Act::Deleted(at) => drop(nth(*at).map(|name| self.store.slices.remove(name))),
-            Act::Emptied(at) => self.edit(nth(*at), |slice| drop(slice.spec.content.devices.pop_first())),
+            Act::Emptied(at) => self.edit(nth(*at), |slice| {
+                drop(slice.spec.content.devices.pop_first())
+            }),
             Act::Generation(at, generation) => {
                 self.edit(nth(*at), |slice| slice.spec.pool.generation = *generation);
             }
@@ -350,7 +460,10 @@ impl Bench {
             self.store.carry_out(&write);
             let now = visible(&self.store.all(), &gpus());
             let is_known = now.is_none() || now == before || now == Some(desired.clone());
-            assert!(is_known || self.is_foreign, "between, a reader sees what never was");
+            assert!(
+                is_known || self.is_foreign,
+                "between, a reader sees what never was"
+            );
         }
     }
 }

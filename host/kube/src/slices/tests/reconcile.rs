@@ -33,18 +33,28 @@ pub(super) async fn server() -> Arc<ApiServer> {
 
 pub(super) fn slices(server: &ApiServer) -> Vec<Arc<Slice>> {
     let objects = server.list("resourceslices").into_iter();
-    objects.map(|object| Arc::new(serde_json::from_value(object).unwrap())).collect()
+    objects
+        .map(|object| Arc::new(serde_json::from_value(object).unwrap()))
+        .collect()
 }
 
 pub(super) fn names(server: &ApiServer) -> Vec<String> {
-    slices(server).iter().map(|slice| slice.metadata.name.clone().unwrap()).collect()
+    slices(server)
+        .iter()
+        .map(|slice| slice.metadata.name.clone().unwrap())
+        .collect()
 }
 
 /// Writes of slices since the last call: verb and name.
 pub(super) fn writes(server: &ApiServer) -> Vec<String> {
-    let seen = server.requests().into_iter().filter(|seen| seen.resource == "resourceslices");
+    let seen = server
+        .requests()
+        .into_iter()
+        .filter(|seen| seen.resource == "resourceslices");
     let writes = seen.filter(|seen| matches!(seen.verb.as_str(), "create" | "update" | "delete"));
-    let writes = writes.map(|seen| format!("{} {}", seen.verb, seen.name)).collect();
+    let writes = writes
+        .map(|seen| format!("{} {}", seen.verb, seen.name))
+        .collect();
     server.forget_requests();
     writes
 }
@@ -83,11 +93,19 @@ pub(super) struct Daemon {
 pub(super) fn serving(driver: &str, published: Published) -> DriverSnapshot {
     let serving = BTreeMap::from([(super::driver(driver), Arc::new(published))]);
     let present = serving.keys().cloned().collect();
-    DriverSnapshot { present, serving, is_settled: true, ..DriverSnapshot::default() }
+    DriverSnapshot {
+        present,
+        serving,
+        is_settled: true,
+        ..DriverSnapshot::default()
+    }
 }
 
 pub(super) fn none() -> DriverSnapshot {
-    DriverSnapshot { is_settled: true, ..DriverSnapshot::default() }
+    DriverSnapshot {
+        is_settled: true,
+        ..DriverSnapshot::default()
+    }
 }
 
 impl Daemon {
@@ -96,7 +114,11 @@ impl Daemon {
     }
 
     /// A device that is unhealthy for so long evicts its pods.
-    pub(super) fn start_evicting(server: &Arc<ApiServer>, drivers: DriverSnapshot, after: Duration) -> Self {
+    pub(super) fn start_evicting(
+        server: &Arc<ApiServer>,
+        drivers: DriverSnapshot,
+        after: Duration,
+    ) -> Self {
         Self::start_named(server, drivers, NODE, Some(after))
     }
 
@@ -107,8 +129,10 @@ impl Daemon {
         node_of_pools: &str,
         evict_after: Option<Duration>,
     ) -> Self {
-        let (kube, node_name, (drivers, snapshots)) = (over(server), node().name, watch::channel(drivers));
-        let (conditions, report, tasks) = (Conditions::default(), SliceReport::default(), Tasks::new());
+        let (kube, node_name, (drivers, snapshots)) =
+            (over(server), node().name, watch::channel(drivers));
+        let (conditions, report, tasks) =
+            (Conditions::default(), SliceReport::default(), Tasks::new());
         let facts = Facts::start(&tasks, &kube, node_name.clone(), Conditions::default());
         let failed = watch::Sender::default();
         let unhealthy = Arc::<Mutex<Vec<String>>>::default();
@@ -119,9 +143,14 @@ impl Daemon {
             kube,
             drivers: snapshots,
             node: facts.clone(),
-            names: PoolNames { node: ObjectName::new(node_of_pools).unwrap() },
+            names: PoolNames {
+                node: ObjectName::new(node_of_pools).unwrap(),
+            },
             on_unhealthy: Arc::new(move |device| messages.lock().push(device.message.clone())),
-            settings: SliceSettings { evict_after, ..SliceSettings::default() },
+            settings: SliceSettings {
+                evict_after,
+                ..SliceSettings::default()
+            },
             failed: failed.subscribe(),
             extended_resources: ExtendedResources::fixed(Mechanism::DevicePlugin),
             conditions: conditions.clone(),
@@ -129,7 +158,15 @@ impl Daemon {
             tasks: tasks.clone(),
         };
         start(parts, events);
-        Self { drivers, facts, conditions, report, unhealthy, failed, tasks }
+        Self {
+            drivers,
+            facts,
+            conditions,
+            report,
+            unhealthy,
+            failed,
+            tasks,
+        }
     }
 
     pub(super) fn serve(&self, published: Published) {
@@ -138,7 +175,10 @@ impl Daemon {
 
     /// The driver is there and does not serve.
     fn lose_driver(&self) {
-        self.drivers.send_replace(DriverSnapshot { present: [driver(GPU)].into(), ..none() });
+        self.drivers.send_replace(DriverSnapshot {
+            present: [driver(GPU)].into(),
+            ..none()
+        });
     }
 
     pub(super) async fn stop(self) {
@@ -146,7 +186,11 @@ impl Daemon {
     }
 
     pub(super) fn codes(&self) -> Vec<String> {
-        self.conditions.list().into_iter().map(|condition| condition.problem.code).collect()
+        self.conditions
+            .list()
+            .into_iter()
+            .map(|condition| condition.problem.code)
+            .collect()
     }
 }
 
@@ -170,7 +214,9 @@ pub(super) async fn pass(seconds: u64) {
 
 pub(super) fn is_there(server: &ApiServer, published: &Published) -> bool {
     let (slices, pools) = (slices(server), &published.inventory.pools);
-    pools.iter().all(|(name, pool)| visible(&slices, &ours(name.as_str())) == Some(content(pool)))
+    pools
+        .iter()
+        .all(|(name, pool)| visible(&slices, &ours(name.as_str())) == Some(content(pool)))
 }
 
 #[tokio::test(start_paused = true)]
@@ -182,7 +228,15 @@ async fn an_inventory_is_written_once() {
     pass(700).await;
     assert_eq!(writes(&server), Vec::<String>::new());
     let status = daemon.report.pool(&ours("p")).unwrap();
-    assert_eq!((status.is_current, status.slices, status.devices, status.generation), (true, 2, 200, 1));
+    assert_eq!(
+        (
+            status.is_current,
+            status.slices,
+            status.devices,
+            status.generation
+        ),
+        (true, 2, 200, 1)
+    );
     daemon.stop().await;
     assert_eq!(slices(&server).len(), 3, "they stay when the daemon stops");
 }
@@ -219,7 +273,11 @@ async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
     }
     let writes = writes(&server).len();
     assert!((20..=50).contains(&writes), "{writes}");
-    assert!(daemon.codes().contains(&ProblemCode::SlicesContested.to_string()));
+    assert!(
+        daemon
+            .codes()
+            .contains(&ProblemCode::SlicesContested.to_string())
+    );
     pass(SLICE_CALM.as_secs() + SLICE_REPAIR_MAX.as_secs()).await;
     assert!(is_there(&server, &had));
     assert_eq!(daemon.codes(), Vec::<String>::new());
@@ -233,15 +291,25 @@ async fn others_changes_are_reverted_and_slices_of_other_drivers_are_left_alone(
     pass(5).await;
     writes(&server);
     let name = names(&server).remove(0);
-    edit(&server, &name, |object| drop(object["spec"]["devices"].as_array_mut().unwrap().pop()));
+    edit(&server, &name, |object| {
+        drop(object["spec"]["devices"].as_array_mut().unwrap().pop())
+    });
     pass(5).await;
     assert_eq!(writes(&server), [format!("update {name}")]);
     put_foreign(&server, "foreign-1", GPU, "node-1/p");
     put_foreign(&server, "foreign-2", GPU, "none-of-ours");
     pass(60).await;
     assert!(is_there(&server, &had));
-    let left: Vec<_> = slices(&server).iter().map(|slice| slice.spec.key().to_string()).collect();
-    assert_eq!(left.iter().filter(|key| *key == "other.example.com/p").count(), 1);
+    let left: Vec<_> = slices(&server)
+        .iter()
+        .map(|slice| slice.spec.key().to_string())
+        .collect();
+    assert_eq!(
+        left.iter()
+            .filter(|key| *key == "other.example.com/p")
+            .count(),
+        1
+    );
     assert_eq!(left.len(), 4, "{left:?}");
 }
 
@@ -252,10 +320,19 @@ async fn after_a_restart_only_differences_are_written() {
     daemon.stop().await;
     writes(&server);
     // The driver is there, and does not serve yet.
-    let daemon = Daemon::start(&server, DriverSnapshot { present: [driver(GPU)].into(), ..none() });
+    let daemon = Daemon::start(
+        &server,
+        DriverSnapshot {
+            present: [driver(GPU)].into(),
+            ..none()
+        },
+    );
     pass(600).await;
     assert_eq!(writes(&server), Vec::<String>::new());
-    pool.devices.get_mut(&device_name(130)).unwrap().allow_multiple_allocations = true;
+    pool.devices
+        .get_mut(&device_name(130))
+        .unwrap()
+        .allow_multiple_allocations = true;
     let had = published(&[("p", &pool)]);
     daemon.serve(had.clone());
     pass(5).await;
@@ -287,13 +364,21 @@ async fn slices_are_withdrawn_when_their_driver_is_surely_gone() {
     let daemon = Daemon::start(&server, DriverSnapshot::default());
     pass(60).await;
     assert!(is_there(&server, &had), "not all files were examined");
-    daemon.drivers.send_replace(DriverSnapshot { nameless, ..none() });
+    daemon
+        .drivers
+        .send_replace(DriverSnapshot { nameless, ..none() });
     pass(60).await;
-    assert!(is_there(&server, &had), "the driver may be in the file that cannot be read");
+    assert!(
+        is_there(&server, &had),
+        "the driver may be in the file that cannot be read"
+    );
     assert_eq!(daemon.codes(), [ProblemCode::SlicesKept]);
     daemon.drivers.send_replace(none());
     pass(60).await;
-    let left: Vec<_> = slices(&server).iter().map(|slice| slice.spec.key().to_string()).collect();
+    let left: Vec<_> = slices(&server)
+        .iter()
+        .map(|slice| slice.spec.key().to_string())
+        .collect();
     assert_eq!(left, ["native.example.com/p"]);
     assert_eq!(daemon.codes(), Vec::<String>::new());
     daemon.serve(had.clone());
@@ -308,15 +393,29 @@ async fn a_refused_pool_is_a_condition_and_delays_no_other() {
     // More than a server takes.
     let taints = (0..17).map(|index| taint(&index.to_string()));
     bad.devices.get_mut(&device_name(0)).unwrap().taints = taints.collect();
-    let daemon = Daemon::start(&server, serving(GPU, published(&[("bad", &bad), ("good", &devices(2))])));
+    let daemon = Daemon::start(
+        &server,
+        serving(GPU, published(&[("bad", &bad), ("good", &devices(2))])),
+    );
     pass(5).await;
     assert!(is_there(&server, &published(&[("good", &devices(2))])));
-    let [condition] = &daemon.conditions.list()[..] else { panic!() };
+    let [condition] = &daemon.conditions.list()[..] else {
+        panic!()
+    };
     assert_eq!(
         (condition.problem.code.as_str(), condition.subject.as_str()),
-        (ProblemCode::SlicesRefused.as_str(), "gpu.example.com/node-1/bad")
+        (
+            ProblemCode::SlicesRefused.as_str(),
+            "gpu.example.com/node-1/bad"
+        )
     );
-    assert!(condition.problem.message.contains("spec.devices[0].taints: Too many"), "{condition:?}");
+    assert!(
+        condition
+            .problem
+            .message
+            .contains("spec.devices[0].taints: Too many"),
+        "{condition:?}"
+    );
     writes(&server);
     pass(600).await;
     let tries = writes(&server).len();
@@ -331,18 +430,28 @@ async fn a_refused_pool_is_a_condition_and_delays_no_other() {
 #[tokio::test(start_paused = true)]
 async fn dropped_fields_are_named_and_not_written_again() {
     let server = server().await;
-    server.fail(Fault::DropField("spec.devices[*].taints".to_owned()), When::any());
+    server.fail(
+        Fault::DropField("spec.devices[*].taints".to_owned()),
+        When::any(),
+    );
     let mut pool = devices(200);
-    pool.devices.values_mut().for_each(|device| device.taints = vec![taint("a")]);
+    pool.devices
+        .values_mut()
+        .for_each(|device| device.taints = vec![taint("a")]);
     let daemon = Daemon::start(&server, serving(GPU, published(&[("p", &pool)])));
     pass(600).await;
     assert_eq!(writes(&server).len(), 4);
-    let [condition] = &daemon.conditions.list()[..] else { panic!() };
+    let [condition] = &daemon.conditions.list()[..] else {
+        panic!()
+    };
     assert_eq!(
         (condition.problem.code.as_str(), condition.subject.as_str()),
         (ProblemCode::SliceFieldsDropped.as_str(), GPU)
     );
-    assert!(condition.problem.message.contains("devices[].taints"), "{condition:?}");
+    assert!(
+        condition.problem.message.contains("devices[].taints"),
+        "{condition:?}"
+    );
     server.compact();
     server.close_watches();
     pass(60).await;
@@ -377,11 +486,19 @@ async fn conflicts_are_written_over_when_the_watch_reports_them() {
     let had = published(&[("p", &devices(300))]);
     let (server, daemon) = publishing(&published(&[("p", &devices(200))])).await;
     // The watch reports nothing for a while: the write finds out.
-    server.fail(Fault::Away, When::any().resource("resourceslices").verb("list"));
-    server.fail(Fault::Away, When::any().resource("resourceslices").verb("watch"));
+    server.fail(
+        Fault::Away,
+        When::any().resource("resourceslices").verb("list"),
+    );
+    server.fail(
+        Fault::Away,
+        When::any().resource("resourceslices").verb("watch"),
+    );
     server.close_watches();
     let name = names(&server).remove(0);
-    edit(&server, &name, |object| object["metadata"]["annotations"] = json!({ "a": "b" }));
+    edit(&server, &name, |object| {
+        object["metadata"]["annotations"] = json!({ "a": "b" })
+    });
     daemon.serve(had.clone());
     pass(5).await;
     assert!(!is_there(&server, &had));
@@ -401,7 +518,10 @@ async fn a_name_that_is_too_long_is_a_condition_until_its_pool_or_driver_is_gone
     let node = "node-1".repeat(5);
     let daemon = Daemon::start_named(&server, serving(GPU, both.clone()), &node, None);
     pass(5).await;
-    let pools: BTreeSet<_> = slices(&server).iter().map(|slice| slice.spec.key().pool.to_string()).collect();
+    let pools: BTreeSet<_> = slices(&server)
+        .iter()
+        .map(|slice| slice.spec.key().pool.to_string())
+        .collect();
     assert_eq!(pools, BTreeSet::from([format!("{node}/q")]));
     for (drivers, codes) in [
         (serving(GPU, published(&[("q", &devices(1))])), vec![]),
@@ -420,20 +540,38 @@ async fn a_device_that_could_not_be_prepared_is_tainted_until_it_is_taken_from_t
     let had = published(&[("p", &devices(2))]);
     let (server, daemon) = publishing(&had).await;
     let tainted = || {
-        let slices = server.look(|state| state.slices(GPU).into_iter().cloned().collect::<Vec<_>>());
-        let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().unwrap().clone());
-        let tainted = devices.filter(|device| device["taints"][0]["key"] == "nodedock.dev/prepare-failed");
-        tainted.map(|device| device["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        let slices =
+            server.look(|state| state.slices(GPU).into_iter().cloned().collect::<Vec<_>>());
+        let devices = slices
+            .iter()
+            .flat_map(|slice| slice["spec"]["devices"].as_array().unwrap().clone());
+        let tainted =
+            devices.filter(|device| device["taints"][0]["key"] == "nodedock.dev/prepare-failed");
+        tainted
+            .map(|device| device["name"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
-    let device = had.inventory.pools.values().flat_map(|pool| pool.devices.keys()).next().unwrap().clone();
+    let device = had
+        .inventory
+        .pools
+        .values()
+        .flat_map(|pool| pool.devices.keys())
+        .next()
+        .unwrap()
+        .clone();
     let pool = had.inventory.pools.keys().next().unwrap().clone();
     let other = (driver("other.example.com"), pool.clone(), device.clone());
     let reported = || daemon.report.host_taints(&driver(GPU), &pool, &device, &[]);
-    daemon.failed.send_replace([(driver(GPU), pool.clone(), device.clone()), other].into());
+    daemon
+        .failed
+        .send_replace([(driver(GPU), pool.clone(), device.clone()), other].into());
     pass(5).await;
     assert_eq!(tainted(), [device.to_string()]);
     assert_eq!(
-        reported().iter().map(|taint| &*taint.key).collect::<Vec<_>>(),
+        reported()
+            .iter()
+            .map(|taint| &*taint.key)
+            .collect::<Vec<_>>(),
         ["nodedock.dev/prepare-failed"]
     );
     daemon.failed.send_replace(FailedDevices::new());

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use super::super::DriverSnapshot;
 use super::super::entry::UNHEALTHY;
-use super::reconcile::{Daemon, is_there, names, none, pass, publishing, server, serving, slices, writes};
+use super::reconcile::{
+    Daemon, is_there, names, none, pass, publishing, server, serving, slices, writes,
+};
 use super::*;
 use crate::facts::NODE_READ_MAX;
 use crate::slices::health::SLICE_TAINT_HOLD;
@@ -17,15 +19,27 @@ use nodedock_stand_ins::api_server::{Fault, When};
 fn taints(server: &nodedock_stand_ins::api_server::ApiServer) -> Vec<(String, String)> {
     let text = |taint: &Value, field: &str| taint[field].as_str().unwrap().to_owned();
     let slices = server.list("resourceslices");
-    let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
+    let devices = slices
+        .iter()
+        .flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
     let taints = devices.flat_map(|device| device["taints"].as_array().into_iter().flatten());
     taints
-        .map(|taint| (taint["value"].as_str().unwrap_or_default().to_owned(), text(taint, "timeAdded")))
+        .map(|taint| {
+            (
+                taint["value"].as_str().unwrap_or_default().to_owned(),
+                text(taint, "timeAdded"),
+            )
+        })
         .collect()
 }
 
 fn healthy() -> Published {
-    with_health(published(&[("p", &devices(3))]), "p", 1, HealthState::Healthy)
+    with_health(
+        published(&[("p", &devices(3))]),
+        "p",
+        1,
+        HealthState::Healthy,
+    )
 }
 
 fn unhealthy() -> Published {
@@ -33,8 +47,16 @@ fn unhealthy() -> Published {
 }
 
 fn because(message: &str) -> Published {
-    let mut published = with_health(published(&[("p", &devices(3))]), "p", 1, HealthState::Unhealthy);
-    published.health.values_mut().for_each(|health| message.clone_into(&mut health.message));
+    let mut published = with_health(
+        published(&[("p", &devices(3))]),
+        "p",
+        1,
+        HealthState::Unhealthy,
+    );
+    published
+        .health
+        .values_mut()
+        .for_each(|health| message.clone_into(&mut health.message));
     published
 }
 
@@ -45,7 +67,10 @@ async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_whil
     daemon.serve(unhealthy());
     pass(1).await;
     let since = taints(&server);
-    assert_eq!((writes(&server).len(), since.len(), &since[0].0[..]), (1, 1, "it-is-hot"));
+    assert_eq!(
+        (writes(&server).len(), since.len(), &since[0].0[..]),
+        (1, 1, "it-is-hot")
+    );
     // It flaps, each time for another reason.
     for minute in 0..10 {
         daemon.serve(healthy());
@@ -55,7 +80,11 @@ async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_whil
     }
     server.kubelet_starts(NODE);
     pass(2).await;
-    assert_eq!((writes(&server).len(), taints(&server)), (1, since), "the wipe alone");
+    assert_eq!(
+        (writes(&server).len(), taints(&server)),
+        (1, since),
+        "the wipe alone"
+    );
     assert_eq!(*daemon.unhealthy.lock(), ["it is hot"]);
     daemon.serve(healthy());
     pass(SLICE_TAINT_HOLD.as_secs() + 2).await;
@@ -73,14 +102,25 @@ async fn a_taint_keeps_its_time_when_the_slice_is_written_for_another_reason() {
     let name = &names(&server)[0];
     server.edit("resourceslices", "", name, |slice| {
         let devices = slice["spec"]["devices"].as_array_mut().unwrap();
-        let tainted = devices.iter_mut().find(|device| device["taints"] != Value::Null).unwrap();
+        let tainted = devices
+            .iter_mut()
+            .find(|device| device["taints"] != Value::Null)
+            .unwrap();
         tainted["taints"][0]["timeAdded"] = json!("2026-01-01T00:00:00Z");
     });
     pass(60).await;
     let since = taints(&server);
-    assert_eq!((since.len(), since[0].1.as_str()), (1, "2026-01-01T00:00:00Z"));
+    assert_eq!(
+        (since.len(), since[0].1.as_str()),
+        (1, "2026-01-01T00:00:00Z")
+    );
     writes(&server);
-    let more = with_health(published(&[("p", &devices(4))]), "p", 1, HealthState::Unhealthy);
+    let more = with_health(
+        published(&[("p", &devices(4))]),
+        "p",
+        1,
+        HealthState::Unhealthy,
+    );
     daemon.serve(more);
     pass(5).await;
     assert_eq!((writes(&server).len(), taints(&server)), (1, since));
@@ -91,10 +131,13 @@ async fn a_device_that_stays_unhealthy_evicts_its_pods_also_after_a_restart() {
     let server = server().await;
     let effects = || -> Vec<Value> {
         let slices = server.list("resourceslices");
-        let devices: Vec<_> =
-            slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().unwrap().clone()).collect();
-        let taints =
-            devices.iter().flat_map(|device| device["taints"].as_array().cloned().unwrap_or_default());
+        let devices: Vec<_> = slices
+            .iter()
+            .flat_map(|slice| slice["spec"]["devices"].as_array().unwrap().clone())
+            .collect();
+        let taints = devices
+            .iter()
+            .flat_map(|device| device["taints"].as_array().cloned().unwrap_or_default());
         taints.map(|taint| taint["effect"].clone()).collect()
     };
     let after = Duration::from_secs(300);
@@ -105,24 +148,50 @@ async fn a_device_that_stays_unhealthy_evicts_its_pods_also_after_a_restart() {
     assert_eq!(effects(), ["NoExecute"], "without another report");
     let tainted = |own: &[Taint]| {
         let (driver, pool) = (driver(GPU), PoolName::new("p").unwrap());
-        let taints = daemon.report.host_taints(&driver, &pool, &device_name(1), own);
-        assert_eq!(daemon.report.host_taints(&driver, &pool, &device_name(0), own), []);
+        let taints = daemon
+            .report
+            .host_taints(&driver, &pool, &device_name(1), own);
+        assert_eq!(
+            daemon
+                .report
+                .host_taints(&driver, &pool, &device_name(0), own),
+            []
+        );
         let taint = taints.into_iter().next()?;
-        assert_eq!((taint.key.as_str(), taint.value.as_str()), (UNHEALTHY, "it-is-hot"));
+        assert_eq!(
+            (taint.key.as_str(), taint.value.as_str()),
+            (UNHEALTHY, "it-is-hot")
+        );
         Some(taint.effect)
     };
-    assert_eq!(tainted(&[taint("x")]), Some(TaintEffect::NoExecute), "as the slice has it");
-    // The driver has it by itself, or there is no room for one more.
-    assert_eq!(tainted(&[Taint { key: UNHEALTHY.to_owned(), ..taint("x") }]), None);
     assert_eq!(
-        (tainted(&vec![taint("x"); 15]), tainted(&vec![taint("x"); 16])),
+        tainted(&[taint("x")]),
+        Some(TaintEffect::NoExecute),
+        "as the slice has it"
+    );
+    // The driver has it by itself, or there is no room for one more.
+    assert_eq!(
+        tainted(&[Taint {
+            key: UNHEALTHY.to_owned(),
+            ..taint("x")
+        }]),
+        None
+    );
+    assert_eq!(
+        (
+            tainted(&vec![taint("x"); 15]),
+            tainted(&vec![taint("x"); 16])
+        ),
         (Some(TaintEffect::NoExecute), None)
     );
     daemon.stop().await;
     writes(&server);
     let daemon = Daemon::start_evicting(&server, serving(GPU, unhealthy()), after);
     pass(10).await;
-    assert_eq!((writes(&server).len(), effects()), (0, vec![json!("NoExecute")]));
+    assert_eq!(
+        (writes(&server).len(), effects()),
+        (0, vec![json!("NoExecute")])
+    );
     daemon.serve(healthy());
     pass(SLICE_TAINT_HOLD.as_secs() + 2).await;
     assert_eq!(effects(), Vec::<Value>::new());
@@ -208,8 +277,7 @@ async fn slices_wait_for_the_node_object_and_follow_it() {
     assert_eq!(writes(&server).len(), 3);
     for slice in slices(&server) {
         let owners = serde_json::to_value(&slice.metadata.owner_references).unwrap();
-        let owner =
-            json!({ "apiVersion": "v1", "kind": "Node", "name": NODE, "uid": second, "controller": true });
+        let owner = json!({ "apiVersion": "v1", "kind": "Node", "name": NODE, "uid": second, "controller": true });
         assert_eq!((owners, slice.spec.pool.generation), (json!([owner]), 1));
     }
 }
@@ -218,7 +286,11 @@ async fn slices_wait_for_the_node_object_and_follow_it() {
 async fn a_native_plugin_that_takes_over_a_drivers_name_has_its_slices() {
     let (server, daemon) = publishing(&published(&[("p", &devices(2))])).await;
     let present = std::collections::BTreeSet::from([driver(GPU)]);
-    daemon.drivers.send_replace(DriverSnapshot { native: present.clone(), present, ..none() });
+    daemon.drivers.send_replace(DriverSnapshot {
+        native: present.clone(),
+        present,
+        ..none()
+    });
     pass(5).await;
     writes(&server);
     server.kubelet_starts(NODE);
@@ -237,11 +309,16 @@ async fn a_pool_that_an_old_server_cannot_take_is_written_after_its_upgrade() {
     };
     let mut pool = devices(100);
     pool.shared_counters = vec![set("100")];
-    pool.devices.values_mut().for_each(|device| device.consumes = vec![set("1")]);
+    pool.devices
+        .values_mut()
+        .for_each(|device| device.consumes = vec![set("1")]);
     let had = published(&[("p", &pool)]);
     let daemon = Daemon::start(&server, serving(GPU, had.clone()));
     pass(60).await;
-    assert_eq!((writes(&server).len(), daemon.codes()), (0, vec![ProblemCode::SlicesRefused.to_string()]));
+    assert_eq!(
+        (writes(&server).len(), daemon.codes()),
+        (0, vec![ProblemCode::SlicesRefused.to_string()])
+    );
     server.report_minor_version("36");
     server.skip_versions(1);
     server.compact();
@@ -257,16 +334,27 @@ async fn a_pool_whose_list_attributes_a_server_refuses_is_written_without_them()
     let mut pool = devices(3);
     let links = QualifiedName::new("links").unwrap();
     for device in pool.devices.values_mut() {
-        device.attributes.insert(links.clone(), AttributeValue::Texts(vec!["a".to_owned()]));
+        device
+            .attributes
+            .insert(links.clone(), AttributeValue::Texts(vec!["a".to_owned()]));
     }
     let had = published(&[("p", &pool)]);
-    server.fail_times(1, Fault::Status(422), When::any().resource("resourceslices").verb("create"));
+    server.fail_times(
+        1,
+        Fault::Status(422),
+        When::any().resource("resourceslices").verb("create"),
+    );
     let daemon = Daemon::start(&server, serving(GPU, had.clone()));
     pass(5).await;
     assert!(is_there(&server, &published(&[("p", &devices(3))])));
     let conditions = daemon.conditions.list();
-    let [condition] = &conditions[..] else { panic!("{conditions:?}") };
-    assert_eq!(condition.problem.code, ProblemCode::SliceFieldsDropped.as_str());
+    let [condition] = &conditions[..] else {
+        panic!("{conditions:?}")
+    };
+    assert_eq!(
+        condition.problem.code,
+        ProblemCode::SliceFieldsDropped.as_str()
+    );
     assert!(condition.problem.message.contains("links"), "{condition:?}");
     writes(&server);
     pass(600).await;
@@ -280,11 +368,16 @@ async fn a_pool_whose_list_attributes_a_server_refuses_is_written_without_them()
     assert_eq!(daemon.codes(), Vec::<String>::new());
 
     // A refusal for another reason stays one.
-    server.fail(Fault::Status(422), When::any().resource("resourceslices").verb("update"));
+    server.fail(
+        Fault::Status(422),
+        When::any().resource("resourceslices").verb("update"),
+    );
     let mut more = devices(4);
-    more.devices
-        .values_mut()
-        .for_each(|device| device.attributes.clone_from(&pool.devices[&device_name(0)].attributes));
+    more.devices.values_mut().for_each(|device| {
+        device
+            .attributes
+            .clone_from(&pool.devices[&device_name(0)].attributes)
+    });
     daemon.serve(published(&[("p", &more)]));
     pass(60).await;
     assert_eq!(daemon.codes(), [ProblemCode::SlicesRefused.as_str()]);

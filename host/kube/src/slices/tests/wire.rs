@@ -16,8 +16,9 @@ use super::*;
 use crate::client::ErrorKind;
 use crate::client::tests::over;
 use nodedock_model::{
-    AllocatableMapping, AttributeValue, BindingConditions, Capacity, CapacityChoice, CapacityPolicy,
-    CounterSet, DeviceScheduling, NodeAllocatable, PoolScheduling, QualifiedName, SkippedOperations,
+    AllocatableMapping, AttributeValue, BindingConditions, Capacity, CapacityChoice,
+    CapacityPolicy, CounterSet, DeviceScheduling, NodeAllocatable, PoolScheduling, QualifiedName,
+    SkippedOperations,
 };
 
 fn name(text: &str) -> QualifiedName {
@@ -26,37 +27,77 @@ fn name(text: &str) -> QualifiedName {
 
 /// A pool with a device that has everything.
 fn full() -> Pool {
-    let range = CapacityChoice::Range { min: "10Gi".to_owned(), max: None, step: Some("10Gi".to_owned()) };
-    let policy = CapacityPolicy { default_amount: Some("10Gi".to_owned()), choice: range };
+    let range = CapacityChoice::Range {
+        min: "10Gi".to_owned(),
+        max: None,
+        step: Some("10Gi".to_owned()),
+    };
+    let policy = CapacityPolicy {
+        default_amount: Some("10Gi".to_owned()),
+        choice: range,
+    };
     let counters = [("memory".to_owned(), "40Gi".to_owned())];
-    let set = CounterSet { name: "gpu-0".to_owned(), counters: counters.into() };
+    let set = CounterSet {
+        name: "gpu-0".to_owned(),
+        counters: counters.into(),
+    };
     let device = Device {
         attributes: [
             (name("index"), AttributeValue::Int(0)),
             (name("ecc"), AttributeValue::Bool(false)),
             (name("model"), AttributeValue::Text(String::new())),
-            (name("driverVersion"), AttributeValue::Version(semver::Version::new(1, 2, 3))),
-            (name("resource.kubernetes.io/links"), AttributeValue::Texts(vec!["a".to_owned()])),
+            (
+                name("driverVersion"),
+                AttributeValue::Version(semver::Version::new(1, 2, 3)),
+            ),
+            (
+                name("resource.kubernetes.io/links"),
+                AttributeValue::Texts(vec!["a".to_owned()]),
+            ),
         ]
         .into(),
-        capacities: [(name("memory"), Capacity { value: "80Gi".to_owned(), policy: Some(policy) })].into(),
+        capacities: [(
+            name("memory"),
+            Capacity {
+                value: "80Gi".to_owned(),
+                policy: Some(policy),
+            },
+        )]
+        .into(),
         taints: vec![taint(""), taint("b")],
         consumes: vec![set.clone()],
         allow_multiple_allocations: true,
         ..Device::default()
     };
-    Pool { devices: [(device_name(0), device)].into(), shared_counters: vec![set], ..Pool::default() }
+    Pool {
+        devices: [(device_name(0), device)].into(),
+        shared_counters: vec![set],
+        ..Pool::default()
+    }
 }
 
 fn spec(content: Content) -> SliceSpec {
     let key = key(GPU, "node-1/p");
-    let pool = SlicePool { name: key.pool, generation: 3, resource_slice_count: 2 };
-    SliceSpec { driver: key.driver, node_name: NODE.to_owned(), pool, content, sent: None }
+    let pool = SlicePool {
+        name: key.pool,
+        generation: 3,
+        resource_slice_count: 2,
+    };
+    SliceSpec {
+        driver: key.driver,
+        node_name: NODE.to_owned(),
+        pool,
+        content,
+        sent: None,
+    }
 }
 
 /// The devices of [`full`], whose counters are in another slice.
 fn full_devices() -> Content {
-    Content { devices: content(&full()).devices, ..Content::default() }
+    Content {
+        devices: content(&full()).devices,
+        ..Content::default()
+    }
 }
 
 fn read(object: &Value) -> Result<Slice, serde_json::Error> {
@@ -65,9 +106,17 @@ fn read(object: &Value) -> Result<Slice, serde_json::Error> {
 
 #[test]
 fn a_device_is_written_as_the_api_has_it() {
-    let unhealthy =
-        BTreeMap::from([(device_name(0), UnhealthyTaint { value: "too-hot".to_owned(), evicts: false })]);
-    let taints = PoolTaints { unhealthy, ..PoolTaints::default() };
+    let unhealthy = BTreeMap::from([(
+        device_name(0),
+        UnhealthyTaint {
+            value: "too-hot".to_owned(),
+            evicts: false,
+        },
+    )]);
+    let taints = PoolTaints {
+        unhealthy,
+        ..PoolTaints::default()
+    };
     let content = super::super::convert::content(&full(), &taints, &PoolAdditions::default());
     let expected = json!({
         "name": "d0000",
@@ -96,8 +145,14 @@ fn a_device_is_written_as_the_api_has_it() {
     assert_eq!(spec["devices"], json!([expected]));
     let set = json!({ "name": "gpu-0", "counters": { "memory": { "value": "40Gi" } } });
     assert_eq!(spec["sharedCounters"], json!([set]));
-    assert_eq!(spec["pool"], json!({ "name": "node-1/p", "generation": 3, "resourceSliceCount": 2 }));
-    assert_eq!((&spec["nodeName"], &spec["driver"]), (&json!(NODE), &json!(GPU)));
+    assert_eq!(
+        spec["pool"],
+        json!({ "name": "node-1/p", "generation": 3, "resourceSliceCount": 2 })
+    );
+    assert_eq!(
+        (&spec["nodeName"], &spec["driver"]),
+        (&json!(NODE), &json!(GPU))
+    );
 }
 
 #[tokio::test]
@@ -107,34 +162,68 @@ async fn slices_are_written_and_read_in_the_version_that_is_served() {
         server.serve_versions(&[version]);
         server.report_minor_version("34+");
         let api = SliceApi(over(&server));
-        assert_eq!(api.counter_placement().await, Some(CounterPlacement::WithDevices));
+        assert_eq!(
+            api.counter_placement().await,
+            Some(CounterPlacement::WithDevices)
+        );
         let spec = spec(full_devices());
         let metadata = slice::new_metadata("00000-a-".to_owned(), &node());
-        let new = Slice { types: None, metadata, spec: spec.clone(), status: None };
+        let new = Slice {
+            types: None,
+            metadata,
+            spec: spec.clone(),
+            status: None,
+        };
         let created = api.create(&new).await.unwrap();
-        assert_eq!((created.spec.key(), &created.spec.content), (spec.key(), &spec.content));
-        let sent = server.requests().into_iter().find(|seen| seen.verb == "create").unwrap();
+        assert_eq!(
+            (created.spec.key(), &created.spec.content),
+            (spec.key(), &spec.content)
+        );
+        let sent = server
+            .requests()
+            .into_iter()
+            .find(|seen| seen.verb == "create")
+            .unwrap();
         let body = sent.body.unwrap();
-        assert_eq!(sent.path, format!("/apis/resource.k8s.io/{version}/resourceslices"));
+        assert_eq!(
+            sent.path,
+            format!("/apis/resource.k8s.io/{version}/resourceslices")
+        );
         assert_eq!(body["apiVersion"], format!("resource.k8s.io/{version}"));
         assert_eq!(body["metadata"]["ownerReferences"][0]["controller"], true);
-        assert_eq!(body["spec"]["devices"][0]["basic"].is_object(), version == "v1beta1");
+        assert_eq!(
+            body["spec"]["devices"][0]["basic"].is_object(),
+            version == "v1beta1"
+        );
 
         server.edit("resourceslices", "", slice::name(&created), |object| {
             object["metadata"]["annotations"] = json!({ "a": "b" });
         });
         let outdated = api.update(&created).await.unwrap_err();
         assert_eq!(outdated.kind, ErrorKind::Conflict);
-        assert_eq!(api.delete(&created).await.unwrap_err().kind, ErrorKind::Conflict);
-        let deleted = server.requests().into_iter().find(|seen| seen.verb == "delete").unwrap();
+        assert_eq!(
+            api.delete(&created).await.unwrap_err().kind,
+            ErrorKind::Conflict
+        );
+        let deleted = server
+            .requests()
+            .into_iter()
+            .find(|seen| seen.verb == "delete")
+            .unwrap();
         let conditions = json!({
             "uid": created.metadata.uid, "resourceVersion": created.metadata.resource_version,
         });
         assert_eq!(deleted.body.unwrap()["preconditions"], conditions);
         server.delete("resourceslices", "", slice::name(&created));
-        assert_eq!(api.delete(&created).await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(
+            api.delete(&created).await.unwrap_err().kind,
+            ErrorKind::NotFound
+        );
         server.report_minor_version("36");
-        assert_eq!(api.counter_placement().await, Some(CounterPlacement::OwnSlice));
+        assert_eq!(
+            api.counter_placement().await,
+            Some(CounterPlacement::OwnSlice)
+        );
     }
 }
 
@@ -184,10 +273,21 @@ fn what_others_put_into_the_metadata_stays_when_a_slice_is_written() {
     let slice = read(&json!({ "metadata": metadata, "spec": spec })).unwrap();
     let written = serde_json::to_value(slice::updated_metadata(&slice, &node())).unwrap();
     assert_eq!(written["annotations"], json!({ "a": "b" }));
-    assert_eq!(written["labels"], json!({ "c": "d", "app.kubernetes.io/managed-by": "nodedock" }));
-    let owners: Vec<_> = written["ownerReferences"].as_array().unwrap().iter().map(|o| &o["uid"]).collect();
+    assert_eq!(
+        written["labels"],
+        json!({ "c": "d", "app.kubernetes.io/managed-by": "nodedock" })
+    );
+    let owners: Vec<_> = written["ownerReferences"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|o| &o["uid"])
+        .collect();
     assert_eq!(owners, ["y", "uid-of-node-1"]);
-    assert_eq!((&written["uid"], &written["resourceVersion"]), (&json!("u"), &json!("7")));
+    assert_eq!(
+        (&written["uid"], &written["resourceVersion"]),
+        (&json!("u"), &json!("7"))
+    );
     assert!(!slice::is_owned_by(&slice, &node()));
 }
 
@@ -195,7 +295,13 @@ fn what_others_put_into_the_metadata_stays_when_a_slice_is_written() {
 fn malformed_slices_are_errors_and_no_panics() {
     let whole = json!({ "metadata": { "name": "a" }, "spec": spec(full_devices()) });
     assert!(read(&whole).is_ok());
-    for odd in [Value::Null, json!(1), json!([]), json!("x"), json!({ "metadata": 1, "spec": [] })] {
+    for odd in [
+        Value::Null,
+        json!(1),
+        json!([]),
+        json!("x"),
+        json!({ "metadata": 1, "spec": [] }),
+    ] {
         assert!(read(&odd).is_err());
     }
     for (path, value) in [
@@ -209,9 +315,10 @@ fn malformed_slices_are_errors_and_no_panics() {
         *odd.pointer_mut(path).unwrap() = value;
         assert!(read(&odd).is_err(), "{path}");
     }
-    for devices in
-        [json!(null), json!([1, null, {}, { "name": 1 }, { "basic": {} }, { "name": [], "basic": 1 }])]
-    {
+    for devices in [
+        json!(null),
+        json!([1, null, {}, { "name": 1 }, { "basic": {} }, { "name": [], "basic": 1 }]),
+    ] {
         let mut odd = whole.clone();
         odd["spec"]["devices"] = devices;
         assert!(read(&odd).unwrap().spec.content.devices.is_empty());
@@ -231,13 +338,22 @@ fn fields_that_a_server_drops_are_named() {
         let mut device = desired.devices["d0000"].json().clone();
         change(&mut device);
         let devices = BTreeMap::from([("d0000".to_owned(), Entry::from(device))]);
-        let stored =
-            Content { devices, shared_counters: desired.shared_counters.clone(), ..Content::default() };
-        let slice = SliceSpec { sent: Some(desired.clone()), ..spec(stored) };
+        let stored = Content {
+            devices,
+            shared_counters: desired.shared_counters.clone(),
+            ..Content::default()
+        };
+        let slice = SliceSpec {
+            sent: Some(desired.clone()),
+            ..spec(stored)
+        };
         slice.dropped(&desired).into_iter().collect::<Vec<_>>()
     };
     assert_eq!(dropped(|_| ()), Vec::<String>::new());
-    assert_eq!(dropped(|device| device["taints"] = json!([])), ["devices[].taints"]);
+    assert_eq!(
+        dropped(|device| device["taints"] = json!([])),
+        ["devices[].taints"]
+    );
     assert_eq!(
         dropped(|device| device["allowMultipleAllocations"] = false.into()),
         ["devices[].allowMultipleAllocations"]
@@ -250,9 +366,18 @@ fn fields_that_a_server_drops_are_named() {
         dropped(|device| device["attributes"]["resource.kubernetes.io/links"] = json!({})),
         ["devices[].attributes.resource.kubernetes.io/links.strings"]
     );
-    let stored = Content { devices: desired.devices.clone(), ..Content::default() };
-    let slice = SliceSpec { sent: Some(desired.clone()), ..spec(stored) };
-    assert_eq!(slice.dropped(&desired), BTreeSet::from(["sharedCounters[]".to_owned()]));
+    let stored = Content {
+        devices: desired.devices.clone(),
+        ..Content::default()
+    };
+    let slice = SliceSpec {
+        sent: Some(desired.clone()),
+        ..spec(stored)
+    };
+    assert_eq!(
+        slice.dropped(&desired),
+        BTreeSet::from(["sharedCounters[]".to_owned()])
+    );
 }
 
 #[test]
@@ -295,7 +420,10 @@ fn fields_of_later_versions_are_written_as_the_api_has_them() {
     assert_eq!(device["bindsToNode"], true);
     assert_eq!(device["bindingConditions"], json!(["Attached"]));
     assert_eq!(device["bindingFailureConditions"], json!(["Failed"]));
-    assert_eq!(device["consumesCounters"][0]["compatibilityGroups"], json!(["mig"]));
+    assert_eq!(
+        device["consumesCounters"][0]["compatibilityGroups"],
+        json!(["mig"])
+    );
     assert_eq!(
         device["nodeAllocatableResources"],
         json!({
@@ -308,14 +436,29 @@ fn fields_of_later_versions_are_written_as_the_api_has_them() {
     );
     let slice = serde_json::to_value(spec(desired.clone())).unwrap();
     assert_eq!(slice["partitionTypeAttribute"], "gpu.example.com/model");
-    assert_eq!(slice["skipNodeOperations"], json!(["NodePrepareResources", "NodeUnprepareResources"]));
+    assert_eq!(
+        slice["skipNodeOperations"],
+        json!(["NodePrepareResources", "NodeUnprepareResources"])
+    );
 
     // A server that does not know them: they are named, and the slice is not written again.
-    let stored = Content { pool_fields: Default::default(), ..content(&full()) };
-    let found = SliceSpec { sent: Some(desired.clone()), ..spec(stored) };
+    let stored = Content {
+        pool_fields: Default::default(),
+        ..content(&full())
+    };
+    let found = SliceSpec {
+        sent: Some(desired.clone()),
+        ..spec(stored)
+    };
     let dropped: Vec<_> = found.dropped(&desired).into_iter().collect();
-    assert!(dropped.contains(&"partitionTypeAttribute".to_owned()), "{dropped:?}");
-    assert!(dropped.contains(&"devices[].nodeAllocatableResources".to_owned()), "{dropped:?}");
+    assert!(
+        dropped.contains(&"partitionTypeAttribute".to_owned()),
+        "{dropped:?}"
+    );
+    assert!(
+        dropped.contains(&"devices[].nodeAllocatableResources".to_owned()),
+        "{dropped:?}"
+    );
     assert!(found.holds(&desired));
     // Another notation of a quantity is the same device.
     let mut other = device.clone();
@@ -325,68 +468,152 @@ fn fields_of_later_versions_are_written_as_the_api_has_them() {
 
 #[test]
 fn an_operators_overhead_is_published_where_the_driver_has_none() {
-    let own = NodeAllocatable { per_pod: Some("3".to_owned()), ..NodeAllocatable::default() };
+    let own = NodeAllocatable {
+        per_pod: Some("3".to_owned()),
+        ..NodeAllocatable::default()
+    };
     let scheduling = DeviceScheduling {
         node_allocatable: [("cpu".to_owned(), own)].into(),
         ..DeviceScheduling::default()
     };
-    let with = Device { scheduling: Some(Box::new(scheduling)), ..Device::default() };
+    let with = Device {
+        scheduling: Some(Box::new(scheduling)),
+        ..Device::default()
+    };
     let devices = [(device_name(0), Device::default()), (device_name(1), with)].into();
-    let pool = Pool { devices, ..Pool::default() };
+    let pool = Pool {
+        devices,
+        ..Pool::default()
+    };
     let overhead = BTreeMap::from([
-        ("cpu".to_owned(), NodeAllocatable { per_pod: Some("2".to_owned()), ..NodeAllocatable::default() }),
+        (
+            "cpu".to_owned(),
+            NodeAllocatable {
+                per_pod: Some("2".to_owned()),
+                ..NodeAllocatable::default()
+            },
+        ),
         (
             "memory".to_owned(),
-            NodeAllocatable { per_container: Some("1Gi".to_owned()), ..NodeAllocatable::default() },
+            NodeAllocatable {
+                per_container: Some("1Gi".to_owned()),
+                ..NodeAllocatable::default()
+            },
         ),
     ]);
-    let additions = PoolAdditions { overhead, ..PoolAdditions::default() };
+    let additions = PoolAdditions {
+        overhead,
+        ..PoolAdditions::default()
+    };
     let content = super::super::convert::content(&pool, &PoolTaints::default(), &additions);
     let spec = serde_json::to_value(spec(content)).unwrap();
     let resources = |index: usize| spec["devices"][index]["nodeAllocatableResources"].clone();
     let memory = json!({ "overhead": { "perContainer": "1Gi" } });
-    assert_eq!(resources(0), json!({ "cpu": { "overhead": { "perPod": "2" } }, "memory": memory }));
-    assert_eq!(resources(1), json!({ "cpu": { "overhead": { "perPod": "3" } }, "memory": memory }));
+    assert_eq!(
+        resources(0),
+        json!({ "cpu": { "overhead": { "perPod": "2" } }, "memory": memory })
+    );
+    assert_eq!(
+        resources(1),
+        json!({ "cpu": { "overhead": { "perPod": "3" } }, "memory": memory })
+    );
 }
 
 #[test]
 fn an_operators_binding_conditions_are_published_where_the_driver_has_none() {
-    let list = |types: &[&str]| types.iter().map(|kind| (*kind).to_owned()).collect::<Vec<_>>();
+    let list = |types: &[&str]| {
+        types
+            .iter()
+            .map(|kind| (*kind).to_owned())
+            .collect::<Vec<_>>()
+    };
     let scheduling = DeviceScheduling {
         binding_conditions: list(&["example.com/attached"]),
         binding_failure_conditions: list(&["example.com/failed"]),
         ..DeviceScheduling::default()
     };
-    let with = Device { scheduling: Some(Box::new(scheduling)), ..Device::default() };
+    let with = Device {
+        scheduling: Some(Box::new(scheduling)),
+        ..Device::default()
+    };
     let devices = [(device_name(0), Device::default()), (device_name(1), with)].into();
-    let pool = Pool { devices, ..Pool::default() };
+    let pool = Pool {
+        devices,
+        ..Pool::default()
+    };
     let binding = BindingConditions {
         conditions: list(&[BindingConditions::PREPARED]),
         failures: list(&[BindingConditions::PREPARE_FAILED]),
     };
-    let additions = PoolAdditions { binding, ..PoolAdditions::default() };
+    let additions = PoolAdditions {
+        binding,
+        ..PoolAdditions::default()
+    };
     let content = super::super::convert::content(&pool, &PoolTaints::default(), &additions);
     let spec = serde_json::to_value(spec(content)).unwrap();
     let conditions = |index: usize| {
         let device = &spec["devices"][index];
-        (device["bindingConditions"].clone(), device["bindingFailureConditions"].clone())
+        (
+            device["bindingConditions"].clone(),
+            device["bindingFailureConditions"].clone(),
+        )
     };
-    assert_eq!(conditions(0), (json!(["nodedock.dev/prepared"]), json!(["nodedock.dev/prepare-failed"])));
-    assert_eq!(conditions(1), (json!(["example.com/attached"]), json!(["example.com/failed"])));
+    assert_eq!(
+        conditions(0),
+        (
+            json!(["nodedock.dev/prepared"]),
+            json!(["nodedock.dev/prepare-failed"])
+        )
+    );
+    assert_eq!(
+        conditions(1),
+        (
+            json!(["example.com/attached"]),
+            json!(["example.com/failed"])
+        )
+    );
 }
 
 #[test]
 fn a_device_that_could_not_be_prepared_has_a_taint_beside_others() {
-    let taint = |key: &str| Taint { key: key.to_owned(), value: String::new(), effect: TaintEffect::None };
+    let taint = |key: &str| Taint {
+        key: key.to_owned(),
+        value: String::new(),
+        effect: TaintEffect::None,
+    };
     let many = (0..16).map(|index| taint(&format!("t{index}"))).collect();
     let devices = [
-        (device_name(0), Device { taints: vec![taint("t")], ..Device::default() }),
-        (device_name(1), Device { taints: many, ..Device::default() }),
-        (device_name(2), Device { taints: vec![taint("nodedock.dev/prepare-failed")], ..Device::default() }),
+        (
+            device_name(0),
+            Device {
+                taints: vec![taint("t")],
+                ..Device::default()
+            },
+        ),
+        (
+            device_name(1),
+            Device {
+                taints: many,
+                ..Device::default()
+            },
+        ),
+        (
+            device_name(2),
+            Device {
+                taints: vec![taint("nodedock.dev/prepare-failed")],
+                ..Device::default()
+            },
+        ),
         (device_name(3), Device::default()),
     ];
-    let pool = Pool { devices: devices.into(), ..Pool::default() };
-    let unhealthy = UnhealthyTaint { value: String::new(), evicts: false };
+    let pool = Pool {
+        devices: devices.into(),
+        ..Pool::default()
+    };
+    let unhealthy = UnhealthyTaint {
+        value: String::new(),
+        evicts: false,
+    };
     let taints = PoolTaints {
         unhealthy: [(device_name(0), unhealthy)].into(),
         failed: (0..3).map(device_name).collect(),
@@ -394,10 +621,19 @@ fn a_device_that_could_not_be_prepared_has_a_taint_beside_others() {
     let content = super::super::convert::content(&pool, &taints, &PoolAdditions::default());
     let spec = serde_json::to_value(spec(content)).unwrap();
     let keys = |index: usize| {
-        let taints = spec["devices"][index]["taints"].as_array().cloned().unwrap_or_default();
-        taints.iter().map(|taint| taint["key"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        let taints = spec["devices"][index]["taints"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        taints
+            .iter()
+            .map(|taint| taint["key"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
-    assert_eq!(keys(0), ["t", "nodedock.dev/unhealthy", "nodedock.dev/prepare-failed"]);
+    assert_eq!(
+        keys(0),
+        ["t", "nodedock.dev/unhealthy", "nodedock.dev/prepare-failed"]
+    );
     assert_eq!(keys(1).len(), 16, "there is no room for one more");
     assert_eq!(keys(2), ["nodedock.dev/prepare-failed"]);
     assert!(keys(3).is_empty());

@@ -21,7 +21,11 @@ fn a_device_of_a_known_subsystem_is_granted_by_a_glob() {
         ("vfio", "12"),
         ("hidraw", "hidraw3"),
     ] {
-        assert_eq!(device_node(character(Some(subsystem), name)), Some(Naming::Glob), "{subsystem}");
+        assert_eq!(
+            device_node(character(Some(subsystem), name)),
+            Some(Naming::Glob),
+            "{subsystem}"
+        );
     }
 }
 
@@ -35,7 +39,11 @@ fn a_device_of_an_unknown_subsystem_needs_its_exact_path() {
         (Some("new"), "a"),
         (None, "a"),
     ] {
-        assert_eq!(device_node(character(subsystem, name)), Some(Naming::Path), "{name}");
+        assert_eq!(
+            device_node(character(subsystem, name)),
+            Some(Naming::Path),
+            "{name}"
+        );
     }
 }
 
@@ -43,7 +51,13 @@ fn a_device_of_an_unknown_subsystem_needs_its_exact_path() {
 fn a_block_device_or_a_pipe_needs_its_exact_path() {
     for kind in [NodeKind::Block, NodeKind::Fifo] {
         for subsystem in [Some("block"), Some("drm"), None] {
-            assert_eq!(device_node(NodeFacts { kind, ..character(subsystem, "a") }), Some(Naming::Path));
+            assert_eq!(
+                device_node(NodeFacts {
+                    kind,
+                    ..character(subsystem, "a")
+                }),
+                Some(Naming::Path)
+            );
         }
     }
 }
@@ -52,7 +66,11 @@ fn a_block_device_or_a_pipe_needs_its_exact_path() {
 #[test]
 fn memory_storage_commands_and_consoles_are_never_given() {
     for subsystem in NEVER_SUBSYSTEMS {
-        assert_eq!(device_node(character(Some(subsystem), "innocent")), None, "{subsystem}");
+        assert_eq!(
+            device_node(character(Some(subsystem), "innocent")),
+            None,
+            "{subsystem}"
+        );
     }
     for name in NEVER_MISC {
         assert_eq!(device_node(character(Some("misc"), name)), None, "{name}");
@@ -77,26 +95,47 @@ fn memory_storage_commands_and_consoles_are_never_given() {
     ] {
         for subsystem in [Some("drm"), Some("tty"), None] {
             assert_eq!(
-                device_node(NodeFacts { major, minor, ..character(subsystem, "a") }),
+                device_node(NodeFacts {
+                    major,
+                    minor,
+                    ..character(subsystem, "a")
+                }),
                 None,
                 "{major}:{minor}"
             );
         }
     }
     assert_eq!(
-        device_node(NodeFacts { major: 1, minor: 3, ..character(Some("mem"), "null") }),
+        device_node(NodeFacts {
+            major: 1,
+            minor: 3,
+            ..character(Some("mem"), "null")
+        }),
         Some(Naming::Path)
     );
     assert_eq!(
-        device_node(NodeFacts { major: 4, minor: 64, ..character(Some("tty"), "ttyS0") }),
+        device_node(NodeFacts {
+            major: 4,
+            minor: 64,
+            ..character(Some("tty"), "ttyS0")
+        }),
         Some(Naming::Glob)
     );
-    assert_eq!(device_node(NodeFacts { is_console: true, ..character(Some("tty"), "ttyS0") }), None);
+    assert_eq!(
+        device_node(NodeFacts {
+            is_console: true,
+            ..character(Some("tty"), "ttyS0")
+        }),
+        None
+    );
 }
 
 #[test]
 fn no_subsystem_is_both_given_by_a_glob_and_never_given() {
-    let both: Vec<_> = DEVICE_SUBSYSTEMS.iter().filter(|name| NEVER_SUBSYSTEMS.contains(name)).collect();
+    let both: Vec<_> = DEVICE_SUBSYSTEMS
+        .iter()
+        .filter(|name| NEVER_SUBSYSTEMS.contains(name))
+        .collect();
     assert!(both.is_empty(), "{both:?}");
 }
 
@@ -112,7 +151,10 @@ fn libraries_and_facts_of_the_kernel_are_read_by_a_glob() {
     ] {
         assert_eq!(host_file(path), Some(Naming::Glob), "{path}");
     }
-    assert_eq!(host_file("/etc/vulkan/icd.d/nvidia_icd.json"), Some(Naming::Directory(2)));
+    assert_eq!(
+        host_file("/etc/vulkan/icd.d/nvidia_icd.json"),
+        Some(Naming::Directory(2))
+    );
 }
 
 #[test]

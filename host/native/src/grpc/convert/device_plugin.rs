@@ -11,12 +11,13 @@ use nodedock_proto::prost::{DecodeError, Message};
 use super::{at_most, shown, unique};
 use nodedock_core::driver::DeviceOptions;
 use nodedock_model::limit::{
-    ALLOCATION_ANNOTATIONS_BYTES_MAX, ALLOCATION_ENTRIES_MAX, ALLOCATION_ENV_BYTES_MAX, ENV_NAME_BYTES_MAX,
-    LISTED_DEVICES_MAX, PATH_BYTES_MAX,
+    ALLOCATION_ANNOTATIONS_BYTES_MAX, ALLOCATION_ENTRIES_MAX, ALLOCATION_ENV_BYTES_MAX,
+    ENV_NAME_BYTES_MAX, LISTED_DEVICES_MAX, PATH_BYTES_MAX,
 };
 use nodedock_model::rule::{is_node_permissions, is_unprintable};
 use nodedock_model::{
-    AllocationMount, AllocationNode, ContainerAllocation, PluginDevice, is_cdi_qualified_name, is_label_key,
+    AllocationMount, AllocationNode, ContainerAllocation, PluginDevice, is_cdi_qualified_name,
+    is_label_key,
 };
 
 /// The text for a healthy device (device plugin API).
@@ -72,28 +73,48 @@ impl Message for List {
 
 /// Converts a list unchecked: the device manager selects the valid devices and reports the others.
 pub(in crate::grpc) fn listed(list: List) -> Result<Arc<[PluginDevice]>, String> {
-    at_most("devices", list.list.devices.len() + list.beyond, LISTED_DEVICES_MAX)?;
+    at_most(
+        "devices",
+        list.list.devices.len() + list.beyond,
+        LISTED_DEVICES_MAX,
+    )?;
     Ok(list.list.devices.into_iter().map(listed_device).collect())
 }
 
 fn listed_device(device: wire::Device) -> PluginDevice {
     let nodes = device.topology.unwrap_or_default().nodes;
     // A negative number becomes a node that no machine has.
-    let mut numa_nodes: Vec<_> =
-        nodes.iter().map(|node| u32::try_from(node.id).unwrap_or(u32::MAX)).collect();
+    let mut numa_nodes: Vec<_> = nodes
+        .iter()
+        .map(|node| u32::try_from(node.id).unwrap_or(u32::MAX))
+        .collect();
     numa_nodes.sort_unstable();
     numa_nodes.dedup();
-    PluginDevice { id: device.id, healthy: device.health == HEALTHY, numa_nodes }
+    PluginDevice {
+        id: device.id,
+        healthy: device.health == HEALTHY,
+        numa_nodes,
+    }
 }
 
 pub(in crate::grpc) fn allocate_request(device_ids: &[String]) -> wire::AllocateRequest {
-    let container = wire::ContainerAllocateRequest { devices_ids: device_ids.to_vec() };
-    wire::AllocateRequest { container_requests: vec![container] }
+    let container = wire::ContainerAllocateRequest {
+        devices_ids: device_ids.to_vec(),
+    };
+    wire::AllocateRequest {
+        container_requests: vec![container],
+    }
 }
 
 /// The request had one container, so the first response is for it.
-pub(in crate::grpc) fn allocation(answer: wire::AllocateResponse) -> Result<ContainerAllocation, String> {
-    let response = answer.container_responses.into_iter().next().ok_or("no container response")?;
+pub(in crate::grpc) fn allocation(
+    answer: wire::AllocateResponse,
+) -> Result<ContainerAllocation, String> {
+    let response = answer
+        .container_responses
+        .into_iter()
+        .next()
+        .ok_or("no container response")?;
     Ok(ContainerAllocation {
         env: env(response.envs)?,
         mounts: each("mounts", response.mounts, mount)?,
@@ -113,20 +134,31 @@ pub(in crate::grpc) fn preferred_request(
         must_include_device_ids: must_include.to_vec(),
         allocation_size: i32::try_from(size).unwrap_or(i32::MAX),
     };
-    wire::PreferredAllocationRequest { container_requests: vec![container] }
+    wire::PreferredAllocationRequest {
+        container_requests: vec![container],
+    }
 }
 
 /// An empty response is no preference.
-pub(in crate::grpc) fn preferred(answer: wire::PreferredAllocationResponse) -> Result<Vec<String>, String> {
+pub(in crate::grpc) fn preferred(
+    answer: wire::PreferredAllocationResponse,
+) -> Result<Vec<String>, String> {
     let first = answer.container_responses.into_iter().next();
-    let ids = first.map(|response| response.device_ids).unwrap_or_default();
+    let ids = first
+        .map(|response| response.device_ids)
+        .unwrap_or_default();
     at_most("preferred devices", ids.len(), LISTED_DEVICES_MAX)?;
     Ok(ids)
 }
 
-fn each<A, B>(field: &str, entries: Vec<A>, convert: fn(A) -> Result<B, String>) -> Result<Vec<B>, String> {
+fn each<A, B>(
+    field: &str,
+    entries: Vec<A>,
+    convert: fn(A) -> Result<B, String>,
+) -> Result<Vec<B>, String> {
     at_most(field, entries.len(), ALLOCATION_ENTRIES_MAX)?;
-    let convert = |(index, entry)| convert(entry).map_err(|why: String| format!("{field}[{index}]: {why}"));
+    let convert =
+        |(index, entry)| convert(entry).map_err(|why: String| format!("{field}[{index}]: {why}"));
     entries.into_iter().enumerate().map(convert).collect()
 }
 
@@ -136,7 +168,10 @@ fn env(envs: BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Strin
     for (name, value) in &envs {
         let plain = |b: u8| b.is_ascii_graphic() && b != b'=';
         if name.is_empty() || name.len() > ENV_NAME_BYTES_MAX || !name.bytes().all(plain) {
-            return Err(format!("envs: {} is not the name of a variable", shown(name)));
+            return Err(format!(
+                "envs: {} is not the name of a variable",
+                shown(name)
+            ));
         }
         let what = format!("envs: the value of {}", shown(name));
         bytes(&what, value, ALLOCATION_ENV_BYTES_MAX)
@@ -150,12 +185,26 @@ fn annotations(annotations: BTreeMap<String, String>) -> Result<BTreeMap<String,
     at_most("annotations", annotations.len(), ALLOCATION_ENTRIES_MAX)?;
     for (key, value) in &annotations {
         if !is_label_key(&key.to_ascii_lowercase()) {
-            return Err(format!("annotations: the key {} is no qualified name", shown(key)));
+            return Err(format!(
+                "annotations: the key {} is no qualified name",
+                shown(key)
+            ));
         }
-        bytes(&format!("annotations: the value of {key}"), value, ALLOCATION_ANNOTATIONS_BYTES_MAX)?;
+        bytes(
+            &format!("annotations: the value of {key}"),
+            value,
+            ALLOCATION_ANNOTATIONS_BYTES_MAX,
+        )?;
     }
-    let length = annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
-    at_most("bytes of annotations", length, ALLOCATION_ANNOTATIONS_BYTES_MAX)?;
+    let length = annotations
+        .iter()
+        .map(|(key, value)| key.len() + value.len())
+        .sum();
+    at_most(
+        "bytes of annotations",
+        length,
+        ALLOCATION_ANNOTATIONS_BYTES_MAX,
+    )?;
     Ok(annotations)
 }
 
@@ -185,7 +234,10 @@ fn cdi_device(device: wire::CdiDevice) -> Result<String, String> {
     if is_cdi_qualified_name(&device.name) {
         return Ok(device.name);
     }
-    Err(format!("name {} is not VENDOR/CLASS=NAME", shown(&device.name)))
+    Err(format!(
+        "name {} is not VENDOR/CLASS=NAME",
+        shown(&device.name)
+    ))
 }
 
 /// Absolute and without `..`. Removes double slashes, single dots and a trailing slash, which plugins use.
@@ -193,7 +245,10 @@ fn path(field: &str, path: &str) -> Result<String, String> {
     bytes(field, path, PATH_BYTES_MAX)?;
     let is_plain = path.starts_with('/') && !path.contains(is_unprintable);
     if !is_plain || path.split('/').any(|part| part == "..") {
-        return Err(format!("{field} {} is not an absolute path without '..'", shown(path)));
+        return Err(format!(
+            "{field} {} is not an absolute path without '..'",
+            shown(path)
+        ));
     }
     let parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
     Ok(parts.fold(String::new(), |path, part| path + "/" + part)).map(|path| match path.as_str() {
@@ -205,7 +260,10 @@ fn path(field: &str, path: &str) -> Result<String, String> {
 /// A text of at most `max` bytes without NUL.
 fn bytes(what: &str, text: &str, max: usize) -> Result<(), String> {
     if text.len() > max {
-        return Err(format!("{what} has {} bytes, at most {max} are allowed", text.len()));
+        return Err(format!(
+            "{what} has {} bytes, at most {max} are allowed",
+            text.len()
+        ));
     }
     if text.contains('\0') {
         return Err(format!("{what} has a zero byte: {}", shown(text)));

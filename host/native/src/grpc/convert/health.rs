@@ -18,10 +18,17 @@ pub(in crate::grpc) fn device(said: wire::DeviceHealth) -> Option<DeviceReport> 
         wire::HealthStatus::Unknown => HealthState::Unknown,
     };
     let device = said.device.unwrap_or_default();
-    let key = (PoolName::new(&device.pool_name).ok()?, DeviceName::new(&device.device_name).ok()?);
+    let key = (
+        PoolName::new(&device.pool_name).ok()?,
+        DeviceName::new(&device.device_name).ok()?,
+    );
     let message = cut(&said.message, HEALTH_MESSAGE_BYTES_MAX).replace(is_unprintable, " ");
     let timeout = timeout(said.health_check_timeout_seconds);
-    Some(DeviceReport { key, health: DeviceHealth { state, message }, timeout })
+    Some(DeviceReport {
+        key,
+        health: DeviceHealth { state, message },
+        timeout,
+    })
 }
 
 /// A missing or invalid value is the default.
@@ -45,17 +52,31 @@ mod tests {
     }
 
     fn said(health: i32, message: &str) -> DeviceHealth {
-        let named = wire::DeviceIdentifier { pool_name: "p".to_owned(), device_name: "d".to_owned() };
+        let named = wire::DeviceIdentifier {
+            pool_name: "p".to_owned(),
+            device_name: "d".to_owned(),
+        };
         let message = message.to_owned();
-        device(wire::DeviceHealth { device: Some(named), health, message, ..Default::default() })
-            .unwrap()
-            .health
+        device(wire::DeviceHealth {
+            device: Some(named),
+            health,
+            message,
+            ..Default::default()
+        })
+        .unwrap()
+        .health
     }
 
     #[test]
     fn healthy_and_unhealthy_are_read_and_everything_else_is_unknown() {
         use HealthState::{Healthy, Unhealthy, Unknown};
-        for (health, state) in [(0, Unknown), (1, Healthy), (2, Unhealthy), (3, Unknown), (-1, Unknown)] {
+        for (health, state) in [
+            (0, Unknown),
+            (1, Healthy),
+            (2, Unhealthy),
+            (3, Unknown),
+            (-1, Unknown),
+        ] {
             assert_eq!(said(health, "").state, state, "{health}");
         }
     }
@@ -65,6 +86,9 @@ mod tests {
         let longest = "x".repeat(HEALTH_MESSAGE_BYTES_MAX);
         assert_eq!(said(2, &longest).message, longest);
         let message = said(2, &"x".repeat(2000)).message;
-        assert!(message.len() == HEALTH_MESSAGE_BYTES_MAX && message.ends_with("x..."), "{message}");
+        assert!(
+            message.len() == HEALTH_MESSAGE_BYTES_MAX && message.ends_with("x..."),
+            "{message}"
+        );
     }
 }

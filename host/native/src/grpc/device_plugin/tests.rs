@@ -32,15 +32,28 @@ impl Bench {
         let (dir, plugin) = plugin(script, change);
         let tasks = Tasks::new();
         let socket = plugin.options().socket();
-        let connected =
-            DevicePlugin::connect(&resource(), &socket, PluginTimes::default(), Tap::default(), &tasks).await;
+        let connected = DevicePlugin::connect(
+            &resource(),
+            &socket,
+            PluginTimes::default(),
+            Tap::default(),
+            &tasks,
+        )
+        .await;
         let driver = connected.unwrap();
         assert_eq!(plugin.event().await, Event::OptionsAsked);
-        Self { _dir: dir, plugin, driver, tasks }
+        Self {
+            _dir: dir,
+            plugin,
+            driver,
+            tasks,
+        }
     }
 
     async fn allocate(&self) -> Result<ContainerAllocation, Problem> {
-        self.driver.allocate(&call(Duration::from_secs(30)), &ids(&["a", "b"])).await
+        self.driver
+            .allocate(&call(Duration::from_secs(30)), &ids(&["a", "b"]))
+            .await
     }
 
     async fn refusal(script: Script) -> Problem {
@@ -58,14 +71,22 @@ fn plugin(script: Script, change: impl FnOnce(&mut Options)) -> (tempfile::TempD
 
 async fn refused_connection(script: Script, steps: PluginTimes) -> Problem {
     let (_dir, plugin) = plugin(script, |_| ());
-    let connected =
-        DevicePlugin::connect(&resource(), &plugin.options().socket(), steps, Tap::default(), &Tasks::new())
-            .await;
+    let connected = DevicePlugin::connect(
+        &resource(),
+        &plugin.options().socket(),
+        steps,
+        Tap::default(),
+        &Tasks::new(),
+    )
+    .await;
     connected.err().expect("no connection")
 }
 
 fn call(deadline: Duration) -> Call {
-    Call { request_id: "r-1".into(), deadline }
+    Call {
+        request_id: "r-1".into(),
+        deadline,
+    }
 }
 
 fn ids(ids: &[&str]) -> Vec<String> {
@@ -84,18 +105,29 @@ async fn options_are_asked_of_the_plugin() {
     assert_eq!(plain.driver.options(), DeviceOptions::default());
     let wanted = |options: &mut Options| options.pre_start = true;
     let both = Bench::with(Script::ok().choose(|_| Vec::new()), wanted).await;
-    let expected = DeviceOptions { pre_start_required: true, preferred_allocation_available: true };
+    let expected = DeviceOptions {
+        pre_start_required: true,
+        preferred_allocation_available: true,
+    };
     assert_eq!(both.driver.options(), expected);
 }
 
 #[tokio::test]
 async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_the_reason() {
     let nowhere = std::path::Path::new("/nowhere/plugin.sock");
-    let problem =
-        DevicePlugin::connect(&resource(), nowhere, PluginTimes::default(), Tap::default(), &Tasks::new())
-            .await;
+    let problem = DevicePlugin::connect(
+        &resource(),
+        nowhere,
+        PluginTimes::default(),
+        Tap::default(),
+        &Tasks::new(),
+    )
+    .await;
     let problem = problem.err().expect("nothing is there");
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-not-connected"));
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Unavailable, "driver-not-connected")
+    );
     assert!(
         problem.message.contains(RESOURCE) && problem.message.contains("/nowhere/plugin.sock"),
         "{problem}"
@@ -105,7 +137,10 @@ async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_th
     let problem = refused_connection(refusing, PluginTimes::default()).await;
     assert_eq!(problem.message, format!("device plugin {RESOURCE}: no GPU"));
 
-    let steps = PluginTimes { options: Duration::from_millis(50), ..PluginTimes::default() };
+    let steps = PluginTimes {
+        options: Duration::from_millis(50),
+        ..PluginTimes::default()
+    };
     let problem = refused_connection(Script::ok().options(Answer::Hang), steps).await;
     assert_eq!(problem.code, "driver-deadline");
 }
@@ -115,7 +150,10 @@ async fn a_dial_of_a_silent_socket_ends_at_the_deadline() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("mute.sock");
     let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
-    let steps = PluginTimes { dial: Duration::from_millis(50), ..PluginTimes::default() };
+    let steps = PluginTimes {
+        dial: Duration::from_millis(50),
+        ..PluginTimes::default()
+    };
     let problem = DevicePlugin::connect(&resource(), &socket, steps, Tap::default(), &Tasks::new())
         .await
         .err()
@@ -128,63 +166,133 @@ async fn an_allocation_carries_the_devices_the_request_id_and_the_deadline() {
     let bench = Bench::new(Script::ok()).await;
     let allocation = bench.allocate().await.unwrap();
     assert_eq!(allocation.env["NATIVE_DEVICES"], "a,b");
-    let Event::Allocate { devices, request_id, deadline } = bench.plugin.event().await else {
+    let Event::Allocate {
+        devices,
+        request_id,
+        deadline,
+    } = bench.plugin.event().await
+    else {
         panic!("no call");
     };
-    assert_eq!((devices, request_id.as_deref()), (ids(&["a", "b"]), Some("r-1")));
+    assert_eq!(
+        (devices, request_id.as_deref()),
+        (ids(&["a", "b"]), Some("r-1"))
+    );
     assert!(deadline.is_some());
 }
 
 #[tokio::test]
 async fn answers_that_are_none_or_not_valid_name_the_resource_and_the_field() {
     let problem = Bench::refusal(Script::always(Answer::NoResponse)).await;
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Internal, "driver-answer-not-valid"));
-    assert!(problem.message.contains("no container response"), "{problem}");
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Internal, "driver-answer-not-valid")
+    );
+    assert!(
+        problem.message.contains("no container response"),
+        "{problem}"
+    );
     let problem = Bench::refusal(Script::always(Answer::bad_path())).await;
     assert!(problem.message.contains(RESOURCE), "{problem}");
-    assert!(problem.message.contains(r#"mounts[0]: container_path "/x/../../etc""#), "{problem}");
+    assert!(
+        problem
+            .message
+            .contains(r#"mounts[0]: container_path "/x/../../etc""#),
+        "{problem}"
+    );
 }
 
 #[tokio::test]
 async fn a_call_that_is_never_answered_meets_its_deadline_and_a_late_answer_harms_no_other() {
     let due = Arc::new(Notify::new());
-    let bench = Bench::new(Script::always(Answer::After(due.clone(), Box::new(Answer::ok(&[]))))).await;
+    let bench = Bench::new(Script::always(Answer::After(
+        due.clone(),
+        Box::new(Answer::ok(&[])),
+    )))
+    .await;
     let short = call(Duration::from_millis(50));
-    let problem = bench.driver.allocate(&short, &ids(&["a"])).await.unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-deadline"));
+    let problem = bench
+        .driver
+        .allocate(&short, &ids(&["a"]))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (ProblemKind::Unavailable, "driver-deadline")
+    );
     due.notify_one();
     bench.plugin.set_script(Script::ok());
     assert!(bench.allocate().await.is_ok());
-    bench.plugin.set_script(Script::ok().choose(|_| Vec::new()).pre_start(|_| Answer::Hang));
-    assert_eq!(bench.driver.pre_start(&short, &ids(&["a"])).await.unwrap_err().code, "driver-deadline");
+    bench.plugin.set_script(
+        Script::ok()
+            .choose(|_| Vec::new())
+            .pre_start(|_| Answer::Hang),
+    );
+    assert_eq!(
+        bench
+            .driver
+            .pre_start(&short, &ids(&["a"]))
+            .await
+            .unwrap_err()
+            .code,
+        "driver-deadline"
+    );
 }
 
 #[tokio::test]
 async fn a_plugin_that_dies_in_a_call_fails_it_and_every_later_one() {
     let bench = Bench::new(Script::always(Answer::Die)).await;
-    assert_eq!(bench.allocate().await.unwrap_err().code, "driver-unavailable");
-    assert_eq!(bench.allocate().await.unwrap_err().kind, ProblemKind::Unavailable);
+    assert_eq!(
+        bench.allocate().await.unwrap_err().code,
+        "driver-unavailable"
+    );
+    assert_eq!(
+        bench.allocate().await.unwrap_err().kind,
+        ProblemKind::Unavailable
+    );
 }
 
 #[tokio::test]
 async fn a_preference_is_asked_with_all_three_parts_and_passed_through() {
     let bench =
-        Bench::new(Script::ok().choose(|choice| choice.available.iter().rev().cloned().collect())).await;
+        Bench::new(Script::ok().choose(|choice| choice.available.iter().rev().cloned().collect()))
+            .await;
     let (available, must) = (ids(&["a", "b", "c"]), ids(&["b"]));
-    let answer =
-        bench.driver.preferred_allocation(&call(Duration::from_secs(30)), &available, &must, 2).await;
+    let answer = bench
+        .driver
+        .preferred_allocation(&call(Duration::from_secs(30)), &available, &must, 2)
+        .await;
     assert_eq!(answer.unwrap(), ["c", "b", "a"]);
-    let asked = Choice { available, must_include: must, size: 2 };
+    let asked = Choice {
+        available,
+        must_include: must,
+        size: 2,
+    };
     assert_eq!(bench.plugin.event().await, Event::Preferred(asked));
 }
 
 #[tokio::test]
 async fn a_start_of_a_container_is_reported_with_its_devices() {
     let bench = Bench::new(Script::ok()).await;
-    bench.driver.pre_start(&call(Duration::from_secs(300)), &ids(&["a"])).await.unwrap();
-    assert_eq!(bench.plugin.event().await, Event::PreStart { devices: ids(&["a"]) });
-    bench.plugin.set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
-    let problem = bench.driver.pre_start(&call(Duration::from_secs(30)), &ids(&["a"])).await.unwrap_err();
+    bench
+        .driver
+        .pre_start(&call(Duration::from_secs(300)), &ids(&["a"]))
+        .await
+        .unwrap();
+    assert_eq!(
+        bench.plugin.event().await,
+        Event::PreStart {
+            devices: ids(&["a"])
+        }
+    );
+    bench
+        .plugin
+        .set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
+    let problem = bench
+        .driver
+        .pre_start(&call(Duration::from_secs(30)), &ids(&["a"]))
+        .await
+        .unwrap_err();
     assert!(problem.message.contains("too hot"), "{problem}");
 }
 
@@ -194,14 +302,19 @@ async fn a_first_list_and_an_update_are_seen_in_order_and_the_end_has_a_reason()
     let mut following = bench.driver.follow("r-1".into());
     assert_eq!(bench.plugin.event().await, Event::ListWatched);
     assert_eq!(*following.lists.borrow(), None, "nothing is listed yet");
-    bench.plugin.list(vec![Device::healthy("a"), Device::unhealthy("b").on(&[1])]);
+    bench
+        .plugin
+        .list(vec![Device::healthy("a"), Device::unhealthy("b").on(&[1])]);
     assert_eq!(next_list(&mut following).await, ["a", "b"]);
     bench.plugin.list(vec![Device::healthy("c")]);
     assert_eq!(next_list(&mut following).await, ["c"]);
     bench.plugin.fail_lists(Status::internal("driver unloaded"));
     let problem = following.end.await.unwrap();
     assert!(problem.message.contains("driver unloaded"), "{problem}");
-    assert!(following.lists.changed().await.is_err(), "the lists end with the stream");
+    assert!(
+        following.lists.changed().await.is_err(),
+        "the lists end with the stream"
+    );
 }
 
 #[tokio::test]
@@ -210,33 +323,51 @@ async fn of_a_thousand_lists_at_once_the_newest_is_seen_and_few_of_the_others() 
     let mut following = bench.driver.follow("r-1".into());
     assert_eq!(bench.plugin.event().await, Event::ListWatched);
     for index in 0..1000 {
-        bench.plugin.list(vec![Device::healthy(&format!("d{index}"))]);
+        bench
+            .plugin
+            .list(vec![Device::healthy(&format!("d{index}"))]);
     }
     let began = std::time::Instant::now();
     let mut seen = 0_u128;
     while next_list(&mut following).await != ["d999"] {
         seen += 1;
     }
-    assert!(seen <= 1 + began.elapsed().as_millis() / limit::LIST_PACE.as_millis(), "{seen}");
+    assert!(
+        seen <= 1 + began.elapsed().as_millis() / limit::LIST_PACE.as_millis(),
+        "{seen}"
+    );
 }
 
 #[tokio::test]
 async fn a_hundred_thousand_devices_are_taken_and_a_message_that_is_too_long_ends_the_stream() {
     let bench = Bench::new(Script::ok()).await;
     let mut following = bench.driver.follow("r-1".into());
-    bench.plugin.list((0..100_000).map(|index| Device::healthy(&format!("device-{index}"))).collect());
+    bench.plugin.list(
+        (0..100_000)
+            .map(|index| Device::healthy(&format!("device-{index}")))
+            .collect(),
+    );
     assert_eq!(next_list(&mut following).await.len(), 100_000);
-    bench.plugin.list((0..140_000).map(|index| Device::healthy(&format!("device-{index:0500}"))).collect());
+    bench.plugin.list(
+        (0..140_000)
+            .map(|index| Device::healthy(&format!("device-{index:0500}")))
+            .collect(),
+    );
     assert_eq!(following.end.await.unwrap().code, "driver-answer-too-large");
 }
 
 #[tokio::test]
 async fn a_list_that_breaks_a_rule_ends_the_stream_with_the_rule() {
     let bench = Bench::new(Script::ok()).await;
-    bench.plugin.list_raw(vec![Default::default(); limit::LISTED_DEVICES_MAX + 1]);
+    bench
+        .plugin
+        .list_raw(vec![Default::default(); limit::LISTED_DEVICES_MAX + 1]);
     let problem = bench.driver.follow("r-1".into()).end.await.unwrap();
     assert_eq!(problem.code, "driver-answer-not-valid");
-    assert!(problem.message.contains("1048577 devices, at most 1048576"), "{problem}");
+    assert!(
+        problem.message.contains("1048577 devices, at most 1048576"),
+        "{problem}"
+    );
 }
 
 #[tokio::test]
@@ -259,13 +390,25 @@ async fn messages_of_a_recorded_plugin_are_recorded_with_their_answers() {
     bench.plugin.list(vec![Device::healthy("a")]);
     next_list(&mut following).await;
     bench.allocate().await.unwrap();
-    bench.plugin.set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
-    bench.driver.pre_start(&call(Duration::from_secs(30)), &ids(&["a"])).await.unwrap_err();
+    bench
+        .plugin
+        .set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
+    bench
+        .driver
+        .pre_start(&call(Duration::from_secs(30)), &ids(&["a"]))
+        .await
+        .unwrap_err();
     let calls = recorded.calls().await;
     let methods: Vec<_> = calls.iter().map(|(method, ..)| method.as_str()).collect();
     assert_eq!(methods, ["ListAndWatch", "Allocate", "PreStartContainer"]);
-    let texts: Vec<_> = calls.iter().map(|(_, _, answer)| serde_json::to_string(answer).unwrap()).collect();
-    for (text, part) in texts.iter().zip(["\"id\":\"a\"", "NATIVE_DEVICES", "too hot"]) {
+    let texts: Vec<_> = calls
+        .iter()
+        .map(|(_, _, answer)| serde_json::to_string(answer).unwrap())
+        .collect();
+    for (text, part) in texts
+        .iter()
+        .zip(["\"id\":\"a\"", "NATIVE_DEVICES", "too hot"])
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
 }

@@ -12,13 +12,19 @@ async fn instances_of_one_driver_are_all_registered_and_fall_in_for_each_other()
     let mut dock = Dock::new();
     let mut instances = Vec::new();
     for n in 0..10 {
-        let plugin = dock.start(dock.options(DRIVER).instance(&n.to_string())).await;
-        dock.state(&plugin.registration_socket(), DriverState::Serving).await;
+        let plugin = dock
+            .start(dock.options(DRIVER).instance(&n.to_string()))
+            .await;
+        dock.state(&plugin.registration_socket(), DriverState::Serving)
+            .await;
         instances.push(plugin);
     }
     while let Some(newest) = instances.pop() {
         assert_eq!(dock.registry.list().len(), instances.len() + 1);
-        assert_eq!(dock.served_by(DRIVER).unwrap(), newest.registration_socket().display().to_string());
+        assert_eq!(
+            dock.served_by(DRIVER).unwrap(),
+            newest.registration_socket().display().to_string()
+        );
         newest.unregister().unwrap();
         dock.gone(&newest.registration_socket()).await;
     }
@@ -34,8 +40,18 @@ async fn a_replaced_socket_under_other_names_is_one_plugin_with_the_last_name() 
         let mut options = dock.options(&driver);
         options.registration_name = "same.sock".into();
         let plugin = dock.start(options).await;
-        dock.until("the new name serves", |dock| dock.served_by(&driver).is_ok()).await;
-        assert_eq!((dock.registry.list().len(), dock.registry.all_serving().len()), (1, 1), "{n}");
+        dock.until("the new name serves", |dock| {
+            dock.served_by(&driver).is_ok()
+        })
+        .await;
+        assert_eq!(
+            (
+                dock.registry.list().len(),
+                dock.registry.all_serving().len()
+            ),
+            (1, 1),
+            "{n}"
+        );
         // The previous process ends only now.
         drop(before.replace(plugin));
     }
@@ -60,7 +76,10 @@ async fn a_socket_is_worked_on_by_one_at_a_time() {
         ended = asked.read_to_end(&mut said) => drop(ended),
         _ = second.accept() => panic!("a second registration of the socket began beside the first"),
     }
-    assert!(said.starts_with(b"PRI * HTTP/2.0"), "it was being asked: {said:?}");
+    assert!(
+        said.starts_with(b"PRI * HTTP/2.0"),
+        "it was being asked: {said:?}"
+    );
     let (_asked, _) = second.accept().await.unwrap();
     std::fs::remove_file(&path).unwrap();
     dock.gone(&path).await;
@@ -73,17 +92,32 @@ async fn what_was_said_of_health_goes_with_its_plugin_and_with_no_other() {
         let mut options = dock.options(driver);
         options.versions.health_v1 = true;
         let plugin = dock.start(options).await;
-        dock.state(&plugin.registration_socket(), DriverState::Serving).await;
+        dock.state(&plugin.registration_socket(), DriverState::Serving)
+            .await;
         plugin
     };
-    let (one, two) = (start(&mut dock, "one.example.com").await, start(&mut dock, "two.example.com").await);
+    let (one, two) = (
+        start(&mut dock, "one.example.com").await,
+        start(&mut dock, "two.example.com").await,
+    );
     let states = |dock: &Dock, plugin: &Plugin| -> Vec<HealthState> {
-        let health = dock.view(&plugin.registration_socket()).unwrap().native.unwrap().health;
+        let health = dock
+            .view(&plugin.registration_socket())
+            .unwrap()
+            .native
+            .unwrap()
+            .health;
         health.into_values().map(|device| device.state).collect()
     };
     for plugin in [&one, &two] {
         let (pool, device, message) = ("p".to_owned(), "d".to_owned(), String::new());
-        let said = DeviceHealth { pool, device, state: Said::Unhealthy, timeout_seconds: 600, message };
+        let said = DeviceHealth {
+            pool,
+            device,
+            state: Said::Unhealthy,
+            timeout_seconds: 600,
+            message,
+        };
         plugin.report_health(vec![said]);
         while states(&dock, plugin) != [HealthState::Unhealthy] {
             tokio::task::yield_now().await;
@@ -93,5 +127,8 @@ async fn what_was_said_of_health_goes_with_its_plugin_and_with_no_other() {
     dock.gone(&one.registration_socket()).await;
     drop(one);
     let again = start(&mut dock, "one.example.com").await;
-    assert_eq!((states(&dock, &again), states(&dock, &two)), (vec![], vec![HealthState::Unhealthy]));
+    assert_eq!(
+        (states(&dock, &again), states(&dock, &two)),
+        (vec![], vec![HealthState::Unhealthy])
+    );
 }

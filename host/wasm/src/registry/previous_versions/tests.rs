@@ -17,8 +17,14 @@ impl Scene {
     fn new() -> Self {
         let (stage, tasks) = (Stage::new(), Tasks::new());
         let (directory, trust) = (stage.directory.path(), Trust::new(Policy::default()));
-        let versions = PreviousVersions::open(directory, stage.host.clone(), trust, tasks.clone()).unwrap();
-        Self { _stage: stage, versions, tasks, name: DriverName::new(NAME).unwrap() }
+        let versions =
+            PreviousVersions::open(directory, stage.host.clone(), trust, tasks.clone()).unwrap();
+        Self {
+            _stage: stage,
+            versions,
+            tasks,
+            name: DriverName::new(NAME).unwrap(),
+        }
     }
 
     fn grant(&self) -> Option<Grant> {
@@ -27,7 +33,10 @@ impl Scene {
 
     /// Stores a version, which may or may not be loaded later.
     async fn store(&self, version: &Arc<DriverIdentity>, code: &Bytes) {
-        let file = SignedFile { code: code.clone(), signature: None };
+        let file = SignedFile {
+            code: code.clone(),
+            signature: None,
+        };
         self.versions.store(version, file, None).await.unwrap();
     }
 }
@@ -35,18 +44,28 @@ impl Scene {
 impl PreviousVersions {
     /// The grant of a name's previous versions.
     pub(crate) fn grant_of(&self, name: &DriverName) -> Option<Grant> {
-        self.state().grants.get(name).map(|known| (*known.grant).clone())
+        self.state()
+            .grants
+            .get(name)
+            .map(|known| (*known.grant).clone())
     }
 }
 
 fn grant(text: &str) -> Grant {
-    Grant::parse(&format!("apiVersion: nodedock.dev/v1\nkind: DriverGrant\n{text}")).unwrap()
+    Grant::parse(&format!(
+        "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n{text}"
+    ))
+    .unwrap()
 }
 
 /// The code of a version, and the identity under which it served.
 fn version() -> (Arc<DriverIdentity>, Bytes) {
     let code = Bytes::from(Guest::default().module());
-    let digest = DriverFile { name: String::new(), bytes: code.clone() }.digest();
+    let digest = DriverFile {
+        name: String::new(),
+        bytes: code.clone(),
+    }
+    .digest();
     let identity = DriverIdentity {
         name: DriverName::new(NAME).unwrap(),
         kind: DriverKind::Wasm,
@@ -80,25 +99,56 @@ async fn loading_continues_when_its_callers_are_cancelled() {
     let ((identity, code), name) = (version(), &scene.name);
     scene.store(&identity, &code).await;
     scene.versions.granted(name, "tiny.wasm", &grant(""));
-    assert!(scene.versions.driver(name, &identity.digest).now_or_never().is_none());
-    let loading = scene.versions.state().loaded.values().next().cloned().unwrap();
+    assert!(
+        scene
+            .versions
+            .driver(name, &identity.digest)
+            .now_or_never()
+            .is_none()
+    );
+    let loading = scene
+        .versions
+        .state()
+        .loaded
+        .values()
+        .next()
+        .cloned()
+        .unwrap();
     let loaded = loading.outcome().await.unwrap();
     assert_eq!(loaded.driver.digest(), identity.digest);
-    assert!(scene.versions.driver(name, &identity.digest).now_or_never().unwrap().is_ok(), "it is there");
+    assert!(
+        scene
+            .versions
+            .driver(name, &identity.digest)
+            .now_or_never()
+            .unwrap()
+            .is_ok(),
+        "it is there"
+    );
 }
 
 #[tokio::test]
 async fn a_failed_load_is_retried_and_none_begins_at_the_end() {
     let scene = Scene::new();
     let ((identity, code), name) = (version(), &scene.name);
-    let failure = async || scene.versions.driver(name, &identity.digest).await.err().unwrap().code;
+    let failure = async || {
+        scene
+            .versions
+            .driver(name, &identity.digest)
+            .await
+            .err()
+            .unwrap()
+            .code
+    };
     assert_eq!(failure().await, "driver-not-serving");
     scene.versions.granted(name, "tiny.wasm", &grant(""));
     assert_eq!(failure().await, "predecessor-missing");
     scene.store(&identity, &code).await;
     assert!(scene.versions.driver(name, &identity.digest).await.is_ok());
 
-    scene.versions.granted(name, "tiny.wasm", &grant("env: [A]"));
+    scene
+        .versions
+        .granted(name, "tiny.wasm", &grant("env: [A]"));
     scene.tasks.stop();
     assert_eq!(failure().await, "predecessor-not-loaded");
 }

@@ -11,17 +11,27 @@ impl Worker {
     pub(super) async fn reserve_name(&self, name: &DriverName) -> Result<NameReservation, Refusal> {
         let registry = &self.shared.registry;
         registry.set_described(&self.source, name);
-        registry.reserve_name(&self.source, name).await.map_err(|why| self.not_named(name, why))
+        registry
+            .reserve_name(&self.source, name)
+            .await
+            .map_err(|why| self.not_named(name, why))
     }
 
     fn not_named(&self, name: &DriverName, why: NameRefusal) -> Refusal {
-        Refusal::Name { name: name.clone(), by: self.source.clone(), why }
+        Refusal::Name {
+            name: name.clone(),
+            by: self.source.clone(),
+            why,
+        }
     }
 
     pub(super) fn not_bound(&self, name: &DriverName, why: BindError) -> Refusal {
         match why {
             BindError::Refused(why) => self.not_named(name, why),
-            why @ BindError::NotStored(_) => Refusal::NameNotStored { name: name.clone(), why },
+            why @ BindError::NotStored(_) => Refusal::NameNotStored {
+                name: name.clone(),
+                why,
+            },
         }
     }
 
@@ -35,14 +45,18 @@ impl Worker {
             return Some(Next::LeaveName);
         }
         let awaited = self.awaited_name.as_ref()?;
-        registry.may_have_name(&self.source, awaited).then_some(Next::Load("name free"))
+        registry
+            .may_have_name(&self.source, awaited)
+            .then_some(Next::Load("name free"))
     }
 
     /// Takes the serving version out of service, since its name belongs to another source. Its running calls continue.
     pub(super) fn leave_name(&mut self) {
         let Some(serving) = &self.serving else { return };
         let name = serving.driver.info().name.clone();
-        let Some(owner) = self.shared.registry.owner_of(&name) else { return };
+        let Some(owner) = self.shared.registry.owner_of(&name) else {
+            return;
+        };
         let refusal = self.not_named(&name, NameRefusal::Belongs(owner));
         self.retire();
         self.show(|view| view.devices = 0);

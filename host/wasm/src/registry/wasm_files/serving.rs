@@ -33,7 +33,11 @@ pub(super) struct Serving {
 impl Serving {
     /// Says that it still serves although the file, whose digest is `read`, was refused.
     pub(super) fn still_serves(&self, read: Option<&str>, state: DriverState) -> String {
-        let (version, digest, state) = (&self.driver.info().version, self.driver.digest(), state.as_str());
+        let (version, digest, state) = (
+            &self.driver.info().version,
+            self.driver.digest(),
+            state.as_str(),
+        );
         let file = match read {
             None => "the new file".to_owned(),
             Some(same) if same == digest => "the same file with its current side files".to_owned(),
@@ -67,7 +71,9 @@ impl Worker {
     ) {
         let shared = &self.shared;
         match shared.previous_versions.store(identity, file, config).await {
-            Ok(()) => shared.conditions.clear(ProblemCode::DriverNotKept, &self.source),
+            Ok(()) => shared
+                .conditions
+                .clear(ProblemCode::DriverNotKept, &self.source),
             Err(error) => {
                 let message = format!(
                     "version {} serves, and is not stored for the claims that it prepares: {}; `nodedock driver reload {}` tries again",
@@ -75,9 +81,10 @@ impl Worker {
                     chain(&error),
                     self.source
                 );
-                shared
-                    .conditions
-                    .set(&self.source, Problem::unavailable(ProblemCode::DriverNotKept, message));
+                shared.conditions.set(
+                    &self.source,
+                    Problem::unavailable(ProblemCode::DriverNotKept, message),
+                );
             }
         }
     }
@@ -86,17 +93,27 @@ impl Worker {
     /// may request more than it does.
     pub(super) fn revoke(&mut self, grant: &Grant, cause: &str) {
         let running = self.replaced.iter().filter_map(Weak::upgrade);
-        running.filter(|driver| !beyond(driver, grant).is_empty()).for_each(|driver| driver.revoke());
+        running
+            .filter(|driver| !beyond(driver, grant).is_empty())
+            .for_each(|driver| driver.revoke());
         let Some(serving) = &self.serving else { return };
-        self.shared.previous_versions.granted(&serving.driver.info().name, &self.source, grant);
+        self.shared
+            .previous_versions
+            .granted(&serving.driver.info().name, &self.source, grant);
         let mut missing = beyond(&serving.driver, grant);
-        missing.extend(resources_beyond(&serving.inventory.borrow().inventory, grant));
+        missing.extend(resources_beyond(
+            &serving.inventory.borrow().inventory,
+            grant,
+        ));
         if missing.is_empty() {
             return;
         }
         serving.driver.revoke();
         let info = serving.driver.info();
-        let reason = format!("its grant no longer has what it requests: {}", missing.join("; "));
+        let reason = format!(
+            "its grant no longer has what it requests: {}",
+            missing.join("; ")
+        );
         let (name, version) = (info.name.clone(), info.version.clone());
         tracing::error!(driver = %name, version, reason, file = self.source, "driver stopped, its claims are kept");
         self.retire();
@@ -104,7 +121,12 @@ impl Worker {
             view.state = DriverState::Blocked;
             view.devices = 0;
             view.missing_grants = missing;
-            view.note("stopped", cause, 0, Some(Problem::denied(ProblemCode::GrantRevoked, &reason)));
+            view.note(
+                "stopped",
+                cause,
+                0,
+                Some(Problem::denied(ProblemCode::GrantRevoked, &reason)),
+            );
             view.reason = reason;
         });
         self.shared.registry.tell_devices(&name);
@@ -113,7 +135,9 @@ impl Worker {
     /// Takes the serving version out of service. Its running calls continue.
     pub(super) fn retire(&mut self) -> bool {
         self.shared.registry.retire(&self.source);
-        let Some(serving) = self.serving.take() else { return false };
+        let Some(serving) = self.serving.take() else {
+            return false;
+        };
         serving.tasks.stop();
         self.note_replaced(&serving);
         true
@@ -122,7 +146,10 @@ impl Worker {
     /// Notes a version that no longer serves.
     pub(super) fn note_replaced(&mut self, old: &Serving) {
         let name = &old.driver.info().name;
-        let now = self.serving.as_ref().map(|serving| &serving.driver.info().name);
+        let now = self
+            .serving
+            .as_ref()
+            .map(|serving| &serving.driver.info().name);
         if now != Some(name) {
             self.shared.previous_versions.left(name, &self.source);
         }

@@ -31,7 +31,8 @@ impl Scene {
         let conditions = Conditions::new(changes.clone());
         let (directory, tasks) = (stage.directory.path().join("stored"), Tasks::new());
         let stored =
-            PreviousVersions::open(&directory, stage.host.clone(), trust.clone(), tasks.clone()).unwrap();
+            PreviousVersions::open(&directory, stage.host.clone(), trust.clone(), tasks.clone())
+                .unwrap();
         let files = WasmFiles {
             registry: Registry::new(changes, conditions.clone(), None),
             host: stage.host.clone(),
@@ -47,17 +48,29 @@ impl Scene {
 
     /// Puts a file of the driver into the directory, by the end of its name.
     fn put(&self, suffix: &str, content: impl AsRef<[u8]>) {
-        let path = self.stage.directory.path().join(format!("drivers/{STEM}{suffix}"));
+        let path = self
+            .stage
+            .directory
+            .path()
+            .join(format!("drivers/{STEM}{suffix}"));
         std::fs::write(path, content).unwrap();
     }
 
     fn put_grant(&self, text: &str) {
-        self.put(".grant.yaml", format!("apiVersion: nodedock.dev/v1\nkind: DriverGrant\n{text}"));
+        self.put(
+            ".grant.yaml",
+            format!("apiVersion: nodedock.dev/v1\nkind: DriverGrant\n{text}"),
+        );
     }
 
     /// The driver's files, as the file watcher reports them.
     fn driver_files(&self) -> DriverFiles {
-        let path = |suffix: &str| self.stage.directory.path().join(format!("drivers/{STEM}{suffix}"));
+        let path = |suffix: &str| {
+            self.stage
+                .directory
+                .path()
+                .join(format!("drivers/{STEM}{suffix}"))
+        };
         let beside = |suffix: &str| Some(path(suffix)).filter(|path| path.exists());
         DriverFiles {
             stem: STEM.to_owned(),
@@ -70,7 +83,9 @@ impl Scene {
     }
 
     fn grant(&self) -> Option<Grant> {
-        self.files.previous_versions.grant_of(&DriverName::new(NAME).unwrap())
+        self.files
+            .previous_versions
+            .grant_of(&DriverName::new(NAME).unwrap())
     }
 
     fn shown(&self) -> (DriverState, String) {
@@ -90,7 +105,9 @@ async fn load(worker: &Handle, files: DriverFiles) {
 /// Returns when a driver is reported to be in a state.
 async fn reported(changes: &mut broadcast::Receiver<Changed>, state: &str) {
     let reported = async { while changes.recv().await.unwrap().state != state {} };
-    tokio::time::timeout(DEADLINE, reported).await.unwrap_or_else(|_| panic!("{state} was not reported"));
+    tokio::time::timeout(DEADLINE, reported)
+        .await
+        .unwrap_or_else(|_| panic!("{state} was not reported"));
 }
 
 /// Until the new files could be loaded, previous versions kept a right that was revoked.
@@ -108,7 +125,10 @@ async fn a_revoked_right_is_revoked_for_previous_versions_also_if_the_new_files_
     scene.put(".config.yaml", "- no mapping");
     load(&worker, scene.driver_files()).await;
     let (state, reason) = scene.shown();
-    assert!(state == DriverState::Serving && reason.contains("tiny.config.yaml"), "{reason}");
+    assert!(
+        state == DriverState::Serving && reason.contains("tiny.config.yaml"),
+        "{reason}"
+    );
     assert_eq!(scene.grant(), Some(Grant::empty()));
 }
 
@@ -117,13 +137,25 @@ async fn a_revoked_right_is_revoked_for_previous_versions_also_if_the_new_files_
 async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
     let scene = Scene::new();
     let on_request = "(if (i32.eq (local.get 11) (i32.const 3)) (then (loop $l (br $l))))";
-    let slow = Guest { discover: format!("{on_request} i32.const 8192"), ..Guest::default() };
+    let slow = Guest {
+        discover: format!("{on_request} i32.const 8192"),
+        ..Guest::default()
+    };
     scene.put(".wasm", slow.module());
     scene.put_grant("limits: {cpuMs: 300}");
-    let (registry, mut changes) = (&scene.files.registry, scene.files.registry.changes().listen());
+    let (registry, mut changes) = (
+        &scene.files.registry,
+        scene.files.registry.changes().listen(),
+    );
     let (events, received) = mpsc::channel(8);
-    scene.files.tasks.spawn("files", scene.files.clone().run(received));
-    events.send(FileEvent::Changed(scene.driver_files())).await.unwrap();
+    scene
+        .files
+        .tasks
+        .spawn("files", scene.files.clone().run(received));
+    events
+        .send(FileEvent::Changed(scene.driver_files()))
+        .await
+        .unwrap();
     reported(&mut changes, "serving").await;
 
     let mut serving = registry.serving_changes();
@@ -133,7 +165,10 @@ async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
         serving.changed().await.unwrap();
         scene.put(".wasm", Guest::default().module());
         events.send(FileEvent::Gone(STEM.to_owned())).await.unwrap();
-        events.send(FileEvent::Changed(scene.driver_files())).await.unwrap();
+        events
+            .send(FileEvent::Changed(scene.driver_files()))
+            .await
+            .unwrap();
     };
     let (_, ()) = tokio::join!(registry.reload("tiny.wasm"), back);
     reported(&mut changes, "gone").await;
@@ -146,14 +181,24 @@ async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
 #[tokio::test]
 async fn a_file_that_waits_for_memory_can_be_revoked_and_removed() {
     let scene = Scene::new();
-    scene.put(".wasm", Guest { env: Some("A"), ..Guest::default() }.module());
+    scene.put(
+        ".wasm",
+        Guest {
+            env: Some("A"),
+            ..Guest::default()
+        }
+        .module(),
+    );
     scene.put_grant("env: [A]");
     let mut changes = scene.files.registry.changes().listen();
     let worker = scene.files.worker(STEM, None);
     load(&worker, scene.driver_files()).await;
     reported(&mut changes, "serving").await;
     let loading = &scene.files.memory.loading;
-    let _room = loading.acquire_many(loading.available_permits() as u32).await.unwrap();
+    let _room = loading
+        .acquire_many(loading.available_permits() as u32)
+        .await
+        .unwrap();
     scene.put_grant("");
     worker.files.send_replace(Some(scene.driver_files()));
     reported(&mut changes, "blocked").await;

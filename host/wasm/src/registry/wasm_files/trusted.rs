@@ -15,11 +15,16 @@ impl WasmFiles {
     /// Sets conditions for files that step back before driver images, and clears those of other files.
     pub(super) fn report_shadowed(&self, files: &[PathBuf]) {
         let code = ProblemCode::DriverFileShadowed;
-        let found: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
-        self.conditions.retain(code, |known| found.iter().any(|subject| subject == known));
+        let found: Vec<_> = files
+            .iter()
+            .map(|file| file.display().to_string())
+            .collect();
+        self.conditions
+            .retain(code, |known| found.iter().any(|subject| subject == known));
         for subject in found {
             let message = "the file is not loaded, since an entry of driverImages has its name: remove the file, or rename the entry";
-            self.conditions.set(&subject, Problem::invalid(code, message));
+            self.conditions
+                .set(&subject, Problem::invalid(code, message));
         }
     }
 
@@ -28,10 +33,14 @@ impl WasmFiles {
         let subject = |fault: &Fault| fault.path.display().to_string();
         let found: Vec<_> = faults.iter().map(subject).collect();
         self.conditions
-            .retain(ProblemCode::DriversFolderOpen, |known| found.iter().any(|subject| subject == known));
+            .retain(ProblemCode::DriversFolderOpen, |known| {
+                found.iter().any(|subject| subject == known)
+            });
         for fault in faults {
-            self.conditions
-                .set(&subject(fault), Problem::denied(ProblemCode::DriversFolderOpen, fault.to_string()));
+            self.conditions.set(
+                &subject(fault),
+                Problem::denied(ProblemCode::DriversFolderOpen, fault.to_string()),
+            );
         }
     }
 }
@@ -47,12 +56,20 @@ impl Worker {
     fn report_files(&mut self, faults: &FileFaults) {
         let subject = |path: &Path| path.display().to_string();
         let found: Vec<_> = faults.iter().map(|(path, _)| subject(path)).collect();
-        let repaired = self.open_files.iter().filter(|known| !found.contains(known));
-        repaired.for_each(|known| self.shared.conditions.clear(ProblemCode::DriverFileOpen, known));
-        for (subject, (_, fault)) in found.iter().zip(faults) {
+        let repaired = self
+            .open_files
+            .iter()
+            .filter(|known| !found.contains(known));
+        repaired.for_each(|known| {
             self.shared
                 .conditions
-                .set(subject, Problem::denied(ProblemCode::DriverFileOpen, fault.to_string()));
+                .clear(ProblemCode::DriverFileOpen, known)
+        });
+        for (subject, (_, fault)) in found.iter().zip(faults) {
+            self.shared.conditions.set(
+                subject,
+                Problem::denied(ProblemCode::DriverFileOpen, fault.to_string()),
+            );
         }
         self.open_files = found;
     }
@@ -60,40 +77,62 @@ impl Worker {
     /// Judges again, now that the driver's name is known. The policy may have changed while the driver was compiled.
     pub(super) fn judge_named(&self, verdict: &Verdict, name: &str) -> Result<Verdict, FileError> {
         let verdict = self.shared.trust.policy().judge_named(verdict, name);
-        if verdict.refuses() { Err(FileError::Distrusted(Box::new(verdict))) } else { Ok(verdict) }
+        if verdict.refuses() {
+            Err(FileError::Distrusted(Box::new(verdict)))
+        } else {
+            Ok(verdict)
+        }
     }
 
     /// Shows the verdict on the serving version, or on the file where none serves.
     pub(super) fn show_verdict(&self, verdict: &Verdict) {
         self.show(|view| view.trust = Some(verdict.view()));
         if verdict.warns() {
-            let reason = format!("it is loaded and not trusted: {}", verification::reason(verdict));
-            self.shared.conditions.set(&self.source, Problem::denied(ProblemCode::DriverDistrusted, reason));
+            let reason = format!(
+                "it is loaded and not trusted: {}",
+                verification::reason(verdict)
+            );
+            self.shared.conditions.set(
+                &self.source,
+                Problem::denied(ProblemCode::DriverDistrusted, reason),
+            );
         } else {
-            self.shared.conditions.clear(ProblemCode::DriverDistrusted, &self.source);
+            self.shared
+                .conditions
+                .clear(ProblemCode::DriverDistrusted, &self.source);
         }
     }
 
     /// Clears the conditions of a file that is gone.
     pub(super) fn clear_trust(&mut self) {
         self.report_files(&Vec::new());
-        self.shared.conditions.clear(ProblemCode::DriverDistrusted, &self.source);
+        self.shared
+            .conditions
+            .clear(ProblemCode::DriverDistrusted, &self.source);
     }
 
     /// The policy, or the directory's owner or mode, has changed: the serving version is judged by the findings about it, then by its file if
     /// that is unchanged. A version that is no longer trusted is drained as if its file were gone. A file that does not serve is loaded again.
     pub(super) async fn judge_again(&mut self) {
-        let Some(files) = self.files.borrow().clone() else { return };
+        let Some(files) = self.files.borrow().clone() else {
+            return;
+        };
         let Some(serving) = &self.serving else {
             self.load("trust").await;
             return;
         };
-        let (name, digest) = (serving.driver.info().name.clone(), serving.verdict.digest().to_owned());
+        let (name, digest) = (
+            serving.driver.info().name.clone(),
+            serving.verdict.digest().to_owned(),
+        );
         let policy = self.shared.trust.policy();
         let mut verdict = policy.judge_named(&serving.verdict, name.as_str());
         let (may_load, fresh) = self.read_again(&files).await;
         let is_same = fresh.as_ref().is_some_and(|fresh| fresh.digest() == digest);
-        if let Some(fresh) = fresh.as_ref().filter(|_| is_same && verdict.distrust.is_some()) {
+        if let Some(fresh) = fresh
+            .as_ref()
+            .filter(|_| is_same && verdict.distrust.is_some())
+        {
             verdict = policy.judge_named(fresh, name.as_str());
         }
         if verdict.refuses() {
@@ -124,8 +163,15 @@ impl Worker {
         let started = Instant::now();
         self.show(|view| view.state = DriverState::Draining);
         self.retire();
-        tracing::warn!(file = self.source, "driver is not trusted any more, its claims are kept");
+        tracing::warn!(
+            file = self.source,
+            "driver is not trusted any more, its claims are kept"
+        );
         self.show_verdict(&verdict);
-        self.refused(&Refusal::File(FileError::Distrusted(Box::new(verdict))), started, "trust");
+        self.refused(
+            &Refusal::File(FileError::Distrusted(Box::new(verdict))),
+            started,
+            "trust",
+        );
     }
 }

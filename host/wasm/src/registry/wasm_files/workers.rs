@@ -31,16 +31,25 @@ pub(super) struct Workers {
 
 impl Workers {
     /// Has a file's worker load it; `start` makes a worker where there is none, which begins when the one before has ended.
-    pub(super) fn load(&mut self, files: DriverFiles, start: impl FnOnce(&str, Option<Ended>) -> Handle) {
+    pub(super) fn load(
+        &mut self,
+        files: DriverFiles,
+        start: impl FnOnce(&str, Option<Ended>) -> Handle,
+    ) {
         let Self { running, ending } = self;
         let stem = files.stem.clone();
         let started = || start(&stem, ending.remove(&stem));
-        running.entry(stem.clone()).or_insert_with(started).files.send_replace(Some(files));
+        running
+            .entry(stem.clone())
+            .or_insert_with(started)
+            .files
+            .send_replace(Some(files));
     }
 
     /// Reports to a file's worker that the file is gone.
     pub(super) fn remove(&mut self, stem: String) {
-        self.ending.retain(|_, ended| ended.try_recv() == Err(TryRecvError::Empty));
+        self.ending
+            .retain(|_, ended| ended.try_recv() == Err(TryRecvError::Empty));
         if let Some(Handle { files, ended, .. }) = self.running.remove(&stem) {
             files.send_replace(None);
             self.ending.insert(stem, ended);
@@ -73,12 +82,28 @@ mod tests {
         let start = |_: &str, before| {
             let (sender, files) = watch::channel(None);
             let ((requests, reloads), (end, ended)) = (mpsc::channel(8), oneshot::channel());
-            simulated = Some(Simulated { files, reloads, end, before });
-            Handle { files: sender, reloads: requests, ended }
+            simulated = Some(Simulated {
+                files,
+                reloads,
+                end,
+                before,
+            });
+            Handle {
+                files: sender,
+                reloads: requests,
+                ended,
+            }
         };
         let wasm = Ok(format!("/drivers/{stem}.wasm").into());
         let (stem, is_image) = (stem.to_owned(), false);
-        let files = DriverFiles { stem, is_image, wasm, grant: None, config: None, signature: None };
+        let files = DriverFiles {
+            stem,
+            is_image,
+            wasm,
+            grant: None,
+            config: None,
+            signature: None,
+        };
         workers.load(files, start);
         simulated
     }
@@ -90,7 +115,10 @@ mod tests {
         assert!(first.before.is_none() && first.files.borrow_and_update().is_some());
         assert!(load(&mut workers, "a").is_none() && first.files.has_changed().unwrap());
         for stem in ["a", "b"] {
-            workers.reload(ReloadRequest { source: format!("{stem}.wasm"), done: oneshot::channel().0 });
+            workers.reload(ReloadRequest {
+                source: format!("{stem}.wasm"),
+                done: oneshot::channel().0,
+            });
         }
         assert!(first.reloads.try_recv().is_ok() && first.reloads.try_recv().is_err());
         workers.remove("a".to_owned());

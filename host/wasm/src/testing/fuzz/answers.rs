@@ -8,15 +8,34 @@ use crate::bindings::types;
 
 const DEVICES: &[&str] = &["gpu-0", "gpu-1", "nic", "0"];
 const POOLS: &[&str] = &["node", "fabric/a", "b.c"];
-const NAMES: &[&str] = &["model", "memory", "gpu.example.com/model", "other.example.com/memory", "serial"];
-const QUANTITIES: &[&str] = &["4", "80Gi", "500m", "1e3", ".5", "+1", "-1", "1.", "9E", "1e9999", "."];
+const NAMES: &[&str] = &[
+    "model",
+    "memory",
+    "gpu.example.com/model",
+    "other.example.com/memory",
+    "serial",
+];
+const QUANTITIES: &[&str] = &[
+    "4", "80Gi", "500m", "1e3", ".5", "+1", "-1", "1.", "9E", "1e9999", ".",
+];
 const KEYS: &[&str] = &["example.com/key", "key", "other", "K-1"];
 const VALUES: &[&str] = &["", "value", "line", "{\"a\": 1}"];
-const PATHS: &[&str] =
-    &["/dev/null", "/dev/zero", "/usr/lib", "/usr/bin/env", "/etc/passwd", "/", "/dev/../etc", "dev"];
+const PATHS: &[&str] = &[
+    "/dev/null",
+    "/dev/zero",
+    "/usr/lib",
+    "/usr/bin/env",
+    "/etc/passwd",
+    "/",
+    "/dev/../etc",
+    "dev",
+];
 
 fn label(bytes: &mut Bytes<'_>) -> types::KeyValue {
-    types::KeyValue { key: bytes.text(KEYS), value: bytes.text(VALUES) }
+    types::KeyValue {
+        key: bytes.text(KEYS),
+        value: bytes.text(VALUES),
+    }
 }
 
 pub(super) fn problem(bytes: &mut Bytes<'_>) -> types::Problem {
@@ -57,11 +76,30 @@ pub(super) fn description(bytes: &mut Bytes<'_>) -> identity::DriverInfo {
 }
 
 fn capabilities(bytes: &mut Bytes<'_>) -> identity::Capabilities {
-    const RELATIVE: &[&str] =
-        &["class/drm/*", "bus/pci/**", "class/{net,drm}/card[0-9]", "**", "/sys", "a/../b"];
-    const WRITTEN: &[&str] =
-        &["class/drm/*/a", "bus/pci/**/a", "class/{net,drm}/card[0-9]", "**/a", "/sys/a", "a/../b"];
-    const ABSOLUTE: &[&str] = &["/dev/dri/*", "/dev/kvm", "/opt/{a,b}/**", "/dev/[!a]", "dev", "/**x"];
+    const RELATIVE: &[&str] = &[
+        "class/drm/*",
+        "bus/pci/**",
+        "class/{net,drm}/card[0-9]",
+        "**",
+        "/sys",
+        "a/../b",
+    ];
+    const WRITTEN: &[&str] = &[
+        "class/drm/*/a",
+        "bus/pci/**/a",
+        "class/{net,drm}/card[0-9]",
+        "**/a",
+        "/sys/a",
+        "a/../b",
+    ];
+    const ABSOLUTE: &[&str] = &[
+        "/dev/dri/*",
+        "/dev/kvm",
+        "/opt/{a,b}/**",
+        "/dev/[!a]",
+        "dev",
+        "/**x",
+    ];
     let relative = |bytes: &mut Bytes<'_>| bytes.text(RELATIVE);
     let absolute = |bytes: &mut Bytes<'_>| bytes.text(ABSOLUTE);
     let name = |bytes: &mut Bytes<'_>| bytes.text(&["GPU_*", "LD_PRELOAD", "eth0", "*", "a/b"]);
@@ -82,7 +120,9 @@ fn capabilities(bytes: &mut Bytes<'_>) -> identity::Capabilities {
 }
 
 pub(super) fn inventory(bytes: &mut Bytes<'_>) -> types::Inventory {
-    types::Inventory { pools: bytes.list(pool) }
+    types::Inventory {
+        pools: bytes.list(pool),
+    }
 }
 
 fn pool(bytes: &mut Bytes<'_>) -> types::Pool {
@@ -90,7 +130,8 @@ fn pool(bytes: &mut Bytes<'_>) -> types::Pool {
         name: bytes.text(POOLS),
         devices: bytes.list(device),
         shared_counters: bytes.list(counter_set),
-        extended_resource: bytes.option(|bytes| bytes.text(&["example.com/gpu", "kubernetes.io/gpu", "gpu"])),
+        extended_resource: bytes
+            .option(|bytes| bytes.text(&["example.com/gpu", "kubernetes.io/gpu", "gpu"])),
         annotations: bytes.list(label),
     }
 }
@@ -156,7 +197,10 @@ fn node_allocatable(bytes: &mut Bytes<'_>) -> scheduling::NodeAllocatable {
 }
 
 fn attribute(bytes: &mut Bytes<'_>) -> types::Attribute {
-    types::Attribute { name: bytes.text(NAMES), value: attribute_value(bytes) }
+    types::Attribute {
+        name: bytes.text(NAMES),
+        value: attribute_value(bytes),
+    }
 }
 
 fn attribute_value(bytes: &mut Bytes<'_>) -> types::AttributeValue {
@@ -196,7 +240,10 @@ fn counter_set(bytes: &mut Bytes<'_>) -> types::CounterSet {
         name: bytes.text(&["memory", "slices"]),
         value: bytes.text(QUANTITIES),
     };
-    types::CounterSet { name: bytes.text(&["gpu-0", "gpu-1"]), counters: bytes.list(counter) }
+    types::CounterSet {
+        name: bytes.text(&["gpu-0", "gpu-1"]),
+        counters: bytes.list(counter),
+    }
 }
 
 fn taint(bytes: &mut Bytes<'_>) -> types::Taint {
@@ -259,7 +306,10 @@ fn edits(bytes: &mut Bytes<'_>) -> types::ContainerEdits {
 
 fn env(bytes: &mut Bytes<'_>) -> types::KeyValue {
     let key = bytes.text(&["GPU_UUID", "_", "LD_PRELOAD", "PATH", "a.b-c", "0"]);
-    types::KeyValue { key, value: bytes.text(VALUES) }
+    types::KeyValue {
+        key,
+        value: bytes.text(VALUES),
+    }
 }
 
 fn device_node(bytes: &mut Bytes<'_>) -> types::DeviceNode {
@@ -285,7 +335,9 @@ fn device_node(bytes: &mut Bytes<'_>) -> types::DeviceNode {
 }
 
 fn mount(bytes: &mut Bytes<'_>) -> types::Mount {
-    const OPTIONS: &[&str] = &["ro", "bind", "rbind", "nosuid", "noexec", "suid", "rshared", ""];
+    const OPTIONS: &[&str] = &[
+        "ro", "bind", "rbind", "nosuid", "noexec", "suid", "rshared", "",
+    ];
     types::Mount {
         host_path: bytes.text(&[
             "/usr/lib",
@@ -305,7 +357,12 @@ fn mount(bytes: &mut Bytes<'_>) -> types::Mount {
 fn hook(bytes: &mut Bytes<'_>) -> types::Hook {
     use types::HookStage as Stage;
     types::Hook {
-        stage: bytes.pick(&[Stage::CreateRuntime, Stage::Prestart, Stage::Poststop, Stage::StartContainer]),
+        stage: bytes.pick(&[
+            Stage::CreateRuntime,
+            Stage::Prestart,
+            Stage::Poststop,
+            Stage::StartContainer,
+        ]),
         path: bytes.text(&["/usr/bin/env", "/bin/sh", "/tmp/x", "env"]),
         args: bytes.list(|bytes| bytes.text(VALUES)),
         env: bytes.list(env),
@@ -329,8 +386,9 @@ fn status(bytes: &mut Bytes<'_>) -> types::DeviceStatus {
         data: bytes.option(|bytes| bytes.text(&["{}", "{\"a\": [1.5, null]}", "[]", "{"])),
         network: bytes.option(|bytes| types::NetworkData {
             interface_name: bytes.text(&["net1", ""]),
-            ips: bytes
-                .list(|bytes| bytes.text(&["192.0.2.1/24", "2001:db8::1/64", "192.0.2.1/33", "::/128"])),
+            ips: bytes.list(|bytes| {
+                bytes.text(&["192.0.2.1/24", "2001:db8::1/64", "192.0.2.1/33", "::/128"])
+            }),
             hardware_address: bytes.text(&["02:00:00:00:00:01", ""]),
         }),
         attributes: bytes.list(attribute),

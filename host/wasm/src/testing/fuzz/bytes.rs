@@ -3,8 +3,8 @@
 
 /// Lengths about which the bounds of `nodedock_model::limit` say something.
 const LENGTHS: &[usize] = &[
-    0, 15, 16, 32, 33, 63, 64, 65, 128, 253, 254, 255, 256, 257, 316, 317, 1024, 1025, 4096, 4097, 10_240,
-    10_241, 65_536, 65_537,
+    0, 15, 16, 32, 33, 63, 64, 65, 128, 253, 254, 255, 256, 257, 316, 317, 1024, 1025, 4096, 4097,
+    10_240, 10_241, 65_536, 65_537,
 ];
 
 /// Counts of entries, likewise.
@@ -12,8 +12,8 @@ const COUNTS: &[usize] = &[8, 9, 10, 11, 16, 17, 32, 33, 48, 49, 64, 65, 256, 40
 
 /// Characters that are not allowed in a name or a line.
 const ODD: &[&str] = &[
-    "\0", "\n", "\r", "\u{1b}", "\u{7f}", "\u{85}", "\u{2028}", "\u{feff}", "\u{ffff}", "😀", "\u{fc}", " ",
-    "=", "/", "/..", ":", ",", "\"", "\\", "#", "*", "..", "-", "A",
+    "\0", "\n", "\r", "\u{1b}", "\u{7f}", "\u{85}", "\u{2028}", "\u{feff}", "\u{ffff}", "😀",
+    "\u{fc}", " ", "=", "/", "/..", ":", ",", "\"", "\\", "#", "*", "..", "-", "A",
 ];
 
 pub(super) struct Bytes<'a>(&'a [u8]);
@@ -24,7 +24,9 @@ impl<'a> Bytes<'a> {
     }
 
     pub(super) fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        let Some((first, rest)) = self.0.split_first() else {
+            return 0;
+        };
         self.0 = rest;
         *first
     }
@@ -32,7 +34,11 @@ impl<'a> Bytes<'a> {
     /// One of some letters: the one that is there, or any.
     pub(super) fn letter(&mut self, letters: &[u8]) -> u8 {
         let byte = self.byte();
-        if letters.contains(&byte) { byte } else { letters[usize::from(byte) % letters.len()] }
+        if letters.contains(&byte) {
+            byte
+        } else {
+            letters[usize::from(byte) % letters.len()]
+        }
     }
 
     pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {

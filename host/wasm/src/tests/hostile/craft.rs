@@ -24,13 +24,19 @@ static CONTRACT: LazyLock<Contract> = LazyLock::new(|| {
     let package = push_contract(&mut resolve, "0.2.0");
     let mut sizes = SizeAlign::default();
     sizes.fill(&resolve);
-    Contract { resolve, sizes, package }
+    Contract {
+        resolve,
+        sizes,
+        package,
+    }
 });
 
 impl Contract {
     fn answer(&self, interface: &str, function: &str) -> Type {
         let interface = self.resolve.packages[self.package].interfaces[interface];
-        self.resolve.interfaces[interface].functions[function].result.unwrap()
+        self.resolve.interfaces[interface].functions[function]
+            .result
+            .unwrap()
     }
 }
 
@@ -87,29 +93,43 @@ impl Image {
             TypeDefKind::Type(ty) => self.lower(*ty, at, value),
             // An array has the fields in their order.
             TypeDefKind::Record(record) if value.is_array() => {
-                let offsets = CONTRACT.sizes.field_offsets(record.fields.iter().map(|field| &field.ty));
+                let offsets = CONTRACT
+                    .sizes
+                    .field_offsets(record.fields.iter().map(|field| &field.ty));
                 for (index, (offset, ty)) in offsets.into_iter().enumerate() {
                     self.lower(*ty, at + offset.size_wasm32(), &value[index]);
                 }
             }
             TypeDefKind::Record(record) => {
                 let known = |name: &String| record.fields.iter().any(|field| field.name == *name);
-                assert!(value.as_object().unwrap().keys().all(known), "{value} is not of the record");
-                let offsets = CONTRACT.sizes.field_offsets(record.fields.iter().map(|field| &field.ty));
+                assert!(
+                    value.as_object().unwrap().keys().all(known),
+                    "{value} is not of the record"
+                );
+                let offsets = CONTRACT
+                    .sizes
+                    .field_offsets(record.fields.iter().map(|field| &field.ty));
                 for (field, (offset, ty)) in record.fields.iter().zip(offsets) {
                     self.lower(*ty, at + offset.size_wasm32(), &value[&field.name]);
                 }
             }
             TypeDefKind::Flags(flags) => {
-                let is_set = |flag: &wit_parser::Flag| value.as_array().unwrap().contains(&json!(flag.name));
-                let bits = flags.flags.iter().enumerate().filter(|(_, flag)| is_set(flag));
+                let is_set =
+                    |flag: &wit_parser::Flag| value.as_array().unwrap().contains(&json!(flag.name));
+                let bits = flags
+                    .flags
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, flag)| is_set(flag));
                 self.put(at, &[bits.map(|(index, _)| 1 << index).sum()]);
             }
             TypeDefKind::List(ty) => self.list(*ty, at, value),
             TypeDefKind::Option(ty) => self.case(at, 1, &[None, Some(*ty)], value),
             TypeDefKind::Result(result) => {
-                let (tag, payload) =
-                    (u8::from(value.get("err").is_some()), value.get("err").or(value.get("ok")));
+                let (tag, payload) = (
+                    u8::from(value.get("err").is_some()),
+                    value.get("err").or(value.get("ok")),
+                );
                 self.case(at, tag, &[result.ok, result.err], payload.unwrap());
             }
             TypeDefKind::Variant(variant) => {
@@ -117,12 +137,19 @@ impl Image {
                     Value::String(name) => (name, &Value::Null),
                     value => value.as_object().unwrap().iter().next().unwrap(),
                 };
-                let tag = variant.cases.iter().position(|case| case.name == *name).unwrap();
+                let tag = variant
+                    .cases
+                    .iter()
+                    .position(|case| case.name == *name)
+                    .unwrap();
                 let types: Vec<_> = variant.cases.iter().map(|case| case.ty).collect();
                 self.case(at, u8::try_from(tag).unwrap(), &types, payload);
             }
             TypeDefKind::Enum(cases) => {
-                let tag = cases.cases.iter().position(|case| Some(case.name.as_str()) == value.as_str());
+                let tag = cases
+                    .cases
+                    .iter()
+                    .position(|case| Some(case.name.as_str()) == value.as_str());
                 self.put(at, &[u8::try_from(tag.unwrap()).unwrap()]);
             }
             other => unreachable!("the contract has no {}", other.as_str()),
@@ -131,7 +158,9 @@ impl Image {
 
     fn case(&mut self, at: usize, tag: u8, types: &[Option<Type>], payload: &Value) {
         self.put(at, &[tag]);
-        let offset = CONTRACT.sizes.payload_offset(wit_parser::Int::U8, types.iter().map(Option::as_ref));
+        let offset = CONTRACT
+            .sizes
+            .payload_offset(wit_parser::Int::U8, types.iter().map(Option::as_ref));
         if let Some(ty) = types[usize::from(tag)] {
             self.lower(ty, at + offset.size_wasm32(), payload);
         }
@@ -141,9 +170,11 @@ impl Image {
         let bytes: Vec<u8> = match value {
             Value::String(text) => text.clone().into_bytes(),
             value => match (value.get("$times"), value.get("$bytes")) {
-                (Some(times), _) => {
-                    times[1].as_str().unwrap().repeat(number(&times[0]) as usize).into_bytes()
-                }
+                (Some(times), _) => times[1]
+                    .as_str()
+                    .unwrap()
+                    .repeat(number(&times[0]) as usize)
+                    .into_bytes(),
                 (None, Some(bytes)) => serde_json::from_value(bytes.clone()).unwrap(),
                 (None, None) => unreachable!("{value} is no text"),
             },
@@ -154,8 +185,10 @@ impl Image {
     }
 
     fn list(&mut self, ty: Type, at: usize, value: &Value) {
-        let (size, align) =
-            (CONTRACT.sizes.size(&ty).size_wasm32(), CONTRACT.sizes.align(&ty).align_wasm32());
+        let (size, align) = (
+            CONTRACT.sizes.size(&ty).size_wasm32(),
+            CONTRACT.sizes.align(&ty).align_wasm32(),
+        );
         let (entries, times) = match value.get("$times") {
             Some(times) => (std::slice::from_ref(&times[1]), number(&times[0]) as usize),
             None => (value.as_array().unwrap().as_slice(), 1),
@@ -168,7 +201,11 @@ impl Image {
         for time in 1..times {
             self.put(place + time * first.len(), &first);
         }
-        self.put_list(at, self.address(place), u32::try_from(entries.len() * times).unwrap());
+        self.put_list(
+            at,
+            self.address(place),
+            u32::try_from(entries.len() * times).unwrap(),
+        );
     }
 }
 
@@ -184,21 +221,36 @@ impl Guest {
     /// Lays an answer behind all that is in the memory already, and gives its place.
     fn lay(&mut self, interface: &str, function: &str, value: &Value) -> u32 {
         let ty = CONTRACT.answer(interface, function);
-        let mut image = Image { base: self.pages * PAGE, bytes: Vec::new() };
-        let at =
-            image.reserve(CONTRACT.sizes.size(&ty).size_wasm32(), CONTRACT.sizes.align(&ty).align_wasm32());
+        let mut image = Image {
+            base: self.pages * PAGE,
+            bytes: Vec::new(),
+        };
+        let at = image.reserve(
+            CONTRACT.sizes.size(&ty).size_wasm32(),
+            CONTRACT.sizes.align(&ty).align_wasm32(),
+        );
         image.lower(ty, at, value);
         let pages = u32::try_from(image.bytes.len()).unwrap().div_ceil(PAGE);
         self.pages += pages;
-        let used = image.bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        self.extra += &format!("(data (i32.const {}) \"{}\")", image.base, escaped(&image.bytes[..used]));
+        let used = image
+            .bytes
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .map_or(0, |last| last + 1);
+        self.extra += &format!(
+            "(data (i32.const {}) \"{}\")",
+            image.base,
+            escaped(&image.bytes[..used])
+        );
         image.address(at)
     }
 
     /// `describe` says this, where it does not say what every small driver says.
     pub(super) fn describes(mut self, changes: Value) -> Self {
         let mut info = json!({"name": super::super::guest::NAME, "version": "1.2.3"});
-        info.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        info.as_object_mut()
+            .unwrap()
+            .extend(changes.as_object().unwrap().clone());
         let at = self.lay("identity", "describe", &info);
         self.describe = format!("i32.const {at}");
         self
@@ -248,12 +300,16 @@ impl Guest {
     pub(super) fn demands(mut self, schema: Value) -> Self {
         let at = self.lay("configuration", "config-schema", &schema);
         self.world = "configurable";
-        let name = |function: &str| format!("(export \"nodedock:driver/configuration@0.2.0#{function}\")");
+        let name =
+            |function: &str| format!("(export \"nodedock:driver/configuration@0.2.0#{function}\")");
         for function in ["config-schema", "parameters-schema"] {
             self.extra += &format!("(func {} (result i32) i32.const {at})", name(function));
         }
         for function in ["validate-config", "validate-parameters"] {
-            self.extra += &format!("(func {} (param i32 i32) (result i32) i32.const 8192)", name(function));
+            self.extra += &format!(
+                "(func {} (param i32 i32) (result i32) i32.const 8192)",
+                name(function)
+            );
         }
         self
     }
@@ -261,7 +317,10 @@ impl Guest {
     /// `discover` calls a function of the host with one text, and answers with what it says: results of the host and of
     /// `discover` have their problems in the same place.
     pub(super) fn relays(self, interface: &str, function: &str, text: &str) -> Self {
-        let call = format!("(call $relay (i32.const 49152) (i32.const {}) (i32.const 8192))", text.len());
+        let call = format!(
+            "(call $relay (i32.const 49152) (i32.const {}) (i32.const 8192))",
+            text.len()
+        );
         self.relays_by(interface, function, text, "i32 i32 i32", &call)
     }
 

@@ -12,14 +12,21 @@ fn wat(text: &str) -> Vec<u8> {
 }
 
 fn extra(text: &str) -> Vec<u8> {
-    Guest { extra: text.into(), ..small() }.module()
+    Guest {
+        extra: text.into(),
+        ..small()
+    }
+    .module()
 }
 
 /// A component with the contract's names and nothing behind them.
 fn hollow(more: &str) -> Vec<u8> {
     let exports = ["identity", "discovery", "preparation"]
         .map(|name| format!("(export \"nodedock:driver/{name}@0.2.0\" (instance $i))"));
-    wat(&format!("(component (instance $i) {} {more})", exports.concat()))
+    wat(&format!(
+        "(component (instance $i) {} {more})",
+        exports.concat()
+    ))
 }
 
 /// A section: its number, its length and its content.
@@ -47,7 +54,10 @@ fn custom(name: &str, content: &[u8]) -> Vec<u8> {
 }
 
 pub(super) fn cases() -> Vec<Case> {
-    [forms(), floods(), contracts(), words()].into_iter().flatten().collect()
+    [forms(), floods(), contracts(), words()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn forms() -> Vec<Case> {
@@ -55,7 +65,11 @@ fn forms() -> Vec<Case> {
         case(
             "file-cwasm",
             "machine code as wasmtime keeps it, which would be run unchecked",
-            || wasmtime::Engine::default().precompile_component(&small().component()).unwrap(),
+            || {
+                wasmtime::Engine::default()
+                    .precompile_component(&small().component())
+                    .unwrap()
+            },
             (Admission, "precompiled", "never taken"),
         ),
         case(
@@ -101,8 +115,9 @@ fn floods() -> Vec<Case> {
             "nested-types",
             "a list of lists of lists, a hundred thousand deep",
             || {
-                let lists: String =
-                    (1..100_000).map(|n| format!("(type $t{n} (list $t{}))", n - 1)).collect();
+                let lists: String = (1..100_000)
+                    .map(|n| format!("(type $t{n} (list $t{}))", n - 1))
+                    .collect();
                 wat(&format!("(component (type $t0 (list u8)) {lists})"))
             },
             (Admission, INVALID, "type nesting is too deep"),
@@ -111,8 +126,9 @@ fn floods() -> Vec<Case> {
             "types-double",
             "types that double forty times",
             || {
-                let pairs: String =
-                    (1..40).map(|n| format!("(type $t{n} (tuple $t{m} $t{m}))", m = n - 1)).collect();
+                let pairs: String = (1..40)
+                    .map(|n| format!("(type $t{n} (tuple $t{m} $t{m}))", m = n - 1))
+                    .collect();
                 wat(&format!("(component (type $t0 (tuple u8 u8)) {pairs})"))
             },
             (Admission, INVALID, "size"),
@@ -121,7 +137,9 @@ fn floods() -> Vec<Case> {
             "exports-100000",
             "a hundred thousand exports",
             || {
-                let exports: String = (0..100_000).map(|n| format!("(export \"e{n}\" (type $t))")).collect();
+                let exports: String = (0..100_000)
+                    .map(|n| format!("(export \"e{n}\" (type $t))"))
+                    .collect();
                 hollow(&format!("(type $t u8) {exports}"))
             },
             (Admission, "too-many-names", "100003"),
@@ -130,8 +148,9 @@ fn floods() -> Vec<Case> {
             "imports-100000",
             "a hundred thousand imports",
             || {
-                let imports: String =
-                    (0..100_000).map(|n| format!("(import \"env\" \"f{n}\" (func))")).collect();
+                let imports: String = (0..100_000)
+                    .map(|n| format!("(import \"env\" \"f{n}\" (func))"))
+                    .collect();
                 wat(&format!("(module {imports})"))
             },
             (Admission, "unknown-imports", "env"),
@@ -145,7 +164,12 @@ fn floods() -> Vec<Case> {
         case(
             "instances-100",
             "a hundred instances of a module",
-            || hollow(&format!("(core module $m) {}", "(core instance (instantiate $m))".repeat(100))),
+            || {
+                hollow(&format!(
+                    "(core module $m) {}",
+                    "(core instance (instantiate $m))".repeat(100)
+                ))
+            },
             (Compile, "compile-failed", "instances"),
         ),
         case(
@@ -163,7 +187,12 @@ fn floods() -> Vec<Case> {
         case(
             "branches-too-many",
             "a branch with a hundred thousand targets",
-            || extra(&format!("(func (br_table {} (i32.const 0)))", "0 ".repeat(100_000))),
+            || {
+                extra(&format!(
+                    "(func (br_table {} (i32.const 0)))",
+                    "0 ".repeat(100_000)
+                ))
+            },
             (Compile, "compile-failed", "br_table"),
         ),
         case(
@@ -171,11 +200,22 @@ fn floods() -> Vec<Case> {
             "blocks in blocks, fifty thousand deep",
             || {
                 let deep = 50_000;
-                let body = [&[0][..], &[0x02, 0x40].repeat(deep), &[0x0b].repeat(deep + 1)].concat();
+                let body = [
+                    &[0][..],
+                    &[0x02, 0x40].repeat(deep),
+                    &[0x0b].repeat(deep + 1),
+                ]
+                .concat();
                 let mut code = vec![1];
                 leb(&mut code, body.len());
                 code.extend(body);
-                [HEADER, &section(1, b"\x01\x60\0\0"), &section(3, b"\x01\0"), &section(10, &code)].concat()
+                [
+                    HEADER,
+                    &section(1, b"\x01\x60\0\0"),
+                    &section(3, b"\x01\0"),
+                    &section(10, &code),
+                ]
+                .concat()
             },
             (Admission, "no-contract", "no WIT"),
         ),
@@ -196,7 +236,11 @@ fn contracts() -> Vec<Case> {
             "half of a contract",
             || {
                 let whole = COMPONENT.to_vec();
-                [HEADER, &custom("component-type", &[&whole[..], &[7, 0x20, 1]].concat())].concat()
+                [
+                    HEADER,
+                    &custom("component-type", &[&whole[..], &[7, 0x20, 1]].concat()),
+                ]
+                .concat()
             },
             (Admission, "not-a-driver", "cannot be made a component"),
         ),

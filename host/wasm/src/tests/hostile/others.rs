@@ -16,8 +16,17 @@ fn demands(schema: &Value) -> Vec<u8> {
 
 pub(super) fn cases() -> Vec<Case> {
     let host = host_calls().into_iter();
-    let host = host.map(|case| if case.grant.is_empty() { case.granted(HOST_GRANT) } else { case });
-    [answers(), resources(), host.collect(), schemas()].into_iter().flatten().collect()
+    let host = host.map(|case| {
+        if case.grant.is_empty() {
+            case.granted(HOST_GRANT)
+        } else {
+            case
+        }
+    });
+    [answers(), resources(), host.collect(), schemas()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn answers() -> Vec<Case> {
@@ -26,9 +35,13 @@ fn answers() -> Vec<Case> {
             "realloc-in-one-place",
             "has the host write each argument over the one before",
             || {
-                Guest { prepare: "i32.const 8192".into(), realloc: "i32.const 30000".into(), ..small() }
-                    .prepares(json!({}))
-                    .module()
+                Guest {
+                    prepare: "i32.const 8192".into(),
+                    realloc: "i32.const 30000".into(),
+                    ..small()
+                }
+                .prepares(json!({}))
+                .module()
             },
             (Unprepare, "claim-skipped", "u-1"),
         ),
@@ -95,7 +108,8 @@ fn host_calls() -> Vec<Case> {
         guest.asks(json!({"sysfs-read": [wide]})).module()
     }
     fn endless(guest: Guest, call: &str) -> Vec<u8> {
-        let discover = format!("(loop $l (global.set $top (i32.const 16384)) {call} (br $l)) unreachable");
+        let discover =
+            format!("(loop $l (global.set $top (i32.const 16384)) {call} (br $l)) unreachable");
         Guest { discover, ..guest }.module()
     }
     vec![
@@ -196,7 +210,8 @@ fn schemas() -> Vec<Case> {
             "a schema of which each part is two of the next, forty times",
             || {
                 let part = |n: u32| json!({"allOf": [{"$ref": format!("#/$defs/d{}", n + 1)}, {"$ref": format!("#/$defs/d{}", n + 1)}]});
-                let mut parts: Map<String, Value> = (0..40).map(|n| (format!("d{n}"), part(n))).collect();
+                let mut parts: Map<String, Value> =
+                    (0..40).map(|n| (format!("d{n}"), part(n))).collect();
                 parts.insert("d40".into(), json!({"type": "object"}));
                 demands(&json!({"$ref": "#/$defs/d0", "$defs": parts}))
             },
@@ -206,8 +221,9 @@ fn schemas() -> Vec<Case> {
             "schema-of-many-patterns",
             "ten thousand patterns that take a megabyte each",
             || {
-                let patterns: Map<String, Value> =
-                    (0..5000).map(|n| (format!("\\w{{90}}{n}"), json!(true))).collect();
+                let patterns: Map<String, Value> = (0..5000)
+                    .map(|n| (format!("\\w{{90}}{n}"), json!(true)))
+                    .collect();
                 demands(&json!({"patternProperties": patterns}))
             },
             (Config, "schema-invalid", "is too large"),
@@ -216,8 +232,10 @@ fn schemas() -> Vec<Case> {
             "schema-unevaluated",
             "a schema that looks at its parts twice, at each of fifty depths",
             || {
-                let deep = (0..40)
-                    .fold(json!({}), |inner, _| json!({"allOf": [inner], "unevaluatedProperties": false}));
+                let deep = (0..40).fold(
+                    json!({}),
+                    |inner, _| json!({"allOf": [inner], "unevaluatedProperties": false}),
+                );
                 demands(&deep)
             },
             (Config, "schema-invalid", "is too large"),
@@ -231,7 +249,11 @@ fn schemas() -> Vec<Case> {
         case(
             "schema-deep",
             "a schema of a thousand depths",
-            || small().demands(json!("{\"not\":".repeat(1000) + &"}".repeat(1000))).module(),
+            || {
+                small()
+                    .demands(json!("{\"not\":".repeat(1000) + &"}".repeat(1000)))
+                    .module()
+            },
             (Config, "schema-invalid", "recursion limit"),
         ),
         case(

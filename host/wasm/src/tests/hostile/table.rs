@@ -27,25 +27,38 @@ const WRITES: &[&str] = &[
 ];
 
 pub(super) fn cases() -> Vec<Case> {
-    let lines = include_str!("cases.txt").lines().filter(|line| !line.starts_with('#'));
+    let lines = include_str!("cases.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'));
     lines.map(parse).collect()
 }
 
 fn parse(line: &'static str) -> Case {
     let text = |field: &'static str| if field == "-" { "" } else { field };
     let fields: Vec<&str> = line.split(" | ").collect();
-    let [name, attack, function, input, grant, stop, code, says] = fields[..] else { panic!("{line}") };
+    let [name, attack, function, input, grant, stop, code, says] = fields[..] else {
+        panic!("{line}")
+    };
     let grant = match (grant, function.split(' ').next().unwrap()) {
         ("-", "edits" | "claim" | "node" | "mount" | "env" | "hook") => EDITS_GRANT,
-        ("-", "sysfs" | "dev" | "files" | "interfaces" | "restores" | "writes" | "binds" | "saves") => {
-            HOST_GRANT
-        }
+        (
+            "-",
+            "sysfs" | "dev" | "files" | "interfaces" | "restores" | "writes" | "binds" | "saves",
+        ) => HOST_GRANT,
         (grant, _) => text(grant),
     };
     let input: Value = serde_json::from_str(input).expect(line);
     let stop = serde_json::from_value(stop.into()).expect(line);
     let file = Box::new(move || make(function, &input));
-    Case { name, attack, grant, file, stop, code: text(code), says: text(says) }
+    Case {
+        name,
+        attack,
+        grant,
+        file,
+        stop,
+        code: text(code),
+        says: text(says),
+    }
 }
 
 fn make(function: &str, input: &Value) -> Vec<u8> {
@@ -53,23 +66,48 @@ fn make(function: &str, input: &Value) -> Vec<u8> {
     let part = |index: usize| input[index].as_str().unwrap();
     let guest = match function {
         "guest" => guest(input),
-        "discover" => Guest { discover: text().into(), ..small() },
+        "discover" => Guest {
+            discover: text().into(),
+            ..small()
+        },
         "bytes" => return text().as_bytes().to_vec(),
         "wat" => return wat::parse_str(text()).unwrap(),
-        "extra" => Guest { extra: text().into(), ..small() },
+        "extra" => Guest {
+            extra: text().into(),
+            ..small()
+        },
         "times" => {
             let times = usize::try_from(input[1].as_u64().unwrap()).unwrap();
-            Guest { extra: part(0).repeat(times), ..small() }
+            Guest {
+                extra: part(0).repeat(times),
+                ..small()
+            }
         }
-        "large has" => Guest { pages: 1000, ..small().has(value()) },
-        "large prepares" => Guest { pages: 1000, ..small().prepares(value()) },
-        "realloc" => Guest { realloc: text().into(), ..small() },
-        "wasi" => Guest { wit: Some(WASI), imports: WASI_IMPORTS.into(), discover: text().into(), ..small() },
+        "large has" => Guest {
+            pages: 1000,
+            ..small().has(value())
+        },
+        "large prepares" => Guest {
+            pages: 1000,
+            ..small().prepares(value())
+        },
+        "realloc" => Guest {
+            realloc: text().into(),
+            ..small()
+        },
+        "wasi" => Guest {
+            wit: Some(WASI),
+            imports: WASI_IMPORTS.into(),
+            discover: text().into(),
+            ..small()
+        },
         "describes" => small().describes(value()),
         "asks" => small().asks(value()),
         "has" | "pools" => small().has(value()),
         "device" => device(value()),
-        "capacity" => device(json!({"name": "d", "capacities": [{"name": "memory", "value": input}]})),
+        "capacity" => {
+            device(json!({"name": "d", "capacities": [{"name": "memory", "value": input}]}))
+        }
         "discovers" => small().discovers(value()),
         "answers" => small().answers(value()),
         "prepares" => small().prepares(value()),
@@ -82,7 +120,8 @@ fn make(function: &str, input: &Value) -> Vec<u8> {
         "env" => claim(json!({"edits": {"env": [input]}})),
         "hook" => claim(json!({"edits": {"hooks": [input]}})),
         "mount" => {
-            let mount = json!({"host-path": part(0), "container-path": part(1), "options": input[2]});
+            let mount =
+                json!({"host-path": part(0), "container-path": part(1), "options": input[2]});
             claim(json!({"edits": {"mounts": [mount]}}))
         }
         "writes" => changes("sysfs-write", "write", part(0), part(1)),
@@ -90,13 +129,16 @@ fn make(function: &str, input: &Value) -> Vec<u8> {
         "saves" => changes("progress", "save", part(0), part(1)),
         "restores" => asks_host(small().relays("pci-driver", "restore", text())),
         "import" => {
-            return wat::parse_str(format!("(component (import \"{}\" (instance)))", text())).unwrap();
+            return wat::parse_str(format!("(component (import \"{}\" (instance)))", text()))
+                .unwrap();
         }
         other => match other.split_once(' ') {
             Some(("sysfs", function)) => asks_host(small().relays("sysfs", function, text())),
             Some(("dev", function)) => asks_host(small().relays("device-nodes", function, text())),
             Some(("files", function)) => asks_host(small().relays("host-files", function, text())),
-            Some(("interfaces", function)) => asks_host(small().relays("net-interfaces", function, text())),
+            Some(("interfaces", function)) => {
+                asks_host(small().relays("net-interfaces", function, text()))
+            }
             _ => panic!("no function {other}"),
         },
     };
@@ -138,8 +180,10 @@ fn claim(claim: Value) -> Guest {
 
 /// Requests all that `HOST_GRANT` grants.
 pub(super) fn asks_host(guest: Guest) -> Guest {
-    let write: Vec<_> =
-        WRITES.iter().map(|name| json!({"glob": format!("**/{name}"), "pattern": "[0-9]+"})).collect();
+    let write: Vec<_> = WRITES
+        .iter()
+        .map(|name| json!({"glob": format!("**/{name}"), "pattern": "[0-9]+"}))
+        .collect();
     let bind = json!([{"functions": "*", "drivers": "vfio-pci"}]);
     guest.asks(json!({
         "sysfs-read": ["**"], "sysfs-write": write, "device-nodes": ["/dev/**"], "host-files": ["/**"],
@@ -149,14 +193,24 @@ pub(super) fn asks_host(guest: Guest) -> Guest {
 
 /// Calls a function of the host with two texts in `prepare`, such as a write of a value to a path, and answers with the host's answer.
 pub(super) fn changes(interface: &str, function: &str, path: &str, value: &str) -> Guest {
-    let guest = small().relays_by(interface, function, &format!("{path}{value}"), "i32 i32 i32 i32 i32", "");
+    let guest = small().relays_by(
+        interface,
+        function,
+        &format!("{path}{value}"),
+        "i32 i32 i32 i32 i32",
+        "",
+    );
     let (split, length) = (path.len(), value.len());
     let call = format!(
         "(call $relay (i32.const 49152) (i32.const {split}) (i32.const {}) (i32.const {length}) (i32.const 8456))",
         49152 + split
     );
     let prepare = format!("(drop (block (result i32) {PREPARE_ONE})) {call} i32.const 8192");
-    asks_host(Guest { prepare, discover: "i32.const 8192".into(), ..guest })
+    asks_host(Guest {
+        prepare,
+        discover: "i32.const 8192".into(),
+        ..guest
+    })
 }
 
 /// What a driver may have of WASI, as far as these drivers use it.

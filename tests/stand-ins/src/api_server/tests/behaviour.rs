@@ -31,7 +31,12 @@ fn claim(device: &str) -> Allocated {
 }
 
 fn names(list: &Value) -> Vec<&str> {
-    list["items"].as_array().unwrap().iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect()
+    list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["metadata"]["name"].as_str().unwrap())
+        .collect()
 }
 
 #[tokio::test]
@@ -41,11 +46,19 @@ async fn a_list_comes_in_pages_of_one_version() {
         server.put(slice(&format!("s-{index}"), "a"));
     }
     let first = get(&server, &format!("{SLICES}?limit=2")).await.body;
-    assert_eq!((names(&first), &first["metadata"]["remainingItemCount"]), (vec!["s-0", "s-1"], &json!(3)));
+    assert_eq!(
+        (names(&first), &first["metadata"]["remainingItemCount"]),
+        (vec!["s-0", "s-1"], &json!(3))
+    );
     let token = first["metadata"]["continue"].as_str().unwrap();
-    let second = get(&server, &format!("{SLICES}?limit=9&continue={token}")).await.body;
+    let second = get(&server, &format!("{SLICES}?limit=9&continue={token}"))
+        .await
+        .body;
     assert_eq!(names(&second), ["s-2", "s-3", "s-4"]);
-    assert_eq!(second["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
+    assert_eq!(
+        second["metadata"]["resourceVersion"],
+        first["metadata"]["resourceVersion"]
+    );
     assert!(second["metadata"]["continue"].is_null());
     server.put(slice("s-5", "a"));
     server.compact();
@@ -61,13 +74,28 @@ async fn selectors_choose() {
     for (query, expected) in [
         ("fieldSelector=spec.driver%3Da.example.com", vec!["a"]),
         ("fieldSelector=spec.driver!%3Da.example.com", vec!["b"]),
-        ("fieldSelector=metadata.name=b,spec.nodeName=node-1", vec!["b"]),
+        (
+            "fieldSelector=metadata.name=b,spec.nodeName=node-1",
+            vec!["b"],
+        ),
         ("fieldSelector=spec.nodeName=node-2", vec![]),
     ] {
-        assert_eq!(names(&get(&server, &format!("{SLICES}?{query}")).await.body), expected, "{query}");
+        assert_eq!(
+            names(&get(&server, &format!("{SLICES}?{query}")).await.body),
+            expected,
+            "{query}"
+        );
     }
-    for query in ["fieldSelector=spec.pool.name=p", "fieldSelector=a", "labelSelector=a%20b"] {
-        assert_eq!(get(&server, &format!("{SLICES}?{query}")).await.code, 400, "{query}");
+    for query in [
+        "fieldSelector=spec.pool.name=p",
+        "fieldSelector=a",
+        "labelSelector=a%20b",
+    ] {
+        assert_eq!(
+            get(&server, &format!("{SLICES}?{query}")).await.code,
+            400,
+            "{query}"
+        );
     }
 }
 
@@ -77,21 +105,47 @@ async fn a_create_or_an_update_that_cannot_be_is_refused() {
     let made = send(&server, "POST", SLICES, &slice("a", "a.example.com")).await;
     assert_eq!(made.code, 201);
     let again = send(&server, "POST", SLICES, &slice("a", "a.example.com")).await;
-    assert_eq!((again.code, &again.body["reason"]), (409, &json!("AlreadyExists")));
+    assert_eq!(
+        (again.code, &again.body["reason"]),
+        (409, &json!("AlreadyExists"))
+    );
     let mut other = made.body.clone();
     other["metadata"]["uid"] = "other".into();
     let other = send(&server, "PUT", &format!("{SLICES}/a"), &other).await;
-    assert_eq!((other.code, &other.body["reason"]), (409, &json!("Conflict")));
+    assert_eq!(
+        (other.code, &other.body["reason"]),
+        (409, &json!("Conflict"))
+    );
     let nothing_new = send(&server, "PUT", &format!("{SLICES}/a"), &made.body).await;
-    assert_eq!(nothing_new.body["metadata"]["resourceVersion"], made.body["metadata"]["resourceVersion"]);
+    assert_eq!(
+        nothing_new.body["metadata"]["resourceVersion"],
+        made.body["metadata"]["resourceVersion"]
+    );
     let gone = send(&server, "PUT", &format!("{SLICES}/b"), &slice("b", "a")).await;
     assert_eq!(gone.code, 404);
     let misnamed = send(&server, "PUT", &format!("{SLICES}/a"), &slice("b", "a")).await;
     assert_eq!(misnamed.code, 400);
-    let proto = send_as(&server, "POST", SLICES, "application/vnd.kubernetes.protobuf", &json!({})).await;
+    let proto = send_as(
+        &server,
+        "POST",
+        SLICES,
+        "application/vnd.kubernetes.protobuf",
+        &json!({}),
+    )
+    .await;
     assert_eq!(proto.code, 415);
-    assert_eq!(send(&server, "POST", "/apis/resource.k8s.io/v1/pods", &json!({})).await.code, 404);
-    assert_eq!(send(&server, "POST", &format!("{SLICES}/a"), &json!({})).await.code, 405);
+    assert_eq!(
+        send(&server, "POST", "/apis/resource.k8s.io/v1/pods", &json!({}))
+            .await
+            .code,
+        404
+    );
+    assert_eq!(
+        send(&server, "POST", &format!("{SLICES}/a"), &json!({}))
+            .await
+            .code,
+        405
+    );
     let mut tainted = slice("t", "a");
     let device = json!({ "taints": [{ "key": "k", "effect": "NoSchedule" }] });
     let named = |index| {
@@ -101,7 +155,12 @@ async fn a_create_or_an_update_that_cannot_be_is_refused() {
     };
     tainted["spec"]["devices"] = (0..65).map(named).collect();
     let refused = send(&server, "POST", SLICES, &tainted).await;
-    assert!(refused.body["message"].as_str().unwrap().ends_with("Too many: 65: must have at most 64 items"));
+    assert!(
+        refused.body["message"]
+            .as_str()
+            .unwrap()
+            .ends_with("Too many: 65: must have at most 64 items")
+    );
 }
 
 #[tokio::test]
@@ -110,20 +169,50 @@ async fn deletes_mind_preconditions_and_finalizers() {
     server.put(slice("a", "a"));
     let path = format!("{SLICES}/a");
     let options = |key: &str, value: &str| json!({ "kind": "DeleteOptions", "apiVersion": "v1", "preconditions": { key: value } });
-    assert_eq!(send(&server, "DELETE", &path, &options("uid", "other")).await.code, 409);
-    assert_eq!(send(&server, "DELETE", &path, &options("resourceVersion", "1")).await.code, 409);
-    let uid = server.get("resourceslices", "", "a").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
-    assert_eq!(send(&server, "DELETE", &path, &options("uid", &uid)).await.code, 200);
+    assert_eq!(
+        send(&server, "DELETE", &path, &options("uid", "other"))
+            .await
+            .code,
+        409
+    );
+    assert_eq!(
+        send(&server, "DELETE", &path, &options("resourceVersion", "1"))
+            .await
+            .code,
+        409
+    );
+    let uid = server.get("resourceslices", "", "a").unwrap()["metadata"]["uid"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert_eq!(
+        send(&server, "DELETE", &path, &options("uid", &uid))
+            .await
+            .code,
+        200
+    );
     assert_eq!(send(&server, "DELETE", &path, &Value::Null).await.code, 404);
 
     let claim = server.allocate_claim(claim("d-0"));
-    let deleting = send(&server, "DELETE", &format!("{CLAIMS}/c"), &Value::Null).await.body;
+    let deleting = send(&server, "DELETE", &format!("{CLAIMS}/c"), &Value::Null)
+        .await
+        .body;
     assert_eq!(
-        (&deleting["metadata"]["uid"], deleting["metadata"]["deletionTimestamp"].is_string()),
+        (
+            &deleting["metadata"]["uid"],
+            deleting["metadata"]["deletionTimestamp"].is_string()
+        ),
         (&json!(claim), true)
     );
     let patch = json!({ "metadata": { "finalizers": null } });
-    send_as(&server, "PATCH", &format!("{CLAIMS}/c"), "application/merge-patch+json", &patch).await;
+    send_as(
+        &server,
+        "PATCH",
+        &format!("{CLAIMS}/c"),
+        "application/merge-patch+json",
+        &patch,
+    )
+    .await;
     assert_eq!(server.get("resourceclaims", "default", "c"), None);
 }
 
@@ -133,21 +222,40 @@ async fn each_subresource_changes_its_part_alone() {
     server.allocate_claim(claim("d-0"));
     let mut claim = get(&server, &format!("{CLAIMS}/c")).await.body;
     claim["metadata"]["labels"] = json!({ "a": "b" });
-    claim["status"]["devices"] = json!([{ "driver": "gpu.example.com", "pool": "p", "device": "d-0" }]);
-    let whole = send(&server, "PUT", &format!("{CLAIMS}/c"), &claim).await.body;
-    assert_eq!((&whole["metadata"]["labels"]["a"], &whole["status"]["devices"]), (&json!("b"), &Value::Null));
+    claim["status"]["devices"] =
+        json!([{ "driver": "gpu.example.com", "pool": "p", "device": "d-0" }]);
+    let whole = send(&server, "PUT", &format!("{CLAIMS}/c"), &claim)
+        .await
+        .body;
+    assert_eq!(
+        (
+            &whole["metadata"]["labels"]["a"],
+            &whole["status"]["devices"]
+        ),
+        (&json!("b"), &Value::Null)
+    );
     claim["metadata"] = whole["metadata"].clone();
     claim["metadata"]["labels"] = json!({});
-    let status = send(&server, "PUT", &format!("{CLAIMS}/c/status"), &claim).await.body;
+    let status = send(&server, "PUT", &format!("{CLAIMS}/c/status"), &claim)
+        .await
+        .body;
     assert_eq!(
-        (&status["metadata"]["labels"]["a"], &status["status"]["devices"][0]["device"]),
+        (
+            &status["metadata"]["labels"]["a"],
+            &status["status"]["devices"][0]["device"]
+        ),
         (&json!("b"), &json!("d-0"))
     );
     claim["metadata"] = status["metadata"].clone();
     claim["status"]["allocation"]["devices"]["results"][0]["device"] = "d-1".into();
     let moved = send(&server, "PUT", &format!("{CLAIMS}/c/status"), &claim).await;
     assert_eq!(moved.code, 422);
-    assert!(moved.body["message"].as_str().unwrap().contains("status.allocation: Invalid value"));
+    assert!(
+        moved.body["message"]
+            .as_str()
+            .unwrap()
+            .contains("status.allocation: Invalid value")
+    );
 }
 
 #[tokio::test]
@@ -164,12 +272,18 @@ async fn an_event_that_cannot_be_is_refused() {
     event["regarding"]["namespace"] = "elsewhere".into();
     let refused = send(&server, "POST", path, &event).await;
     let causes = refused.body["details"]["causes"].as_array().unwrap();
-    let fields: Vec<&str> = causes.iter().map(|cause| cause["field"].as_str().unwrap()).collect();
+    let fields: Vec<&str> = causes
+        .iter()
+        .map(|cause| cause["field"].as_str().unwrap())
+        .collect();
     assert_eq!((refused.code, fields), (422, vec!["action"]));
     server.put(json!({ "kind": "Namespace", "metadata": { "name": "default", "deletionTimestamp": "2026-01-01T00:00:00Z" } }));
     let refused = send(&server, "POST", path, &event).await;
     assert_eq!(
-        (refused.code, &refused.body["details"]["causes"][0]["reason"]),
+        (
+            refused.code,
+            &refused.body["details"]["causes"][0]["reason"]
+        ),
         (403, &json!("NamespaceTerminating"))
     );
 }
@@ -192,8 +306,11 @@ async fn who_may_not_gets_403_and_requests_are_remembered() {
     assert_eq!(get(&server, &format!("{CLAIMS}/c/status")).await.code, 403);
     assert_eq!(get(&server, CLAIMS).await.code, 403);
     assert_eq!(get(&server, "/version").await.code, 200);
-    let seen: Vec<(String, String, u16)> =
-        server.requests().iter().map(|seen| (seen.verb.clone(), seen.full_resource(), seen.code)).collect();
+    let seen: Vec<(String, String, u16)> = server
+        .requests()
+        .iter()
+        .map(|seen| (seen.verb.clone(), seen.full_resource(), seen.code))
+        .collect();
     let claims = "resourceclaims".to_owned();
     assert_eq!(seen[0], ("get".to_owned(), claims.clone(), 403));
     assert_eq!(seen[3], ("get".to_owned(), format!("{claims}/status"), 403));
@@ -206,9 +323,15 @@ async fn only_metadata_is_sent_to_who_wants_no_more() {
     let server = ApiServer::start().await;
     server.add_node("node-1");
     let accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-    let asking = Asking { accept, ..Asking::get("/api/v1/nodes/node-1") };
+    let asking = Asking {
+        accept,
+        ..Asking::get("/api/v1/nodes/node-1")
+    };
     let body = try_ask(&server, &asking).await.unwrap().body;
-    assert_eq!((&body["kind"], &body["spec"]), (&json!("PartialObjectMetadata"), &Value::Null));
+    assert_eq!(
+        (&body["kind"], &body["spec"]),
+        (&json!("PartialObjectMetadata"), &Value::Null)
+    );
     assert_eq!(body["metadata"]["name"], "node-1");
 }
 
@@ -233,7 +356,10 @@ async fn faults_meet_the_requests_they_are_for_as_often_as_they_are_meant_to() {
     server.lift(id);
     assert_eq!(get(&server, "/version").await.body["minor"], "36");
     server.fail(Fault::Status(503), When::any().version("v1"));
-    assert_eq!(get(&server, SLICES).await.body["reason"], "ServiceUnavailable");
+    assert_eq!(
+        get(&server, SLICES).await.body["reason"],
+        "ServiceUnavailable"
+    );
     server.lift_all();
     assert_eq!(get(&server, SLICES).await.code, 200);
 }
@@ -253,7 +379,12 @@ async fn a_server_that_stops_is_gone_and_comes_back_as_it_was() {
     assert!(open().await.is_err());
     server.start_again().await;
     assert!(open().await.is_ok());
-    assert_eq!(get(&server, SLICES).await.body["items"].as_array().map(Vec::len), Some(1));
+    assert_eq!(
+        get(&server, SLICES).await.body["items"]
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
 }
 
 fn put(server: &ApiServer, name: &str, driver: &str) -> Value {
@@ -274,21 +405,39 @@ async fn a_watch_goes_on_from_the_version_of_a_list() {
     let version = list["metadata"]["resourceVersion"].as_str().unwrap();
     put(&server, "b", "x");
     put(&server, "a", "y");
-    let mut watch = watch(&server, &format!("{SLICES}?watch=1&resourceVersion={version}")).await;
+    let mut watch = watch(
+        &server,
+        &format!("{SLICES}?watch=1&resourceVersion={version}"),
+    )
+    .await;
     assert_eq!(watch.next_name().await, event("ADDED", "b"));
     assert_eq!(watch.next_name().await, event("MODIFIED", "a"));
-    server.wait_until("the watch", |state| state.watches("resourceslices") == 1).await;
-    send(&server, "DELETE", &format!("{SLICES}?fieldSelector=spec.driver=x"), &Value::Null).await;
+    server
+        .wait_until("the watch", |state| state.watches("resourceslices") == 1)
+        .await;
+    send(
+        &server,
+        "DELETE",
+        &format!("{SLICES}?fieldSelector=spec.driver=x"),
+        &Value::Null,
+    )
+    .await;
     assert_eq!(watch.next_name().await, event("DELETED", "b"));
     server.close_watches();
     assert_eq!(watch.next().await, None);
-    server.wait_until("its end", |state| state.watches("resourceslices") == 0).await;
+    server
+        .wait_until("its end", |state| state.watches("resourceslices") == 0)
+        .await;
 }
 
 #[tokio::test]
 async fn a_watch_through_a_selector_sees_objects_come_and_go() {
     let server = ApiServer::start().await;
-    let mut watch = watch(&server, &format!("{SLICES}?watch=true&fieldSelector=spec.driver=x")).await;
+    let mut watch = watch(
+        &server,
+        &format!("{SLICES}?watch=true&fieldSelector=spec.driver=x"),
+    )
+    .await;
     put(&server, "a", "y");
     let came = put(&server, "a", "x");
     put(&server, "a", "x");

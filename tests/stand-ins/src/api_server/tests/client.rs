@@ -40,7 +40,10 @@ impl Lines {
     pub(super) async fn next_name(&mut self) -> (String, String) {
         let event = self.next().await.expect("the watch goes on");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        (text(&event["type"]), text(&event["object"]["metadata"]["name"]))
+        (
+            text(&event["type"]),
+            text(&event["object"]["metadata"]["name"]),
+        )
     }
 }
 
@@ -56,7 +59,14 @@ pub(super) struct Asking<'a> {
 
 impl<'a> Asking<'a> {
     pub(super) fn get(path: &'a str) -> Self {
-        Self { method: "GET", path, kind: "", accept: "", token: "", body: "" }
+        Self {
+            method: "GET",
+            path,
+            kind: "",
+            accept: "",
+            token: "",
+            body: "",
+        }
     }
 }
 
@@ -71,15 +81,30 @@ async fn open(server: &ApiServer, asking: &Asking<'_>) -> Option<Lines> {
         .body(Full::from(asking.body.to_owned()))
         .unwrap();
     let (head, body) = server.handle(request).await.ok()?.into_parts();
-    Some(Lines { code: head.status.as_u16(), headers: head.headers, body, rest: String::new() })
+    Some(Lines {
+        code: head.status.as_u16(),
+        headers: head.headers,
+        body,
+        rest: String::new(),
+    })
 }
 
 /// A whole answer; `None` if none comes, or not all of it.
 pub(super) async fn try_ask(server: &ApiServer, asking: &Asking<'_>) -> Option<Answer> {
-    let Lines { code, headers, body, .. } = open(server, asking).await?;
+    let Lines {
+        code,
+        headers,
+        body,
+        ..
+    } = open(server, asking).await?;
     let text = String::from_utf8(body.collect().await.ok()?.to_bytes().to_vec()).unwrap();
     let body = serde_json::from_str(&text).unwrap_or(Value::Null);
-    Some(Answer { code, headers, text, body })
+    Some(Answer {
+        code,
+        headers,
+        text,
+        body,
+    })
 }
 
 pub(super) async fn send(server: &ApiServer, method: &str, path: &str, body: &Value) -> Answer {
@@ -93,9 +118,20 @@ pub(super) async fn send_as(
     kind: &str,
     body: &Value,
 ) -> Answer {
-    let text = if body.is_null() { String::new() } else { body.to_string() };
-    let asking = Asking { method, kind, body: &text, ..Asking::get(path) };
-    try_ask(server, &asking).await.unwrap_or_else(|| panic!("no answer to {method} {path}"))
+    let text = if body.is_null() {
+        String::new()
+    } else {
+        body.to_string()
+    };
+    let asking = Asking {
+        method,
+        kind,
+        body: &text,
+        ..Asking::get(path)
+    };
+    try_ask(server, &asking)
+        .await
+        .unwrap_or_else(|| panic!("no answer to {method} {path}"))
 }
 
 pub(super) async fn get(server: &ApiServer, path: &str) -> Answer {
@@ -103,5 +139,7 @@ pub(super) async fn get(server: &ApiServer, path: &str) -> Answer {
 }
 
 pub(super) async fn watch(server: &ApiServer, path: &str) -> Lines {
-    open(server, &Asking::get(path)).await.expect("a watch begins")
+    open(server, &Asking::get(path))
+        .await
+        .expect("a watch begins")
 }

@@ -28,11 +28,15 @@ fn fixture(name: &str) -> Value {
 
 fn fixtures() -> Vec<(String, Value)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kubernetes-1.36");
-    let names =
-        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| !name.starts_with("watch")).collect();
     names.sort();
-    names.into_iter().map(|name| (name.clone(), fixture(&name))).collect()
+    names
+        .into_iter()
+        .map(|name| (name.clone(), fixture(&name)))
+        .collect()
 }
 
 /// From what is made up in a recording to what this server made up in its place.
@@ -57,7 +61,10 @@ impl Names {
                 }
             }
             (Value::Array(recorded), Value::Array(ours)) => {
-                recorded.iter().zip(ours).for_each(|(recorded, ours)| self.learn(recorded, ours));
+                recorded
+                    .iter()
+                    .zip(ours)
+                    .for_each(|(recorded, ours)| self.learn(recorded, ours));
             }
             _ => {}
         }
@@ -68,8 +75,13 @@ impl Names {
             return new.clone();
         }
         // A name in a path or a message; versions are too short to be looked for there.
-        let long = self.0.iter().filter(|(old, new)| old.len() > 8 && old != new);
-        long.fold(text.to_owned(), |text, (old, new)| text.replace(old.as_str(), new))
+        let long = self
+            .0
+            .iter()
+            .filter(|(old, new)| old.len() > 8 && old != new);
+        long.fold(text.to_owned(), |text, (old, new)| {
+            text.replace(old.as_str(), new)
+        })
     }
 
     /// A recorded value as it would be here.
@@ -77,9 +89,10 @@ impl Names {
         match value {
             Value::String(text) => self.text(text).into(),
             Value::Array(items) => items.iter().map(|item| self.here(item)).collect(),
-            Value::Object(fields) => {
-                fields.iter().map(|(key, value)| (key.clone(), self.here(value))).collect()
-            }
+            Value::Object(fields) => fields
+                .iter()
+                .map(|(key, value)| (key.clone(), self.here(value)))
+                .collect(),
             other => other.clone(),
         }
     }
@@ -93,7 +106,14 @@ fn comparable(value: &Value) -> Value {
             .filter(|(key, _)| *key != "managedFields")
             .map(|(key, value)| {
                 let made_up = MADE_UP.contains(&key.as_str()) && value.is_string();
-                (key.clone(), if made_up { "made up".into() } else { comparable(value) })
+                (
+                    key.clone(),
+                    if made_up {
+                        "made up".into()
+                    } else {
+                        comparable(value)
+                    },
+                )
             })
             .collect(),
         Value::Array(items) => items.iter().map(comparable).collect(),
@@ -104,7 +124,10 @@ fn comparable(value: &Value) -> Value {
 
 /// A Go program prints the fields that are not set as well.
 fn short(text: &str) -> String {
-    match (text.rfind("Invalid value: {"), text.find("}: field is immutable")) {
+    match (
+        text.rfind("Invalid value: {"),
+        text.find("}: field is immutable"),
+    ) {
         (Some(from), Some(to)) if text.contains("AllocationTimestamp") => {
             format!("{}{}", &text[..from], &text[to..])
         }
@@ -120,12 +143,18 @@ fn before(server: &ApiServer, number: u32, recorded: &Value, names: &Names) {
         15 => {
             let name = names.text("node-1-gpu-d2fxm");
             server.edit("resourceslices", "", &name, |slice| {
-                slice["spec"]["devices"][0].as_object_mut().unwrap().remove("taints");
+                slice["spec"]["devices"][0]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove("taints");
             });
         }
         // The scheduler, and the clients that created pods and claims; one of them with space in the parameters.
         25..=39 => {
-            let uid = server.put(names.here(body))["metadata"]["uid"].as_str().unwrap().to_owned();
+            let uid = server.put(names.here(body))["metadata"]["uid"]
+                .as_str()
+                .unwrap()
+                .to_owned();
             if number == 34 {
                 server.shared.space(&uid);
             }
@@ -173,10 +202,15 @@ async fn every_recorded_exchange_has_the_same_answer_here() {
             body: &body,
             ..Asking::get(&path)
         };
-        let answer = client::try_ask(&server, &asking).await.unwrap_or_else(|| panic!("{name}: no answer"));
+        let answer = client::try_ask(&server, &asking)
+            .await
+            .unwrap_or_else(|| panic!("{name}: no answer"));
         let response = &recorded["response"];
         names.learn(&response["body"], &answer.body);
-        let (theirs, ours) = (comparable(&names.here(&response["body"])), comparable(&answer.body));
+        let (theirs, ours) = (
+            comparable(&names.here(&response["body"])),
+            comparable(&answer.body),
+        );
         if response["status"] != answer.code || theirs != ours {
             differ.push(format!(
                 "{name}: {}\n  recorded {theirs}\n  here     {} {ours}",

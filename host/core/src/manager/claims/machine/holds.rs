@@ -46,17 +46,27 @@ impl DeviceFacts {
         for consumed in device.consumes {
             let set = sets.iter().find(|set| set.name == consumed.name);
             let whole = |counter: &str| set.and_then(|set| set.counters.get(counter)).cloned();
-            counters.extend(consumed.counters.into_iter().map(|(counter, amount)| CounterFacts {
-                set: consumed.name.clone(),
-                whole: whole(&counter).unwrap_or_else(|| "0".to_owned()),
-                counter,
-                amount,
-            }));
-            let of_set =
-                device.scheduling.as_deref().and_then(|added| added.compatibility.get(&consumed.name));
+            counters.extend(
+                consumed
+                    .counters
+                    .into_iter()
+                    .map(|(counter, amount)| CounterFacts {
+                        set: consumed.name.clone(),
+                        whole: whole(&counter).unwrap_or_else(|| "0".to_owned()),
+                        counter,
+                        amount,
+                    }),
+            );
+            let of_set = device
+                .scheduling
+                .as_deref()
+                .and_then(|added| added.compatibility.get(&consumed.name));
             groups.insert(consumed.name, of_set.cloned().unwrap_or_default());
         }
-        let capacities = device.capacities.into_iter().filter(|_| device.allow_multiple_allocations);
+        let capacities = device
+            .capacities
+            .into_iter()
+            .filter(|_| device.allow_multiple_allocations);
         Self {
             allow_multiple_allocations: device.allow_multiple_allocations,
             identity: device.identity,
@@ -64,14 +74,25 @@ impl DeviceFacts {
             derived: Vec::new(),
             counters,
             groups,
-            capacities: capacities.map(|(name, capacity)| (name.to_string(), capacity.value)).collect(),
+            capacities: capacities
+                .map(|(name, capacity)| (name.to_string(), capacity.value))
+                .collect(),
         }
     }
 
     /// What the device would take of counters, if a claim had it; `None` if it takes nothing.
     pub fn hold(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Hold> {
-        let (key, uses) = (device_key(driver, pool, device), self.counter_uses(&format!("{driver}/{pool}")));
-        (!uses.is_empty()).then_some(Hold { key, shared: false, driver: None, derived: false, uses })
+        let (key, uses) = (
+            device_key(driver, pool, device),
+            self.counter_uses(&format!("{driver}/{pool}")),
+        );
+        (!uses.is_empty()).then_some(Hold {
+            key,
+            shared: false,
+            driver: None,
+            derived: false,
+            uses,
+        })
     }
 
     /// Whether several claims may have what a container gets of the device: it allows that, or counters decide.
@@ -80,14 +101,28 @@ impl DeviceFacts {
     }
 
     /// What a claim that has the device keeps from other drivers' devices, and from devices of its driver with a common identity.
-    pub(in crate::manager::claims) fn hardware_holds(&self, driver: &DriverName, shared: bool) -> Vec<Hold> {
+    pub(in crate::manager::claims) fn hardware_holds(
+        &self,
+        driver: &DriverName,
+        shared: bool,
+    ) -> Vec<Hold> {
         let is_divided = shared || self.is_divided();
-        let declared = self.identity.iter().chain(&self.keys).map(|key| (key, shared, false));
+        let declared = self
+            .identity
+            .iter()
+            .chain(&self.keys)
+            .map(|key| (key, shared, false));
         let derived = self.derived.iter();
         let derived = derived.map(|found| (&found.key, is_divided || !found.has_hardware, true));
         let hold = |(key, shared, derived): (&String, bool, bool)| {
             let driver = Some(driver.clone());
-            Hold { key: key.clone(), shared, driver, derived, uses: Vec::new() }
+            Hold {
+                key: key.clone(),
+                shared,
+                driver,
+                derived,
+                uses: Vec::new(),
+            }
         };
         declared.chain(derived).map(hold).collect()
     }
@@ -95,8 +130,16 @@ impl DeviceFacts {
     /// What a claim that has all of the device keeps from others.
     pub fn exclusive_holds(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<Hold> {
         let key = device_key(driver, pool, device);
-        let own = Hold { key, shared: false, driver: None, derived: false, uses: Vec::new() };
-        std::iter::once(own).chain(self.hardware_holds(driver, false)).collect()
+        let own = Hold {
+            key,
+            shared: false,
+            driver: None,
+            derived: false,
+            uses: Vec::new(),
+        };
+        std::iter::once(own)
+            .chain(self.hardware_holds(driver, false))
+            .collect()
     }
 
     /// What an allocation of the device takes of things that others use as well.
@@ -105,10 +148,18 @@ impl DeviceFacts {
         let capacities = device.consumed.iter().filter_map(|(name, amount)| {
             let whole = self.capacities.get(name)?.clone();
             let of = format!("{pool}/{}@{name}", device.device);
-            Some(Use { of, amount: amount.clone(), whole, groups: Vec::new() })
+            Some(Use {
+                of,
+                amount: amount.clone(),
+                whole,
+                groups: Vec::new(),
+            })
         });
         let capacities: Vec<_> = capacities.collect();
-        self.counter_uses(&pool).into_iter().chain(capacities).collect()
+        self.counter_uses(&pool)
+            .into_iter()
+            .chain(capacities)
+            .collect()
     }
 
     /// `pool`: with its driver's name before it.
@@ -131,7 +182,10 @@ impl DeviceFacts {
 
 /// The devices and identity strings that a claim keeps from others. Devices with admin access are kept from no claim; shares and devices
 /// that allow several allocations are kept from exclusive claims.
-pub fn holds(allocation: &Allocation, facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts) -> Vec<Hold> {
+pub fn holds(
+    allocation: &Allocation,
+    facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts,
+) -> Vec<Hold> {
     holds_of(allocation, |_| true, facts)
 }
 
@@ -142,17 +196,31 @@ pub(in crate::manager::claims) fn holds_of(
     facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts,
 ) -> Vec<Hold> {
     let mut holds: BTreeMap<(String, Option<DriverName>), Hold> = BTreeMap::new();
-    let devices = allocation.devices.iter().filter(|device| wanted(&device.driver));
+    let devices = allocation
+        .devices
+        .iter()
+        .filter(|device| wanted(&device.driver));
     for device in devices.filter(|device| !device.admin_access) {
         let facts = facts(&device.driver, device.pool.as_str(), device.device.as_str());
         let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
         let key = device_key(&device.driver, device.pool.as_str(), device.device.as_str());
         let uses = facts.uses(device);
         let of_hardware = facts.hardware_holds(&device.driver, shared);
-        let own = Hold { key, shared, driver: None, derived: false, uses };
+        let own = Hold {
+            key,
+            shared,
+            driver: None,
+            derived: false,
+            uses,
+        };
         for new in std::iter::once(own).chain(of_hardware) {
-            let empty = || Hold { uses: Vec::new(), ..new.clone() };
-            let hold = holds.entry((new.key.clone(), new.driver.clone())).or_insert_with(empty);
+            let empty = || Hold {
+                uses: Vec::new(),
+                ..new.clone()
+            };
+            let hold = holds
+                .entry((new.key.clone(), new.driver.clone()))
+                .or_insert_with(empty);
             // What a driver says of its device goes before what was found.
             if hold.derived && !new.derived {
                 (hold.shared, hold.derived) = (new.shared, false);

@@ -6,7 +6,8 @@ use super::unprepare::UnprepareStep;
 use super::{PODS_NAMED_MAX, allocated, check_node, not_called, pods_named, settle, transition};
 use crate::manager::claims::name_few;
 use nodedock_model::{
-    Allocation, Claim, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemCode, ProblemKind,
+    Allocation, Claim, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemCode,
+    ProblemKind,
 };
 
 /// Checks of a claim that need nothing but the claim and the node. The kubelet has checked which pods it is reserved for; without the pod it
@@ -16,7 +17,9 @@ pub fn admit_for_kubelet<'a>(claim: &'a Claim, node_name: &str) -> Result<&'a Al
     check_node(claim, allocation, node_name)?;
     let (consumers, owner) = (&claim.reserved_for, claim.owner_pod.as_ref());
     if let Some(owner) = owner.filter(|_| !consumers.is_empty())
-        && consumers.iter().all(|consumer| consumer.is_pod() && consumer.uid != *owner)
+        && consumers
+            .iter()
+            .all(|consumer| consumer.is_pod() && consumer.uid != *owner)
     {
         let message = format!(
             "claim {} was made for the pod with UID {owner}, and is reserved for others only",
@@ -34,14 +37,23 @@ pub fn known_claim(
     wanted: &ObjectRef,
     source: Problem,
 ) -> Result<Claim, Problem> {
-    let is_unreachable =
-        matches!(source.kind, ProblemKind::Unavailable | ProblemKind::Internal | ProblemKind::Denied);
-    let is_known = |record: &&ClaimRecord| record.id == *wanted && record.state != ClaimState::Unpreparing;
-    let Some(record) = known.filter(is_known).filter(|_| is_unreachable) else { return Err(source) };
+    let is_unreachable = matches!(
+        source.kind,
+        ProblemKind::Unavailable | ProblemKind::Internal | ProblemKind::Denied
+    );
+    let is_known =
+        |record: &&ClaimRecord| record.id == *wanted && record.state != ClaimState::Unpreparing;
+    let Some(record) = known.filter(is_known).filter(|_| is_unreachable) else {
+        return Err(source);
+    };
     Ok(Claim {
         id: record.id.clone(),
         allocation: Some(record.allocation.clone()),
-        reserved_for: record.kubelet.as_ref().map(|held| held.consumers.clone()).unwrap_or_default(),
+        reserved_for: record
+            .kubelet
+            .as_ref()
+            .map(|held| held.consumers.clone())
+            .unwrap_or_default(),
         annotations: record.annotations.clone(),
         owner_pod: None,
         resource: None,
@@ -56,19 +68,32 @@ pub(super) fn unprepare(
     cause: &str,
 ) -> UnprepareStep {
     let drivers: Vec<DriverName> = match driver {
-        Some(driver) => known.drivers.keys().filter(|of| *of == driver).cloned().collect(),
+        Some(driver) => known
+            .drivers
+            .keys()
+            .filter(|of| *of == driver)
+            .cloned()
+            .collect(),
         None => known.kubelet_drivers().cloned().collect(),
     };
-    let (again, drivers): (Vec<_>, Vec<_>) =
-        drivers.into_iter().partition(|driver| known.is_part_leaving(driver));
+    let (again, drivers): (Vec<_>, Vec<_>) = drivers
+        .into_iter()
+        .partition(|driver| known.is_part_leaving(driver));
     if !again.is_empty() {
-        return UnprepareStep::Call { record: known.clone(), drivers: again };
+        return UnprepareStep::Call {
+            record: known.clone(),
+            drivers: again,
+        };
     }
     let mut record = ClaimRecord::clone(known);
     if !record.pods.is_empty() {
         // The pods hold every part.
         let mut was_used = false;
-        for (_, part) in record.drivers.iter_mut().filter(|(driver, _)| drivers.contains(driver)) {
+        for (_, part) in record
+            .drivers
+            .iter_mut()
+            .filter(|(driver, _)| drivers.contains(driver))
+        {
             was_used |= std::mem::take(&mut part.kubelet);
         }
         if !was_used {
@@ -84,9 +109,16 @@ pub(super) fn unprepare(
         return UnprepareStep::Nothing;
     }
     let named: Vec<_> = drivers.iter().map(DriverName::as_str).collect();
-    record.note(transition(now_ms, "unpreparing", &format!("{cause}, {}", named.join(", "))));
+    record.note(transition(
+        now_ms,
+        "unpreparing",
+        &format!("{cause}, {}", named.join(", ")),
+    ));
     release_parts(&mut record, &drivers);
-    UnprepareStep::Call { record: Arc::new(record), drivers }
+    UnprepareStep::Call {
+        record: Arc::new(record),
+        drivers,
+    }
 }
 
 /// Marks parts that have no users any more, and the claim if none has.
@@ -106,7 +138,9 @@ pub(super) fn release_parts(record: &mut ClaimRecord, drivers: &[DriverName]) {
 /// The answer to a kubelet that unprepared a driver's part, if some of the claim is left.
 pub fn end_of_part(record: &ClaimRecord, driver: &DriverName) -> Result<(), Problem> {
     let left = record.drivers.get(driver);
-    left.map_or(Ok(()), |part| Err(part.problem.clone().unwrap_or_else(not_called)))
+    left.map_or(Ok(()), |part| {
+        Err(part.problem.clone().unwrap_or_else(not_called))
+    })
 }
 
 pub(super) fn in_use(record: &ClaimRecord) -> Problem {
@@ -131,10 +165,18 @@ pub(super) fn holders_named(record: &ClaimRecord) -> String {
     if !record.is_held_by_kubelet() {
         return format!("pods {pods}");
     }
-    let consumers = record.kubelet.as_ref().map(|held| held.consumers.as_slice()).unwrap_or_default();
+    let consumers = record
+        .kubelet
+        .as_ref()
+        .map(|held| held.consumers.as_slice())
+        .unwrap_or_default();
     let kubelet = match name_few(consumers.iter().map(|one| &one.name), PODS_NAMED_MAX) {
         named if named.is_empty() => "the kubelet".to_owned(),
         named => format!("the kubelet for {named}"),
     };
-    if record.pods.is_empty() { kubelet } else { format!("{kubelet}, and pods {pods}") }
+    if record.pods.is_empty() {
+        kubelet
+    } else {
+        format!("{kubelet}, and pods {pods}")
+    }
 }

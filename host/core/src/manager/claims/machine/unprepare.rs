@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{ClaimTable, kubelet, not_called, transition, worst};
-use nodedock_model::{Caller, ClaimRecord, ClaimState, DriverName, Problem, ReleaseRecord, Uid, Untold};
+use nodedock_model::{
+    Caller, ClaimRecord, ClaimState, DriverName, Problem, ReleaseRecord, Uid, Untold,
+};
 
 /// The decision about an unprepare.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,7 +16,10 @@ pub enum UnprepareStep {
     /// Others hold all of it: commit and answer.
     Left(Arc<ClaimRecord>),
     /// The intent to commit, and the drivers to call then.
-    Call { record: Arc<ClaimRecord>, drivers: Vec<DriverName> },
+    Call {
+        record: Arc<ClaimRecord>,
+        drivers: Vec<DriverName>,
+    },
 }
 
 /// Who unprepares a claim.
@@ -34,13 +39,22 @@ pub enum UnprepareRequest<'a> {
     Retry,
 }
 
-pub fn unprepare(table: &ClaimTable, uid: &Uid, request: UnprepareRequest<'_>, now_ms: u64) -> UnprepareStep {
-    let Some(known) = table.claim(uid.as_str()) else { return UnprepareStep::Nothing };
+pub fn unprepare(
+    table: &ClaimTable,
+    uid: &Uid,
+    request: UnprepareRequest<'_>,
+    now_ms: u64,
+) -> UnprepareStep {
+    let Some(known) = table.claim(uid.as_str()) else {
+        return UnprepareStep::Nothing;
+    };
     match request {
         UnprepareRequest::Pod(pod) if known.pods.contains_key(pod) => {
             unprepare_for_pod(ClaimRecord::clone(known), pod, now_ms)
         }
-        UnprepareRequest::Kubelet { driver, cause } => kubelet::unprepare(known, driver, now_ms, cause),
+        UnprepareRequest::Kubelet { driver, cause } => {
+            kubelet::unprepare(known, driver, now_ms, cause)
+        }
         UnprepareRequest::Early { cause } if known.is_held_early() => {
             kubelet::unprepare(known, None, now_ms, cause)
         }
@@ -71,7 +85,11 @@ fn unprepare_for_pod(mut record: ClaimRecord, pod: &Uid, now_ms: u64) -> Unprepa
         kubelet::release_parts(&mut record, &drivers);
     }
     let record = Arc::new(record);
-    if drivers.is_empty() { UnprepareStep::Left(record) } else { UnprepareStep::Call { record, drivers } }
+    if drivers.is_empty() {
+        UnprepareStep::Left(record)
+    } else {
+        UnprepareStep::Call { record, drivers }
+    }
 }
 
 fn call_leaving(record: Arc<ClaimRecord>) -> UnprepareStep {
@@ -92,10 +110,18 @@ pub enum UnprepareEnd {
 }
 
 /// Notes the drivers' results of an unprepare in a claim's record.
-pub fn finish_unprepare(record: &ClaimRecord, results: Vec<UnprepareResult>, now_ms: u64) -> UnprepareEnd {
+pub fn finish_unprepare(
+    record: &ClaimRecord,
+    results: Vec<UnprepareResult>,
+    now_ms: u64,
+) -> UnprepareEnd {
     let mut record = record.clone();
     for (driver, outcome, duration_us) in results {
-        let what = if outcome.is_ok() { "given up by driver" } else { "not given up by driver" };
+        let what = if outcome.is_ok() {
+            "given up by driver"
+        } else {
+            "not given up by driver"
+        };
         let mut entry = transition(now_ms, what, driver.as_str());
         entry.duration_us = duration_us;
         match outcome {
@@ -122,10 +148,19 @@ pub fn roll_back(
     now_ms: u64,
 ) -> (Arc<ClaimRecord>, Vec<DriverName>) {
     let mut record = record.clone();
-    let by = part.map_or_else(|| "every driver".to_owned(), |driver| format!("driver {driver}"));
-    record.note(transition(now_ms, "rolled back", &format!("refused by {by}")));
-    let drivers =
-        part.map_or_else(|| record.drivers.keys().cloned().collect(), |driver| vec![driver.clone()]);
+    let by = part.map_or_else(
+        || "every driver".to_owned(),
+        |driver| format!("driver {driver}"),
+    );
+    record.note(transition(
+        now_ms,
+        "rolled back",
+        &format!("refused by {by}"),
+    ));
+    let drivers = part.map_or_else(
+        || record.drivers.keys().cloned().collect(),
+        |driver| vec![driver.clone()],
+    );
     match part {
         Some(_) => kubelet::release_parts(&mut record, &drivers),
         None => record.state = ClaimState::Unpreparing,
@@ -142,7 +177,11 @@ pub fn check_release(record: &ClaimRecord) -> Result<(), Problem> {
     Err(kubelet::in_use(record))
 }
 
-pub fn release(record: &ClaimRecord, now_ms: u64, by: &Caller) -> (Arc<ClaimRecord>, Vec<DriverName>) {
+pub fn release(
+    record: &ClaimRecord,
+    now_ms: u64,
+    by: &Caller,
+) -> (Arc<ClaimRecord>, Vec<DriverName>) {
     let mut record = record.clone();
     record.state = ClaimState::Unpreparing;
     record.releasing = Some(by.clone());
@@ -159,13 +198,22 @@ pub fn released(
     by: &Caller,
 ) -> ReleaseRecord {
     let mut left = match finish_unprepare(record, results, now_ms) {
-        UnprepareEnd::Gone => ClaimRecord { drivers: BTreeMap::new(), ..record.clone() },
+        UnprepareEnd::Gone => ClaimRecord {
+            drivers: BTreeMap::new(),
+            ..record.clone()
+        },
         UnprepareEnd::Stays(left, _) => Arc::unwrap_or_clone(left),
     };
     left.note(transition(now_ms, "released", &by.to_string()));
     let untold = left.drivers.iter().map(|(driver, part)| {
         let devices = left.device_names(driver).collect();
-        (driver.clone(), Untold { devices, problem: part.problem.clone().unwrap_or_else(not_called) })
+        (
+            driver.clone(),
+            Untold {
+                devices,
+                problem: part.problem.clone().unwrap_or_else(not_called),
+            },
+        )
     });
     ReleaseRecord {
         untold: untold.collect(),

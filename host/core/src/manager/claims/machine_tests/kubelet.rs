@@ -4,13 +4,26 @@ use super::*;
 use nodedock_model::KubeletHold;
 
 fn facts(_: &DriverName, _: &str, device: &str) -> DeviceFacts {
-    DeviceFacts { allow_multiple_allocations: device == "many", ..DeviceFacts::default() }
+    DeviceFacts {
+        allow_multiple_allocations: device == "many",
+        ..DeviceFacts::default()
+    }
 }
 
 /// Decides a kubelet's request for a driver's part.
 fn ask_part(table: &ClaimTable, claim: &Claim, short: &str) -> PrepareStep {
-    let holder = Holder::Kubelet { driver: &driver(short), given: false };
-    prepare(table, &PrepareRequest { facts: &facts, now_ms: 9, ..request(claim, holder) })
+    let holder = Holder::Kubelet {
+        driver: &driver(short),
+        given: false,
+    };
+    prepare(
+        table,
+        &PrepareRequest {
+            facts: &facts,
+            now_ms: 9,
+            ..request(claim, holder)
+        },
+    )
 }
 
 /// A table with parts of a claim prepared for a kubelet.
@@ -26,13 +39,23 @@ fn take_part(table: &mut ClaimTable, claim: &Claim, short: &str) {
     let (record, drivers) = called(ask_part(table, claim, short));
     assert_eq!(drivers, [driver(short)]);
     table.put(record.clone());
-    let end = finish_prepare(&record, Some(&driver(short)), vec![done(&record, &driver(short))], 2);
-    let PrepareEnd::Prepared(record) = end else { panic!("its driver answered: {end:?}") };
+    let end = finish_prepare(
+        &record,
+        Some(&driver(short)),
+        vec![done(&record, &driver(short))],
+        2,
+    );
+    let PrepareEnd::Prepared(record) = end else {
+        panic!("its driver answered: {end:?}")
+    };
     table.put(record);
 }
 
 fn leave_part(table: &ClaimTable, claim: &Claim, short: &str) -> UnprepareStep {
-    let by = UnprepareRequest::Kubelet { driver: Some(&driver(short)), cause: "kubelet" };
+    let by = UnprepareRequest::Kubelet {
+        driver: Some(&driver(short)),
+        cause: "kubelet",
+    };
     unprepare(table, &claim.id.uid, by, 5)
 }
 
@@ -48,19 +71,43 @@ fn unprepares(step: UnprepareStep) -> (Arc<ClaimRecord>, Vec<DriverName>) {
 fn a_claim_that_cannot_be_read_is_taken_as_it_is_known() {
     let wanted = claim("one", &["gpu/0"], &[&pod("a")]);
     let table = held(&wanted, &["gpu"]);
-    let record = table.claim("uid-one").map(|record| ClaimRecord::clone(record)).unwrap();
-    let leaving = ClaimRecord { state: ClaimState::Unpreparing, ..record.clone() };
+    let record = table
+        .claim("uid-one")
+        .map(|record| ClaimRecord::clone(record))
+        .unwrap();
+    let leaving = ClaimRecord {
+        state: ClaimState::Unpreparing,
+        ..record.clone()
+    };
     let other = claim("one@uid-newer", &[], &[]).id;
-    let away = [transient(), Problem::internal("a", "html"), Problem::denied("b", "no token")];
+    let away = [
+        transient(),
+        Problem::internal("a", "html"),
+        Problem::denied("b", "no token"),
+    ];
     for problem in away {
         let known = known_claim(Some(&record), &wanted.id, problem.clone());
         assert_eq!(known, Ok(wanted.clone()));
-        for (known, asked) in [(None, &wanted.id), (Some(&leaving), &wanted.id), (Some(&record), &other)] {
-            assert_eq!(known_claim(known, asked, problem.clone()), Err(problem.clone()));
+        for (known, asked) in [
+            (None, &wanted.id),
+            (Some(&leaving), &wanted.id),
+            (Some(&record), &other),
+        ] {
+            assert_eq!(
+                known_claim(known, asked, problem.clone()),
+                Err(problem.clone())
+            );
         }
     }
-    for says in [Problem::not_found("a", "gone"), Problem::conflict("b", "replaced"), permanent()] {
-        assert_eq!(known_claim(Some(&record), &wanted.id, says.clone()), Err(says));
+    for says in [
+        Problem::not_found("a", "gone"),
+        Problem::conflict("b", "replaced"),
+        permanent(),
+    ] {
+        assert_eq!(
+            known_claim(Some(&record), &wanted.id, says.clone()),
+            Err(says)
+        );
     }
 }
 
@@ -69,23 +116,57 @@ fn a_kubelet_takes_a_claim_driver_by_driver_and_is_known_afterwards() {
     let wanted = claim("one", &["gpu/0", "nic/many"], &[&pod("a")]);
     let mut table = held(&wanted, &["gpu"]);
     let record = table.claim("uid-one").unwrap().clone();
-    assert_eq!((record.state, record.drivers.len()), (ClaimState::Prepared, 1), "the nic was not requested");
-    let hold =
-        KubeletHold { since_ms: 9, consumers: wanted.reserved_for.clone(), given: false, early: false };
+    assert_eq!(
+        (record.state, record.drivers.len()),
+        (ClaimState::Prepared, 1),
+        "the nic was not requested"
+    );
+    let hold = KubeletHold {
+        since_ms: 9,
+        consumers: wanted.reserved_for.clone(),
+        given: false,
+        early: false,
+    };
     assert_eq!(record.kubelet, Some(hold));
-    let keys = |record: &ClaimRecord| record.holds.iter().map(|hold| hold.key.clone()).collect::<Vec<_>>();
+    let keys = |record: &ClaimRecord| {
+        record
+            .holds
+            .iter()
+            .map(|hold| hold.key.clone())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(keys(&record), ["gpu.example.com/pool/0"]);
     take_part(&mut table, &wanted, "nic");
     let record = table.claim("uid-one").unwrap().clone();
     assert_eq!(record.kubelet_drivers().count(), 2);
-    assert_eq!(keys(&record), ["gpu.example.com/pool/0", "nic.example.com/pool/many"]);
-    assert_eq!(record.holds.iter().map(|hold| hold.shared).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(
+        keys(&record),
+        ["gpu.example.com/pool/0", "nic.example.com/pool/many"]
+    );
+    assert_eq!(
+        record
+            .holds
+            .iter()
+            .map(|hold| hold.shared)
+            .collect::<Vec<_>>(),
+        [false, true]
+    );
     for short in ["gpu", "nic"] {
         let step = ask_part(&table, &wanted, short);
-        assert_eq!(step, PrepareStep::Known { record: record.clone(), changed: false });
+        assert_eq!(
+            step,
+            PrepareStep::Known {
+                record: record.clone(),
+                changed: false
+            }
+        );
     }
     let reserved = claim("one", &["gpu/0", "nic/many"], &[&pod("a"), &pod("b")]);
-    let PrepareStep::Known { record: more, changed: true } = ask_part(&table, &reserved, "gpu") else {
+    let PrepareStep::Known {
+        record: more,
+        changed: true,
+    } = ask_part(&table, &reserved, "gpu")
+    else {
         panic!("another pod is new")
     };
     assert_eq!(more.kubelet.as_ref().unwrap().consumers.len(), 2);
@@ -97,14 +178,23 @@ fn the_failure_of_another_driver_does_not_matter_to_this_one() {
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&pod("a")]);
     let mut table = held(&wanted, &[]);
     let (record, _) = called(ask_part(&table, &wanted, "nic"));
-    let end =
-        finish_prepare(&record, Some(&driver("nic")), vec![result(&driver("nic"), Err(transient()))], 2);
-    let PrepareEnd::Open(record, _) = end else { panic!("it may come: {end:?}") };
+    let end = finish_prepare(
+        &record,
+        Some(&driver("nic")),
+        vec![result(&driver("nic"), Err(transient()))],
+        2,
+    );
+    let PrepareEnd::Open(record, _) = end else {
+        panic!("it may come: {end:?}")
+    };
     table.put(record);
     take_part(&mut table, &wanted, "gpu");
     let record = table.claim("uid-one").unwrap();
     assert_eq!(record.state, ClaimState::Preparing, "the nic is open");
-    assert!(matches!(ask_part(&table, &wanted, "gpu"), PrepareStep::Known { changed: false, .. }));
+    assert!(matches!(
+        ask_part(&table, &wanted, "gpu"),
+        PrepareStep::Known { changed: false, .. }
+    ));
     let (_, drivers) = called(ask_part(&table, &wanted, "nic"));
     assert_eq!(drivers, [driver("nic")]);
 }
@@ -116,9 +206,15 @@ fn a_claim_of_which_no_holder_is_known_is_unprepared_when_a_kubelet_says_so() {
     let mut table = held(&wanted, &["gpu"]);
     let mut record = ClaimRecord::clone(table.claim("uid-one").unwrap());
     record.kubelet = None;
-    record.drivers.values_mut().for_each(|part| part.kubelet = false);
+    record
+        .drivers
+        .values_mut()
+        .for_each(|part| part.kubelet = false);
     table.put(Arc::new(record));
-    assert_eq!(unprepares(leave_part(&table, &wanted, "gpu")).0.state, ClaimState::Unpreparing);
+    assert_eq!(
+        unprepares(leave_part(&table, &wanted, "gpu")).0.state,
+        ClaimState::Unpreparing
+    );
 }
 
 /// CDI files tell of their own driver's devices, and neither of configs nor of the node.
@@ -128,7 +224,11 @@ fn a_claim_that_was_rebuilt_is_completed_by_its_source() {
     let mut wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
     let rebuilt = held(&claim("one", &["gpu/0"], &[&a]), &["gpu"]);
     wanted.allocation.as_mut().unwrap().node_name = Some("node-1".to_owned());
-    let PrepareStep::Known { record, changed: true } = ask_part(&rebuilt, &wanted, "gpu") else {
+    let PrepareStep::Known {
+        record,
+        changed: true,
+    } = ask_part(&rebuilt, &wanted, "gpu")
+    else {
         panic!("the gpu is there")
     };
     assert_eq!(Some(&record.allocation), wanted.allocation.as_ref());
@@ -137,11 +237,17 @@ fn a_claim_that_was_rebuilt_is_completed_by_its_source() {
     assert_eq!(record.holds.len(), 2);
     for other in [&["gpu/1", "nic/0"][..], &["gpu/0", "gpu/1"], &["nic/0"]] {
         let step = ask_part(&rebuilt, &claim("one", other, &[&a]), "gpu");
-        assert!(matches!(step, PrepareStep::Refuse(_)), "{other:?}: {step:?}");
+        assert!(
+            matches!(step, PrepareStep::Refuse(_)),
+            "{other:?}: {step:?}"
+        );
     }
     let complete = held(&wanted, &["gpu"]);
     let step = ask_part(&complete, &claim("one", &["gpu/0", "nic/0"], &[&a]), "gpu");
-    assert!(matches!(step, PrepareStep::Refuse(_)), "what is known is not taken back: {step:?}");
+    assert!(
+        matches!(step, PrepareStep::Refuse(_)),
+        "what is known is not taken back: {step:?}"
+    );
 }
 
 /// A kubelet asked for one part after a boot while the other's driver was away, and the claim held the other's hardware no more.
@@ -153,8 +259,19 @@ fn what_is_held_for_a_driver_that_is_not_called_stays_over_a_boot() {
             identity: pci.into_iter().map(str::to_owned).collect(),
             ..DeviceFacts::default()
         };
-        let holder = Holder::Kubelet { driver: &driver(short), given: false };
-        called(prepare(table, &PrepareRequest { facts: &facts, boot_id, ..request(&wanted, holder) })).0
+        let holder = Holder::Kubelet {
+            driver: &driver(short),
+            given: false,
+        };
+        called(prepare(
+            table,
+            &PrepareRequest {
+                facts: &facts,
+                boot_id,
+                ..request(&wanted, holder)
+            },
+        ))
+        .0
     };
     let held = |record: &ClaimRecord| {
         let identities = record.holds.iter().filter(|hold| hold.driver.is_some());
@@ -169,7 +286,11 @@ fn what_is_held_for_a_driver_that_is_not_called_stays_over_a_boot() {
     assert_eq!(held(&after), ["pci:gpu-moved", "pci:nic"]);
     table.put(after);
     let again = ask(&table, "gpu", "boot-2", None);
-    assert_eq!(held(&again), ["pci:gpu-moved", "pci:nic"], "in one boot it stays");
+    assert_eq!(
+        held(&again),
+        ["pci:gpu-moved", "pci:nic"],
+        "in one boot it stays"
+    );
     let last = ask(&table, "nic", "boot-2", Some("pci:nic-moved"));
     assert_eq!(held(&last), ["pci:gpu-moved", "pci:nic-moved"]);
 }
@@ -182,20 +303,35 @@ fn a_refusal_names_the_holders_of_a_claim() {
     let problem = waits(ask_part(&table, &claim("two", &["gpu/0"], &[]), "gpu"));
     assert_eq!(problem.code, "device-held");
     assert!(
-        problem.message.contains("(UID uid-one, the kubelet for p0, p1, p2, and 2 more) holds"),
+        problem
+            .message
+            .contains("(UID uid-one, the kubelet for p0, p1, p2, and 2 more) holds"),
         "{problem}"
     );
     let in_use = check_release(table.claim("uid-one").unwrap()).unwrap_err();
-    assert!(in_use.code == "claim-in-use" && in_use.message.contains("the kubelet for p0"), "{in_use}");
+    assert!(
+        in_use.code == "claim-in-use" && in_use.message.contains("the kubelet for p0"),
+        "{in_use}"
+    );
     let (leaving, _) = unprepares(leave_part(&table, &wanted, "gpu"));
     assert_eq!(check_release(&leaving), Ok(()));
     let (mut of_pods, _) = prepared_for(&wanted, &pods[0]);
     for pod in &pods[1..] {
-        let PrepareStep::Known { record, .. } = ask(&of_pods, &wanted, pod, BOOT) else { panic!("it joins") };
+        let PrepareStep::Known { record, .. } = ask(&of_pods, &wanted, pod, BOOT) else {
+            panic!("it joins")
+        };
         of_pods.put(record);
     }
-    let problem = waits(ask(&of_pods, &claim("two", &["gpu/0"], &[]), &pod("b"), BOOT));
-    assert!(problem.message.contains("default/p2, and 2 more"), "{problem}");
+    let problem = waits(ask(
+        &of_pods,
+        &claim("two", &["gpu/0"], &[]),
+        &pod("b"),
+        BOOT,
+    ));
+    assert!(
+        problem.message.contains("default/p2, and 2 more"),
+        "{problem}"
+    );
 }
 
 /// Records of the release before have none of the kubelet's fields.
@@ -203,17 +339,39 @@ fn a_refusal_names_the_holders_of_a_claim() {
 fn a_record_of_an_older_release_reads_as_held_by_its_pods() {
     let (_, record) = prepared_for(&claim("one", &["gpu/0"], &[&pod("a")]), &pod("a"));
     let json = serde_json::to_value(&*record).unwrap();
-    assert!(!json.to_string().contains("kubelet") && !json.to_string().contains("leaving"), "{json}");
-    assert_eq!(serde_json::from_value::<ClaimRecord>(json).unwrap(), *record);
+    assert!(
+        !json.to_string().contains("kubelet") && !json.to_string().contains("leaving"),
+        "{json}"
+    );
+    assert_eq!(
+        serde_json::from_value::<ClaimRecord>(json).unwrap(),
+        *record
+    );
 }
 
 fn ask_early(table: &ClaimTable, claim: &Claim, short: &str) -> PrepareStep {
-    let holder = Holder::Early { driver: &driver(short) };
-    prepare(table, &PrepareRequest { facts: &facts, now_ms: 9, ..request(claim, holder) })
+    let holder = Holder::Early {
+        driver: &driver(short),
+    };
+    prepare(
+        table,
+        &PrepareRequest {
+            facts: &facts,
+            now_ms: 9,
+            ..request(claim, holder)
+        },
+    )
 }
 
 fn leave_early(table: &ClaimTable, claim: &Claim) -> UnprepareStep {
-    unprepare(table, &claim.id.uid, UnprepareRequest::Early { cause: "not nominated" }, 5)
+    unprepare(
+        table,
+        &claim.id.uid,
+        UnprepareRequest::Early {
+            cause: "not nominated",
+        },
+        5,
+    )
 }
 
 #[test]
@@ -223,22 +381,47 @@ fn what_was_prepared_early_is_released_until_a_kubelet_requests_it_and_is_the_ku
     let (record, drivers) = called(ask_early(&table, &wanted, "gpu"));
     assert_eq!(drivers, [driver("gpu")]);
     assert!(record.is_held_early() && record.is_held_by_kubelet());
-    let end = finish_prepare(&record, Some(&driver("gpu")), vec![done(&record, &driver("gpu"))], 2);
-    let PrepareEnd::Prepared(record) = end else { panic!("its driver answered: {end:?}") };
+    let end = finish_prepare(
+        &record,
+        Some(&driver("gpu")),
+        vec![done(&record, &driver("gpu"))],
+        2,
+    );
+    let PrepareEnd::Prepared(record) = end else {
+        panic!("its driver answered: {end:?}")
+    };
     table.put(record.clone());
-    assert_eq!(ask_early(&table, &wanted, "gpu"), PrepareStep::Known { record, changed: false });
+    assert_eq!(
+        ask_early(&table, &wanted, "gpu"),
+        PrepareStep::Known {
+            record,
+            changed: false
+        }
+    );
     let (leaving, drivers) = unprepares(leave_early(&table, &wanted));
-    assert_eq!((leaving.state, drivers.as_slice()), (ClaimState::Unpreparing, &[driver("gpu")][..]));
+    assert_eq!(
+        (leaving.state, drivers.as_slice()),
+        (ClaimState::Unpreparing, &[driver("gpu")][..])
+    );
 
-    let PrepareStep::Known { record, changed: true } = ask_part(&table, &wanted, "gpu") else {
+    let PrepareStep::Known {
+        record,
+        changed: true,
+    } = ask_part(&table, &wanted, "gpu")
+    else {
         panic!("the kubelet is new")
     };
     assert!(!record.is_held_early());
-    assert_eq!(record.timeline.back().map(|last| last.what.as_str()), Some("joined"));
+    assert_eq!(
+        record.timeline.back().map(|last| last.what.as_str()),
+        Some("joined")
+    );
     table.put(record);
     assert_eq!(leave_early(&table, &wanted), UnprepareStep::Nothing);
     // Nor does a request for another pod take it back from the kubelet.
-    let PrepareStep::Call { record, .. } = ask_early(&table, &wanted, "nic") else { panic!("it is open") };
+    let PrepareStep::Call { record, .. } = ask_early(&table, &wanted, "nic") else {
+        panic!("it is open")
+    };
     assert!(!record.is_held_early());
     let (_, drivers) = unprepares(leave_part(&table, &wanted, "gpu"));
     assert_eq!(drivers, [driver("gpu")]);
@@ -254,11 +437,21 @@ fn a_claim_of_a_release_without_binding_conditions_is_the_same_claim() {
         failures: vec!["example.com/failed".to_owned()],
     };
     with_conditions.allocation.as_mut().unwrap().devices[0].binding = binding;
-    let PrepareStep::Known { record, changed: true } = ask_part(&table, &with_conditions, "gpu") else {
+    let PrepareStep::Known {
+        record,
+        changed: true,
+    } = ask_part(&table, &with_conditions, "gpu")
+    else {
         panic!("the record is completed")
     };
-    assert_eq!(Some(&record.allocation), with_conditions.allocation.as_ref());
+    assert_eq!(
+        Some(&record.allocation),
+        with_conditions.allocation.as_ref()
+    );
     table.put(record);
     // An allocation has the conditions of its time.
-    assert!(matches!(ask_part(&table, &wanted, "gpu"), PrepareStep::Refuse(_)));
+    assert!(matches!(
+        ask_part(&table, &wanted, "gpu"),
+        PrepareStep::Refuse(_)
+    ));
 }

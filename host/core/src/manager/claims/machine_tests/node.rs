@@ -8,13 +8,13 @@ use super::super::fixtures::{permanent, prepared, transient};
 use super::requests::{Facts, assert_devices_are_exclusive, facts};
 use crate::checkpoint::Change;
 use crate::manager::claims::machine::{
-    self, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep, UnprepareEnd, UnprepareRequest,
-    UnprepareStep,
+    self, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep, UnprepareEnd,
+    UnprepareRequest, UnprepareStep,
 };
 use crate::manager::claims::table::{ClaimTable, Undo};
 use nodedock_model::{
-    Caller, Claim, ClaimRecord, ClaimState, DriverClaimRecord, DriverKind, DriverName, PodRecord, PreparedBy,
-    PreparedClaim, Problem, ReleaseRecord, Uid, limit,
+    Caller, Claim, ClaimRecord, ClaimState, DriverClaimRecord, DriverKind, DriverName, PodRecord,
+    PreparedBy, PreparedClaim, Problem, ReleaseRecord, Uid, limit,
 };
 
 /// What happens at the next commit or call.
@@ -65,11 +65,19 @@ impl Durable {
             Change::DeleteClaim(uid) => drop(self.claims.remove(&uid)),
             Change::PutPod(record) => drop(self.pods.insert(record.pod.uid.clone(), record)),
             Change::DeletePod(uid) => drop(self.pods.remove(&uid)),
-            Change::PutReleased(record) => drop(self.released.insert(record.id.uid.clone(), record)),
+            Change::PutReleased(record) => {
+                drop(self.released.insert(record.id.uid.clone(), record))
+            }
             Change::DeleteReleased(_) => unreachable!("there is room for all"),
-            Change::PutAllocation(_) | Change::DeleteAllocation(_) => unreachable!("not the claim manager's"),
-            Change::PutValues(_) | Change::DeleteValues(_) => unreachable!("no driver of these writes"),
-            Change::PutObject(_) | Change::DeleteObject(_) => unreachable!("of the local API alone"),
+            Change::PutAllocation(_) | Change::DeleteAllocation(_) => {
+                unreachable!("not the claim manager's")
+            }
+            Change::PutValues(_) | Change::DeleteValues(_) => {
+                unreachable!("no driver of these writes")
+            }
+            Change::PutObject(_) | Change::DeleteObject(_) => {
+                unreachable!("of the local API alone")
+            }
             Change::PutName(_) | Change::DeleteName(_) => unreachable!("of the registry alone"),
             Change::PutNode(_) => unreachable!("of a start alone"),
         }
@@ -90,7 +98,15 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn new(drivers: impl IntoIterator<Item = DriverName>) -> Self {
-        let serving = |name| (name, Driver { serves: true, ..Driver::default() });
+        let serving = |name| {
+            (
+                name,
+                Driver {
+                    serves: true,
+                    ..Driver::default()
+                },
+            )
+        };
         Self {
             table: ClaimTable::default(),
             durable: Durable::default(),
@@ -113,20 +129,36 @@ impl Node {
 
     /// The daemon starts again from what is durable.
     pub(super) fn restart(&mut self) {
-        let claims = self.durable.claims.values().map(|record| ClaimRecord::clone(record)).collect();
-        let pods = self.durable.pods.values().map(|record| PodRecord::clone(record)).collect();
+        let claims = self
+            .durable
+            .claims
+            .values()
+            .map(|record| ClaimRecord::clone(record))
+            .collect();
+        let pods = self
+            .durable
+            .pods
+            .values()
+            .map(|record| PodRecord::clone(record))
+            .collect();
         self.table = ClaimTable::new(claims, pods);
     }
 
     /// The machine starts again: what lived in the kernel is gone.
     pub(super) fn reboot(&mut self) {
         self.boot += 1;
-        self.drivers.values_mut().for_each(|driver| driver.holds.clear());
+        self.drivers
+            .values_mut()
+            .for_each(|driver| driver.holds.clear());
         self.restart();
     }
 
     pub(super) fn pods(&self) -> Vec<Uid> {
-        let of_claims = self.durable.claims.values().flat_map(|claim| claim.pods.keys());
+        let of_claims = self
+            .durable
+            .claims
+            .values()
+            .flat_map(|claim| claim.pods.keys());
         let pods: BTreeSet<_> = self.durable.pods.keys().chain(of_claims).cloned().collect();
         pods.into_iter().collect()
     }
@@ -138,13 +170,23 @@ impl Node {
         let (mut known, mut changes, mut work): (Vec<_>, Vec<_>, Work) = Default::default();
         for claim in claims {
             let (record, drivers) = match self.decide(holder, claim) {
-                PrepareStep::Known { record, changed: false } => {
+                PrepareStep::Known {
+                    record,
+                    changed: false,
+                } => {
                     known.push(record);
                     continue;
                 }
-                PrepareStep::Known { record, changed: true } => (record, None),
-                PrepareStep::Call { record, drivers } if self.all_serve(&drivers) => (record, Some(drivers)),
-                PrepareStep::Call { .. } | PrepareStep::Wait { .. } | PrepareStep::Refuse(_) => continue,
+                PrepareStep::Known {
+                    record,
+                    changed: true,
+                } => (record, None),
+                PrepareStep::Call { record, drivers } if self.all_serve(&drivers) => {
+                    (record, Some(drivers))
+                }
+                PrepareStep::Call { .. } | PrepareStep::Wait { .. } | PrepareStep::Refuse(_) => {
+                    continue;
+                }
             };
             undo.put(&mut self.table, &record);
             changes.push(Change::PutClaim(record.clone()));
@@ -159,7 +201,9 @@ impl Node {
             work.push((record, drivers));
         }
         let accepted = known.iter().chain(work.iter().map(|(record, _)| record));
-        let accepted: BTreeMap<_, _> = accepted.map(|r| (r.id.uid.to_string(), r.id.clone())).collect();
+        let accepted: BTreeMap<_, _> = accepted
+            .map(|r| (r.id.uid.to_string(), r.id.clone()))
+            .collect();
         if accepted.is_empty() {
             return Ok(());
         }
@@ -178,13 +222,16 @@ impl Node {
     fn decide(&mut self, holder: Holder<'_>, claim: &Claim) -> PrepareStep {
         let admitted = match holder {
             Holder::Pod(pod) => machine::admit(claim, pod, None, "node-1"),
-            Holder::Kubelet { .. } | Holder::Early { .. } => machine::admit_for_kubelet(claim, "node-1"),
+            Holder::Kubelet { .. } | Holder::Early { .. } => {
+                machine::admit_for_kubelet(claim, "node-1")
+            }
         };
         let allocation = admitted.expect("every claim is admitted here");
         self.clock_ms += 1;
         let facts = |driver: &DriverName, _: &str, device: &str| {
-            let known =
-                self.drivers[driver].serves.then(|| self.facts.get(&(driver.clone(), device.to_owned())));
+            let known = self.drivers[driver]
+                .serves
+                .then(|| self.facts.get(&(driver.clone(), device.to_owned())));
             known.flatten().cloned().unwrap_or_default()
         };
         let (boot_id, now_ms) = (format!("boot-{}", self.boot), self.clock_ms);
@@ -223,8 +270,15 @@ impl Node {
         }
         let roll_back = |record: &Arc<ClaimRecord>| machine::roll_back(record, part, self.clock_ms);
         let rolled_back: Work = refused.iter().map(roll_back).collect();
-        let records: Vec<_> = rolled_back.iter().map(|(record, _)| record.clone()).collect();
-        if self.commit_claims(&records)? { self.call_and_forget(rolled_back) } else { Ok(()) }
+        let records: Vec<_> = rolled_back
+            .iter()
+            .map(|(record, _)| record.clone())
+            .collect();
+        if self.commit_claims(&records)? {
+            self.call_and_forget(rolled_back)
+        } else {
+            Ok(())
+        }
     }
 
     /// A pod leaves.
@@ -239,9 +293,17 @@ impl Node {
 
     /// Retries the unprepares that were begun.
     pub(super) fn resume(&mut self) -> Alive<()> {
-        let open: Vec<_> = self.table.claims().filter(|claim| claim.is_leaving()).cloned().collect();
+        let open: Vec<_> = self
+            .table
+            .claims()
+            .filter(|claim| claim.is_leaving())
+            .cloned()
+            .collect();
         for record in open {
-            self.unprepare_claims(std::slice::from_ref(&record.id.uid), UnprepareRequest::Retry)?;
+            self.unprepare_claims(
+                std::slice::from_ref(&record.id.uid),
+                UnprepareRequest::Retry,
+            )?;
             if self.table.claim(record.id.uid.as_str()).is_none() {
                 self.forget(&[], &record.pods.keys().cloned().collect())?;
             }
@@ -251,24 +313,46 @@ impl Node {
 
     /// An operator releases a claim by force.
     pub(super) fn release(&mut self, uid: &Uid) -> Alive<()> {
-        let Some(record) = self.table.claim(uid.as_str()).cloned() else { return Ok(()) };
+        let Some(record) = self.table.claim(uid.as_str()).cloned() else {
+            return Ok(());
+        };
         if machine::check_release(&record).is_err() {
-            assert_ne!(record.state, ClaimState::Unpreparing, "no other request unprepares {uid}");
+            assert_ne!(
+                record.state,
+                ClaimState::Unpreparing,
+                "no other request unprepares {uid}"
+            );
             return Ok(());
         }
-        let by = Caller { uid: Some(0), user: None, pid: None };
+        let by = Caller {
+            uid: Some(0),
+            user: None,
+            pid: None,
+        };
         let (record, drivers) = machine::release(&record, self.clock_ms, &by);
         if !self.commit_claims(std::slice::from_ref(&record))? {
             return Ok(());
         }
         let results = self.call_unprepare_each(&record, &drivers)?;
-        let agreed: Vec<_> = results.iter().filter(|(_, end, _)| end.is_ok()).map(|r| r.0.clone()).collect();
+        let agreed: Vec<_> = results
+            .iter()
+            .filter(|(_, end, _)| end.is_ok())
+            .map(|r| r.0.clone())
+            .collect();
         let released = Arc::new(machine::released(&record, results, self.clock_ms, &by));
         for driver in &drivers {
-            assert_ne!(agreed.contains(driver), released.untold.contains_key(driver), "{driver} of {uid}");
+            assert_ne!(
+                agreed.contains(driver),
+                released.untold.contains_key(driver),
+                "{driver} of {uid}"
+            );
         }
         let pods = record.pods.keys().cloned().collect();
-        self.forget_with(std::slice::from_ref(uid), &pods, vec![Change::PutReleased(released)])
+        self.forget_with(
+            std::slice::from_ref(uid),
+            &pods,
+            vec![Change::PutReleased(released)],
+        )
     }
 
     /// A pod cannot unprepare a claim that it does not use, and without an intent there is no retry.
@@ -285,7 +369,11 @@ impl Node {
     }
 
     pub(super) fn unprepare_claims(&mut self, uids: &[Uid], by: UnprepareRequest<'_>) -> Alive<()> {
-        let pod = if let UnprepareRequest::Pod(pod) = by { Some(pod) } else { None };
+        let pod = if let UnprepareRequest::Pod(pod) = by {
+            Some(pod)
+        } else {
+            None
+        };
         let mut undo = Undo::default();
         let (mut changed, mut work): (Vec<_>, Work) = Default::default();
         for uid in uids {
@@ -304,7 +392,11 @@ impl Node {
             undo.remove_pod(&mut self.table, pod);
             changed.push(Change::DeletePod(pod.clone()));
         }
-        if self.commit(changed, undo)? { self.call_and_forget(work) } else { Ok(()) }
+        if self.commit(changed, undo)? {
+            self.call_and_forget(work)
+        } else {
+            Ok(())
+        }
     }
 
     fn call_and_forget(&mut self, work: Work) -> Alive<()> {
@@ -318,20 +410,32 @@ impl Node {
         }
         self.commit_claims(&rest)?;
         let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
-        self.forget(&uids, &gone.iter().flat_map(|record| record.pods.keys().cloned()).collect())
+        self.forget(
+            &uids,
+            &gone
+                .iter()
+                .flat_map(|record| record.pods.keys().cloned())
+                .collect(),
+        )
     }
 
     fn forget(&mut self, uids: &[Uid], pods: &BTreeSet<Uid>) -> Alive<()> {
         self.forget_with(uids, pods, Vec::new())
     }
 
-    fn forget_with(&mut self, uids: &[Uid], pods: &BTreeSet<Uid>, mut changes: Vec<Change>) -> Alive<()> {
+    fn forget_with(
+        &mut self,
+        uids: &[Uid],
+        pods: &BTreeSet<Uid>,
+        mut changes: Vec<Change>,
+    ) -> Alive<()> {
         let pods = self.table.pods_with_nothing_but(pods, uids);
         changes.extend(uids.iter().cloned().map(Change::DeleteClaim));
         changes.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
         if self.commit(changes, Undo::default())? {
             uids.iter().for_each(|uid| drop(self.table.remove(uid)));
-            pods.iter().for_each(|pod| drop(self.table.remove_pod(pod.as_str())));
+            pods.iter()
+                .for_each(|pod| drop(self.table.remove_pod(pod.as_str())));
         }
         Ok(())
     }
@@ -343,7 +447,9 @@ impl Node {
         }
         let luck = self.luck.pop_front().unwrap_or(Luck::Good);
         if matches!(luck, Luck::Good | Luck::CrashAfter) {
-            changes.into_iter().for_each(|change| self.durable.apply(change));
+            changes
+                .into_iter()
+                .for_each(|change| self.durable.apply(change));
         }
         match luck {
             Luck::Good => Ok(true),
@@ -357,14 +463,27 @@ impl Node {
 
     fn commit_claims(&mut self, records: &[Arc<ClaimRecord>]) -> Alive<bool> {
         let mut undo = Undo::default();
-        records.iter().for_each(|record| undo.put(&mut self.table, record));
-        self.commit(records.iter().cloned().map(Change::PutClaim).collect(), undo)
+        records
+            .iter()
+            .for_each(|record| undo.put(&mut self.table, record));
+        self.commit(
+            records.iter().cloned().map(Change::PutClaim).collect(),
+            undo,
+        )
     }
 
     fn call_prepare(&mut self, name: &DriverName, record: &ClaimRecord) -> Alive<DriverResult> {
         let uid = &record.id.uid;
-        let durable = self.durable.claims.get(uid).expect("no driver is called before the intent is durable");
-        assert_eq!(durable.state, ClaimState::Preparing, "the intent is durable");
+        let durable = self
+            .durable
+            .claims
+            .get(uid)
+            .expect("no driver is called before the intent is durable");
+        assert_eq!(
+            durable.state,
+            ClaimState::Preparing,
+            "the intent is durable"
+        );
         assert!(
             durable.drivers[name].current().is_none(),
             "no driver is called for a part that is prepared and durable"
@@ -391,7 +510,12 @@ impl Node {
             digest: String::new(),
             lists: false,
         };
-        Ok(DriverResult { driver: name.clone(), by: Some(by), outcome, duration_us: 1 })
+        Ok(DriverResult {
+            driver: name.clone(),
+            by: Some(by),
+            outcome,
+            duration_us: 1,
+        })
     }
 
     fn call_unprepare_each(
@@ -401,19 +525,33 @@ impl Node {
     ) -> Alive<Vec<machine::UnprepareResult>> {
         let mut results = Vec::new();
         for driver in drivers {
-            let live = record.driver_record(driver).expect("a driver of the record");
+            let live = record
+                .driver_record(driver)
+                .expect("a driver of the record");
             results.push((driver.clone(), self.call_unprepare(driver, &live)?, 0));
         }
         Ok(results)
     }
 
-    fn call_unprepare(&mut self, name: &DriverName, live: &DriverClaimRecord) -> Alive<Result<(), Problem>> {
+    fn call_unprepare(
+        &mut self,
+        name: &DriverName,
+        live: &DriverClaimRecord,
+    ) -> Alive<Result<(), Problem>> {
         let uid = &live.claim.id.uid;
-        let durable = self.durable.claims.get(uid).expect("an unprepare is of a claim that is durable");
+        let durable = self
+            .durable
+            .claims
+            .get(uid)
+            .expect("an unprepare is of a claim that is durable");
         assert!(durable.is_part_leaving(name), "the intent is durable");
         let memo = String::from_utf8(live.memo.clone()).unwrap();
         let memo_boot = memo.split_once(' ').map(|(boot, _)| boot);
-        assert!(memo_boot.is_none_or(|boot| boot == live.boot_id), "memo {memo:?}, boot {}", live.boot_id);
+        assert!(
+            memo_boot.is_none_or(|boot| boot == live.boot_id),
+            "memo {memo:?}, boot {}",
+            live.boot_id
+        );
         let driver = self.drivers.get_mut(name).unwrap();
         if !driver.serves {
             return Ok(Err(transient()));
@@ -433,15 +571,24 @@ impl Node {
 
     /// Nothing is answered that is not durable, and a repeated request gives the same answer.
     fn answer(&mut self, record: &Arc<ClaimRecord>, part: Option<&DriverName>) {
-        assert_eq!(self.durable.claims.get(&record.id.uid), Some(record), "what is answered is durable");
+        assert_eq!(
+            self.durable.claims.get(&record.id.uid),
+            Some(record),
+            "what is answered is durable"
+        );
         match part {
             Some(driver) => assert!(record.drivers[driver].kubelet, "the kubelet holds it"),
             None => assert_eq!(record.state, ClaimState::Prepared),
         }
-        for (driver, part) in record.drivers.iter().filter(|(driver, _)| part.is_none_or(|of| of == *driver))
+        for (driver, part) in record
+            .drivers
+            .iter()
+            .filter(|(driver, _)| part.is_none_or(|of| of == *driver))
         {
             let now = (self.boot, part.current().unwrap().clone());
-            let before = self.answered.insert((record.id.uid.clone(), driver.clone()), now.clone());
+            let before = self
+                .answered
+                .insert((record.id.uid.clone(), driver.clone()), now.clone());
             let same = before.is_none_or(|before| before.0 != self.boot || before == now);
             assert!(same, "the same answer again");
         }
@@ -452,20 +599,38 @@ impl Node {
         // What is unprepared and prepared again may be answered otherwise.
         let stands = |uid: &Uid, driver: &DriverName| {
             let claim = self.durable.claims.get(uid);
-            claim.is_some_and(|claim| claim.drivers.contains_key(driver) && !claim.is_part_leaving(driver))
+            claim.is_some_and(|claim| {
+                claim.drivers.contains_key(driver) && !claim.is_part_leaving(driver)
+            })
         };
         self.answered.retain(|(uid, driver), _| stands(uid, driver));
         self.assert_drivers_are_known();
         assert_devices_are_exclusive(self.durable.claims.values().map(Arc::as_ref));
-        let claims: BTreeMap<_, _> = self.table.claims().map(|c| (c.id.uid.clone(), c.clone())).collect();
-        assert_eq!(claims, self.durable.claims, "the table says what is durable");
-        let pods: BTreeMap<_, _> = self.table.pods().map(|p| (p.pod.uid.clone(), p.clone())).collect();
+        let claims: BTreeMap<_, _> = self
+            .table
+            .claims()
+            .map(|c| (c.id.uid.clone(), c.clone()))
+            .collect();
+        assert_eq!(
+            claims, self.durable.claims,
+            "the table says what is durable"
+        );
+        let pods: BTreeMap<_, _> = self
+            .table
+            .pods()
+            .map(|p| (p.pod.uid.clone(), p.clone()))
+            .collect();
         assert_eq!(pods, self.durable.pods, "the table says what is durable");
         for claim in claims.values() {
             assert!(claim.timeline.len() <= limit::TIMELINE_MAX);
             assert_used(claim);
             let holds: BTreeSet<_> = claim.holds.iter().map(|hold| &hold.key).collect();
-            assert_eq!(holds.len(), claim.holds.len(), "each hold once: {:?}", claim.holds);
+            assert_eq!(
+                holds.len(),
+                claim.holds.len(),
+                "each hold once: {:?}",
+                claim.holds
+            );
             let named = self.table.claim_named(&claim.id.namespace, &claim.id.name);
             assert_eq!(named, Some(claim), "one claim of a name at a time");
         }
@@ -475,15 +640,25 @@ impl Node {
     fn assert_drivers_are_known(&self) {
         for (name, driver) in &self.drivers {
             for uid in driver.holds.iter().chain(&driver.called) {
-                let claim = self.durable.claims.get(uid).is_some_and(|r| r.drivers.contains_key(name));
-                assert!(claim || self.is_untold(name, uid), "{name} has {uid}, which no record knows");
+                let claim = self
+                    .durable
+                    .claims
+                    .get(uid)
+                    .is_some_and(|r| r.drivers.contains_key(name));
+                assert!(
+                    claim || self.is_untold(name, uid),
+                    "{name} has {uid}, which no record knows"
+                );
             }
         }
     }
 
     /// Whether the claim was released by force, and it is durable that the driver did not unprepare it.
     fn is_untold(&self, driver: &DriverName, uid: &Uid) -> bool {
-        self.durable.released.get(uid).is_some_and(|released| released.untold.contains_key(driver))
+        self.durable
+            .released
+            .get(uid)
+            .is_some_and(|released| released.untold.contains_key(driver))
     }
 
     pub(super) fn assert_empty(&self) {
@@ -505,18 +680,40 @@ impl Node {
 fn assert_used(claim: &ClaimRecord) {
     let (uid, by_pods) = (&claim.id.uid, !claim.pods.is_empty());
     if claim.state == ClaimState::Unpreparing {
-        assert!(!claim.is_held_by_kubelet(), "{uid} leaves though a kubelet uses it");
+        assert!(
+            !claim.is_held_by_kubelet(),
+            "{uid} leaves though a kubelet uses it"
+        );
         return;
     }
     assert!(by_pods || claim.is_held_by_kubelet(), "a user of {uid}");
-    assert!(!claim.is_held_by_kubelet() || claim.kubelet.is_some(), "{uid}: since when, and for whom");
+    assert!(
+        !claim.is_held_by_kubelet() || claim.kubelet.is_some(),
+        "{uid}: since when, and for whom"
+    );
     for (driver, part) in &claim.drivers {
-        assert!(!(part.leaving && (by_pods || part.kubelet)), "{driver} of {uid} leaves and is used");
-        assert!(by_pods || part.kubelet || part.leaving, "a user of {driver} of {uid}");
+        assert!(
+            !(part.leaving && (by_pods || part.kubelet)),
+            "{driver} of {uid} leaves and is used"
+        );
+        assert!(
+            by_pods || part.kubelet || part.leaving,
+            "a user of {driver} of {uid}"
+        );
     }
-    let open = claim.drivers.values().any(|part| !part.leaving && part.current().is_none());
-    assert_eq!(claim.state == ClaimState::Prepared, !open, "the state of {uid} is that of its parts");
+    let open = claim
+        .drivers
+        .values()
+        .any(|part| !part.leaving && part.current().is_none());
+    assert_eq!(
+        claim.state == ClaimState::Prepared,
+        !open,
+        "the state of {uid} is that of its parts"
+    );
     for device in claim.allocation.devices.iter().filter(|_| by_pods) {
-        assert!(claim.drivers.contains_key(&device.driver), "a pod uses all of {uid}");
+        assert!(
+            claim.drivers.contains_key(&device.driver),
+            "a pod uses all of {uid}"
+        );
     }
 }

@@ -43,7 +43,10 @@ fn event() -> impl Strategy<Value = Event> {
 fn carry_out(node: &mut Node, request: &Request) -> Result<(), Crash> {
     let (pods, claims) = (pods(), claims());
     match request {
-        Request::Prepare { pod, claims: wanted } => {
+        Request::Prepare {
+            pod,
+            claims: wanted,
+        } => {
             let wanted: Vec<_> = wanted.iter().map(|index| &claims[*index]).collect();
             node.prepare(Holder::Pod(&pods[*pod]), &wanted)
         }
@@ -51,20 +54,36 @@ fn carry_out(node: &mut Node, request: &Request) -> Result<(), Crash> {
         Request::Release { claim } => node.release(&claims[*claim].id.uid),
         Request::KubeletPrepare { claim, part } => {
             let claim = &claims[*claim];
-            node.prepare(Holder::Kubelet { driver: &driver_of(claim, *part), given: false }, &[claim])
+            node.prepare(
+                Holder::Kubelet {
+                    driver: &driver_of(claim, *part),
+                    given: false,
+                },
+                &[claim],
+            )
         }
         Request::KubeletUnprepare { claim, part } => {
             let claim = &claims[*claim];
             let driver = part.map(|part| driver_of(claim, part));
-            let by = UnprepareRequest::Kubelet { driver: driver.as_ref(), cause: "kubelet" };
+            let by = UnprepareRequest::Kubelet {
+                driver: driver.as_ref(),
+                cause: "kubelet",
+            };
             node.unprepare_claims(std::slice::from_ref(&claim.id.uid), by)
         }
         Request::EarlyPrepare { claim, part } => {
             let claim = &claims[*claim];
-            node.prepare(Holder::Early { driver: &driver_of(claim, *part) }, &[claim])
+            node.prepare(
+                Holder::Early {
+                    driver: &driver_of(claim, *part),
+                },
+                &[claim],
+            )
         }
         Request::EarlyUnprepare { claim } => {
-            let by = UnprepareRequest::Early { cause: "not nominated" };
+            let by = UnprepareRequest::Early {
+                cause: "not nominated",
+            };
             node.unprepare_claims(std::slice::from_ref(&claims[*claim].id.uid), by)
         }
     }
@@ -85,7 +104,10 @@ fn happen(node: &mut Node, event: &Event) {
             node.reboot();
             Ok(())
         }
-        Event::Serving { driver: index, serves } => {
+        Event::Serving {
+            driver: index,
+            serves,
+        } => {
             node.set_serving(&driver(DRIVERS[*index]), *serves);
             Ok(())
         }
@@ -98,7 +120,9 @@ fn happen(node: &mut Node, event: &Event) {
 /// Faults stop, drivers come back, the kubelet unprepares the parts that it uses, and every pod leaves.
 fn settle(node: &mut Node) {
     node.set_luck(&[]);
-    DRIVERS.iter().for_each(|name| node.set_serving(&driver(name), true));
+    DRIVERS
+        .iter()
+        .for_each(|name| node.set_serving(&driver(name), true));
     assert!(node.resume().is_ok());
     for claim in 0..CLAIMS.len() {
         assert!(carry_out(node, &Request::KubeletUnprepare { claim, part: None }).is_ok());

@@ -65,7 +65,10 @@ pub(crate) fn pods() -> Vec<ObjectRef> {
 pub(crate) fn claims() -> Vec<Claim> {
     let pods = pods();
     let pods: Vec<_> = pods.iter().collect();
-    CLAIMS.iter().map(|(name, devices)| claim(name, devices, &pods)).collect()
+    CLAIMS
+        .iter()
+        .map(|(name, devices)| claim(name, devices, &pods))
+        .collect()
 }
 
 /// One of the drivers of a claim.
@@ -82,12 +85,26 @@ const COUNTER: u32 = 10;
 /// `net/many` may be in several claims, and `net/twin` is the same hardware as `nic/2`. Of `gpu/0`, `gpu/1` and `gpu/2`, which share a
 /// counter, some do not fit beside others.
 pub(super) fn facts() -> Facts {
-    let shared = DeviceFacts { allow_multiple_allocations: true, ..DeviceFacts::default() };
-    let same = DeviceFacts { identity: vec!["pci:0000:3b:00.0".to_owned()], ..DeviceFacts::default() };
+    let shared = DeviceFacts {
+        allow_multiple_allocations: true,
+        ..DeviceFacts::default()
+    };
+    let same = DeviceFacts {
+        identity: vec!["pci:0000:3b:00.0".to_owned()],
+        ..DeviceFacts::default()
+    };
     let takes = |amount: u32| {
         let (set, counter) = ("set".to_owned(), "memory".to_owned());
-        let counter = CounterFacts { set, counter, amount: amount.to_string(), whole: COUNTER.to_string() };
-        DeviceFacts { counters: vec![counter], ..DeviceFacts::default() }
+        let counter = CounterFacts {
+            set,
+            counter,
+            amount: amount.to_string(),
+            whole: COUNTER.to_string(),
+        };
+        DeviceFacts {
+            counters: vec![counter],
+            ..DeviceFacts::default()
+        }
     };
     BTreeMap::from([
         ((driver("gpu"), "0".to_owned()), takes(6)),
@@ -125,17 +142,28 @@ pub(crate) fn assert_devices_are_exclusive<'a>(records: impl Iterator<Item = &'a
         for device in devices.filter(|device| !device.admin_access) {
             let key = (device.driver.clone(), device.device.to_string());
             let facts = facts.get(&key).cloned().unwrap_or_default();
-            let amounts =
-                facts.counters.iter().map(|counter| counter.amount.parse::<u32>().expect("a number"));
+            let amounts = facts
+                .counters
+                .iter()
+                .map(|counter| counter.amount.parse::<u32>().expect("a number"));
             taken.insert(key.clone(), amounts.sum::<u32>());
             let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
-            let keys = facts.identity.into_iter().chain([format!("{}/{}", key.0, key.1)]);
+            let keys = facts
+                .identity
+                .into_iter()
+                .chain([format!("{}/{}", key.0, key.1)]);
             keys.for_each(|key| users.entry(key).or_default().push((&record.id.uid, shared)));
         }
     }
-    assert!(taken.values().sum::<u32>() <= COUNTER, "more than {COUNTER}: {taken:?}");
+    assert!(
+        taken.values().sum::<u32>() <= COUNTER,
+        "more than {COUNTER}: {taken:?}"
+    );
     for (key, users) in users {
         let several = users.iter().any(|(uid, _)| *uid != users[0].0);
-        assert!(!several || users.iter().all(|(_, shared)| *shared), "{key} is in two claims: {users:?}");
+        assert!(
+            !several || users.iter().all(|(_, shared)| *shared),
+            "{key} is in two claims: {users:?}"
+        );
     }
 }

@@ -12,7 +12,8 @@ use crate::driver::{Driver, DriverIdentity};
 use crate::manager::claims::RETRY_AFTER_MAX;
 use crate::manager::claims::machine::PrepareStep;
 use crate::manager::claims::prepare_retry::{
-    DriverRevision, FailedPrepare, PREPARE_RETRY_MAX, PrepareRetries, REFUSALS_MAX, Verdict, admission,
+    DriverRevision, FailedPrepare, PREPARE_RETRY_MAX, PrepareRetries, REFUSALS_MAX, Verdict,
+    admission,
 };
 use crate::manager::claims::unprepare_retry::UNPREPARE_RETRY_MIN;
 use crate::manager::claims::unprepare_retry::{Serving, UnprepareRetries};
@@ -31,7 +32,11 @@ fn loaded(short: &str, kind: DriverKind) -> Driver {
         source: short.to_owned(),
         summary: String::new(),
     };
-    Driver { identity: Arc::new(identity), claims: None, inventory: None }
+    Driver {
+        identity: Arc::new(identity),
+        claims: None,
+        inventory: None,
+    }
 }
 
 fn request(name: &str, devices: &[&str]) -> DriverClaim {
@@ -55,17 +60,40 @@ struct Story {
 
 impl Story {
     fn new(kind: DriverKind) -> Self {
-        Self { retries: PrepareRetries::default(), driver: loaded("gpu", kind), now: Instant::now() }
+        Self {
+            retries: PrepareRetries::default(),
+            driver: loaded("gpu", kind),
+            now: Instant::now(),
+        }
     }
 
     fn refuse(&mut self, request: &DriverClaim, problem: &Problem) {
-        let (driver, revision) = (&self.driver.identity.name, &DriverRevision::of(&self.driver));
-        self.retries.note(&FailedPrepare { pod: None, request, driver, revision, problem }, self.now, 1);
+        let (driver, revision) = (
+            &self.driver.identity.name,
+            &DriverRevision::of(&self.driver),
+        );
+        self.retries.note(
+            &FailedPrepare {
+                pod: None,
+                request,
+                driver,
+                revision,
+                problem,
+            },
+            self.now,
+            1,
+        );
     }
 
     fn verdict(&self, request: &DriverClaim) -> Verdict {
         let (driver, revision) = (&self.driver.identity.name, DriverRevision::of(&self.driver));
-        self.retries.verdict(&request.id.uid, driver, &revision, || request.clone(), self.now)
+        self.retries.verdict(
+            &request.id.uid,
+            driver,
+            &revision,
+            || request.clone(),
+            self.now,
+        )
     }
 
     /// What is left to wait.
@@ -93,12 +121,23 @@ fn what_is_refused_for_good_is_refused_until_the_request_changes() {
     story.now += Duration::from_secs(1_000_000);
     assert_eq!(story.verdict(&asked), Verdict::Never(permanent()));
 
-    let mut others = [request("one", &["gpu/1"]), asked.clone(), asked.clone(), request("two", &["gpu/0"])];
+    let mut others = [
+        request("one", &["gpu/1"]),
+        asked.clone(),
+        asked.clone(),
+        request("two", &["gpu/0"]),
+    ];
     let parameters = "{}".to_owned();
-    let config =
-        OpaqueConfig { source: ConfigSource::Claim, requests: vec![], driver: driver("gpu"), parameters };
+    let config = OpaqueConfig {
+        source: ConfigSource::Claim,
+        requests: vec![],
+        driver: driver("gpu"),
+        parameters,
+    };
     others[1].configs.push(config);
-    others[2].annotations.insert("mode".to_owned(), "fast".to_owned());
+    others[2]
+        .annotations
+        .insert("mode".to_owned(), "fast".to_owned());
     for other in others {
         assert_eq!(story.verdict(&other), Verdict::Call, "{other:?}");
     }
@@ -127,8 +166,19 @@ fn the_first_retry_is_free_and_then_the_delays_double_up_to_the_longest() {
         assert_eq!(story.verdict(&asked), Verdict::Call);
         delays.push(delay.as_millis());
     }
-    assert_eq!(delays, [250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]);
-    assert_eq!(story.retries.get(&asked.id.uid, &driver("gpu")).map(|refusal| refusal.attempts), Some(11));
+    assert_eq!(
+        delays,
+        [
+            250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000
+        ]
+    );
+    assert_eq!(
+        story
+            .retries
+            .get(&asked.id.uid, &driver("gpu"))
+            .map(|refusal| refusal.attempts),
+        Some(11)
+    );
 }
 
 #[test]
@@ -136,22 +186,35 @@ fn a_drivers_own_time_is_honoured_and_bounded() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked = request("one", &["gpu/0"]);
     story.refuse(&asked, &transient().retry_after(Duration::from_secs(90)));
-    assert_eq!(story.waits_for(&asked), Duration::from_secs(90), "of the first refusal too");
+    assert_eq!(
+        story.waits_for(&asked),
+        Duration::from_secs(90),
+        "of the first refusal too"
+    );
     story.now += Duration::from_secs(30);
     assert_eq!(story.waits_for(&asked), Duration::from_secs(60));
-    story.refuse(&asked, &transient().retry_after(Duration::from_secs(u64::from(u32::MAX))));
+    story.refuse(
+        &asked,
+        &transient().retry_after(Duration::from_secs(u64::from(u32::MAX))),
+    );
     assert_eq!(story.waits_for(&asked), RETRY_AFTER_MAX);
 }
 
 #[test]
 fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
     let mut story = Story::new(DriverKind::Wasm);
-    let asked: Vec<_> = (0..=REFUSALS_MAX).map(|n| request(&format!("c-{n}"), &["gpu/0"])).collect();
+    let asked: Vec<_> = (0..=REFUSALS_MAX)
+        .map(|n| request(&format!("c-{n}"), &["gpu/0"]))
+        .collect();
     for index in (0..REFUSALS_MAX).chain([0, REFUSALS_MAX]) {
         story.refuse(&asked[index], &permanent());
     }
     let asks = [0, 1, 2, REFUSALS_MAX].map(|index| story.verdict(&asked[index]) == Verdict::Call);
-    assert_eq!(asks, [false, true, false, false], "the first was refused again meanwhile");
+    assert_eq!(
+        asks,
+        [false, true, false, false],
+        "the first was refused again meanwhile"
+    );
 }
 
 #[test]
@@ -159,23 +222,39 @@ fn the_drivers_of_a_claim_decide_together() {
     let (now, record) = (Instant::now(), Arc::new(leaving(&["gpu", "nic"])));
     let later = |ms| {
         let at = now + Duration::from_millis(ms);
-        Verdict::Later { at, problem: Problem::unavailable(format!("in-{ms}"), "not now") }
+        Verdict::Later {
+            at,
+            problem: Problem::unavailable(format!("in-{ms}"), "not now"),
+        }
     };
-    let decide =
-        |gpu, nic| match admission(record.clone(), vec![(driver("gpu"), gpu), (driver("nic"), nic)], now) {
-            PrepareStep::Call { record, drivers } => {
-                let code =
-                    record.drivers[&driver("nic")].problem.as_ref().map(|problem| problem.code.clone());
-                format!("calls {}, nic: {}", drivers.len(), code.unwrap_or_default())
-            }
-            PrepareStep::Wait { at, .. } => format!("waits {} ms", (at.unwrap() - now).as_millis()),
-            PrepareStep::Refuse(problem) => format!("refused: {}", problem.code),
-            PrepareStep::Known { .. } => unreachable!("the claim is not prepared"),
-        };
+    let decide = |gpu, nic| match admission(
+        record.clone(),
+        vec![(driver("gpu"), gpu), (driver("nic"), nic)],
+        now,
+    ) {
+        PrepareStep::Call { record, drivers } => {
+            let code = record.drivers[&driver("nic")]
+                .problem
+                .as_ref()
+                .map(|problem| problem.code.clone());
+            format!("calls {}, nic: {}", drivers.len(), code.unwrap_or_default())
+        }
+        PrepareStep::Wait { at, .. } => format!("waits {} ms", (at.unwrap() - now).as_millis()),
+        PrepareStep::Refuse(problem) => format!("refused: {}", problem.code),
+        PrepareStep::Known { .. } => unreachable!("the claim is not prepared"),
+    };
     for (gpu, nic, expected) in [
         (Verdict::Call, Verdict::Call, "calls 2, nic: device-busy"),
-        (Verdict::Call, Verdict::Never(permanent()), "refused: bad-parameters"),
-        (later(9000), Verdict::Never(permanent()), "refused: bad-parameters"),
+        (
+            Verdict::Call,
+            Verdict::Never(permanent()),
+            "refused: bad-parameters",
+        ),
+        (
+            later(9000),
+            Verdict::Never(permanent()),
+            "refused: bad-parameters",
+        ),
         (Verdict::Call, later(9000), "calls 1, nic: in-9000"),
         // The problem of the driver that may be called first.
         (later(9000), later(3000), "refused: in-3000"),
@@ -187,27 +266,64 @@ fn the_drivers_of_a_claim_decide_together() {
 
 /// A claim that is being unprepared, with these drivers left.
 fn leaving(drivers: &[&str]) -> ClaimRecord {
-    let part = DriverPart { problem: Some(transient()), ..DriverPart::default() };
-    let drivers = drivers.iter().map(|name| (driver(name), Box::new(part.clone()))).collect();
-    ClaimRecord { drivers, ..ClaimRecord::new(claim("one", &[], &[]).id, ClaimState::Unpreparing, "boot") }
+    let part = DriverPart {
+        problem: Some(transient()),
+        ..DriverPart::default()
+    };
+    let drivers = drivers
+        .iter()
+        .map(|name| (driver(name), Box::new(part.clone())))
+        .collect();
+    ClaimRecord {
+        drivers,
+        ..ClaimRecord::new(claim("one", &[], &[]).id, ClaimState::Unpreparing, "boot")
+    }
 }
 
 fn serving(drivers: &[&Driver]) -> Serving {
-    drivers.iter().map(|driver| (driver.identity.name.clone(), DriverRevision::of(driver))).collect()
+    drivers
+        .iter()
+        .map(|driver| (driver.identity.name.clone(), DriverRevision::of(driver)))
+        .collect()
 }
 
 #[test]
 fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
-    let (gpu, nic) = (loaded("gpu", DriverKind::Wasm), loaded("nic", DriverKind::Wasm));
-    let (record, mut retries, mut now) =
-        (leaving(&["gpu", "nic"]), UnprepareRetries::default(), Instant::now());
-    assert_eq!(retries.next(&record, &serving(&[]), now), None, "no driver serves");
+    let (gpu, nic) = (
+        loaded("gpu", DriverKind::Wasm),
+        loaded("nic", DriverKind::Wasm),
+    );
+    let (record, mut retries, mut now) = (
+        leaving(&["gpu", "nic"]),
+        UnprepareRetries::default(),
+        Instant::now(),
+    );
+    assert_eq!(
+        retries.next(&record, &serving(&[]), now),
+        None,
+        "no driver serves"
+    );
     assert_eq!(retries.next(&record, &serving(&[&gpu]), now), Some(now));
     let wanted = transient().retry_after(Duration::from_secs(20));
-    retries.failed(&uid("uid-one"), serving(&[&gpu]), &BTreeMap::from([(driver("gpu"), wanted)]), now);
-    assert_eq!(retries.next(&record, &serving(&[&gpu]), now), Some(now + Duration::from_secs(20)));
-    assert_eq!(retries.next(&record, &serving(&[&gpu, &nic]), now), Some(now), "the nic just came");
-    assert_eq!(retries.drivers(&record, &serving(&[&gpu, &nic]), now), [driver("nic")]);
+    retries.failed(
+        &uid("uid-one"),
+        serving(&[&gpu]),
+        &BTreeMap::from([(driver("gpu"), wanted)]),
+        now,
+    );
+    assert_eq!(
+        retries.next(&record, &serving(&[&gpu]), now),
+        Some(now + Duration::from_secs(20))
+    );
+    assert_eq!(
+        retries.next(&record, &serving(&[&gpu, &nic]), now),
+        Some(now),
+        "the nic just came"
+    );
+    assert_eq!(
+        retries.drivers(&record, &serving(&[&gpu, &nic]), now),
+        [driver("nic")]
+    );
     assert_eq!(
         retries.drivers(&record, &serving(&[&nic]), now),
         [driver("nic")],
@@ -222,7 +338,10 @@ fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
         now,
     );
     let both = serving(&[&gpu, &nic]);
-    assert_eq!(retries.next(&record, &both, now), Some(now + 2 * UNPREPARE_RETRY_MIN));
+    assert_eq!(
+        retries.next(&record, &both, now),
+        Some(now + 2 * UNPREPARE_RETRY_MIN)
+    );
     assert_eq!(
         retries.due(&uid("uid-one"), &driver("gpu"), &both[&driver("gpu")]),
         Some(now + Duration::from_secs(19))
@@ -240,22 +359,39 @@ fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
 
 #[test]
 fn failed_tries_of_a_version_count_for_it_alone() {
-    let (gpu, nic) = (loaded("gpu", DriverKind::Wasm), loaded("nic", DriverKind::Wasm));
+    let (gpu, nic) = (
+        loaded("gpu", DriverKind::Wasm),
+        loaded("nic", DriverKind::Wasm),
+    );
     let (one, mut retries, now) = (uid("uid-one"), UnprepareRetries::default(), Instant::now());
     let tries = |retries: &UnprepareRetries, of: &Driver| {
         retries.tries(&one, &of.identity.name, &DriverRevision::of(of))
     };
     let refused = |name: &str| BTreeMap::from([(driver(name), transient())]);
     retries.failed(&one, serving(&[&gpu]), &refused("nic"), now);
-    assert_eq!((tries(&retries, &gpu), tries(&retries, &nic)), (0, 0), "the nic was not there");
+    assert_eq!(
+        (tries(&retries, &gpu), tries(&retries, &nic)),
+        (0, 0),
+        "the nic was not there"
+    );
     for expected in 1..=2 {
         retries.failed(&one, serving(&[&gpu, &nic]), &refused("nic"), now);
-        assert_eq!((tries(&retries, &gpu), tries(&retries, &nic)), (0, expected));
+        assert_eq!(
+            (tries(&retries, &gpu), tries(&retries, &nic)),
+            (0, expected)
+        );
     }
     let reloaded = loaded("nic", DriverKind::Wasm);
     assert_eq!((tries(&retries, &reloaded), retries.attempts(&one)), (0, 3));
     retries.failed(&one, serving(&[&gpu, &reloaded]), &refused("gpu"), now);
-    assert_eq!((tries(&retries, &gpu), tries(&retries, &reloaded), tries(&retries, &nic)), (1, 0, 0));
+    assert_eq!(
+        (
+            tries(&retries, &gpu),
+            tries(&retries, &reloaded),
+            tries(&retries, &nic)
+        ),
+        (1, 0, 0)
+    );
 }
 
 #[test]
@@ -263,13 +399,21 @@ fn what_needs_no_driver_any_more_is_tried_with_delays_too() {
     let (record, mut retries, now) = (leaving(&[]), UnprepareRetries::default(), Instant::now());
     assert_eq!(retries.next(&record, &Serving::new(), now), Some(now));
     retries.failed(&uid("uid-one"), Serving::new(), &BTreeMap::new(), now);
-    assert_eq!(retries.next(&record, &Serving::new(), now), Some(now + UNPREPARE_RETRY_MIN));
+    assert_eq!(
+        retries.next(&record, &Serving::new(), now),
+        Some(now + UNPREPARE_RETRY_MIN)
+    );
 }
 
 #[derive(Debug, Clone)]
 enum Event {
-    Asked { permanent: bool, after_ms: Option<u32> },
-    Later { ms: u64 },
+    Asked {
+        permanent: bool,
+        after_ms: Option<u32>,
+    },
+    Later {
+        ms: u64,
+    },
     LoadedAgain,
 }
 

@@ -25,18 +25,32 @@ fn two_claims_of_one_name_do_not_hide_each_other() {
     table.put(record("one", &[], &[]));
     table.put(record("one@newer", &[], &[]));
     table.remove(&uid("uid-one"));
-    let named = table.claim_named(&name("default"), &name("one")).map(|found| found.id.uid.clone());
+    let named = table
+        .claim_named(&name("default"), &name("one"))
+        .map(|found| found.id.uid.clone());
     assert_eq!(named, Some(uid("newer")));
 }
 
 #[test]
 fn a_pod_keeps_its_claims_when_a_later_request_names_fewer() {
     let mut table = ClaimTable::default();
-    let used = ContainerClaim { pod_claim_name: "gpu".to_owned(), request: None };
-    let container = |claims| [PodContainer { name: "main".to_owned(), claims, ..PodContainer::default() }];
+    let used = ContainerClaim {
+        pod_claim_name: "gpu".to_owned(),
+        request: None,
+    };
+    let container = |claims| {
+        [PodContainer {
+            name: "main".to_owned(),
+            claims,
+            ..PodContainer::default()
+        }]
+    };
     let (a, containers) = (pod("a"), container(vec![used]));
     let ids = |names: &[&str]| -> BTreeMap<String, ObjectRef> {
-        names.iter().map(|name| ((*name).to_owned(), claim(name, &[], &[]).id)).collect()
+        names
+            .iter()
+            .map(|name| ((*name).to_owned(), claim(name, &[], &[]).id))
+            .collect()
     };
     table.put(record("one", &[], &["a"]));
     table.put(record("two", &[], &["a"]));
@@ -44,14 +58,26 @@ fn a_pod_keeps_its_claims_when_a_later_request_names_fewer() {
     first.unknown.insert("newer".to_owned(), true.into());
     table.put_pod(Arc::new(first.clone()));
     let second = pod_record(&table, &a, &containers, ids(&["one"]));
-    assert_eq!((second.claims, second.containers), (ids(&["one", "two"]), containers.to_vec()));
-    assert_eq!(second.unknown, first.unknown, "what a newer release wrote stays");
+    assert_eq!(
+        (second.claims, second.containers),
+        (ids(&["one", "two"]), containers.to_vec())
+    );
+    assert_eq!(
+        second.unknown, first.unknown,
+        "what a newer release wrote stays"
+    );
 }
 
 #[derive(Debug, Clone)]
 enum Op {
-    Put { claim: usize, devices: Vec<usize>, pods: Vec<usize> },
-    Remove { claim: usize },
+    Put {
+        claim: usize,
+        devices: Vec<usize>,
+        pods: Vec<usize>,
+    },
+    Remove {
+        claim: usize,
+    },
 }
 
 const CLAIMS: [&str; 4] = ["one", "two", "three", "one@newer"];
@@ -75,19 +101,46 @@ fn make(claim: usize, devices: &[usize], pods: &[usize]) -> Arc<ClaimRecord> {
 
 /// What the indexes answer, in a form that can be compared.
 fn answers(table: &ClaimTable) -> Vec<BTreeSet<String>> {
-    let names = |records: Vec<Arc<ClaimRecord>>| records.iter().map(|r| r.id.uid.to_string()).collect();
-    let of_pods = PODS.iter().map(|name| names(table.claims_of_pod(pod(name).uid.as_str())));
-    let of_device = |short: &str| names(table.users_of(&driver(short), "pool", "0").cloned().collect());
+    let names =
+        |records: Vec<Arc<ClaimRecord>>| records.iter().map(|r| r.id.uid.to_string()).collect();
+    let of_pods = PODS
+        .iter()
+        .map(|name| names(table.claims_of_pod(pod(name).uid.as_str())));
+    let of_device = |short: &str| {
+        names(
+            table
+                .users_of(&driver(short), "pool", "0")
+                .cloned()
+                .collect(),
+        )
+    };
     let of_driver = |short: &str| names(table.claims_of_driver(&driver(short)).cloned().collect());
-    let refs =
-        PODS.iter().map(|name| table.pod_ref(&pod(name).uid).iter().map(|pod| pod.uid.to_string()).collect());
+    let refs = PODS.iter().map(|name| {
+        table
+            .pod_ref(&pod(name).uid)
+            .iter()
+            .map(|pod| pod.uid.to_string())
+            .collect()
+    });
     let named = PODS.iter().map(|name| {
         let pod = pod(name);
-        table.pods_named(&pod.namespace, &pod.name).iter().map(|pod| pod.uid.to_string()).collect()
+        table
+            .pods_named(&pod.namespace, &pod.name)
+            .iter()
+            .map(|pod| pod.uid.to_string())
+            .collect()
     });
     let all = names(table.claims().cloned().collect());
-    let devices = ["gpu", "nic"].map(of_device).into_iter().chain(["gpu", "nic"].map(of_driver));
-    of_pods.chain(devices).chain(refs).chain(named).chain([all]).collect()
+    let devices = ["gpu", "nic"]
+        .map(of_device)
+        .into_iter()
+        .chain(["gpu", "nic"].map(of_driver));
+    of_pods
+        .chain(devices)
+        .chain(refs)
+        .chain(named)
+        .chain([all])
+        .collect()
 }
 
 proptest! {

@@ -32,9 +32,16 @@ async fn a_prepare_that_waits_too_long_is_refused_with_the_holder_of_the_device(
     daemon.source.put(claim("three", &["gpu/1"], &[&b]));
     daemon.prepare(&a, &["one"]).await;
     let outcome = daemon.prepare(&b, &["three", "two"]).await;
-    assert_eq!(ends(&outcome), ["prepared", "device-held"], "what is free is given all the same");
+    assert_eq!(
+        ends(&outcome),
+        ["prepared", "device-held"],
+        "what is free is given all the same"
+    );
     let problem = outcome.claims[1].end.as_ref().unwrap_err();
-    assert!(problem.message.contains("default/one") && problem.message.contains("default/a"), "{problem}");
+    assert!(
+        problem.message.contains("default/one") && problem.message.contains("default/a"),
+        "{problem}"
+    );
     assert_eq!(gpu.counts(), (2, 0));
 }
 
@@ -63,7 +70,13 @@ async fn a_prepare_that_waits_goes_on_when_the_other_claim_is_unprepared_or_rele
             let (outcome, ()) = tokio::join!(daemon.prepare(&b, &names), leave);
             assert_eq!(ends(&outcome), ["prepared"]);
             let claims = daemon.manager.claims();
-            assert_eq!(claims.iter().map(|record| &record.id.uid).collect::<Vec<_>>(), [&other.id.uid]);
+            assert_eq!(
+                claims
+                    .iter()
+                    .map(|record| &record.id.uid)
+                    .collect::<Vec<_>>(),
+                [&other.id.uid]
+            );
         }
     }
 }
@@ -104,7 +117,10 @@ async fn a_prepare_that_waits_when_the_daemon_stops_is_refused_at_once() {
 async fn two_claims_of_one_pod_that_want_one_device_do_not_both_get_it() {
     let (_home, daemon, a, _gpu) = with_claim();
     daemon.source.put(claim("two", &["gpu/0"], &[&a]));
-    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared", "device-held"]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one", "two"]).await),
+        ["prepared", "device-held"]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -130,9 +146,10 @@ async fn a_prepare_waits_for_a_driver_that_is_being_loaded() {
 async fn a_prepare_is_refused_when_the_file_is_no_such_driver_or_is_not_loaded_in_time() {
     let (_home, daemon, a, gpu) = with_claim();
     daemon.retire(&gpu);
-    for (becomes, words) in
-        [(DriverState::Failed, "is not here"), (DriverState::Seen, "gpu.wasm is being loaded")]
-    {
+    for (becomes, words) in [
+        (DriverState::Failed, "is not here"),
+        (DriverState::Seen, "gpu.wasm is being loaded"),
+    ] {
         daemon.loads("gpu.wasm", DriverState::Seen);
         let asked = Instant::now();
         let change = async {
@@ -141,8 +158,16 @@ async fn a_prepare_is_refused_when_the_file_is_no_such_driver_or_is_not_loaded_i
         };
         let (outcome, ()) = tokio::join!(daemon.prepare(&a, &["one"]), change);
         let problem = outcome.claims[0].end.as_ref().unwrap_err();
-        assert!(problem.code == "driver-unknown" && problem.message.ends_with(words), "{problem}");
+        assert!(
+            problem.code == "driver-unknown" && problem.message.ends_with(words),
+            "{problem}"
+        );
         let in_time = asked.elapsed() < limit::DRIVER_WAIT;
-        assert_eq!(in_time, becomes == DriverState::Failed, "{:?}", asked.elapsed());
+        assert_eq!(
+            in_time,
+            becomes == DriverState::Failed,
+            "{:?}",
+            asked.elapsed()
+        );
     }
 }

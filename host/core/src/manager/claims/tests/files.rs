@@ -5,7 +5,9 @@ use std::path::Path;
 use super::super::ClaimEnd;
 use super::PREPARED;
 use crate::manager::claims::fixtures::{claim, permanent, pod, uid};
-use crate::manager::tests::scene::{Daemon, Reply, cdi_devices, ends, with_claim, with_gpu, with_prepared};
+use crate::manager::tests::scene::{
+    Daemon, Reply, cdi_devices, ends, with_claim, with_gpu, with_prepared,
+};
 use nodedock_model::{ClaimState, DeviceAccess, DeviceNode, Edits, Mount, NodeKind};
 
 const NAME: &str = "gpu.example.com_uid-one.yaml";
@@ -13,9 +15,15 @@ const SUBJECT: &str = "claim default/one";
 
 /// A file of another program with devices, as `KIND` and names.
 fn put(daemon: &Daemon, file: &str, kind: &str, devices: &[&str]) -> std::path::PathBuf {
-    let devices: Vec<_> = devices.iter().map(|name| format!("{{name: {name}}}")).collect();
+    let devices: Vec<_> = devices
+        .iter()
+        .map(|name| format!("{{name: {name}}}"))
+        .collect();
     let path = daemon.cdi.join(file);
-    let text = format!("cdiVersion: 0.5.0\nkind: {kind}\ndevices: [{}]\n", devices.join(", "));
+    let text = format!(
+        "cdiVersion: 0.5.0\nkind: {kind}\ndevices: [{}]\n",
+        devices.join(", ")
+    );
     std::fs::write(&path, text).unwrap();
     path
 }
@@ -26,7 +34,10 @@ fn condition(code: &str) -> Vec<(String, String)> {
 
 fn notes(daemon: &Daemon) -> Vec<String> {
     let claims = daemon.manager.claims();
-    let entries = claims[0].timeline.iter().filter(|entry| entry.what.contains("CDI files"));
+    let entries = claims[0]
+        .timeline
+        .iter()
+        .filter(|entry| entry.what.contains("CDI files"));
     entries.map(|entry| entry.what.clone()).collect()
 }
 
@@ -46,7 +57,10 @@ fn null_node(minor: u32) -> Reply {
         uid: None,
         gid: None,
     };
-    Reply::Access(DeviceAccess::Edits(Edits { device_nodes: vec![node], ..Edits::default() }))
+    Reply::Access(DeviceAccess::Edits(Edits {
+        device_nodes: vec![node],
+        ..Edits::default()
+    }))
 }
 
 #[tokio::test]
@@ -62,7 +76,9 @@ async fn whatever_becomes_of_a_file_it_is_rendered_again() {
             std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
         },
         |path| {
-            let text = std::fs::read_to_string(path).unwrap().replace("MEMO", "EVIL");
+            let text = std::fs::read_to_string(path)
+                .unwrap()
+                .replace("MEMO", "EVIL");
             std::fs::write(path.with_extension("new"), text).unwrap();
             std::fs::rename(path.with_extension("new"), path).unwrap();
         },
@@ -95,7 +111,12 @@ async fn what_a_power_loss_took_of_a_file_is_there_again_before_the_first_answer
         &|| std::fs::remove_file(&path),
         &|| std::fs::write(&path, ""),
         &|| std::fs::write(&path, &whole[..whole.len() / 2]),
-        &|| std::fs::rename(&path, home.sys().join("a temporary file that was never renamed")),
+        &|| {
+            std::fs::rename(
+                &path,
+                home.sys().join("a temporary file that was never renamed"),
+            )
+        },
     ];
     for lose in losses {
         lose().unwrap();
@@ -125,10 +146,18 @@ async fn a_file_under_our_name_that_is_not_ours_is_left_and_reported_until_it_go
         put(&path);
         daemon.touched(&[NAME]).await;
         assert_eq!(daemon.conditions(), condition("cdi-file-foreign"));
-        assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["cdi-file-foreign"]);
+        assert_eq!(
+            ends(&daemon.prepare(&a, &["one"]).await),
+            ["cdi-file-foreign"]
+        );
         daemon.sweep().await;
         assert_eq!(daemon.conditions(), condition("cdi-file-foreign"));
-        if path.is_dir() { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) }.unwrap();
+        if path.is_dir() {
+            std::fs::remove_dir(&path)
+        } else {
+            std::fs::remove_file(&path)
+        }
+        .unwrap();
         daemon.touched(&[NAME]).await;
         assert_eq!(std::fs::read(&path).unwrap(), whole);
         assert_eq!(daemon.conditions(), []);
@@ -145,8 +174,15 @@ async fn a_file_in_the_way_refuses_its_own_claim_only_and_prevents_no_unprepare(
     let outcome = daemon.prepare(&a, &["one", "two"]).await;
     assert_eq!(ends(&outcome), ["cdi-file-foreign", "prepared"]);
     assert_eq!(daemon.conditions(), condition("cdi-file-foreign"));
-    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared), Ok(ClaimEnd::Unprepared)]);
-    assert_eq!(daemon.conditions(), [], "a claim that is gone has no troubles");
+    assert_eq!(
+        daemon.unprepare(&a).await,
+        [Ok(ClaimEnd::Unprepared), Ok(ClaimEnd::Unprepared)]
+    );
+    assert_eq!(
+        daemon.conditions(),
+        [],
+        "a claim that is gone has no troubles"
+    );
     assert_eq!(daemon.cdi_files(), [daemon.cdi.join(NAME)]);
 }
 
@@ -154,28 +190,67 @@ async fn a_file_in_the_way_refuses_its_own_claim_only_and_prevents_no_unprepare(
 async fn a_device_that_another_file_has_is_refused_until_that_file_goes() {
     let (_home, daemon, a, gpu) = with_claim();
     daemon.source.put(claim("two", &["gpu/1"], &[&a]));
-    let theirs = put(&daemon, "theirs.yaml", "gpu.example.com/claim", &["uid-one-0"]);
+    let theirs = put(
+        &daemon,
+        "theirs.yaml",
+        "gpu.example.com/claim",
+        &["uid-one-0"],
+    );
     let outcome = daemon.prepare(&a, &["one", "two"]).await;
     assert_eq!(ends(&outcome), ["cdi-device-claimed-twice", "prepared"]);
     let problem = outcome.claims[0].end.as_ref().unwrap_err();
-    let details = [("file", theirs.to_str().unwrap()), ("device", "gpu.example.com/claim=uid-one-0")];
-    assert_eq!(problem.details, details.map(|(key, value)| (key.to_owned(), value.to_owned())));
-    assert_eq!((daemon.state("uid-one"), outcome.containers.len()), (PREPARED, 0));
+    let details = [
+        ("file", theirs.to_str().unwrap()),
+        ("device", "gpu.example.com/claim=uid-one-0"),
+    ];
+    assert_eq!(
+        problem.details,
+        details.map(|(key, value)| (key.to_owned(), value.to_owned()))
+    );
+    assert_eq!(
+        (daemon.state("uid-one"), outcome.containers.len()),
+        (PREPARED, 0)
+    );
     assert_eq!(daemon.conditions(), condition("cdi-device-claimed-twice"));
 
     std::fs::remove_file(&theirs).unwrap();
-    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared", "prepared"]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one", "two"]).await),
+        ["prepared", "prepared"]
+    );
     assert_eq!((daemon.conditions(), gpu.counts()), (vec![], (1, 0)));
 
-    put(&daemon, "theirs.yaml", "gpu.example.com/claim", &["uid-one-0", "uid-gone-0"]);
+    put(
+        &daemon,
+        "theirs.yaml",
+        "gpu.example.com/claim",
+        &["uid-one-0", "uid-gone-0"],
+    );
     daemon.touched(&["theirs.yaml"]).await;
-    assert_eq!(daemon.conditions(), condition("cdi-device-claimed-twice"), "found by the name of the device");
-    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["cdi-device-claimed-twice", "prepared"]);
+    assert_eq!(
+        daemon.conditions(),
+        condition("cdi-device-claimed-twice"),
+        "found by the name of the device"
+    );
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one", "two"]).await),
+        ["cdi-device-claimed-twice", "prepared"]
+    );
     // In its place, which leaves the directory as it is.
-    put(&daemon, "theirs.yaml", "gpu.example.com/claim", &["uid-other-0"]);
+    put(
+        &daemon,
+        "theirs.yaml",
+        "gpu.example.com/claim",
+        &["uid-other-0"],
+    );
     daemon.touched(&["theirs.yaml"]).await;
     assert_eq!(daemon.conditions(), []);
-    put(&daemon, "theirs.yaml", "gpu.example.com/claim", &["uid-one-0", "x"]);
+    put(
+        &daemon,
+        "theirs.yaml",
+        "gpu.example.com/claim",
+        &["uid-one-0", "x"],
+    );
     daemon.sweep().await;
     assert_eq!(daemon.conditions(), condition("cdi-device-claimed-twice"));
     assert_eq!(daemon.unprepare(&a).await.len(), 2);
@@ -218,9 +293,14 @@ async fn a_locked_claim_keeps_no_other_waiting() {
     gpu.shut(true);
     let others = async {
         gpu.called(|calls| calls.unprepare.len() == 1).await;
-        files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+        files
+            .iter()
+            .for_each(|file| std::fs::remove_file(file).unwrap());
         let busy = daemon.manager.sweep_files().await;
-        let busy = daemon.manager.repair_files(busy.into_iter().chain([uid("uid-one")]).collect()).await;
+        let busy = daemon
+            .manager
+            .repair_files(busy.into_iter().chain([uid("uid-one")]).collect())
+            .await;
         assert_eq!(busy.into_iter().collect::<Vec<_>>(), [uid("uid-one")]);
         assert_eq!(daemon.cdi_files(), files[1..]);
         gpu.shut(false);
@@ -240,7 +320,11 @@ async fn a_plugins_missing_file_is_reported_and_noted_and_the_claim_is_answered(
         (ends(&outcome), cdi_devices(&outcome)),
         (vec!["prepared"], vec!["vendor.com/gpu=x".to_owned()])
     );
-    assert_eq!(daemon.commits() - before, 2, "the note is in the commit of the results");
+    assert_eq!(
+        daemon.commits() - before,
+        2,
+        "the note is in the commit of the results"
+    );
     assert_eq!(daemon.conditions(), condition("cdi-device-missing"));
     daemon.sweep().await;
     daemon.prepare(&a, &["one"]).await;
@@ -251,12 +335,19 @@ async fn a_plugins_missing_file_is_reported_and_noted_and_the_claim_is_answered(
     assert_eq!((daemon.conditions(), notes(&daemon).len()), (vec![], 2));
     std::fs::remove_file(&theirs).unwrap();
     daemon.sweep().await;
-    assert_eq!((daemon.conditions(), notes(&daemon).len()), (condition("cdi-device-missing"), 3));
+    assert_eq!(
+        (daemon.conditions(), notes(&daemon).len()),
+        (condition("cdi-device-missing"), 3)
+    );
     put(&daemon, "vendor.yaml", "vendor.com/gpu", &["x"]);
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
     assert_eq!((daemon.conditions(), notes(&daemon).len()), (vec![], 4));
     assert_eq!(gpu.counts(), (1, 0));
-    assert_eq!(daemon.cdi_files().len(), 1, "a plugin's file is never written nor removed");
+    assert_eq!(
+        daemon.cdi_files().len(),
+        1,
+        "a plugin's file is never written nor removed"
+    );
 }
 
 /// After the loss of the checkpoint a pod that had left held its claim again.
@@ -266,7 +357,11 @@ async fn a_file_names_the_pods_that_hold_its_claim_now() {
     daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
     daemon.prepare(&a, &["one"]).await;
     daemon.prepare(&b, &["one"]).await;
-    let names = |uid: &str| std::fs::read_to_string(daemon.cdi.join(NAME)).unwrap().contains(uid);
+    let names = |uid: &str| {
+        std::fs::read_to_string(daemon.cdi.join(NAME))
+            .unwrap()
+            .contains(uid)
+    };
     assert!(names("uid-a") && names("uid-b"));
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Kept)]);
     assert!(!names("uid-a") && names("uid-b"));
@@ -278,7 +373,15 @@ async fn lost_files_are_repaired_before_a_pods_claims_are_reported() {
     std::fs::remove_file(daemon.cdi.join(NAME)).unwrap();
     daemon.manager.check_files_of(a.uid.as_str()).await.unwrap();
     std::fs::write(daemon.cdi.join(NAME), "kind: vendor.com/gpu").unwrap();
-    assert_eq!(daemon.manager.check_files_of(a.uid.as_str()).await.unwrap_err().code, "cdi-file-foreign");
+    assert_eq!(
+        daemon
+            .manager
+            .check_files_of(a.uid.as_str())
+            .await
+            .unwrap_err()
+            .code,
+        "cdi-file-foreign"
+    );
     assert_eq!(daemon.manager.check_files_of("uid-unknown").await, Ok(()));
 }
 
@@ -294,9 +397,16 @@ async fn a_device_node_with_another_number_is_called_for_again() {
     gpu.reply("uid-one", null_node(99));
     daemon.prepare(&a, &["one"]).await;
     gpu.reply("uid-one", Reply::Refuse(permanent()));
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["bad-parameters"]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one"]).await),
+        ["bad-parameters"]
+    );
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Preparing));
-    assert_eq!(daemon.cdi_files(), [] as [&Path; 0], "the old numbers are not given any more");
+    assert_eq!(
+        daemon.cdi_files(),
+        [] as [&Path; 0],
+        "the old numbers are not given any more"
+    );
     gpu.reply("uid-one", null_node(3));
     daemon.serve(&gpu);
     assert_eq!(
@@ -321,17 +431,31 @@ async fn a_changed_device_node_is_reported_until_the_claim_is_prepared_again() {
     daemon.sweep().await;
     assert_eq!(daemon.conditions(), condition("device-node-moved"));
     let problem = daemon.manager.conditions.list().remove(0).problem;
-    for part in
-        ["/dev/null", "default/one", "character device 1:99", "character device 1:3", "gpu.example.com"]
-    {
+    for part in [
+        "/dev/null",
+        "default/one",
+        "character device 1:99",
+        "character device 1:3",
+        "gpu.example.com",
+    ] {
         assert!(problem.message.contains(part), "{problem}");
     }
     daemon.touched(&[NAME]).await;
-    assert_eq!((daemon.conditions(), daemon.cdi_files()), (condition("device-node-moved"), files));
-    assert_eq!((daemon.state("uid-one"), gpu.counts()), (PREPARED, (1, 0)), "it is said, and nothing more");
+    assert_eq!(
+        (daemon.conditions(), daemon.cdi_files()),
+        (condition("device-node-moved"), files)
+    );
+    assert_eq!(
+        (daemon.state("uid-one"), gpu.counts()),
+        (PREPARED, (1, 0)),
+        "it is said, and nothing more"
+    );
 
     gpu.reply("uid-one", null_node(3));
-    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared"; 2]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one", "two"]).await),
+        ["prepared"; 2]
+    );
     assert_eq!(daemon.conditions(), []);
     daemon.sweep().await;
     assert_eq!(daemon.conditions(), []);
@@ -342,7 +466,12 @@ async fn a_changed_device_node_is_reported_until_the_claim_is_prepared_again() {
 async fn a_source_that_others_may_exchange_is_not_repeated() {
     use std::os::unix::fs::PermissionsExt;
     // Others may write to /tmp.
-    let Ok(vendor) = tempfile::Builder::new().prefix("nodedock-test-").tempdir_in("/opt") else { return };
+    let Ok(vendor) = tempfile::Builder::new()
+        .prefix("nodedock-test-")
+        .tempdir_in("/opt")
+    else {
+        return;
+    };
     let way = vendor.path().join("way");
     std::fs::create_dir_all(way.join("lib")).unwrap();
     for path in [vendor.path(), &way] {
@@ -357,12 +486,18 @@ async fn a_source_that_others_may_exchange_is_not_repeated() {
     };
     gpu.reply(
         "uid-one",
-        Reply::Access(DeviceAccess::Edits(Edits { mounts: vec![mount], ..Edits::default() })),
+        Reply::Access(DeviceAccess::Edits(Edits {
+            mounts: vec![mount],
+            ..Edits::default()
+        })),
     );
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
 
     std::fs::set_permissions(&way, PermissionsExt::from_mode(0o777)).unwrap();
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["edit-source-unsafe"]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one"]).await),
+        ["edit-source-unsafe"]
+    );
     assert_eq!(daemon.conditions(), condition("edit-source-unsafe"));
     std::fs::set_permissions(&way, PermissionsExt::from_mode(0o755)).unwrap();
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
@@ -370,8 +505,19 @@ async fn a_source_that_others_may_exchange_is_not_repeated() {
 
     std::fs::rename(&way, vendor.path().join("old")).unwrap();
     std::os::unix::fs::symlink("/etc", &way).unwrap();
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["edit-source-unsafe"]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one"]).await),
+        ["edit-source-unsafe"]
+    );
     daemon.sweep().await;
-    assert_eq!(daemon.conditions(), condition("edit-source-unsafe"), "it is found without a request as well");
-    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)], "and the claim ends as any other");
+    assert_eq!(
+        daemon.conditions(),
+        condition("edit-source-unsafe"),
+        "it is found without a request as well"
+    );
+    assert_eq!(
+        daemon.unprepare(&a).await,
+        [Ok(ClaimEnd::Unprepared)],
+        "and the claim ends as any other"
+    );
 }

@@ -18,19 +18,37 @@ fn machine() -> Home {
 
 fn access(paths: &[&str]) -> Reply {
     let device_nodes = paths.iter().map(|path| DeviceNode::at(path)).collect();
-    Reply::Access(DeviceAccess::Edits(Edits { device_nodes, ..Edits::default() }))
+    Reply::Access(DeviceAccess::Edits(Edits {
+        device_nodes,
+        ..Edits::default()
+    }))
 }
 
 /// A daemon with two drivers, of which no prepare waits for another claim.
-fn with_two(home: &Home) -> (Daemon, std::sync::Arc<FakeDriver>, std::sync::Arc<FakeDriver>) {
+fn with_two(
+    home: &Home,
+) -> (
+    Daemon,
+    std::sync::Arc<FakeDriver>,
+    std::sync::Arc<FakeDriver>,
+) {
     let daemon = home.start_with("boot-1", Duration::ZERO);
-    let (gpu, nodes) = (FakeDriver::new(driver("gpu")), FakeDriver::new(driver("nodes")));
+    let (gpu, nodes) = (
+        FakeDriver::new(driver("gpu")),
+        FakeDriver::new(driver("nodes")),
+    );
     daemon.serve(&gpu);
     daemon.serve(&nodes);
     (daemon, gpu, nodes)
 }
 
-async fn prepare(daemon: &Daemon, by: &FakeDriver, of: &ObjectRef, device: &str, reply: Reply) -> String {
+async fn prepare(
+    daemon: &Daemon,
+    by: &FakeDriver,
+    of: &ObjectRef,
+    device: &str,
+    reply: Reply,
+) -> String {
     let name = format!("{}-{}", of.name, device.replace('/', "-"));
     daemon.source.put(claim(&name, &[device], &[of]));
     by.reply(&format!("uid-{name}"), reply);
@@ -38,21 +56,42 @@ async fn prepare(daemon: &Daemon, by: &FakeDriver, of: &ObjectRef, device: &str,
 }
 
 #[tokio::test]
-async fn a_node_of_a_claim_is_given_by_no_other_driver_and_the_next_claim_is_decided_before_a_call() {
+async fn a_node_of_a_claim_is_given_by_no_other_driver_and_the_next_claim_is_decided_before_a_call()
+{
     let home = machine();
     let (daemon, gpu, nodes) = with_two(&home);
     let (a, b) = (pod("a"), pod("b"));
-    assert_eq!(prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card0"])).await, "prepared");
-    assert_eq!(prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await, "device-held");
+    assert_eq!(
+        prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card0"])).await,
+        "prepared"
+    );
+    assert_eq!(
+        prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await,
+        "device-held"
+    );
     assert_eq!(nodes.counts(), (1, 1), "what it prepared is undone");
-    assert!(daemon.state("uid-b-nodes-0").is_none(), "and kept by no claim");
-    assert_eq!(prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await, "device-held");
+    assert!(
+        daemon.state("uid-b-nodes-0").is_none(),
+        "and kept by no claim"
+    );
+    assert_eq!(
+        prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await,
+        "device-held"
+    );
     assert_eq!(nodes.counts(), (1, 1), "it is known what the device gives");
-    assert_eq!(prepare(&daemon, &nodes, &b, "nodes/1", access(&["/dev/dri/card1"])).await, "prepared");
+    assert_eq!(
+        prepare(&daemon, &nodes, &b, "nodes/1", access(&["/dev/dri/card1"])).await,
+        "prepared"
+    );
 
     daemon.unprepare(&a).await;
-    assert_eq!(prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await, "prepared");
-    let holders = daemon.manager.holders_of_device(&driver("gpu"), "pool", "0");
+    assert_eq!(
+        prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await,
+        "prepared"
+    );
+    let holders = daemon
+        .manager
+        .holders_of_device(&driver("gpu"), "pool", "0");
     assert_eq!(holders.len(), 1, "{holders:?}");
 }
 
@@ -62,11 +101,25 @@ async fn a_control_node_and_the_nodes_of_one_driver_are_given_to_several_claims(
     let (daemon, gpu, nodes) = with_two(&home);
     let (a, b, c) = (pod("a"), pod("b"), pod("c"));
     assert_eq!(
-        prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card0", "/dev/fuse"])).await,
+        prepare(
+            &daemon,
+            &gpu,
+            &a,
+            "gpu/0",
+            access(&["/dev/dri/card0", "/dev/fuse"])
+        )
+        .await,
         "prepared"
     );
     assert_eq!(
-        prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card1", "/dev/fuse"])).await,
+        prepare(
+            &daemon,
+            &nodes,
+            &b,
+            "nodes/0",
+            access(&["/dev/dri/card1", "/dev/fuse"])
+        )
+        .await,
         "prepared"
     );
     let of_driver = prepare(&daemon, &gpu, &c, "gpu/1", access(&["/dev/dri/card0"])).await;
@@ -84,12 +137,28 @@ async fn what_the_files_of_a_plugin_give_counts_as_well() {
     let spec = r#"{"cdiVersion": "0.5.0", "kind": "vendor.com/gpu", "devices": [
         {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/in/container", "hostPath": "/dev/dri/card0"}]}}]}"#;
     std::fs::write(daemon.cdi.join("vendor.json"), spec).unwrap();
-    let of_plugin = || Reply::Access(DeviceAccess::CdiDevices(vec!["vendor.com/gpu=0".to_owned()]));
-    assert_eq!(prepare(&daemon, &nodes, &a, "nodes/0", access(&["/dev/dri/card0"])).await, "prepared");
-    assert_eq!(prepare(&daemon, &gpu, &b, "gpu/0", of_plugin()).await, "device-held");
+    let of_plugin = || {
+        Reply::Access(DeviceAccess::CdiDevices(vec![
+            "vendor.com/gpu=0".to_owned(),
+        ]))
+    };
+    assert_eq!(
+        prepare(&daemon, &nodes, &a, "nodes/0", access(&["/dev/dri/card0"])).await,
+        "prepared"
+    );
+    assert_eq!(
+        prepare(&daemon, &gpu, &b, "gpu/0", of_plugin()).await,
+        "device-held"
+    );
     daemon.unprepare(&a).await;
-    assert_eq!(prepare(&daemon, &gpu, &b, "gpu/0", of_plugin()).await, "prepared");
-    assert_eq!(prepare(&daemon, &nodes, &a, "nodes/0", access(&["/dev/dri/card0"])).await, "device-held");
+    assert_eq!(
+        prepare(&daemon, &gpu, &b, "gpu/0", of_plugin()).await,
+        "prepared"
+    );
+    assert_eq!(
+        prepare(&daemon, &nodes, &a, "nodes/0", access(&["/dev/dri/card0"])).await,
+        "device-held"
+    );
 }
 
 #[tokio::test]
@@ -98,11 +167,17 @@ async fn what_a_claim_holds_by_its_nodes_outlives_the_daemon() {
     let (a, b) = (pod("a"), pod("b"));
     {
         let (daemon, gpu, _) = with_two(&home);
-        assert_eq!(prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card0"])).await, "prepared");
+        assert_eq!(
+            prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card0"])).await,
+            "prepared"
+        );
         daemon.crash().await;
     }
     let (daemon, _, nodes) = with_two(&home);
-    assert_eq!(prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await, "device-held");
+    assert_eq!(
+        prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await,
+        "device-held"
+    );
 }
 
 #[tokio::test]
@@ -110,11 +185,20 @@ async fn a_claim_that_is_prepared_again_with_another_node_leaves_the_first() {
     let home = machine();
     let (daemon, gpu, nodes) = with_two(&home);
     let (a, b) = (pod("a"), pod("b"));
-    assert_eq!(prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card0"])).await, "prepared");
+    assert_eq!(
+        prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card0"])).await,
+        "prepared"
+    );
     daemon.crash().await;
     let daemon = home.start_in("boot-2");
     daemon.serve(&gpu);
     daemon.serve(&nodes);
-    assert_eq!(prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card1"])).await, "prepared");
-    assert_eq!(prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await, "prepared");
+    assert_eq!(
+        prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card1"])).await,
+        "prepared"
+    );
+    assert_eq!(
+        prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await,
+        "prepared"
+    );
 }

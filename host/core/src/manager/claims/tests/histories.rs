@@ -57,7 +57,12 @@ struct State {
 impl Hardware {
     fn new(short: &str, is_pure: bool) -> Arc<Self> {
         let (name, open) = (driver(short), watch::Sender::new(true));
-        Arc::new(Self { name, is_pure, state: Mutex::default(), open })
+        Arc::new(Self {
+            name,
+            is_pure,
+            state: Mutex::default(),
+            open,
+        })
     }
 
     fn holds(&self) -> BTreeSet<Uid> {
@@ -65,7 +70,12 @@ impl Hardware {
     }
 
     fn next_luck(&self) -> Luck {
-        self.state.lock().unwrap().luck.pop_front().unwrap_or(Luck::Good)
+        self.state
+            .lock()
+            .unwrap()
+            .luck
+            .pop_front()
+            .unwrap_or(Luck::Good)
     }
 
     /// None: the answer leaves the claims out.
@@ -94,11 +104,15 @@ impl ClaimDriver for Hardware {
             let mut state = self.state.lock().unwrap();
             state.calls += 1;
             if !self.is_pure {
-                state.holds.extend(claims.iter().map(|claim| claim.id.uid.clone()));
+                state
+                    .holds
+                    .extend(claims.iter().map(|claim| claim.id.uid.clone()));
             }
             format!("call {}", state.calls)
         };
-        let Some(answer) = self.answer(luck, ()).await else { return Outcomes::new() };
+        let Some(answer) = self.answer(luck, ()).await else {
+            return Outcomes::new();
+        };
         let one = |claim: &DriverClaim| {
             let outcome = answer.clone().map(|()| prepared(&claim.devices, &memo));
             (claim.id.uid.clone(), outcome)
@@ -108,13 +122,23 @@ impl ClaimDriver for Hardware {
 
     async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         let luck = self.next_luck();
-        let acts = matches!(luck, Luck::Good | Luck::DoneAndRefused | Luck::DoneAndSilent | Luck::Stuck);
+        let acts = matches!(
+            luck,
+            Luck::Good | Luck::DoneAndRefused | Luck::DoneAndSilent | Luck::Stuck
+        );
         if acts {
             let mut state = self.state.lock().unwrap();
-            state.holds.retain(|uid| claims.iter().all(|live| live.claim.id.uid != *uid));
+            state
+                .holds
+                .retain(|uid| claims.iter().all(|live| live.claim.id.uid != *uid));
         }
-        let Some(answer) = self.answer(luck, ()).await else { return Outcomes::new() };
-        claims.iter().map(|live| (live.claim.id.uid.clone(), answer.clone())).collect()
+        let Some(answer) = self.answer(luck, ()).await else {
+            return Outcomes::new();
+        };
+        claims
+            .iter()
+            .map(|live| (live.claim.id.uid.clone(), answer.clone()))
+            .collect()
     }
 }
 
@@ -178,13 +202,13 @@ enum User {
 
 /// Whether a request unprepares a claim for a user.
 fn takes(request: &Request, user: &User, uid: &Uid) -> bool {
-    let claim = |index: &usize| Some(claims().swap_remove(*index)).filter(|claim| claim.id.uid == *uid);
+    let claim =
+        |index: &usize| Some(claims().swap_remove(*index)).filter(|claim| claim.id.uid == *uid);
     match (request, user) {
         (Request::Unprepare { pod }, User::Pod(uid)) => pods()[*pod].uid == *uid,
         (Request::Release { claim: index }, _) => claim(index).is_some(),
-        (Request::KubeletUnprepare { claim: index, part }, User::Kubelet(name)) => {
-            claim(index).is_some_and(|claim| part.is_none_or(|part| driver_of(&claim, part) == *name))
-        }
+        (Request::KubeletUnprepare { claim: index, part }, User::Kubelet(name)) => claim(index)
+            .is_some_and(|claim| part.is_none_or(|part| driver_of(&claim, part) == *name)),
         _ => false,
     }
 }
@@ -206,10 +230,19 @@ impl World {
     fn new(are_pure: [bool; 2]) -> Self {
         let (home, boot) = (Home::new(), 1);
         let daemon = Self::start(&home, boot);
-        let drivers =
-            DRIVERS.into_iter().zip(are_pure).map(|(name, is_pure)| Hardware::new(name, is_pure)).collect();
-        let mut world =
-            Self { home, daemon, drivers, serving: BTreeSet::new(), boot, answers: BTreeMap::new() };
+        let drivers = DRIVERS
+            .into_iter()
+            .zip(are_pure)
+            .map(|(name, is_pure)| Hardware::new(name, is_pure))
+            .collect();
+        let mut world = Self {
+            home,
+            daemon,
+            drivers,
+            serving: BTreeSet::new(),
+            boot,
+            answers: BTreeMap::new(),
+        };
         (0..DRIVERS.len()).for_each(|driver| world.serve(driver, true));
         world
     }
@@ -224,7 +257,8 @@ impl World {
         let driver = &self.drivers[index];
         if serves {
             let claims = Some(driver.clone() as Arc<dyn ClaimDriver>);
-            self.daemon.serve_any(&driver.name, DriverKind::Wasm, claims, None, "sha256:00");
+            self.daemon
+                .serve_any(&driver.name, DriverKind::Wasm, claims, None, "sha256:00");
             self.serving.insert(index);
         } else {
             self.daemon.manager.registry.retire(driver.name.as_str());
@@ -235,14 +269,22 @@ impl World {
     /// A new daemon on what is durable.
     fn begin_again(&mut self) {
         self.daemon = Self::start(&self.home, self.boot);
-        self.serving.clone().into_iter().for_each(|driver| self.serve(driver, true));
+        self.serving
+            .clone()
+            .into_iter()
+            .for_each(|driver| self.serve(driver, true));
         self.assert_answers_are_durable();
     }
 
     async fn happen(&mut self, event: &Event) {
         match event {
             Event::Requests { requests, crash } => self.ask(requests, *crash).await,
-            Event::Luck { driver, luck } => self.drivers[*driver].state.lock().unwrap().luck.extend(luck),
+            Event::Luck { driver, luck } => self.drivers[*driver]
+                .state
+                .lock()
+                .unwrap()
+                .luck
+                .extend(luck),
             Event::Serving { driver, serves } => self.serve(*driver, *serves),
             Event::Restart => self.restart().await,
             Event::Reboot => {
@@ -267,8 +309,13 @@ impl World {
 
     async fn ask(&mut self, requests: &[Request], crash: Option<usize>) {
         // A claim whose unprepare is requested may be gone whatever the answer is.
-        self.answers.retain(|(user, claim), _| !requests.iter().any(|request| takes(request, user, claim)));
-        let work = futures::future::join_all(requests.iter().map(|request| carry_out(&self.daemon, request)));
+        self.answers
+            .retain(|(user, claim), _| !requests.iter().any(|request| takes(request, user, claim)));
+        let work = futures::future::join_all(
+            requests
+                .iter()
+                .map(|request| carry_out(&self.daemon, request)),
+        );
         let Some(turns) = crash else {
             let answers = work.await;
             self.take(requests, answers);
@@ -297,7 +344,8 @@ impl World {
 
     /// Compares what was answered with what was answered before, and keeps it.
     fn take(&mut self, requests: &[Request], answers: Vec<Vec<(User, Uid)>>) {
-        let is_leaving = |user: &User, claim: &Uid| requests.iter().any(|one| takes(one, user, claim));
+        let is_leaving =
+            |user: &User, claim: &Uid| requests.iter().any(|one| takes(one, user, claim));
         let answers = answers.into_iter().flatten();
         for (user, claim) in answers.filter(|(user, claim)| !is_leaving(user, claim)) {
             let answer = self.files_of(&user, &claim);
@@ -314,11 +362,17 @@ impl World {
             User::Pod(_) => name.ends_with(&format!("_{claim}.yaml")),
             User::Kubelet(driver) => *name == format!("{driver}_{claim}.yaml"),
         };
-        let name = |path: &std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-        let files = self.daemon.cdi_files().into_iter().map(|path| (name(&path), path));
+        let name =
+            |path: &std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+        let files = self
+            .daemon
+            .cdi_files()
+            .into_iter()
+            .map(|path| (name(&path), path));
         let files = files.filter(|(name, _)| of_claim(name));
-        let files: BTreeMap<_, _> =
-            files.map(|(name, path)| (name, devices(&std::fs::read(path).unwrap()))).collect();
+        let files: BTreeMap<_, _> = files
+            .map(|(name, path)| (name, devices(&std::fs::read(path).unwrap())))
+            .collect();
         (self.boot, files.keys().cloned().collect(), files)
     }
 
@@ -326,17 +380,26 @@ impl World {
         let records = self.daemon.manager.claims();
         for ((user, claim), (boot, ..)) in &self.answers {
             let record = records.iter().find(|record| record.id.uid == *claim);
-            let record =
-                record.unwrap_or_else(|| panic!("{claim} was answered to {user:?} and is not known"));
+            let record = record
+                .unwrap_or_else(|| panic!("{claim} was answered to {user:?} and is not known"));
             let (is_held, is_ready) = match user {
-                User::Pod(pod) => (record.pods.contains_key(pod), record.state == ClaimState::Prepared),
+                User::Pod(pod) => (
+                    record.pods.contains_key(pod),
+                    record.state == ClaimState::Prepared,
+                ),
                 User::Kubelet(driver) => {
                     let part = record.drivers.get(driver);
-                    (part.is_some_and(|part| part.kubelet), part.is_some_and(|part| part.current().is_some()))
+                    (
+                        part.is_some_and(|part| part.kubelet),
+                        part.is_some_and(|part| part.current().is_some()),
+                    )
                 }
             };
             assert!(is_held, "{claim} was answered to {user:?}");
-            assert!(is_ready || *boot != self.boot, "{claim} was answered to {user:?}");
+            assert!(
+                is_ready || *boot != self.boot,
+                "{claim} was answered to {user:?}"
+            );
         }
     }
 
@@ -345,7 +408,9 @@ impl World {
         let records = self.daemon.manager.claims();
         for driver in &self.drivers {
             for uid in self.claims_of(driver) {
-                let known = records.iter().any(|r| r.id.uid == uid && r.drivers.contains_key(&driver.name));
+                let known = records
+                    .iter()
+                    .any(|r| r.id.uid == uid && r.drivers.contains_key(&driver.name));
                 assert!(known, "{} has {uid}, which no record has", driver.name);
             }
         }
@@ -355,13 +420,19 @@ impl World {
     /// Claims that a driver has, without those that were released while it could not unprepare them.
     fn claims_of(&self, driver: &Hardware) -> BTreeSet<Uid> {
         let (mut uids, released) = (driver.holds(), self.daemon.manager.released_claims());
-        uids.retain(|uid| !released.iter().any(|r| r.id.uid == *uid && r.untold.contains_key(&driver.name)));
+        uids.retain(|uid| {
+            !released
+                .iter()
+                .any(|r| r.id.uid == *uid && r.untold.contains_key(&driver.name))
+        });
         uids
     }
 
     /// Faults stop, drivers come back, the kubelet unprepares what it holds, and every pod leaves.
     async fn settle(mut self) {
-        self.drivers.iter().for_each(|driver| driver.state.lock().unwrap().luck.clear());
+        self.drivers
+            .iter()
+            .for_each(|driver| driver.state.lock().unwrap().luck.clear());
         (0..DRIVERS.len()).for_each(|driver| self.serve(driver, true));
         for claim in claims() {
             for name in DRIVERS.map(driver) {
@@ -379,7 +450,12 @@ impl World {
         self.finish().await;
         assert_eq!(self.daemon.cdi_files(), Vec::<std::path::PathBuf>::new());
         for driver in &self.drivers {
-            assert_eq!(self.claims_of(driver), BTreeSet::new(), "{} unprepared everything", driver.name);
+            assert_eq!(
+                self.claims_of(driver),
+                BTreeSet::new(),
+                "{} unprepared everything",
+                driver.name
+            );
         }
         self.daemon.checkpoint().close().await;
         let last = self.home.start();
@@ -389,20 +465,37 @@ impl World {
 
 /// What containers get, without the claim's identity, which names the pods that hold it now.
 fn devices(file: &[u8]) -> Vec<u8> {
-    file.split(|byte| *byte == b'\n').skip(1).flatten().copied().collect()
+    file.split(|byte| *byte == b'\n')
+        .skip(1)
+        .flatten()
+        .copied()
+        .collect()
 }
 
 /// Returns the users and claims that were answered to be prepared.
 async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
     match asked {
         Request::Unprepare { pod } => drop(daemon.unprepare(&pods()[*pod]).await),
-        Request::KubeletUnprepare { claim, part: Some(part) } => {
+        Request::KubeletUnprepare {
+            claim,
+            part: Some(part),
+        } => {
             let claim = &claims()[*claim];
-            daemon.kubelet_unprepare(&driver_of(claim, *part), claim).await.ok();
+            daemon
+                .kubelet_unprepare(&driver_of(claim, *part), claim)
+                .await
+                .ok();
         }
         Request::KubeletUnprepare { claim, part: None } => {
-            if let Some(seen) = daemon.manager.claim_held_for_kubelet(&claims()[*claim].id.uid) {
-                daemon.manager.unprepare_all_for_kubelet(&seen, "its pods are gone").await.ok();
+            if let Some(seen) = daemon
+                .manager
+                .claim_held_for_kubelet(&claims()[*claim].id.uid)
+            {
+                daemon
+                    .manager
+                    .unprepare_all_for_kubelet(&seen, "its pods are gone")
+                    .await
+                    .ok();
             }
         }
         Request::KubeletPrepare { claim, part } => {
@@ -412,25 +505,46 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
             // Two claims have the same name: it may be the other that is there.
             let answer = daemon.kubelet_prepare(&name, &claim).await;
             let has_devices = answer.is_ok_and(|devices| !devices.is_empty());
-            return has_devices.then_some((User::Kubelet(name), claim.id.uid)).into_iter().collect();
+            return has_devices
+                .then_some((User::Kubelet(name), claim.id.uid))
+                .into_iter()
+                .collect();
         }
         Request::EarlyPrepare { claim, part } => {
             let claim = claims()[*claim].clone();
             let name = driver_of(&claim, *part);
             // Nothing is promised to a kubelet yet.
-            daemon.manager.prepare_early(&name, claim, "test".into()).await.ok();
+            daemon
+                .manager
+                .prepare_early(&name, claim, "test".into())
+                .await
+                .ok();
         }
         Request::EarlyUnprepare { claim } => {
             // What a kubelet requested meanwhile stays.
-            daemon.manager.unprepare_early(&claims()[*claim].id.uid, "not nominated").await.ok();
+            daemon
+                .manager
+                .unprepare_early(&claims()[*claim].id.uid, "not nominated")
+                .await
+                .ok();
         }
         Request::Release { claim } => {
             let id = claims()[*claim].id.clone();
-            let request = ReleaseRequest { uid: Some(id.uid), ..release_request(id.name.as_str()) };
+            let request = ReleaseRequest {
+                uid: Some(id.uid),
+                ..release_request(id.name.as_str())
+            };
             // It is refused where the claim is in use.
-            daemon.manager.release_claim(request, "test".into()).await.ok();
+            daemon
+                .manager
+                .release_claim(request, "test".into())
+                .await
+                .ok();
         }
-        Request::Prepare { pod, claims: wanted } => {
+        Request::Prepare {
+            pod,
+            claims: wanted,
+        } => {
             let (pod, mut inline) = (&pods()[*pod], BTreeMap::new());
             for index in wanted {
                 let claim = claims()[*index].clone();
@@ -440,7 +554,9 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
             let inline = inline.values().cloned().collect();
             let outcome = daemon.prepare_request(request(pod, &names), inline).await;
             let prepared = outcome.claims.into_iter().filter(|claim| claim.end.is_ok());
-            return prepared.filter_map(|claim| Some((User::Pod(pod.uid.clone()), claim.uid?))).collect();
+            return prepared
+                .filter_map(|claim| Some((User::Pod(pod.uid.clone()), claim.uid?)))
+                .collect();
         }
     }
     Vec::new()
@@ -452,7 +568,10 @@ async fn too_long() {
     let (report, reported) = tokio::sync::oneshot::channel::<()>();
     let (over, watched) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
-        if watched.recv_timeout(Duration::from_secs(30)).is_err_and(|end| end == RecvTimeoutError::Timeout) {
+        if watched
+            .recv_timeout(Duration::from_secs(30))
+            .is_err_and(|end| end == RecvTimeoutError::Timeout)
+        {
             report.send(()).ok();
         }
     });

@@ -18,7 +18,10 @@ async fn a_pod_with_a_request_under_way_keeps_its_record_until_that_ends() {
         assert_eq!(daemon.manager.pods_count(), 1);
         drop(held);
     };
-    tokio::join!(inner.finish_unprepares([uid("uid-one")].into_iter()), request);
+    tokio::join!(
+        inner.finish_unprepares([uid("uid-one")].into_iter()),
+        request
+    );
     assert!(daemon.manager.pods().is_empty() && daemon.manager.claims().is_empty());
 }
 
@@ -28,10 +31,22 @@ async fn no_driver_is_called_while_the_checkpoint_accepts_nothing() {
     daemon.crash().await;
     let outcome = daemon.prepare(&a, &["one"]).await;
     assert_eq!(ends(&outcome), ["checkpoint-unavailable"]);
-    assert!(outcome.claims[0].end.as_ref().unwrap_err().retry_after_ms.is_some());
+    assert!(
+        outcome.claims[0]
+            .end
+            .as_ref()
+            .unwrap_err()
+            .retry_after_ms
+            .is_some()
+    );
     assert_eq!(gpu.counts(), (0, 0));
     assert!(daemon.is_empty());
-    assert!(daemon.manager.users_of_device(&driver("gpu"), "pool", "0").is_empty());
+    assert!(
+        daemon
+            .manager
+            .users_of_device(&driver("gpu"), "pool", "0")
+            .is_empty()
+    );
 }
 
 #[tokio::test]

@@ -7,13 +7,18 @@ use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
 use nodedock_model::{
-    BindingConditions, Claim, ClaimRecord, ClaimState, Condition, DeviceStatus, KubeletDevice, Problem,
+    BindingConditions, Claim, ClaimRecord, ClaimState, Condition, DeviceStatus, KubeletDevice,
+    Problem,
 };
 
 const PREPARED: Option<ClaimState> = Some(ClaimState::Prepared);
 
 fn home() -> (Home, Arc<FakeDriver>, Arc<FakeDriver>) {
-    (Home::new(), FakeDriver::new(driver("gpu")), FakeDriver::new(driver("nic")))
+    (
+        Home::new(),
+        FakeDriver::new(driver("gpu")),
+        FakeDriver::new(driver("nic")),
+    )
 }
 
 /// A daemon with drivers, and claims in its source.
@@ -24,7 +29,9 @@ fn start(home: &Home, drivers: &[&Arc<FakeDriver>], claims: &[&Claim]) -> Daemon
 fn start_in(boot: &str, home: &Home, drivers: &[&Arc<FakeDriver>], claims: &[&Claim]) -> Daemon {
     let daemon = home.start_with(boot, Duration::ZERO);
     drivers.iter().for_each(|driver| daemon.serve(driver));
-    claims.iter().for_each(|claim| daemon.source.put((*claim).clone()));
+    claims
+        .iter()
+        .for_each(|claim| daemon.source.put((*claim).clone()));
     daemon
 }
 
@@ -42,14 +49,24 @@ impl Both {
         let (home, gpu, nic) = home();
         let both = claim("both", &["gpu/0", "nic/0"], &[&pod("a")]);
         let daemon = start(&home, &[&gpu, &nic], &[&both]);
-        Self { home, daemon, gpu, nic, both }
+        Self {
+            home,
+            daemon,
+            gpu,
+            nic,
+            both,
+        }
     }
 
     /// The same with both parts prepared.
     async fn prepared() -> Self {
         let scene = Self::start();
         for name in [&scene.gpu.name, &scene.nic.name] {
-            scene.daemon.kubelet_prepare(name, &scene.both).await.unwrap();
+            scene
+                .daemon
+                .kubelet_prepare(name, &scene.both)
+                .await
+                .unwrap();
         }
         scene
     }
@@ -64,7 +81,11 @@ fn one() -> (Home, Daemon, Arc<FakeDriver>, Claim) {
 }
 
 fn cdi(devices: &[KubeletDevice]) -> Vec<&str> {
-    devices.iter().flat_map(|device| &device.cdi).map(String::as_str).collect()
+    devices
+        .iter()
+        .flat_map(|device| &device.cdi)
+        .map(String::as_str)
+        .collect()
 }
 
 fn code<T>(outcome: Result<T, Problem>) -> String {
@@ -74,9 +95,17 @@ fn code<T>(outcome: Result<T, Problem>) -> String {
 /// Drivers of the claims that the kubelet holds.
 fn held(daemon: &Daemon) -> Vec<(String, Vec<String>)> {
     let names = |claim: nodedock_model::KubeletClaim| {
-        (claim.claim.uid.to_string(), claim.drivers.iter().map(ToString::to_string).collect())
+        (
+            claim.claim.uid.to_string(),
+            claim.drivers.iter().map(ToString::to_string).collect(),
+        )
     };
-    daemon.manager.held_for_kubelet().into_iter().map(names).collect()
+    daemon
+        .manager
+        .held_for_kubelet()
+        .into_iter()
+        .map(names)
+        .collect()
 }
 
 #[tokio::test]
@@ -85,32 +114,72 @@ async fn the_drivers_of_a_claim_are_called_one_by_one() {
     let both = claim("both", &["gpu/0", "gpu/1#share", "nic/0", "other/0"], &[&a]);
     let daemon = start(&home, &[&gpu, &nic], &[&both]);
     let first = daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
-    assert_eq!(cdi(&first), ["gpu.example.com/claim=uid-both-0", "gpu.example.com/claim=uid-both-1"]);
+    assert_eq!(
+        cdi(&first),
+        [
+            "gpu.example.com/claim=uid-both-0",
+            "gpu.example.com/claim=uid-both-1"
+        ]
+    );
     assert_eq!(first[1].share_id.as_deref(), Some("share"));
     assert_eq!(first[0].requests, ["0"]);
-    assert_eq!((gpu.counts(), nic.counts(), daemon.cdi_files().len()), ((1, 0), (0, 0), 1));
+    assert_eq!(
+        (gpu.counts(), nic.counts(), daemon.cdi_files().len()),
+        ((1, 0), (0, 0), 1)
+    );
     daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
-    assert_eq!(daemon.state("uid-both"), PREPARED, "whose driver the third is is not ours to know");
-    assert_eq!((gpu.counts(), nic.counts(), daemon.cdi_files().len()), ((1, 0), (1, 0), 2));
+    assert_eq!(
+        daemon.state("uid-both"),
+        PREPARED,
+        "whose driver the third is is not ours to know"
+    );
+    assert_eq!(
+        (gpu.counts(), nic.counts(), daemon.cdi_files().len()),
+        ((1, 0), (1, 0), 2)
+    );
     assert_eq!(held(&daemon).len(), 1);
     let known = &daemon.manager.held_for_kubelet()[0];
-    assert_eq!((known.consumers.as_slice(), known.drivers.len()), (both.reserved_for.as_slice(), 2));
+    assert_eq!(
+        (known.consumers.as_slice(), known.drivers.len()),
+        (both.reserved_for.as_slice(), 2)
+    );
 
     assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Ok(()));
     assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 0)));
     assert_eq!(gpu.calls().unprepare[0][0].memo, b"call 1");
     let files = daemon.cdi_files();
-    assert!(files.len() == 1 && files[0].ends_with("nic.example.com_uid-both.yaml"), "{files:?}");
+    assert!(
+        files.len() == 1 && files[0].ends_with("nic.example.com_uid-both.yaml"),
+        "{files:?}"
+    );
     daemon.stop().await;
 
     let daemon = start(&home, &[&gpu, &nic], &[&both]);
     daemon.sweep().await;
-    assert_eq!(held(&daemon), [("uid-both".to_owned(), vec!["nic.example.com".to_owned()])]);
-    assert_eq!(daemon.kubelet_prepare(&nic.name, &both).await.unwrap().len(), 1);
+    assert_eq!(
+        held(&daemon),
+        [("uid-both".to_owned(), vec!["nic.example.com".to_owned()])]
+    );
+    assert_eq!(
+        daemon
+            .kubelet_prepare(&nic.name, &both)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
     assert_eq!(nic.counts(), (1, 0), "it is known");
-    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Ok(()), "what is gone is done");
+    assert_eq!(
+        daemon.kubelet_unprepare(&gpu.name, &both).await,
+        Ok(()),
+        "what is gone is done"
+    );
     assert_eq!(daemon.kubelet_unprepare(&nic.name, &both).await, Ok(()));
-    assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty() && held(&daemon).is_empty());
+    assert!(
+        daemon.manager.claims().is_empty()
+            && daemon.cdi_files().is_empty()
+            && held(&daemon).is_empty()
+    );
     assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 1)));
 }
 
@@ -129,23 +198,41 @@ async fn a_claim_that_is_not_ours_to_prepare_is_refused_before_anything_is_writt
         ("claim-replaced", claim("one@uid-newer", &["gpu/0"], &[&a])),
         ("claim-not-allocated", with(|c| c.allocation = None)),
         ("claim-on-another-node", elsewhere),
-        ("claim-of-another-pod", with(|c| c.owner_pod = Some(uid("uid-b")))),
+        (
+            "claim-of-another-pod",
+            with(|c| c.owner_pod = Some(uid("uid-b"))),
+        ),
         ("claim-too-large", many),
     ] {
         let daemon = start(&home, &[&gpu], &[&claim]);
         let before = daemon.commits();
-        assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &good).await), expected);
+        assert_eq!(
+            code(daemon.kubelet_prepare(&gpu.name, &good).await),
+            expected
+        );
         assert_eq!((daemon.commits(), gpu.counts()), (before, (0, 0)));
         daemon.stop().await;
     }
     let daemon = start(&home, &[&gpu], &[]);
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &good).await), "no-such-claim");
+    assert_eq!(
+        code(daemon.kubelet_prepare(&gpu.name, &good).await),
+        "no-such-claim"
+    );
     daemon.source.put(good.clone());
-    assert_eq!(code(daemon.kubelet_prepare(&driver("nic"), &good).await), "done");
-    assert!(daemon.manager.claims().is_empty(), "without a device of the driver there is nothing to do");
+    assert_eq!(
+        code(daemon.kubelet_prepare(&driver("nic"), &good).await),
+        "done"
+    );
+    assert!(
+        daemon.manager.claims().is_empty(),
+        "without a device of the driver there is nothing to do"
+    );
     let absent = claim("absent", &["nic/0"], &[&a]);
     daemon.source.put(absent.clone());
-    assert_eq!(code(daemon.kubelet_prepare(&driver("nic"), &absent).await), "driver-unknown");
+    assert_eq!(
+        code(daemon.kubelet_prepare(&driver("nic"), &absent).await),
+        "driver-unknown"
+    );
     assert!(daemon.manager.claims().is_empty());
 }
 
@@ -153,32 +240,73 @@ async fn a_claim_that_is_not_ours_to_prepare_is_refused_before_anything_is_writt
 async fn while_its_source_is_away_a_known_claim_is_answered_and_one_that_is_gone_is_not() {
     let ((home, gpu, nic), a) = (home(), pod("a"));
     let both = claim("both", &["gpu/0", "nic/0"], &[&a]);
-    let (other, alone) = (claim("other", &["gpu/1"], &[&a]), claim("alone", &["gpu/2"], &[&a]));
+    let (other, alone) = (
+        claim("other", &["gpu/1"], &[&a]),
+        claim("alone", &["gpu/2"], &[&a]),
+    );
     let daemon = start(&home, &[&gpu, &nic], &[&both, &other, &alone]);
     let first = daemon.kubelet_prepare(&gpu.name, &both).await;
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &alone).await), "done");
-    assert_eq!(daemon.kubelet_prepare(&nic.name, &alone).await, Ok(Vec::new()));
-    daemon.source.fail(Some(Problem::unavailable("api-away", "no route")));
+    assert_eq!(
+        code(daemon.kubelet_prepare(&gpu.name, &alone).await),
+        "done"
+    );
+    assert_eq!(
+        daemon.kubelet_prepare(&nic.name, &alone).await,
+        Ok(Vec::new())
+    );
+    daemon
+        .source
+        .fail(Some(Problem::unavailable("api-away", "no route")));
     let commits = daemon.commits();
     assert_eq!(daemon.kubelet_prepare(&gpu.name, &both).await, first);
     assert_eq!((gpu.counts(), daemon.commits()), ((2, 0), commits));
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &other).await), "api-away", "it has no record");
+    assert_eq!(
+        code(daemon.kubelet_prepare(&gpu.name, &other).await),
+        "api-away",
+        "it has no record"
+    );
     let of_nic = daemon.kubelet_prepare(&nic.name, &alone).await;
-    assert_eq!(code(of_nic), "api-away", "a record does not say that a driver has no device of the claim");
-    assert_eq!(code(daemon.kubelet_prepare(&nic.name, &both).await), "done", "an allocation is final");
+    assert_eq!(
+        code(of_nic),
+        "api-away",
+        "a record does not say that a driver has no device of the claim"
+    );
+    assert_eq!(
+        code(daemon.kubelet_prepare(&nic.name, &both).await),
+        "done",
+        "an allocation is final"
+    );
     daemon.source.fail(None);
     daemon.source.remove(&both);
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "no-such-claim");
-    daemon.source.put(claim("both@uid-newer", &["gpu/0"], &[&a]));
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "claim-replaced");
+    assert_eq!(
+        code(daemon.kubelet_prepare(&gpu.name, &both).await),
+        "no-such-claim"
+    );
+    daemon
+        .source
+        .put(claim("both@uid-newer", &["gpu/0"], &[&a]));
+    assert_eq!(
+        code(daemon.kubelet_prepare(&gpu.name, &both).await),
+        "claim-replaced"
+    );
     daemon.stop().await;
 
     let daemon = start_in("boot-2", &home, &[&gpu, &nic], &[]);
-    daemon.source.fail(Some(Problem::unavailable("api-away", "no route")));
+    daemon
+        .source
+        .fail(Some(Problem::unavailable("api-away", "no route")));
     assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "done");
-    assert_eq!(gpu.counts(), (3, 0), "after a boot its driver is called again");
+    assert_eq!(
+        gpu.counts(),
+        (3, 0),
+        "after a boot its driver is called again"
+    );
     for (name, claim) in [(&gpu.name, &both), (&nic.name, &both), (&gpu.name, &alone)] {
-        assert_eq!(daemon.kubelet_unprepare(name, claim).await, Ok(()), "which needs no source");
+        assert_eq!(
+            daemon.kubelet_unprepare(name, claim).await,
+            Ok(()),
+            "which needs no source"
+        );
     }
     assert!(daemon.manager.claims().is_empty());
 }
@@ -187,20 +315,41 @@ async fn while_its_source_is_away_a_known_claim_is_answered_and_one_that_is_gone
 async fn a_source_that_does_not_answer_is_not_waited_for_longer_than_a_while() {
     let (_home, daemon, gpu, one) = one();
     daemon.source.shut(true);
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &one).await), "claim-not-read");
+    assert_eq!(
+        code(daemon.kubelet_prepare(&gpu.name, &one).await),
+        "claim-not-read"
+    );
     assert_eq!(daemon.kubelet_unprepare(&gpu.name, &one).await, Ok(()));
 }
 
 #[tokio::test]
 async fn a_part_of_a_driver_that_is_gone_is_kept_until_it_is_back_and_the_others_go() {
     for by_itself in [true, false] {
-        let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
+        let Both {
+            home: _home,
+            daemon,
+            gpu,
+            nic,
+            both,
+        } = Both::prepared().await;
         daemon.retire(&gpu);
-        let problem = daemon.kubelet_unprepare(&gpu.name, &both).await.unwrap_err();
-        assert!(!problem.kind.is_permanent() && problem.message.contains("kept until its driver is back"));
-        assert_eq!(held(&daemon), [("uid-both".to_owned(), vec!["nic.example.com".to_owned()])]);
+        let problem = daemon
+            .kubelet_unprepare(&gpu.name, &both)
+            .await
+            .unwrap_err();
+        assert!(
+            !problem.kind.is_permanent()
+                && problem.message.contains("kept until its driver is back")
+        );
+        assert_eq!(
+            held(&daemon),
+            [("uid-both".to_owned(), vec!["nic.example.com".to_owned()])]
+        );
         assert_eq!(daemon.state("uid-both"), PREPARED, "the nic stands");
-        assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "claim-unpreparing");
+        assert_eq!(
+            code(daemon.kubelet_prepare(&gpu.name, &both).await),
+            "claim-unpreparing"
+        );
         assert_eq!(
             ends(&daemon.prepare(&pod("a"), &["both"]).await),
             ["claim-unpreparing"],
@@ -230,28 +379,65 @@ async fn a_part_of_a_driver_that_is_gone_is_kept_until_it_is_back_and_the_others
 /// The rest of the claim stands meanwhile: only the part is tried again.
 #[tokio::test(start_paused = true)]
 async fn a_part_that_its_driver_does_not_unprepare_is_tried_again_while_the_rest_stands() {
-    let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
+    let Both {
+        home: _home,
+        daemon,
+        gpu,
+        nic,
+        both,
+    } = Both::prepared().await;
     daemon.start_unprepares();
     (0..3).for_each(|_| gpu.refuse_unprepare(transient()));
-    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Err(transient()));
+    assert_eq!(
+        daemon.kubelet_unprepare(&gpu.name, &both).await,
+        Err(transient())
+    );
     let mut changes = daemon.manager.changes.listen();
     while daemon.manager.claims()[0].is_leaving() {
         changes.recv().await.unwrap();
     }
     assert_eq!((gpu.counts(), nic.counts()), ((1, 4), (1, 0)));
-    assert_eq!((daemon.state("uid-both"), daemon.cdi_files().len()), (PREPARED, 1));
-    assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &both).await), "done", "it may be prepared again");
+    assert_eq!(
+        (daemon.state("uid-both"), daemon.cdi_files().len()),
+        (PREPARED, 1)
+    );
+    assert_eq!(
+        code(daemon.kubelet_prepare(&gpu.name, &both).await),
+        "done",
+        "it may be prepared again"
+    );
 }
 
 #[tokio::test]
 async fn a_pod_and_a_kubelet_hold_a_claim_together() {
-    let (Both { home: _home, daemon, gpu, nic, both }, a) = (Both::start(), pod("a"));
+    let (
+        Both {
+            home: _home,
+            daemon,
+            gpu,
+            nic,
+            both,
+        },
+        a,
+    ) = (Both::start(), pod("a"));
     daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
     assert_eq!(ends(&daemon.prepare(&a, &["both"]).await), ["prepared"]);
-    assert_eq!((gpu.counts(), nic.counts()), ((1, 0), (1, 0)), "the pod asked for what was missing");
+    assert_eq!(
+        (gpu.counts(), nic.counts()),
+        ((1, 0), (1, 0)),
+        "the pod asked for what was missing"
+    );
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
-    assert_eq!((gpu.counts(), nic.counts()), ((1, 0), (1, 1)), "the kubelet has the gpu still");
-    assert_eq!((daemon.manager.pods_count(), daemon.cdi_files().len()), (1, 1), "for the kubelet");
+    assert_eq!(
+        (gpu.counts(), nic.counts()),
+        ((1, 0), (1, 1)),
+        "the kubelet has the gpu still"
+    );
+    assert_eq!(
+        (daemon.manager.pods_count(), daemon.cdi_files().len()),
+        (1, 1),
+        "for the kubelet"
+    );
 
     assert_eq!(ends(&daemon.prepare(&a, &["both"]).await), ["prepared"]);
     assert_eq!(daemon.kubelet_unprepare(&gpu.name, &both).await, Ok(()));
@@ -265,7 +451,10 @@ async fn a_pod_and_a_kubelet_hold_a_claim_together() {
 #[tokio::test]
 async fn a_device_is_in_one_claim_and_the_next_waits_for_it() {
     let ((home, gpu, _), a) = (home(), pod("a"));
-    let (one, two) = (claim("one", &["gpu/0"], &[&a]), claim("two", &["gpu/0"], &[&a]));
+    let (one, two) = (
+        claim("one", &["gpu/0"], &[&a]),
+        claim("two", &["gpu/0"], &[&a]),
+    );
     let monitor = claim("monitor", &["!gpu/0"], &[&a]);
     {
         let daemon = start(&home, &[&gpu], &[&one, &two, &monitor]);
@@ -273,12 +462,17 @@ async fn a_device_is_in_one_claim_and_the_next_waits_for_it() {
         let problem = daemon.kubelet_prepare(&gpu.name, &two).await.unwrap_err();
         assert_eq!(problem.code, "device-held");
         assert!(problem.message.contains("the kubelet for a"), "{problem}");
-        assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &monitor).await), "done");
+        assert_eq!(
+            code(daemon.kubelet_prepare(&gpu.name, &monitor).await),
+            "done"
+        );
         daemon.stop().await;
     }
     let daemon = home.start();
     daemon.serve(&gpu);
-    [&one, &two].into_iter().for_each(|claim| daemon.source.put(claim.clone()));
+    [&one, &two]
+        .into_iter()
+        .for_each(|claim| daemon.source.put(claim.clone()));
     let leave = async {
         daemon.source.asked(1).await;
         daemon.kubelet_unprepare(&gpu.name, &one).await
@@ -305,7 +499,11 @@ async fn a_prepare_whose_caller_goes_away_is_finished_and_found_by_what_comes_af
         };
         if unprepare {
             let (left, ()) = tokio::join!(daemon.kubelet_unprepare(&gpu.name, &one), open);
-            assert_eq!((left, gpu.counts()), (Ok(()), (1, 1)), "it waits for what was begun");
+            assert_eq!(
+                (left, gpu.counts()),
+                (Ok(()), (1, 1)),
+                "it waits for what was begun"
+            );
             assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
         } else {
             let (again, ()) = tokio::join!(daemon.kubelet_prepare(&gpu.name, &one), open);
@@ -327,18 +525,37 @@ async fn after_a_reboot_the_driver_is_called_once_more() {
     let daemon = start_in("boot-3", &home, &[&gpu], &[]);
     daemon.kubelet_unprepare(&gpu.name, &one).await.unwrap();
     let live = gpu.calls().unprepare.remove(0).remove(0);
-    assert_eq!((live.memo.as_slice(), live.boot_id.as_str()), (b"call 2".as_slice(), "boot-2"));
+    assert_eq!(
+        (live.memo.as_slice(), live.boot_id.as_str()),
+        (b"call 2".as_slice(), "boot-2")
+    );
 }
 
 #[tokio::test]
 async fn a_part_that_is_refused_for_good_is_rolled_back_and_the_rest_stays() {
-    let Both { home: _home, daemon, gpu, nic, both } = Both::start();
+    let Both {
+        home: _home,
+        daemon,
+        gpu,
+        nic,
+        both,
+    } = Both::start();
     daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
     nic.reply("uid-both", Reply::Refuse(permanent()));
-    assert_eq!(daemon.kubelet_prepare(&nic.name, &both).await, Err(permanent()));
+    assert_eq!(
+        daemon.kubelet_prepare(&nic.name, &both).await,
+        Err(permanent())
+    );
     assert_eq!((nic.counts(), gpu.counts()), ((1, 1), (1, 0)));
-    assert_eq!(held(&daemon), [("uid-both".to_owned(), vec!["gpu.example.com".to_owned()])]);
-    assert_eq!(daemon.kubelet_prepare(&nic.name, &both).await, Err(permanent()), "by heart");
+    assert_eq!(
+        held(&daemon),
+        [("uid-both".to_owned(), vec!["gpu.example.com".to_owned()])]
+    );
+    assert_eq!(
+        daemon.kubelet_prepare(&nic.name, &both).await,
+        Err(permanent()),
+        "by heart"
+    );
     assert_eq!(nic.counts(), (1, 1));
     assert_eq!(daemon.kubelet_unprepare(&nic.name, &both).await, Ok(()));
     assert_eq!(
@@ -350,21 +567,49 @@ async fn a_part_that_is_refused_for_good_is_rolled_back_and_the_rest_stays() {
 
 #[tokio::test]
 async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
-    let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
+    let Both {
+        home: _home,
+        daemon,
+        gpu,
+        nic,
+        both,
+    } = Both::prepared().await;
     nic.refuse_unprepare(transient());
     let seen = daemon.manager.claim_held_for_kubelet(&both.id.uid).unwrap();
     // The kubelet requests the claim again, with the same consumers, before it is unprepared.
     daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
-    let refused = daemon.manager.unprepare_all_for_kubelet(&seen, "its pods are gone").await;
-    assert_eq!(refused.as_ref().map_err(|problem| problem.code.as_str()), Err("claim-in-use"));
+    let refused = daemon
+        .manager
+        .unprepare_all_for_kubelet(&seen, "its pods are gone")
+        .await;
+    assert_eq!(
+        refused.as_ref().map_err(|problem| problem.code.as_str()),
+        Err("claim-in-use")
+    );
     assert!(refused.unwrap_err().message.contains("default/both"));
-    assert_eq!((daemon.state("uid-both"), nic.counts()), (Some(ClaimState::Prepared), (1, 0)));
+    assert_eq!(
+        (daemon.state("uid-both"), nic.counts()),
+        (Some(ClaimState::Prepared), (1, 0))
+    );
     let seen = daemon.manager.claim_held_for_kubelet(&both.id.uid).unwrap();
-    let unprepare = || daemon.manager.unprepare_all_for_kubelet(&seen, "its pods are gone");
+    let unprepare = || {
+        daemon
+            .manager
+            .unprepare_all_for_kubelet(&seen, "its pods are gone")
+    };
     assert_eq!(unprepare().await, Err(transient()));
     let record = daemon.manager.claims().remove(0);
-    assert!(record.timeline.iter().any(|entry| entry.cause.starts_with("its pods are gone")), "{record:?}");
-    assert_eq!((held(&daemon), daemon.state("uid-both")), (vec![], Some(ClaimState::Unpreparing)));
+    assert!(
+        record
+            .timeline
+            .iter()
+            .any(|entry| entry.cause.starts_with("its pods are gone")),
+        "{record:?}"
+    );
+    assert_eq!(
+        (held(&daemon), daemon.state("uid-both")),
+        (vec![], Some(ClaimState::Unpreparing))
+    );
     assert_eq!(unprepare().await, Ok(()), "which goes on by itself");
     daemon.serve(&nic);
     daemon.start_unprepares();
@@ -378,9 +623,19 @@ async fn a_claim_given_with_the_request_is_listed_apart() {
     let ((home, gpu, _), a) = (home(), pod("a"));
     let daemon = start(&home, &[&gpu], &[]);
     let given = claim("given", &["gpu/0", "gpu/1"], &[]);
-    let ask = || daemon.manager.prepare_given_for_kubelet(&gpu.name, given.clone(), "test".into());
+    let ask = || {
+        daemon
+            .manager
+            .prepare_given_for_kubelet(&gpu.name, given.clone(), "test".into())
+    };
     let first = ask().await.unwrap();
-    assert_eq!(first.cdi_names(), ["gpu.example.com/claim=uid-given-0", "gpu.example.com/claim=uid-given-1"]);
+    assert_eq!(
+        first.cdi_names(),
+        [
+            "gpu.example.com/claim=uid-given-0",
+            "gpu.example.com/claim=uid-given-1"
+        ]
+    );
     assert_eq!(ask().await, Ok(first));
     assert_eq!(gpu.counts(), (1, 0));
     let one = claim("one", &["gpu/2"], &[&a]);
@@ -388,10 +643,17 @@ async fn a_claim_given_with_the_request_is_listed_apart() {
     daemon.kubelet_prepare(&gpu.name, &one).await.unwrap();
     let given_to = |daemon: &Daemon| {
         let is_given = |claim: &ClaimRecord| claim.kubelet.as_ref().is_some_and(|hold| hold.given);
-        let claims = daemon.manager.claims().into_iter().filter(|claim| is_given(claim));
+        let claims = daemon
+            .manager
+            .claims()
+            .into_iter()
+            .filter(|claim| is_given(claim));
         claims.map(|claim| claim.id.clone()).collect::<Vec<_>>()
     };
-    assert_eq!((held(&daemon)[0].0.as_str(), held(&daemon).len()), ("uid-one", 1));
+    assert_eq!(
+        (held(&daemon)[0].0.as_str(), held(&daemon).len()),
+        ("uid-one", 1)
+    );
     assert_eq!(given_to(&daemon), std::slice::from_ref(&given.id));
     daemon.stop().await;
     let daemon = start(&home, &[&gpu], &[]);
@@ -403,20 +665,36 @@ async fn a_claim_given_with_the_request_is_listed_apart() {
 #[tokio::test]
 async fn statuses_of_devices_are_reported_while_the_kubelet_holds_them() {
     let ((home, gpu, nic), a) = (home(), pod("a"));
-    let (both, quiet) = (claim("both", &["gpu/0#s", "nic/0"], &[&a]), claim("quiet", &["gpu/1"], &[&a]));
+    let (both, quiet) = (
+        claim("both", &["gpu/0#s", "nic/0"], &[&a]),
+        claim("quiet", &["gpu/1"], &[&a]),
+    );
     let daemon = start(&home, &[&gpu, &nic], &[&both, &quiet]);
     let mut changes = daemon.manager.device_status_changes();
     daemon.kubelet_prepare(&gpu.name, &quiet).await.unwrap();
     assert!(!changes.has_changed().unwrap() && daemon.manager.device_statuses().is_empty());
-    let status = DeviceStatus { data: Some("{\"mtu\":9000}".to_owned()), ..DeviceStatus::default() };
+    let status = DeviceStatus {
+        data: Some("{\"mtu\":9000}".to_owned()),
+        ..DeviceStatus::default()
+    };
     gpu.reply("uid-both", Reply::Status(status.clone()));
     daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
     daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
     assert!(changes.has_changed().unwrap());
     let statuses = daemon.manager.device_statuses();
-    assert_eq!((statuses.len(), &statuses[0].claim, statuses[0].devices.len()), (1, &both.id, 1));
+    assert_eq!(
+        (
+            statuses.len(),
+            &statuses[0].claim,
+            statuses[0].devices.len()
+        ),
+        (1, &both.id, 1)
+    );
     let device = &statuses[0].devices[0];
-    assert_eq!((&device.driver, device.share_id.as_deref(), &device.status), (&gpu.name, Some("s"), &status));
+    assert_eq!(
+        (&device.driver, device.share_id.as_deref(), &device.status),
+        (&gpu.name, Some("s"), &status)
+    );
     changes.mark_unchanged();
     daemon.kubelet_unprepare(&gpu.name, &both).await.unwrap();
     assert!(changes.has_changed().unwrap() && daemon.manager.device_statuses().is_empty());
@@ -437,7 +715,10 @@ async fn an_operator_does_not_take_from_a_kubelet_what_it_holds() {
 async fn a_claim_that_was_prepared_early_has_the_hosts_condition_and_needs_no_second_call() {
     let (_home, daemon, gpu, mut one) = one();
     let binding = BindingConditions {
-        conditions: vec!["example.com/attached".to_owned(), BindingConditions::PREPARED.to_owned()],
+        conditions: vec![
+            "example.com/attached".to_owned(),
+            BindingConditions::PREPARED.to_owned(),
+        ],
         failures: vec![BindingConditions::PREPARE_FAILED.to_owned()],
     };
     one.allocation.as_mut().unwrap().devices[0].binding = binding;
@@ -448,27 +729,54 @@ async fn a_claim_that_was_prepared_early_has_the_hosts_condition_and_needs_no_se
         reason: "Attached".to_owned(),
         message: String::new(),
     };
-    let status = DeviceStatus { conditions: vec![attached], ..DeviceStatus::default() };
+    let status = DeviceStatus {
+        conditions: vec![attached],
+        ..DeviceStatus::default()
+    };
     gpu.reply("uid-one", Reply::Status(status));
     let mut changes = daemon.manager.device_status_changes();
-    daemon.manager.prepare_early(&gpu.name, one.clone(), "test".into()).await.unwrap();
+    daemon
+        .manager
+        .prepare_early(&gpu.name, one.clone(), "test".into())
+        .await
+        .unwrap();
     assert!(changes.has_changed().unwrap());
     changes.mark_unchanged();
     let types = || {
         let statuses = daemon.manager.device_statuses();
-        let conditions =
-            statuses.iter().flat_map(|claim| &claim.devices).flat_map(|device| &device.status.conditions);
-        conditions.map(|condition| (condition.kind.clone(), condition.status)).collect::<Vec<_>>()
+        let conditions = statuses
+            .iter()
+            .flat_map(|claim| &claim.devices)
+            .flat_map(|device| &device.status.conditions);
+        conditions
+            .map(|condition| (condition.kind.clone(), condition.status))
+            .collect::<Vec<_>>()
     };
-    let expected =
-        [BindingConditions::PREPARED, "example.com/attached"].map(|kind| (kind.to_owned(), Some(true)));
+    let expected = [BindingConditions::PREPARED, "example.com/attached"]
+        .map(|kind| (kind.to_owned(), Some(true)));
     assert_eq!(types(), expected);
-    assert!(daemon.manager.claim_held_for_kubelet(&one.id.uid).unwrap().early);
+    assert!(
+        daemon
+            .manager
+            .claim_held_for_kubelet(&one.id.uid)
+            .unwrap()
+            .early
+    );
 
     daemon.kubelet_prepare(&gpu.name, &one).await.unwrap();
     assert_eq!((gpu.counts(), types()), ((1, 0), expected.to_vec()));
-    assert!(!daemon.manager.claim_held_for_kubelet(&one.id.uid).unwrap().early);
-    daemon.manager.unprepare_early(&one.id.uid, "not nominated").await.unwrap();
+    assert!(
+        !daemon
+            .manager
+            .claim_held_for_kubelet(&one.id.uid)
+            .unwrap()
+            .early
+    );
+    daemon
+        .manager
+        .unprepare_early(&one.id.uid, "not nominated")
+        .await
+        .unwrap();
     assert_eq!(gpu.counts(), (1, 0), "it is the kubelet's");
     assert_eq!(daemon.kubelet_unprepare(&gpu.name, &one).await, Ok(()));
     assert_eq!((gpu.counts(), types()), ((1, 1), vec![]));
@@ -479,13 +787,33 @@ async fn a_claim_that_was_prepared_early_is_unprepared_after_a_restart_too() {
     let (home, gpu, _) = home();
     let one = claim("one", &["gpu/0"], &[&pod("a")]);
     let daemon = start(&home, &[&gpu], &[&one]);
-    daemon.manager.prepare_early(&gpu.name, one.clone(), "test".into()).await.unwrap();
+    daemon
+        .manager
+        .prepare_early(&gpu.name, one.clone(), "test".into())
+        .await
+        .unwrap();
     daemon.stop().await;
     let daemon = start(&home, &[&gpu], &[&one]);
-    assert!(daemon.manager.claim_held_for_kubelet(&one.id.uid).unwrap().early);
-    daemon.manager.unprepare_early(&one.id.uid, "not nominated").await.unwrap();
+    assert!(
+        daemon
+            .manager
+            .claim_held_for_kubelet(&one.id.uid)
+            .unwrap()
+            .early
+    );
+    daemon
+        .manager
+        .unprepare_early(&one.id.uid, "not nominated")
+        .await
+        .unwrap();
     assert_eq!(gpu.counts(), (1, 1));
     assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
     // Of a claim that is not there nothing has to be released.
-    assert_eq!(daemon.manager.unprepare_early(&one.id.uid, "not nominated").await, Ok(()));
+    assert_eq!(
+        daemon
+            .manager
+            .unprepare_early(&one.id.uid, "not nominated")
+            .await,
+        Ok(())
+    );
 }

@@ -10,14 +10,16 @@ use crate::manager::claims::fixtures::{claim, driver, pod};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
 use nodedock_model::{DeviceStatus, NetworkData, ObjectName, PoolNames};
 
-const IN_CONTAINER: &str =
-    "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/one/0/gpu.example.com-metadata.json";
+const IN_CONTAINER: &str = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/one/0/gpu.example.com-metadata.json";
 
 /// A daemon with metadata files, and the prepared claim `one`.
 async fn prepared() -> (Home, Daemon, Arc<FakeDriver>) {
     let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
     let daemon = start(&home, &gpu);
-    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["prepared"]);
+    assert_eq!(
+        ends(&daemon.prepare(&pod("a"), &["one"]).await),
+        ["prepared"]
+    );
     (home, daemon, gpu)
 }
 
@@ -38,13 +40,24 @@ fn path(home: &Home) -> PathBuf {
 
 fn first(home: &Home) -> serde_json::Value {
     let text = std::fs::read(path(home)).unwrap();
-    serde_json::Deserializer::from_slice(&text).into_iter().next().unwrap().unwrap()
+    serde_json::Deserializer::from_slice(&text)
+        .into_iter()
+        .next()
+        .unwrap()
+        .unwrap()
 }
 
 fn network(ip: &str) -> Reply {
     let (interface_name, hardware_address) = ("net1".to_owned(), String::new());
-    let network = NetworkData { interface_name, ips: vec![ip.to_owned()], hardware_address };
-    Reply::Status(DeviceStatus { network: Some(network), ..DeviceStatus::default() })
+    let network = NetworkData {
+        interface_name,
+        ips: vec![ip.to_owned()],
+        hardware_address,
+    };
+    Reply::Status(DeviceStatus {
+        network: Some(network),
+        ..DeviceStatus::default()
+    })
 }
 
 #[tokio::test]
@@ -52,7 +65,10 @@ async fn a_prepared_claim_has_its_file_and_the_mount_until_it_is_unprepared() {
     let (home, daemon, _gpu) = prepared().await;
     assert_eq!(first(&home)["metadata"]["uid"], "uid-one");
     let spec = std::fs::read_to_string(&daemon.cdi_files()[0]).unwrap();
-    assert!(spec.contains(IN_CONTAINER) && spec.contains(path(&home).to_str().unwrap()), "{spec}");
+    assert!(
+        spec.contains(IN_CONTAINER) && spec.contains(path(&home).to_str().unwrap()),
+        "{spec}"
+    );
     assert!(daemon.unprepare(&pod("a")).await.iter().all(Result::is_ok));
     assert!(!path(&home).parent().unwrap().exists());
 }
@@ -67,13 +83,20 @@ async fn whatever_becomes_of_a_file_it_is_rendered_again() {
         assert_eq!(std::fs::read(path(&home)).unwrap(), whole);
     }
     std::fs::remove_dir_all(home.metadata()).unwrap();
-    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["prepared"]);
+    assert_eq!(
+        ends(&daemon.prepare(&pod("a"), &["one"]).await),
+        ["prepared"]
+    );
     assert_eq!(std::fs::read(path(&home)).unwrap(), whole);
     std::fs::remove_dir_all(home.metadata()).unwrap();
     daemon.stop().await;
     let daemon = start(&home, &gpu);
     daemon.sweep().await;
-    assert_eq!(std::fs::read(path(&home)).unwrap(), whole, "without a call of the driver");
+    assert_eq!(
+        std::fs::read(path(&home)).unwrap(),
+        whole,
+        "without a call of the driver"
+    );
     assert_eq!(gpu.counts(), (1, 0));
 }
 
@@ -82,11 +105,20 @@ async fn a_file_that_cannot_be_written_is_a_condition_and_refuses_the_claim() {
     let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
     let daemon = start(&home, &gpu);
     std::fs::write(home.metadata(), "no directory").unwrap();
-    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["metadata-not-written"]);
-    let expected = [("metadata-not-written".to_owned(), "claim default/one".to_owned())];
+    assert_eq!(
+        ends(&daemon.prepare(&pod("a"), &["one"]).await),
+        ["metadata-not-written"]
+    );
+    let expected = [(
+        "metadata-not-written".to_owned(),
+        "claim default/one".to_owned(),
+    )];
     assert_eq!(daemon.conditions(), expected);
     std::fs::remove_file(home.metadata()).unwrap();
-    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["prepared"]);
+    assert_eq!(
+        ends(&daemon.prepare(&pod("a"), &["one"]).await),
+        ["prepared"]
+    );
     assert_eq!((daemon.conditions(), gpu.counts()), (Vec::new(), (1, 0)));
 }
 
@@ -95,10 +127,16 @@ async fn a_claim_whose_annotation_climbs_is_refused_and_named() {
     let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
     let daemon = start(&home, &gpu);
     let mut bad = claim("one", &["gpu/0"], &[&pod("a")]);
-    bad.annotations.insert("resource.kubernetes.io/pod-claim-name".to_owned(), "../../etc".to_owned());
+    bad.annotations.insert(
+        "resource.kubernetes.io/pod-claim-name".to_owned(),
+        "../../etc".to_owned(),
+    );
     daemon.source.put(bad);
     daemon.source.put(claim("two", &["gpu/1"], &[&pod("a")]));
-    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one", "two"]).await), ["metadata-path", "prepared"]);
+    assert_eq!(
+        ends(&daemon.prepare(&pod("a"), &["one", "two"]).await),
+        ["metadata-path", "prepared"]
+    );
     assert!(!path(&home).exists());
 }
 
@@ -136,7 +174,10 @@ async fn a_prepare_after_a_reboot_writes_its_network_data_into_the_same_file() {
     gpu.reply("uid-one", network("192.0.2.2/24"));
     daemon.prepare(&pod("a"), &["one"]).await;
     let first = first(&home);
-    assert_eq!(first["requests"][0]["devices"][0]["networkData"]["ips"][0], "192.0.2.2/24");
+    assert_eq!(
+        first["requests"][0]["devices"][0]["networkData"]["ips"][0],
+        "192.0.2.2/24"
+    );
     assert_eq!(first["metadata"]["generation"], 2);
     assert_eq!(path(&home).metadata().unwrap().ino(), inode);
 }
@@ -160,10 +201,16 @@ async fn a_claim_that_is_rebuilt_from_its_cdi_file_has_the_same_metadata() {
     let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
     let daemon = start(&home, &gpu);
     let mut made = claim("one", &["gpu/0"], &[&pod("a")]);
-    made.annotations.insert("resource.kubernetes.io/pod-claim-name".to_owned(), "gpu".to_owned());
+    made.annotations.insert(
+        "resource.kubernetes.io/pod-claim-name".to_owned(),
+        "gpu".to_owned(),
+    );
     daemon.source.put(made);
     gpu.reply("uid-one", network("192.0.2.1/24"));
-    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["prepared"]);
+    assert_eq!(
+        ends(&daemon.prepare(&pod("a"), &["one"]).await),
+        ["prepared"]
+    );
     let known = daemon.manager.claims();
     let directory = CdiDir::open(&daemon.cdi, &[], "test").unwrap();
     let rebuilt = cdi::rebuild(directory.list_ours().unwrap());
@@ -171,13 +218,18 @@ async fn a_claim_that_is_rebuilt_from_its_cdi_file_has_the_same_metadata() {
         is_enabled: true,
         directory: home.metadata(),
         access: FileAccess::default(),
-        pools: PoolNames { node: ObjectName::new("node-1").unwrap() },
+        pools: PoolNames {
+            node: ObjectName::new("node-1").unwrap(),
+        },
     };
     let files = |record| device_metadata::render(record, &settings);
     assert_eq!(files(&rebuilt.claims[&known[0].id.uid]), files(&known[0]));
     let first = first(&home);
     assert_eq!(
-        (&first["podClaimName"], first["requests"][0]["devices"][0]["networkData"].is_object()),
+        (
+            &first["podClaimName"],
+            first["requests"][0]["devices"][0]["networkData"].is_object()
+        ),
         (&"gpu".into(), true)
     );
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient};
-use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_claim, with_two_drivers};
+use crate::manager::tests::scene::{
+    Daemon, FakeDriver, Home, Reply, ends, with_claim, with_two_drivers,
+};
 use nodedock_model::{ChangedKind, ClaimState, ObjectRef};
 
 fn with_pure() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
@@ -27,7 +29,10 @@ async fn a_prepare_is_one_commit_and_is_durable_with_its_pod() {
     assert_eq!(daemon.commits() - before, 1);
     let claims = daemon.manager.claims();
     let daemon = restarted(&home, daemon).await;
-    assert_eq!((daemon.manager.claims(), daemon.manager.pods_count()), (claims, 1));
+    assert_eq!(
+        (daemon.manager.claims(), daemon.manager.pods_count()),
+        (claims, 1)
+    );
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Prepared));
 }
 
@@ -39,9 +44,18 @@ async fn a_second_pod_joins_in_one_commit_with_a_new_claim() {
     daemon.source.put(claim("two", &["gpu/1"], &[&b]));
     daemon.prepare(&a, &["one"]).await;
     let before = daemon.commits();
-    assert_eq!(ends(&daemon.prepare(&b, &["one", "two"]).await), ["prepared", "prepared"]);
+    assert_eq!(
+        ends(&daemon.prepare(&b, &["one", "two"]).await),
+        ["prepared", "prepared"]
+    );
     assert_eq!(daemon.commits() - before, 1);
-    assert!(daemon.manager.claims().iter().all(|claim| claim.pods.contains_key(&b.uid)));
+    assert!(
+        daemon
+            .manager
+            .claims()
+            .iter()
+            .all(|claim| claim.pods.contains_key(&b.uid))
+    );
 }
 
 #[tokio::test]
@@ -55,7 +69,12 @@ async fn one_driver_that_may_change_the_node_needs_the_intent_of_all() {
 
 #[tokio::test]
 async fn a_crash_during_the_call_leaves_nothing_and_meanwhile_the_device_is_taken() {
-    let (home, gpu, a, b) = (Home::new(), FakeDriver::new(driver("gpu")), pod("a"), pod("b"));
+    let (home, gpu, a, b) = (
+        Home::new(),
+        FakeDriver::new(driver("gpu")),
+        pod("a"),
+        pod("b"),
+    );
     let daemon = home.start_with("boot-1", Duration::ZERO);
     gpu.become_pure();
     daemon.serve(&gpu);
@@ -70,8 +89,8 @@ async fn a_crash_during_the_call_leaves_nothing_and_meanwhile_the_device_is_take
     };
     let mut changes = daemon.manager.changes.listen();
     let (outcome, ()) = tokio::join!(daemon.prepare(&a, &["one"]), crash);
-    let states =
-        std::iter::from_fn(|| changes.try_recv().ok()).filter(|changed| changed.kind == ChangedKind::Claim);
+    let states = std::iter::from_fn(|| changes.try_recv().ok())
+        .filter(|changed| changed.kind == ChangedKind::Claim);
     assert_eq!(states.last().unwrap().state, "gone");
     assert_eq!(ends(&outcome), ["checkpoint-unavailable"]);
     assert!(daemon.is_empty() && daemon.manager.pods().is_empty());
@@ -93,7 +112,10 @@ async fn what_the_driver_refuses_for_good_is_gone_and_what_it_could_not_do_yet_s
     let refused = ends(&daemon.prepare(&a, &["one", "two"]).await).join(" ");
     assert_eq!(refused, "bad-parameters device-busy");
     let daemon = restarted(&home, daemon).await;
-    assert_eq!((daemon.state("uid-one"), daemon.state("uid-two")), (None, Some(ClaimState::Preparing)));
+    assert_eq!(
+        (daemon.state("uid-one"), daemon.state("uid-two")),
+        (None, Some(ClaimState::Preparing))
+    );
 }
 
 #[tokio::test]
@@ -113,7 +135,10 @@ async fn a_refused_unprepare_is_durable_and_retried() {
     let (home, daemon, a, gpu) = with_pure();
     daemon.prepare(&a, &["one"]).await;
     gpu.refuse_unprepare(transient());
-    assert_eq!(daemon.unprepare(&a).await.remove(0).unwrap_err().code, "device-busy");
+    assert_eq!(
+        daemon.unprepare(&a).await.remove(0).unwrap_err().code,
+        "device-busy"
+    );
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     let daemon = restarted(&home, daemon).await;
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
@@ -136,11 +161,17 @@ async fn after_a_crash_during_an_unprepare_the_claim_is_as_before() {
     let (ends, ()) = tokio::join!(daemon.unprepare(&a), crash);
     assert_eq!(ends[0].as_ref().unwrap_err().code, "checkpoint-unavailable");
     // Its file was removed, and is there again.
-    assert_eq!((daemon.manager.claims(), daemon.cdi_files()), (claims.clone(), files.clone()));
+    assert_eq!(
+        (daemon.manager.claims(), daemon.cdi_files()),
+        (claims.clone(), files.clone())
+    );
     assert_eq!(daemon.manager.pods_count(), 1);
 
     let daemon = home.start();
-    assert_eq!((daemon.manager.claims(), daemon.cdi_files()), (claims, files));
+    assert_eq!(
+        (daemon.manager.claims(), daemon.cdi_files()),
+        (claims, files)
+    );
     daemon.serve(&gpu);
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
     assert!(daemon.is_empty() && daemon.cdi_files().is_empty());

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::manager::claims::ReleaseRequest;
 use crate::manager::claims::fixtures::{claim, transient, uid};
 use crate::manager::claims::table::RELEASED_MAX;
-use crate::manager::tests::scene::{Daemon, FakeDriver, Home, release_request, with_gpu, with_prepared};
+use crate::manager::tests::scene::{
+    Daemon, FakeDriver, Home, release_request, with_gpu, with_prepared,
+};
 use nodedock_model::{ClaimRecord, ClaimState, ObjectRef};
 
 /// A daemon with the claim `one` of a driver that is gone, whose pod is gone too.
@@ -33,7 +35,11 @@ async fn a_driver_that_serves_is_called_once_more_and_the_claim_is_released_if_i
         assert_eq!(gpu.counts().1, before + 1);
         assert!(daemon.manager.claims().is_empty());
     }
-    assert_eq!(daemon.manager.released_claims().len(), 1, "the same claim once");
+    assert_eq!(
+        daemon.manager.released_claims().len(),
+        1,
+        "the same claim once"
+    );
 }
 
 #[tokio::test]
@@ -44,11 +50,34 @@ async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
     for part in ["default/a", "nodedock unprepare"] {
         assert!(problem.message.contains(part), "{problem}");
     }
-    assert_eq!(daemon.manager.look_at_release(&release_request("one")).await, Err(problem));
-    assert_eq!((daemon.state("uid-one"), gpu.counts()), (Some(ClaimState::Prepared), (1, 0)));
-    assert_eq!(daemon.release("two").await.unwrap_err().code, "no-such-claim");
-    let other = ReleaseRequest { uid: Some(uid("uid-other")), ..release_request("one") };
-    assert_eq!(daemon.manager.look_at_release(&other).await.unwrap_err().code, "no-such-claim");
+    assert_eq!(
+        daemon
+            .manager
+            .look_at_release(&release_request("one"))
+            .await,
+        Err(problem)
+    );
+    assert_eq!(
+        (daemon.state("uid-one"), gpu.counts()),
+        (Some(ClaimState::Prepared), (1, 0))
+    );
+    assert_eq!(
+        daemon.release("two").await.unwrap_err().code,
+        "no-such-claim"
+    );
+    let other = ReleaseRequest {
+        uid: Some(uid("uid-other")),
+        ..release_request("one")
+    };
+    assert_eq!(
+        daemon
+            .manager
+            .look_at_release(&other)
+            .await
+            .unwrap_err()
+            .code,
+        "no-such-claim"
+    );
 }
 
 /// Two can only have come of a lost checkpoint: the older was never unprepared.
@@ -57,23 +86,56 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
     let (_home, daemon, _, _) = with_stuck().await;
     let mut newer = ClaimRecord::clone(&daemon.manager.claims()[0]);
     newer.id.uid = uid("uid-newer");
-    daemon.manager.commit_claims(vec![newer.into()]).await.unwrap();
+    daemon
+        .manager
+        .commit_claims(vec![newer.into()])
+        .await
+        .unwrap();
     let problem = daemon.release("one").await.unwrap_err();
     assert_eq!(problem.code, "claim-ambiguous");
-    for part in ["default/one", "uid-one (unpreparing)", "uid-newer (unpreparing)"] {
+    for part in [
+        "default/one",
+        "uid-one (unpreparing)",
+        "uid-newer (unpreparing)",
+    ] {
         assert!(problem.message.contains(part), "{problem}");
     }
-    assert_eq!((daemon.manager.claims().len(), daemon.manager.released_claims().len()), (2, 0));
+    assert_eq!(
+        (
+            daemon.manager.claims().len(),
+            daemon.manager.released_claims().len()
+        ),
+        (2, 0)
+    );
     for (wanted, left) in [("uid-one", Some(uid("uid-newer"))), ("uid-newer", None)] {
-        let of = |uid| ReleaseRequest { uid: Some(uid), ..release_request("one") };
-        let released = daemon.manager.release_claim(of(uid(wanted)), "test".into()).await.unwrap();
+        let of = |uid| ReleaseRequest {
+            uid: Some(uid),
+            ..release_request("one")
+        };
+        let released = daemon
+            .manager
+            .release_claim(of(uid(wanted)), "test".into())
+            .await
+            .unwrap();
         assert_eq!(released.id.uid, uid(wanted));
-        let known: Vec<_> = daemon.manager.claims().iter().map(|record| record.id.uid.clone()).collect();
+        let known: Vec<_> = daemon
+            .manager
+            .claims()
+            .iter()
+            .map(|record| record.id.uid.clone())
+            .collect();
         assert_eq!(known, left.into_iter().collect::<Vec<_>>());
-        let again = daemon.manager.release_claim(of(uid(wanted)), "test".into()).await.unwrap_err();
+        let again = daemon
+            .manager
+            .release_claim(of(uid(wanted)), "test".into())
+            .await
+            .unwrap_err();
         assert_eq!(again.code, "no-such-claim");
     }
-    assert!(daemon.manager.pods().is_empty(), "it goes with the last of its claims");
+    assert!(
+        daemon.manager.pods().is_empty(),
+        "it goes with the last of its claims"
+    );
 }
 
 /// A claim whose release failed halfway was not retried: it blocked others until the next start.
@@ -81,15 +143,25 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
 async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
     let (_home, daemon, _a, _gpu) = with_prepared().await;
     let record = daemon.manager.claims().remove(0);
-    let orphan = ClaimRecord { pods: Default::default(), ..ClaimRecord::clone(&record) };
-    daemon.manager.commit_claims(vec![orphan.into()]).await.unwrap();
+    let orphan = ClaimRecord {
+        pods: Default::default(),
+        ..ClaimRecord::clone(&record)
+    };
+    daemon
+        .manager
+        .commit_claims(vec![orphan.into()])
+        .await
+        .unwrap();
     daemon.start_unprepares();
     // It has looked, and found nothing to do.
     tokio::task::yield_now().await;
     let (cdi, aside) = (daemon.cdi.clone(), daemon.cdi.with_extension("aside"));
     std::fs::rename(&cdi, &aside).unwrap();
     std::fs::write(&cdi, "").unwrap();
-    assert_eq!(daemon.release("one").await.unwrap_err().code, "cdi-not-removed");
+    assert_eq!(
+        daemon.release("one").await.unwrap_err().code,
+        "cdi-not-removed"
+    );
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     std::fs::remove_file(&cdi).unwrap();
     std::fs::rename(&aside, &cdi).unwrap();
@@ -109,11 +181,18 @@ async fn the_newest_released_claims_are_kept() {
         daemon.release("one").await.unwrap();
     }
     let uids = |daemon: &Daemon| {
-        daemon.manager.released_claims().iter().map(|r| r.id.uid.clone()).collect::<Vec<_>>()
+        daemon
+            .manager
+            .released_claims()
+            .iter()
+            .map(|r| r.id.uid.clone())
+            .collect::<Vec<_>>()
     };
     let kept = uids(&daemon);
     assert_eq!(kept.len(), RELEASED_MAX);
-    assert!(kept.contains(&uid(&format!("uid-{:04}", several - 1))) && !kept.contains(&uid("uid-0000")));
+    assert!(
+        kept.contains(&uid(&format!("uid-{:04}", several - 1))) && !kept.contains(&uid("uid-0000"))
+    );
     daemon.stop().await;
     assert_eq!(uids(&home.start()).len(), RELEASED_MAX);
 }

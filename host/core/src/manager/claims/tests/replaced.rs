@@ -12,11 +12,16 @@ async fn a_claim_that_replaces_one_that_stays_is_refused_with_its_state() {
     let (_home, daemon, a, gpu) = with_prepared().await;
     daemon.retire(&gpu);
     assert!(daemon.unprepare(&a).await[0].is_err());
-    daemon.source.put(claim("one@uid-newer", &["gpu/0"], &[&pod("b")]));
+    daemon
+        .source
+        .put(claim("one@uid-newer", &["gpu/0"], &[&pod("b")]));
     let refused = daemon.prepare(&pod("b"), &["one"]).await;
     let problem = refused.claims[0].end.as_ref().unwrap_err();
     assert_eq!(problem.code, "claim-replaced");
-    assert!(problem.message.contains("uid-one is still unpreparing"), "{problem}");
+    assert!(
+        problem.message.contains("uid-one is still unpreparing"),
+        "{problem}"
+    );
 }
 
 #[tokio::test]
@@ -35,7 +40,10 @@ async fn a_pod_that_was_deleted_by_force_is_unprepared_though_its_claim_is_anoth
         assert_eq!(daemon.state("uid-one"), Some(ClaimState::Prepared));
         assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
         let live = gpu.calls().unprepare.remove(0).remove(0);
-        assert_eq!((live.claim.id.uid.as_str(), live.memo.as_slice()), ("uid-one", b"call 1".as_slice()));
+        assert_eq!(
+            (live.claim.id.uid.as_str(), live.memo.as_slice()),
+            ("uid-one", b"call 1".as_slice())
+        );
     }
 }
 
@@ -43,28 +51,52 @@ async fn a_pod_that_was_deleted_by_force_is_unprepared_though_its_claim_is_anoth
 #[tokio::test]
 async fn a_pod_of_the_same_name_is_not_unprepared_with_the_old_one() {
     let (_home, daemon, old, gpu) = with_gpu();
-    let new = ObjectRef { uid: uid("uid-a-again"), ..old.clone() };
+    let new = ObjectRef {
+        uid: uid("uid-a-again"),
+        ..old.clone()
+    };
     daemon.source.put(claim("one", &["gpu/0"], &[&old, &new]));
     daemon.prepare(&old, &["one"]).await;
     let (joined, left) = tokio::join!(daemon.prepare(&new, &["one"]), daemon.unprepare(&old));
-    assert_eq!((ends(&joined), left), (vec!["prepared"], vec![Ok(ClaimEnd::Kept)]));
+    assert_eq!(
+        (ends(&joined), left),
+        (vec!["prepared"], vec![Ok(ClaimEnd::Kept)])
+    );
     assert_eq!(gpu.counts(), (1, 0));
     assert_eq!(daemon.unprepare(&new).await, [Ok(ClaimEnd::Unprepared)]);
 }
 
 #[tokio::test]
 async fn pods_that_share_a_claim_come_and_go_in_any_order() {
-    const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    const ORDERS: [[usize; 3]; 6] = [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ];
     let ((_home, daemon, _, gpu), pods) = (with_gpu(), ["a", "b", "c"].map(pod));
-    daemon.source.put(claim("one", &["gpu/0"], &pods.each_ref()));
+    daemon
+        .source
+        .put(claim("one", &["gpu/0"], &pods.each_ref()));
     for (round, order) in ORDERS.into_iter().enumerate() {
         let asked = order.map(|index| daemon.prepare(&pods[index], &["one"]));
         let answers = futures::future::join_all(asked).await;
-        assert!(answers.iter().all(|answer| answer.containers == answers[0].containers), "{answers:?}");
+        assert!(
+            answers
+                .iter()
+                .all(|answer| answer.containers == answers[0].containers),
+            "{answers:?}"
+        );
         assert_eq!(gpu.counts(), (round + 1, round));
         let left = order.map(|index| daemon.unprepare(&pods[index]));
-        let mut left: Vec<_> =
-            futures::future::join_all(left).await.into_iter().flatten().map(Result::unwrap).collect();
+        let mut left: Vec<_> = futures::future::join_all(left)
+            .await
+            .into_iter()
+            .flatten()
+            .map(Result::unwrap)
+            .collect();
         left.sort_by_key(|end| end.as_str());
         assert_eq!(left, [ClaimEnd::Kept, ClaimEnd::Kept, ClaimEnd::Unprepared]);
         assert_eq!(gpu.counts(), (round + 1, round + 1));

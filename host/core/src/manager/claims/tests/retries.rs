@@ -15,12 +15,22 @@ use crate::manager::tests::scene::{
 use nodedock_model::{ClaimState, Device, DeviceName, Pool};
 
 fn retry_after(outcome: &PodOutcome) -> Option<u64> {
-    outcome.claims[0].end.as_ref().unwrap_err().retry_after_ms.map(u64::from)
+    outcome.claims[0]
+        .end
+        .as_ref()
+        .unwrap_err()
+        .retry_after_ms
+        .map(u64::from)
 }
 
 /// The attempts and the retry of the only driver of a claim that is not done.
 fn retry_of(daemon: &Daemon, uid: &str) -> (u32, Retry) {
-    let record = daemon.manager.claims().into_iter().find(|record| record.id.uid.as_str() == uid).unwrap();
+    let record = daemon
+        .manager
+        .claims()
+        .into_iter()
+        .find(|record| record.id.uid.as_str() == uid)
+        .unwrap();
     let retries = daemon.manager.claim_view(record).retries;
     assert_eq!(retries.len(), 1, "{retries:?}");
     (retries[0].attempts, retries[0].retry)
@@ -30,16 +40,32 @@ fn retry_of(daemon: &Daemon, uid: &str) -> (u32, Retry) {
 async fn a_driver_that_is_loaded_again_or_has_other_devices_is_called_again() {
     let devices = [(DeviceName::new("0").unwrap(), Device::default())].into();
     let (home, a) = (Home::new(), pod("a"));
-    let gpu = FakeDriver::with_pool(driver("gpu"), Pool { devices, ..Pool::default() });
+    let gpu = FakeDriver::with_pool(
+        driver("gpu"),
+        Pool {
+            devices,
+            ..Pool::default()
+        },
+    );
     let daemon = home.start();
     daemon.serve(&gpu);
     (0..3).for_each(|_| gpu.reply("uid-one", Reply::Refuse(permanent())));
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
     for calls in 1..=3 {
-        assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["bad-parameters"]);
-        assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["bad-parameters"]);
+        assert_eq!(
+            ends(&daemon.prepare(&a, &["one"]).await),
+            ["bad-parameters"]
+        );
+        assert_eq!(
+            ends(&daemon.prepare(&a, &["one"]).await),
+            ["bad-parameters"]
+        );
         assert_eq!(gpu.counts().0, calls);
-        if calls == 1 { gpu.publish() } else { daemon.serve(&gpu) }
+        if calls == 1 {
+            gpu.publish()
+        } else {
+            daemon.serve(&gpu)
+        }
     }
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
 }
@@ -50,10 +76,16 @@ async fn a_pod_that_leaves_takes_its_own_refusals_with_it() {
     daemon.source.put(claim("two", &["gpu/1"], &[&b]));
     for (pod, name) in [(&a, "one"), (&b, "two")] {
         gpu.reply(&format!("uid-{name}"), Reply::Refuse(permanent()));
-        assert_eq!(ends(&daemon.prepare(pod, &[name]).await), ["bad-parameters"]);
+        assert_eq!(
+            ends(&daemon.prepare(pod, &[name]).await),
+            ["bad-parameters"]
+        );
     }
     assert_eq!(daemon.unprepare(&a).await, []);
-    assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), ["bad-parameters"]);
+    assert_eq!(
+        ends(&daemon.prepare(&b, &["two"]).await),
+        ["bad-parameters"]
+    );
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
 }
 
@@ -80,11 +112,17 @@ async fn a_caller_that_retries_often_waits_and_is_then_refused() {
         assert_eq!(started.elapsed().as_millis(), waited_ms);
     }
     let away = daemon.prepare(&a, &["one"]).await;
-    assert_eq!((started.elapsed().as_millis(), retry_after(&away)), (750, Some(1000)));
+    assert_eq!(
+        (started.elapsed().as_millis(), retry_after(&away)),
+        (750, Some(1000))
+    );
     assert_eq!(gpu.counts(), (4, 0));
     daemon.retire(&gpu);
     assert_eq!(retry_of(&daemon, "uid-one"), (4, Retry::WhenServing));
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["driver-unknown"]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one"]).await),
+        ["driver-unknown"]
+    );
     daemon.serve(&gpu);
     assert_eq!(
         ends(&daemon.prepare(&a, &["one"]).await),
@@ -97,7 +135,10 @@ async fn a_caller_that_retries_often_waits_and_is_then_refused() {
 async fn a_driver_that_may_be_called_is_called_while_another_wants_time() {
     let (_home, daemon, a, gpu, nic) = with_two_drivers();
     gpu.reply("uid-both", Reply::Refuse(transient()));
-    nic.reply("uid-both", Reply::Refuse(transient().retry_after(Duration::from_secs(60))));
+    nic.reply(
+        "uid-both",
+        Reply::Refuse(transient().retry_after(Duration::from_secs(60))),
+    );
     assert_eq!(ends(&daemon.prepare(&a, &["both"]).await), ["device-busy"]);
     assert_eq!(ends(&daemon.prepare(&a, &["both"]).await), ["device-busy"]);
     assert_eq!((gpu.counts(), nic.counts()), ((2, 0), (1, 0)));
@@ -114,10 +155,20 @@ async fn a_driver_that_never_answers_locks_nothing_for_ever() {
     gpu.shut(true);
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
     let (started, bound) = (Instant::now(), Duration::from_secs(45) + CALL_MARGIN);
-    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["driver-call-stuck"]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one"]).await),
+        ["driver-call-stuck"]
+    );
     assert_eq!(started.elapsed(), bound);
-    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Preparing), "it may have been done");
-    assert_eq!(daemon.unprepare(&a).await[0].as_ref().unwrap_err().code, "driver-call-stuck");
+    assert_eq!(
+        daemon.state("uid-one"),
+        Some(ClaimState::Preparing),
+        "it may have been done"
+    );
+    assert_eq!(
+        daemon.unprepare(&a).await[0].as_ref().unwrap_err().code,
+        "driver-call-stuck"
+    );
     assert_eq!(started.elapsed(), 2 * bound);
     gpu.shut(false);
     daemon.gone("uid-one").await;
@@ -158,6 +209,9 @@ async fn a_driver_that_serves_again_is_called_at_once_and_no_other() {
     nic.called(|calls| calls.unprepare.len() == 2).await;
     assert_eq!((started.elapsed(), gpu.counts()), (Duration::ZERO, (1, 1)));
     daemon.gone("uid-both").await;
-    assert_eq!((started.elapsed(), gpu.counts(), nic.counts()), (Duration::from_secs(600), (1, 2), (1, 2)));
+    assert_eq!(
+        (started.elapsed(), gpu.counts(), nic.counts()),
+        (Duration::from_secs(600), (1, 2), (1, 2))
+    );
     assert_eq!(gpu.calls().unprepare[1][0].claim.id.uid, uid("uid-both"));
 }

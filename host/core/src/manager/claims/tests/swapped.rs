@@ -14,8 +14,8 @@ use crate::manager::claims::previous_versions::FAILED_UNPREPARES_MAX;
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_prepared};
 use crate::registry::DriverState;
 use nodedock_model::{
-    ClaimState, Device, DeviceName, DriverClaimRecord, DriverKind, DriverName, ObjectRef, Pool, Problem,
-    ProblemCode,
+    ClaimState, Device, DeviceName, DriverClaimRecord, DriverKind, DriverName, ObjectRef, Pool,
+    Problem, ProblemCode,
 };
 
 const NO_CODE: &str = "predecessor-missing";
@@ -36,14 +36,20 @@ impl StoredDrivers for Stored {
             std::future::pending::<()>().await;
         }
         let version = self.versions.get(digest).cloned();
-        version.map(|version| version as Arc<dyn ClaimDriver>).ok_or(Problem::internal(NO_CODE, "not stored"))
+        version
+            .map(|version| version as Arc<dyn ClaimDriver>)
+            .ok_or(Problem::internal(NO_CODE, "not stored"))
     }
 
     fn serves_as(&self, _: &Arc<DriverIdentity>) {}
 
     fn idle(&self) -> Vec<String> {
         let forgotten = self.forgotten.lock().unwrap();
-        self.versions.keys().filter(|digest| !forgotten.contains(digest)).cloned().collect()
+        self.versions
+            .keys()
+            .filter(|digest| !forgotten.contains(digest))
+            .cloned()
+            .collect()
     }
 
     fn forget(&self, digest: &str) {
@@ -67,30 +73,54 @@ impl Scene {
         let (home, a) = (Home::new(), pod("a"));
         let stored = store(&versions[..stored]);
         let daemon = start_storing(&home, &stored);
-        Self { home, daemon, a, versions, stored }
+        Self {
+            home,
+            daemon,
+            a,
+            versions,
+            stored,
+        }
     }
 
     /// The same, with a claim `one` of the pod that the first version has prepared.
     async fn served_by_the_first(stored: usize) -> Self {
         let scene = Self::new(stored);
         scene.serve(0);
-        scene.daemon.source.put(claim("one", &["gpu/0"], &[&scene.a]));
-        assert_eq!(ends(&scene.daemon.prepare(&scene.a, &["one"]).await), ["prepared"]);
+        scene
+            .daemon
+            .source
+            .put(claim("one", &["gpu/0"], &[&scene.a]));
+        assert_eq!(
+            ends(&scene.daemon.prepare(&scene.a, &["one"]).await),
+            ["prepared"]
+        );
         scene
     }
 
     fn serve(&self, version: usize) {
-        self.daemon.serve_version(&self.versions[version], &digest(version));
+        self.daemon
+            .serve_version(&self.versions[version], &digest(version));
     }
 }
 
 fn start_storing(home: &Home, stored: &Arc<Stored>) -> Daemon {
-    home.start_storing("boot-1", std::time::Duration::from_secs(3600), Some(stored.clone()))
+    home.start_storing(
+        "boot-1",
+        std::time::Duration::from_secs(3600),
+        Some(stored.clone()),
+    )
 }
 
 fn store(versions: &[Arc<FakeDriver>]) -> Arc<Stored> {
-    let versions = versions.iter().enumerate().map(|(n, version)| (digest(n), version.clone())).collect();
-    Arc::new(Stored { versions, ..Stored::default() })
+    let versions = versions
+        .iter()
+        .enumerate()
+        .map(|(n, version)| (digest(n), version.clone()))
+        .collect();
+    Arc::new(Stored {
+        versions,
+        ..Stored::default()
+    })
 }
 
 fn digest(version: usize) -> String {
@@ -100,17 +130,30 @@ fn digest(version: usize) -> String {
 /// The claims of each unprepare, by name, with the memo that came along.
 fn calls(version: &FakeDriver) -> Vec<Vec<(String, Vec<u8>)>> {
     let one = |live: &DriverClaimRecord| (live.claim.id.name.to_string(), live.memo.clone());
-    version.calls().unprepare.iter().map(|claims| claims.iter().map(one).collect()).collect()
+    version
+        .calls()
+        .unprepare
+        .iter()
+        .map(|claims| claims.iter().map(one).collect())
+        .collect()
 }
 
 fn memo(claims: &[&str]) -> Vec<(String, Vec<u8>)> {
-    claims.iter().map(|claim| ((*claim).to_owned(), b"call 1".to_vec())).collect()
+    claims
+        .iter()
+        .map(|claim| ((*claim).to_owned(), b"call 1".to_vec()))
+        .collect()
 }
 
 #[tokio::test]
 async fn a_new_version_that_knows_what_to_do_is_the_only_one_that_is_called() {
     let scene = Scene::served_by_the_first(1).await;
-    let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
+    let Scene {
+        daemon,
+        a,
+        versions: [old, new, _],
+        ..
+    } = &scene;
     daemon.serve_version(new, &digest(1));
     assert_eq!(daemon.unprepare(a).await, [Ok(ClaimEnd::Unprepared)]);
     assert_eq!((calls(new), old.counts()), (vec![memo(&["one"])], (1, 0)));
@@ -119,18 +162,32 @@ async fn a_new_version_that_knows_what_to_do_is_the_only_one_that_is_called() {
 #[tokio::test]
 async fn each_claim_goes_to_the_version_that_prepared_it_however_many_came_since() {
     let scene = Scene::new(2);
-    let Scene { daemon, a, versions: [first, second, third], .. } = &scene;
+    let Scene {
+        daemon,
+        a,
+        versions: [first, second, third],
+        ..
+    } = &scene;
     let names = ["one", "two", "three"];
     for (version, name) in names.into_iter().enumerate() {
         scene.serve(version);
-        daemon.source.put(claim(name, &[&format!("gpu/{version}")], &[a]));
+        daemon
+            .source
+            .put(claim(name, &[&format!("gpu/{version}")], &[a]));
         daemon.prepare(a, &names[..=version]).await;
     }
     third.refuse_unprepare(permanent());
     let ends = daemon.unprepare(a).await;
     let refused: Vec<_> = ends.iter().filter_map(|end| end.as_ref().err()).collect();
-    assert_eq!(refused, [&permanent()], "its own claim has no previous version");
-    assert_eq!((calls(first), calls(second)), (vec![memo(&["one"])], vec![memo(&["two"])]));
+    assert_eq!(
+        refused,
+        [&permanent()],
+        "its own claim has no previous version"
+    );
+    assert_eq!(
+        (calls(first), calls(second)),
+        (vec![memo(&["one"])], vec![memo(&["two"])])
+    );
     assert_eq!(calls(third)[0].len(), 3);
     assert_eq!(daemon.manager.claims().len(), 1);
 }
@@ -138,13 +195,32 @@ async fn each_claim_goes_to_the_version_that_prepared_it_however_many_came_since
 #[tokio::test]
 async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
     let scene = Scene::served_by_the_first(0).await;
-    let Scene { daemon, a, versions: [_, new, _], .. } = &scene;
+    let Scene {
+        daemon,
+        a,
+        versions: [_, new, _],
+        ..
+    } = &scene;
     daemon.serve_version(new, &digest(1));
     new.refuse_unprepare(permanent());
     let problem = daemon.unprepare(a).await.remove(0).unwrap_err();
-    assert_eq!((problem.kind, problem.code.as_str()), (permanent().kind, "bad-parameters"));
-    assert!(problem.details.contains(&("predecessor-code".to_owned(), NO_CODE.to_owned())), "{problem:?}");
-    assert!(problem.details.iter().any(|(_, value)| value.contains(&digest(0))), "{problem:?}");
+    assert_eq!(
+        (problem.kind, problem.code.as_str()),
+        (permanent().kind, "bad-parameters")
+    );
+    assert!(
+        problem
+            .details
+            .contains(&("predecessor-code".to_owned(), NO_CODE.to_owned())),
+        "{problem:?}"
+    );
+    assert!(
+        problem
+            .details
+            .iter()
+            .any(|(_, value)| value.contains(&digest(0))),
+        "{problem:?}"
+    );
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
 
     new.refuse_unprepare(permanent());
@@ -158,7 +234,12 @@ async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_
         .retry_after(std::time::Duration::from_secs(300));
     for wait in [transient(), quarantined] {
         let scene = Scene::served_by_the_first(1).await;
-        let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
+        let Scene {
+            daemon,
+            a,
+            versions: [old, new, _],
+            ..
+        } = &scene;
         daemon.start_unprepares();
         daemon.serve_version(new, &digest(1));
         (0..=FAILED_UNPREPARES_MAX).for_each(|_| new.refuse_unprepare(wait.clone()));
@@ -174,13 +255,21 @@ async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_
 #[tokio::test(start_paused = true)]
 async fn a_version_that_is_not_loaded_in_time_keeps_no_request_waiting() {
     let scene = Scene::served_by_the_first(0).await;
-    let Scene { daemon, a, versions: [_, new, _], .. } = &scene;
+    let Scene {
+        daemon,
+        a,
+        versions: [_, new, _],
+        ..
+    } = &scene;
     scene.stored.stuck.store(true, Relaxed);
     daemon.serve_version(new, &digest(1));
     new.refuse_unprepare(permanent());
     let problem = daemon.unprepare(a).await.remove(0).unwrap_err();
     assert_eq!(problem.code, permanent().code);
-    let code = ("predecessor-code".to_owned(), "predecessor-not-loaded".to_owned());
+    let code = (
+        "predecessor-code".to_owned(),
+        "predecessor-not-loaded".to_owned(),
+    );
     assert!(problem.details.contains(&code), "{problem:?}");
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
 }
@@ -189,7 +278,12 @@ async fn a_version_that_is_not_loaded_in_time_keeps_no_request_waiting() {
 #[tokio::test]
 async fn tries_without_any_version_are_none_of_the_one_that_comes_then() {
     let scene = Scene::served_by_the_first(1).await;
-    let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
+    let Scene {
+        daemon,
+        a,
+        versions: [old, new, _],
+        ..
+    } = &scene;
     daemon.retire(old);
     for _ in 0..=FAILED_UNPREPARES_MAX {
         assert!(daemon.unprepare(a).await[0].is_err());
@@ -207,11 +301,22 @@ async fn tries_without_any_version_are_none_of_the_one_that_comes_then() {
 
 #[tokio::test]
 async fn after_a_restart_it_is_still_known_who_prepared_a_claim_and_who_was_only_called() {
-    let (Scene { home, daemon, a, versions: [old, new, _], .. }, b) =
-        (Scene::served_by_the_first(1).await, pod("b"));
+    let (
+        Scene {
+            home,
+            daemon,
+            a,
+            versions: [old, new, _],
+            ..
+        },
+        b,
+    ) = (Scene::served_by_the_first(1).await, pod("b"));
     daemon.source.put(claim("two", &["gpu/1"], &[&b]));
     old.reply("uid-two", Reply::Refuse(transient()));
-    assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), [transient().code]);
+    assert_eq!(
+        ends(&daemon.prepare(&b, &["two"]).await),
+        [transient().code]
+    );
     daemon.stop().await;
 
     let daemon = start_storing(&home, &store(std::slice::from_ref(&old)));
@@ -227,10 +332,18 @@ async fn after_a_restart_it_is_still_known_who_prepared_a_claim_and_who_was_only
 #[tokio::test]
 async fn while_no_version_serves_and_when_a_plugin_took_the_name_no_other_version_is_called() {
     let scene = Scene::served_by_the_first(1).await;
-    let Scene { daemon, a, versions: [old, new, _], .. } = &scene;
+    let Scene {
+        daemon,
+        a,
+        versions: [old, new, _],
+        ..
+    } = &scene;
     daemon.retire(old);
     let problem = daemon.unprepare(a).await.remove(0).unwrap_err();
-    assert!(problem.message.contains("kept until its driver is back"), "{problem}");
+    assert!(
+        problem.message.contains("kept until its driver is back"),
+        "{problem}"
+    );
     daemon.serve_as(new, DriverKind::Grpc);
     new.refuse_unprepare(permanent());
     assert_eq!(daemon.unprepare(a).await.remove(0), Err(permanent()));
@@ -240,13 +353,22 @@ async fn while_no_version_serves_and_when_a_plugin_took_the_name_no_other_versio
 #[tokio::test]
 async fn code_is_forgotten_with_the_last_claim_that_needs_it() {
     let scene = Scene::new(3);
-    let (Scene { daemon, a, stored, .. }, b) = (&scene, &pod("b"));
+    let (
+        Scene {
+            daemon, a, stored, ..
+        },
+        b,
+    ) = (&scene, &pod("b"));
     scene.serve(0);
     daemon.source.put(claim("one", &["gpu/0"], &[a, b]));
     daemon.prepare(a, &["one"]).await;
     daemon.prepare(b, &["one"]).await;
     scene.serve(1);
-    for (pod, forgotten) in [(None, vec![1, 2]), (Some(a), vec![1, 2]), (Some(b), vec![1, 2, 0])] {
+    for (pod, forgotten) in [
+        (None, vec![1, 2]),
+        (Some(a), vec![1, 2]),
+        (Some(b), vec![1, 2, 0]),
+    ] {
         if let Some(pod) = pod {
             daemon.unprepare(pod).await;
         }
@@ -258,7 +380,12 @@ async fn code_is_forgotten_with_the_last_claim_that_needs_it() {
 
 #[tokio::test]
 async fn code_is_kept_while_there_is_a_claim_that_cannot_be_read() {
-    let Scene { home, daemon, versions: [old, ..], .. } = Scene::served_by_the_first(1).await;
+    let Scene {
+        home,
+        daemon,
+        versions: [old, ..],
+        ..
+    } = Scene::served_by_the_first(1).await;
     daemon.stop().await;
     home.make_unreadable("uid-one");
     let stored = store(std::slice::from_ref(&old));
@@ -270,8 +397,13 @@ async fn code_is_kept_while_there_is_a_claim_that_cannot_be_read() {
 #[tokio::test]
 async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are_gone() {
     let pool = |names: &[&str]| {
-        let devices = names.iter().map(|name| (DeviceName::new(name).unwrap(), Device::default()));
-        Pool { devices: devices.collect(), ..Pool::default() }
+        let devices = names
+            .iter()
+            .map(|name| (DeviceName::new(name).unwrap(), Device::default()));
+        Pool {
+            devices: devices.collect(),
+            ..Pool::default()
+        }
     };
     let (home, a) = (Home::new(), pod("a"));
     let daemon = home.start();
@@ -283,26 +415,37 @@ async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are
     daemon.source.put(claim("two", &["gpu/1"], &[&a]));
     daemon.prepare(&a, &["one", "two"]).await;
     daemon.serve_version(&new, &digest(1));
-    daemon.until_conditions(&[("claim-devices-gone", "gpu.example.com")]).await;
+    daemon
+        .until_conditions(&[("claim-devices-gone", "gpu.example.com")])
+        .await;
     let message = daemon.manager.conditions.list().remove(0).problem.message;
-    assert!(message.contains("pool/0 (claim default/one") && !message.contains("pool/1"), "{message}");
+    assert!(
+        message.contains("pool/0 (claim default/one") && !message.contains("pool/1"),
+        "{message}"
+    );
 
     daemon.serve_version(&old, &digest(0));
     daemon.until_conditions(&[]).await;
     daemon.serve_version(&new, &digest(1));
-    daemon.until_conditions(&[("claim-devices-gone", "gpu.example.com")]).await;
+    daemon
+        .until_conditions(&[("claim-devices-gone", "gpu.example.com")])
+        .await;
     assert!(daemon.unprepare(&a).await.iter().all(Result::is_ok));
     daemon.until_conditions(&[]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_is_gone_for_longer_than_a_replacement_is_a_condition_while_claims_have_its_devices() {
+async fn a_driver_that_is_gone_for_longer_than_a_replacement_is_a_condition_while_claims_have_its_devices()
+ {
     let (_home, daemon, a, gpu) = with_prepared().await;
     daemon.start_driver_changes();
     let reported = || {
         let conditions = daemon.manager.conditions.list();
-        let mut gone = conditions.into_iter().filter(|c| c.problem.code == "claim-driver-gone");
-        gone.next().map(|condition| (condition.subject, condition.problem.message))
+        let mut gone = conditions
+            .into_iter()
+            .filter(|c| c.problem.code == "claim-driver-gone");
+        gone.next()
+            .map(|condition| (condition.subject, condition.problem.message))
     };
     let minutes = |count: u64| tokio::time::sleep(std::time::Duration::from_secs(61 * count));
     minutes(2).await;
@@ -310,7 +453,10 @@ async fn a_driver_that_is_gone_for_longer_than_a_replacement_is_a_condition_whil
     daemon.retire(&gpu);
     minutes(2).await;
     let (subject, message) = reported().expect("a condition");
-    assert!(subject == gpu.name.as_str() && message.contains("default/one"), "{message}");
+    assert!(
+        subject == gpu.name.as_str() && message.contains("default/one"),
+        "{message}"
+    );
     // A file that may be it is being loaded.
     daemon.loads("gpu.wasm", DriverState::Seen);
     minutes(1).await;

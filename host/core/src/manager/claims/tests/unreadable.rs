@@ -10,7 +10,14 @@ async fn a_claim_that_cannot_be_read_keeps_its_file_and_its_values() {
     for (name, device) in [("one", "gpu/0"), ("two", "gpu/1")] {
         let claim = claim(name, &[device], &[&a]);
         let (driver, claims, path) = (&gpu.name, [claim.id.clone()], "led");
-        let write = Write { driver, claims: &claims, path, inode: 1, before: Some("0"), value: "1" };
+        let write = Write {
+            driver,
+            claims: &claims,
+            path,
+            inode: 1,
+            before: Some("0"),
+            value: "1",
+        };
         daemon.manager.values.intend(&write).await.unwrap();
         daemon.source.put(claim);
     }
@@ -20,7 +27,10 @@ async fn a_claim_that_cannot_be_read_keeps_its_file_and_its_values() {
     home.make_unreadable("uid-one");
 
     let daemon = home.start();
-    assert_eq!((daemon.state("uid-one"), daemon.manager.claims().len()), (None, 1));
+    assert_eq!(
+        (daemon.state("uid-one"), daemon.manager.claims().len()),
+        (None, 1)
+    );
     daemon.sweep().await;
     assert_eq!(daemon.cdi_files(), files);
     daemon.manager.resume_values().await;

@@ -17,8 +17,8 @@ use crate::manager::claims::upkeep::RELEASE_GRACE;
 use crate::manager::claims::{RecordedValues, machine};
 use crate::manager::tests::scene::{Daemon, Home, ends, release_request};
 use nodedock_model::{
-    ClaimState, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ObjectRef, PreparedClaim, Problem,
-    PutBack, PutBackEnd, ReleaseRecord,
+    ClaimState, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ObjectRef, PreparedClaim,
+    Problem, PutBack, PutBackEnd, ReleaseRecord,
 };
 
 const LED: &str = "devices/led/brightness";
@@ -68,27 +68,49 @@ impl Writer {
     }
 
     fn serve(self: &Arc<Self>, daemon: &Daemon) {
-        daemon.serve_any(&self.name, DriverKind::Wasm, Some(self.clone()), None, "sha256:00");
+        daemon.serve_any(
+            &self.name,
+            DriverKind::Wasm,
+            Some(self.clone()),
+            None,
+            "sha256:00",
+        );
     }
 
     fn writes(&self, claim: &str, writes: &[(&'static str, &'static str)]) {
-        self.prepares.lock().unwrap().insert(claim.to_owned(), writes.to_vec());
+        self.prepares
+            .lock()
+            .unwrap()
+            .insert(claim.to_owned(), writes.to_vec());
     }
 
     fn clears(&self, claim: &str, writes: &[(&'static str, &'static str)]) {
-        self.unprepares.lock().unwrap().insert(claim.to_owned(), writes.to_vec());
+        self.unprepares
+            .lock()
+            .unwrap()
+            .insert(claim.to_owned(), writes.to_vec());
     }
 
     fn read(&self, path: &str) -> (u64, String) {
         let file = self.sys.join(path);
-        (std::fs::metadata(&file).unwrap().ino(), std::fs::read_to_string(file).unwrap())
+        (
+            std::fs::metadata(&file).unwrap().ino(),
+            std::fs::read_to_string(file).unwrap(),
+        )
     }
 
     async fn write(&self, claims: &[ObjectRef], path: &str, value: &str) -> Result<(), Problem> {
         let _turn = self.values.lock_path(path).await;
         let (inode, before) = self.read(path);
         let (driver, before) = (&self.name, Some(before.as_str()));
-        let write = Write { driver, claims, path, inode, before, value };
+        let write = Write {
+            driver,
+            claims,
+            path,
+            inode,
+            before,
+            value,
+        };
         self.values.intend(&write).await?;
         std::fs::write(self.sys.join(path), value).unwrap();
         self.values.settle(&write, Some(value.to_owned()));
@@ -102,12 +124,24 @@ impl ClaimDriver for Writer {
         let mut outcomes = Outcomes::new();
         let all: Vec<_> = claims.iter().map(|claim| claim.id.clone()).collect();
         for claim in claims {
-            let writes = self.prepares.lock().unwrap().get(claim.id.name.as_str()).cloned();
+            let writes = self
+                .prepares
+                .lock()
+                .unwrap()
+                .get(claim.id.name.as_str())
+                .cloned();
             let mut outcome = Ok(prepared(&claim.devices, ""));
             for (path, value) in writes.unwrap_or_default() {
-                let of = if self.together { &all } else { std::slice::from_ref(&claim.id) };
-                outcome =
-                    outcome.and(self.write(of, path, value).await.map(|()| prepared(&claim.devices, "")));
+                let of = if self.together {
+                    &all
+                } else {
+                    std::slice::from_ref(&claim.id)
+                };
+                outcome = outcome.and(
+                    self.write(of, path, value)
+                        .await
+                        .map(|()| prepared(&claim.devices, "")),
+                );
             }
             let refusal = self.refusal.lock().unwrap().clone();
             outcomes.insert(claim.id.uid.clone(), refusal.map_or(outcome, Err));
@@ -119,7 +153,12 @@ impl ClaimDriver for Writer {
         let mut outcomes = Outcomes::new();
         for live in claims {
             let id = &live.claim.id;
-            let writes = self.unprepares.lock().unwrap().get(id.name.as_str()).cloned();
+            let writes = self
+                .unprepares
+                .lock()
+                .unwrap()
+                .get(id.name.as_str())
+                .cloned();
             let mut outcome = Ok(());
             for (path, value) in writes.unwrap_or_default() {
                 outcome = outcome.and(self.write(std::slice::from_ref(id), path, value).await);
@@ -136,7 +175,10 @@ fn outcomes(record: &ReleaseRecord) -> Vec<(&str, Option<&str>, &str)> {
 }
 
 fn one(end: &PutBack) -> (&str, Option<&str>, &str) {
-    let word = end.problem.as_ref().map_or(end.end.as_str(), |problem| &problem.code);
+    let word = end
+        .problem
+        .as_ref()
+        .map_or(end.end.as_str(), |problem| &problem.code);
     (&end.path, end.found.as_deref(), word)
 }
 
@@ -184,14 +226,29 @@ async fn a_released_claims_values_are_restored_the_newest_first_also_after_a_res
     daemon.stop().await;
 
     let daemon = home.start();
-    let values = daemon.manager.look_at_release(&release_request("one")).await.unwrap().values;
-    assert!(values.iter().all(|value| value.end == PutBackEnd::Possible), "{values:?}");
-    assert_eq!((is(&home, LED), is(&home, FAN)), ("3".into(), "2".into()), "looking changes nothing");
+    let values = daemon
+        .manager
+        .look_at_release(&release_request("one"))
+        .await
+        .unwrap()
+        .values;
+    assert!(
+        values.iter().all(|value| value.end == PutBackEnd::Possible),
+        "{values:?}"
+    );
+    assert_eq!(
+        (is(&home, LED), is(&home, FAN)),
+        ("3".into(), "2".into()),
+        "looking changes nothing"
+    );
     let view = daemon.manager.claim_view(daemon.manager.claims().remove(0));
     assert_eq!(view.values.unwrap().newest_first().len(), 2);
 
     let released = daemon.release("one").await.unwrap();
-    assert_eq!(outcomes(&released), [(FAN, Some("2"), "put-back"), (LED, Some("3"), "put-back")]);
+    assert_eq!(
+        outcomes(&released),
+        [(FAN, Some("2"), "put-back"), (LED, Some("3"), "put-back")]
+    );
     assert_eq!((is(&home, LED), is(&home, FAN)), ("0".into(), "0".into()));
     daemon.stop().await;
     let daemon = home.start();
@@ -207,7 +264,13 @@ async fn nothing_is_written_that_is_not_durable_before() {
     let problem = led.write(&one, LED, "1").await.unwrap_err();
     assert_eq!(problem.code, "checkpoint-unavailable");
     assert_eq!(is(&home, LED), "0");
-    assert!(daemon.manager.values.of(&uid("uid-one")).is_none_or(|values| values.newest_first().is_empty()));
+    assert!(
+        daemon
+            .manager
+            .values
+            .of(&uid("uid-one"))
+            .is_none_or(|values| values.newest_first().is_empty())
+    );
 }
 
 /// The daemon dies between a write and its result: what was there is known all the same.
@@ -223,7 +286,17 @@ async fn a_crash_in_the_middle_of_a_call_loses_no_value() {
         let one = [claim("one", &[], &[]).id];
         let (inode, _) = led.read(LED);
         let (driver, claims, path, before) = (&led.name, &one[..], LED, Some("0"));
-        led.values.intend(&Write { driver, claims, path, inode, before, value: "1" }).await.unwrap();
+        led.values
+            .intend(&Write {
+                driver,
+                claims,
+                path,
+                inode,
+                before,
+                value: "1",
+            })
+            .await
+            .unwrap();
         if written {
             std::fs::write(home.sys().join(LED), "1").unwrap();
         }
@@ -231,9 +304,16 @@ async fn a_crash_in_the_middle_of_a_call_loses_no_value() {
         drop((daemon, led));
 
         let daemon = home.start();
-        assert!(daemon.unprepare(&a).await[0].is_err(), "its driver is not there");
+        assert!(
+            daemon.unprepare(&a).await[0].is_err(),
+            "its driver is not there"
+        );
         let released = daemon.release("one").await.unwrap();
-        let expected = if written { (LED, Some("1"), "put-back") } else { (LED, Some("0"), "as-before") };
+        let expected = if written {
+            (LED, Some("1"), "put-back")
+        } else {
+            (LED, Some("0"), "as-before")
+        };
         assert_eq!(outcomes(&released), [expected]);
         assert_eq!(is(&home, LED), "0");
     }
@@ -247,9 +327,22 @@ async fn a_driver_that_unprepares_has_decided_what_is_left() {
     led.serve(&daemon);
     daemon.source.put(claim("one", &["led/0"], &[&a]));
     daemon.prepare(&a, &["one"]).await;
-    assert_eq!(daemon.manager.values.of(&uid("uid-one")).unwrap().newest_first().len(), 2);
+    assert_eq!(
+        daemon
+            .manager
+            .values
+            .of(&uid("uid-one"))
+            .unwrap()
+            .newest_first()
+            .len(),
+        2
+    );
     assert!(daemon.unprepare(&a).await[0].is_ok());
-    assert_eq!((is(&home, LED), is(&home, FAN)), ("0".into(), "2".into()), "it left the fan on");
+    assert_eq!(
+        (is(&home, LED), is(&home, FAN)),
+        ("0".into(), "2".into()),
+        "it left the fan on"
+    );
     assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
     daemon.stop().await;
     assert_eq!(home.start().manager.values.of(&uid("uid-one")), None);
@@ -266,10 +359,17 @@ async fn a_prepare_that_is_refused_for_good_leaves_no_value_behind() {
         *led.refusal.lock().unwrap() = Some(permanent());
         led.serve(&daemon);
         daemon.source.put(claim("one", &["led/0"], &[&a]));
-        assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["bad-parameters"]);
+        assert_eq!(
+            ends(&daemon.prepare(&a, &["one"]).await),
+            ["bad-parameters"]
+        );
         assert_eq!(daemon.state("uid-one"), None);
         // A driver that is asked to clear up writes for the claim as well, so that is undone with the rest.
-        assert_eq!((is(&home, LED), is(&home, FAN)), ("0".into(), "0".into()), "clears up: {clears_up}");
+        assert_eq!(
+            (is(&home, LED), is(&home, FAN)),
+            ("0".into(), "0".into()),
+            "clears up: {clears_up}"
+        );
         assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
     }
 }
@@ -287,8 +387,13 @@ async fn a_refusal_for_now_keeps_what_was_there_first() {
     led.writes("one", &[(LED, "2")]);
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
     let values = daemon.manager.values.of(&uid("uid-one")).unwrap();
-    let [(_, kept)] = values.newest_first()[..] else { panic!("{values:?}") };
-    assert_eq!((kept.before.as_deref(), kept.after.as_deref()), (Some("0"), Some("2")));
+    let [(_, kept)] = values.newest_first()[..] else {
+        panic!("{values:?}")
+    };
+    assert_eq!(
+        (kept.before.as_deref(), kept.after.as_deref()),
+        (Some("0"), Some("2"))
+    );
 }
 
 /// A release whose intent is durable, and nothing else of it.
@@ -311,10 +416,16 @@ async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
     let (daemon, started) = (home.start(), tokio::time::Instant::now());
     daemon.start_unprepares();
     daemon.gone("uid-one").await;
-    assert!(started.elapsed() >= RELEASE_GRACE, "its driver may have come");
+    assert!(
+        started.elapsed() >= RELEASE_GRACE,
+        "its driver may have come"
+    );
     let released = daemon.manager.released_claims().remove(0);
     assert_eq!(released.by, release_request("one").by);
-    assert_eq!(outcomes(&released), [(FAN, Some("0"), "as-before"), (LED, Some("1"), "put-back")]);
+    assert_eq!(
+        outcomes(&released),
+        [(FAN, Some("0"), "as-before"), (LED, Some("1"), "put-back")]
+    );
     assert_eq!(is(&home, LED), "0");
 }
 
@@ -355,7 +466,10 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
     daemon.start_unprepares();
     daemon.gone("uid-one").await;
     let released = daemon.manager.released_claims().remove(0);
-    assert_eq!((&released.by, released.untold.len()), (&release_request("one").by, 1));
+    assert_eq!(
+        (&released.by, released.untold.len()),
+        (&release_request("one").by, 1)
+    );
 }
 
 /// Such a mark is the last release's; it ended with the boot, and the release was never finished.
@@ -366,13 +480,20 @@ async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() 
         let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
         let mut values = daemon.manager.values.of(&uid("uid-one")).unwrap();
         values.releasing = Some(release_request("one").by);
-        daemon.checkpoint().commit(vec![Change::PutValues(Arc::new(values))]).await.unwrap();
+        daemon
+            .checkpoint()
+            .commit(vec![Change::PutValues(Arc::new(values))])
+            .await
+            .unwrap();
         daemon.stop().await;
         tokio::time::pause();
         let daemon = home.start_in(boot);
         daemon.start_unprepares();
         daemon.gone("uid-one").await;
-        assert_eq!(daemon.manager.released_claims()[0].by, release_request("one").by);
+        assert_eq!(
+            daemon.manager.released_claims()[0].by,
+            release_request("one").by
+        );
         tokio::time::resume();
     }
 }
@@ -389,7 +510,11 @@ async fn values_of_another_boot_are_never_restored() {
     daemon.manager.resume_values().await;
     daemon.stop().await;
     let daemon = home.start_in("boot-1");
-    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None, "they are gone from the checkpoint");
+    assert_eq!(
+        daemon.manager.values.of(&uid("uid-one")),
+        None,
+        "they are gone from the checkpoint"
+    );
 }
 
 #[tokio::test]
@@ -399,7 +524,10 @@ async fn a_value_that_another_program_changed_is_left_and_reported() {
     std::fs::write(home.sys().join(LED), "9").unwrap();
     std::fs::remove_file(home.sys().join(FAN)).unwrap();
     let released = daemon.release("one").await.unwrap();
-    assert_eq!(outcomes(&released), [(FAN, None, "path-gone"), (LED, Some("9"), "value-changed")]);
+    assert_eq!(
+        outcomes(&released),
+        [(FAN, None, "path-gone"), (LED, Some("9"), "value-changed")]
+    );
     assert_eq!(is(&home, LED), "9");
 }
 
@@ -408,11 +536,17 @@ async fn a_value_that_another_program_changed_is_left_and_reported() {
 async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_found() {
     let home = Home::new();
     let (daemon, _) = two_stuck(&home).await;
-    assert_eq!(outcomes(&daemon.release("one").await.unwrap()), [(LED, None, "value-of-another-claim")]);
+    assert_eq!(
+        outcomes(&daemon.release("one").await.unwrap()),
+        [(LED, None, "value-of-another-claim")]
+    );
     assert_eq!(is(&home, LED), "2");
     daemon.stop().await;
     let daemon = home.start();
-    assert_eq!(outcomes(&daemon.release("two").await.unwrap()), [(LED, Some("2"), "put-back")]);
+    assert_eq!(
+        outcomes(&daemon.release("two").await.unwrap()),
+        [(LED, Some("2"), "put-back")]
+    );
     assert_eq!(is(&home, LED), "0");
 }
 
@@ -420,9 +554,18 @@ async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_
 #[tokio::test]
 async fn what_is_inherited_of_an_unknown_claim_is_durable() {
     let (home, daemon, _, led) = with_writer();
-    led.write(&[claim("one", &[], &[]).id], LED, "1").await.unwrap();
-    led.write(&[claim("two", &[], &[]).id], LED, "2").await.unwrap();
-    daemon.manager.values.tidy(|known| *known == uid("uid-two")).await.unwrap();
+    led.write(&[claim("one", &[], &[]).id], LED, "1")
+        .await
+        .unwrap();
+    led.write(&[claim("two", &[], &[]).id], LED, "2")
+        .await
+        .unwrap();
+    daemon
+        .manager
+        .values
+        .tidy(|known| *known == uid("uid-two"))
+        .await
+        .unwrap();
     drop(led);
     daemon.stop().await;
     let daemon = home.start();
@@ -447,12 +590,21 @@ async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
     plugged(&home);
     let (daemon, a) = (home.start(), pod("a"));
     let led = writer_for_both(&home, &daemon, &a);
-    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared"; 2]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one", "two"]).await),
+        ["prepared"; 2]
+    );
     daemon.manager.registry.retire(led.name.as_str());
     assert!(daemon.unprepare(&a).await.iter().all(Result::is_err));
-    assert_eq!(outcomes(&daemon.release("two").await.unwrap()), [(LED, None, "value-of-another-claim")]);
+    assert_eq!(
+        outcomes(&daemon.release("two").await.unwrap()),
+        [(LED, None, "value-of-another-claim")]
+    );
     assert_eq!(is(&home, LED), "1");
-    assert_eq!(outcomes(&daemon.release("one").await.unwrap()), [(LED, Some("1"), "put-back")]);
+    assert_eq!(
+        outcomes(&daemon.release("one").await.unwrap()),
+        [(LED, Some("1"), "put-back")]
+    );
     assert_eq!(is(&home, LED), "0");
 }
 
@@ -464,10 +616,16 @@ async fn claims_of_one_call_that_are_rolled_back_together_restore_the_value() {
     let (daemon, a) = (home.start(), pod("a"));
     let led = writer_for_both(&home, &daemon, &a);
     *led.refusal.lock().unwrap() = Some(permanent());
-    assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["bad-parameters"; 2]);
+    assert_eq!(
+        ends(&daemon.prepare(&a, &["one", "two"]).await),
+        ["bad-parameters"; 2]
+    );
     assert_eq!(is(&home, LED), "0");
     assert_eq!(
-        (daemon.manager.values.of(&uid("uid-one")), daemon.manager.values.of(&uid("uid-two"))),
+        (
+            daemon.manager.values.of(&uid("uid-one")),
+            daemon.manager.values.of(&uid("uid-two"))
+        ),
         (None, None)
     );
 }

@@ -29,7 +29,8 @@ pub(crate) struct Records {
 
 impl Records {
     pub(super) fn new(mut records: Vec<ClaimValues>, boot_id: &str) -> Self {
-        let begun = |record: &mut ClaimValues| Some((record.id.uid.clone(), record.releasing.take()?));
+        let begun =
+            |record: &mut ClaimValues| Some((record.id.uid.clone(), record.releasing.take()?));
         let releasing = records.iter_mut().filter_map(begun).collect();
         let mut outlived = Vec::new();
         records.retain_mut(|record| {
@@ -40,10 +41,15 @@ impl Records {
             }
             !record.is_empty()
         });
-        let orders = records.iter().flat_map(|record| record.drivers.values().flatten());
+        let orders = records
+            .iter()
+            .flat_map(|record| record.drivers.values().flatten());
         Self {
             last_order: orders.map(|kept| kept.order).max().unwrap_or(0),
-            claims: records.into_iter().map(|record| (record.id.uid.clone(), record)).collect(),
+            claims: records
+                .into_iter()
+                .map(|record| (record.id.uid.clone(), record))
+                .collect(),
             boot_id: boot_id.to_owned(),
             outlived,
             releasing,
@@ -60,14 +66,27 @@ impl Records {
     }
 
     pub(super) fn progress_of(&self, driver: &DriverName) -> BTreeMap<Uid, Vec<u8>> {
-        let saved = self.claims.iter().filter_map(|(uid, record)| Some((uid, record.progress.get(driver)?)));
-        saved.map(|(uid, progress)| (uid.clone(), progress.0.clone())).collect()
+        let saved = self
+            .claims
+            .iter()
+            .filter_map(|(uid, record)| Some((uid, record.progress.get(driver)?)));
+        saved
+            .map(|(uid, progress)| (uid.clone(), progress.0.clone()))
+            .collect()
     }
 
     /// Sets a driver's progress; without bytes, removes it. Returns the progress before.
-    pub(super) fn set_progress(&mut self, claim: &ObjectRef, driver: &DriverName, bytes: Vec<u8>) -> Vec<u8> {
+    pub(super) fn set_progress(
+        &mut self,
+        claim: &ObjectRef,
+        driver: &DriverName,
+        bytes: Vec<u8>,
+    ) -> Vec<u8> {
         let boot_id = self.boot_id.clone();
-        let record = self.claims.entry(claim.uid.clone()).or_insert_with(|| new_record(claim, boot_id));
+        let record = self
+            .claims
+            .entry(claim.uid.clone())
+            .or_insert_with(|| new_record(claim, boot_id));
         let before = match bytes.is_empty() {
             true => record.progress.remove(driver),
             false => record.progress.insert(driver.clone(), Progress(bytes)),
@@ -80,7 +99,10 @@ impl Records {
 
     /// Removes the progress of a driver that has prepared the claim. Returns the claim's record before, if that changed it.
     pub(super) fn drop_progress(&mut self, uid: &Uid, driver: &DriverName) -> Option<ClaimValues> {
-        let before = self.get(uid).filter(|record| record.progress.contains_key(driver))?.clone();
+        let before = self
+            .get(uid)
+            .filter(|record| record.progress.contains_key(driver))?
+            .clone();
         self.set_progress(&before.id, driver, Vec::new());
         Some(before)
     }
@@ -92,8 +114,13 @@ impl Records {
         claims: &[ObjectRef],
         path: &str,
     ) -> Option<(u64, String)> {
-        let values = claims.iter().filter_map(|claim| self.get(&claim.uid)?.drivers.get(driver)).flatten();
-        let first = values.filter(|kept| kept.path == path).min_by_key(|kept| kept.order)?;
+        let values = claims
+            .iter()
+            .filter_map(|claim| self.get(&claim.uid)?.drivers.get(driver))
+            .flatten();
+        let first = values
+            .filter(|kept| kept.path == path)
+            .min_by_key(|kept| kept.order)?;
         Some((first.inode, first.before.clone()?))
     }
 
@@ -107,20 +134,30 @@ impl Records {
 
     /// Records a write for each of its claims before it is made. It is refused as a whole.
     pub(super) fn intend(&mut self, write: &Write<'_>) -> Result<(), Problem> {
-        write.claims.iter().try_for_each(|claim| self.check_room(claim, write))?;
+        write
+            .claims
+            .iter()
+            .try_for_each(|claim| self.check_room(claim, write))?;
         let first = self.first_of(write);
         for claim in write.claims {
             let boot_id = &self.boot_id;
-            let record =
-                self.claims.entry(claim.uid.clone()).or_insert_with(|| new_record(claim, boot_id.clone()));
+            let record = self
+                .claims
+                .entry(claim.uid.clone())
+                .or_insert_with(|| new_record(claim, boot_id.clone()));
             let values = record.drivers.entry(write.driver.clone()).or_default();
-            let at = values.iter().position(|kept| kept.path == write.path && kept.inode == write.inode);
+            let at = values
+                .iter()
+                .position(|kept| kept.path == write.path && kept.inode == write.inode);
             match at {
                 Some(at) => intend_again(&mut values[at], write),
                 None => {
                     // The earlier record is of a device that is gone.
                     values.retain(|kept| kept.path != write.path);
-                    values.push(KeptValue { pending: Some(write.value.to_owned()), ..first.clone() });
+                    values.push(KeptValue {
+                        pending: Some(write.value.to_owned()),
+                        ..first.clone()
+                    });
                 }
             }
         }
@@ -132,14 +169,19 @@ impl Records {
     fn first_of(&self, write: &Write<'_>) -> KeptValue {
         let known = write.claims.iter().filter_map(|claim| {
             let values = self.claims.get(&claim.uid)?.drivers.get(write.driver)?;
-            values.iter().find(|kept| kept.path == write.path && kept.inode == write.inode)
+            values
+                .iter()
+                .find(|kept| kept.path == write.path && kept.inode == write.inode)
         });
         let first = known.min_by_key(|kept| kept.order);
         KeptValue {
             path: write.path.to_owned(),
             inode: write.inode,
             order: first.map_or(self.last_order + 1, |first| first.order),
-            before: first.map_or_else(|| write.before.map(str::to_owned), |first| first.before.clone()),
+            before: first.map_or_else(
+                || write.before.map(str::to_owned),
+                |first| first.before.clone(),
+            ),
             after: None,
             pending: None,
             putting_back: false,
@@ -148,12 +190,17 @@ impl Records {
     }
 
     fn check_room(&self, claim: &ObjectRef, write: &Write<'_>) -> Result<(), Problem> {
-        let Some(values) = self.claims.get(&claim.uid).and_then(|record| record.drivers.get(write.driver))
+        let Some(values) = self
+            .claims
+            .get(&claim.uid)
+            .and_then(|record| record.drivers.get(write.driver))
         else {
             return Ok(());
         };
         let others = values.iter().filter(|kept| kept.path != write.path);
-        let (count, bytes) = others.fold((0, 0), |(count, bytes), kept| (count + 1, bytes + kept.bytes()));
+        let (count, bytes) = others.fold((0, 0), |(count, bytes), kept| {
+            (count + 1, bytes + kept.bytes())
+        });
         if count < VALUES_PER_CLAIM_MAX && bytes <= VALUES_BYTES_PER_CLAIM_MAX {
             return Ok(());
         }
@@ -166,8 +213,12 @@ impl Records {
     /// Records the value after a write. None: nothing was changed.
     pub(super) fn settle(&mut self, write: &Write<'_>, stands: Option<&str>) {
         for claim in write.claims {
-            let Some(record) = self.claims.get_mut(&claim.uid) else { continue };
-            let Some(values) = record.drivers.get_mut(write.driver) else { continue };
+            let Some(record) = self.claims.get_mut(&claim.uid) else {
+                continue;
+            };
+            let Some(values) = record.drivers.get_mut(write.driver) else {
+                continue;
+            };
             for kept in values.iter_mut().filter(|kept| kept.path == write.path) {
                 kept.pending = None;
                 if let Some(stands) = stands {
@@ -181,9 +232,18 @@ impl Records {
     }
 
     /// Marks a claim's values of some drivers as about to be restored. False: all of them are marked already.
-    pub(super) fn intend_restore(&mut self, uid: &Uid, wanted: impl Fn(&DriverName) -> bool) -> bool {
-        let Some(record) = self.claims.get_mut(uid) else { return false };
-        let drivers = record.drivers.iter_mut().filter(|(driver, _)| wanted(driver));
+    pub(super) fn intend_restore(
+        &mut self,
+        uid: &Uid,
+        wanted: impl Fn(&DriverName) -> bool,
+    ) -> bool {
+        let Some(record) = self.claims.get_mut(uid) else {
+            return false;
+        };
+        let drivers = record
+            .drivers
+            .iter_mut()
+            .filter(|(driver, _)| wanted(driver));
         let mut changed = false;
         for kept in drivers.flat_map(|(_, values)| values) {
             changed |= !std::mem::replace(&mut kept.putting_back, true);
@@ -197,9 +257,16 @@ impl Records {
         uid: &Uid,
         wanted: impl Fn(&DriverName) -> bool,
     ) -> Vec<(DriverName, KeptValue)> {
-        let Some(record) = self.claims.get(uid) else { return Vec::new() };
-        let values = record.newest_first().into_iter().filter(|(driver, _)| wanted(driver));
-        values.map(|(driver, kept)| (driver.clone(), kept.clone())).collect()
+        let Some(record) = self.claims.get(uid) else {
+            return Vec::new();
+        };
+        let values = record
+            .newest_first()
+            .into_iter()
+            .filter(|(driver, _)| wanted(driver));
+        values
+            .map(|(driver, kept)| (driver.clone(), kept.clone()))
+            .collect()
     }
 
     /// The claim that has to restore a value instead: another one, or this one with a driver that `stays`, for which the path was
@@ -215,20 +282,27 @@ impl Records {
         };
         let parts = self.claims.values().flat_map(|record| {
             let is_others = move |driver: &DriverName| record.id.uid != *uid || stays(driver);
-            let others = record.drivers.iter().filter(move |(driver, _)| is_others(driver));
+            let others = record
+                .drivers
+                .iter()
+                .filter(move |(driver, _)| is_others(driver));
             others.map(move |(driver, values)| (&record.id, driver, values))
         });
         let of_path = parts.filter_map(|(id, driver, values)| {
             let first = values.iter().filter(later).map(|other| other.order).min()?;
             Some((first, (id, driver)))
         });
-        of_path.min_by_key(|(order, _)| *order).map(|(_, other)| other)
+        of_path
+            .min_by_key(|(order, _)| *order)
+            .map(|(_, other)| other)
     }
 
     /// Ends a claim's values, of one driver or of all. A later claim, or another driver of this one, that found a value which these left
     /// inherits the value that these had found.
     pub(super) fn end(&mut self, uid: &Uid, driver: Option<&DriverName>) -> Ended {
-        let Some(record) = self.claims.get_mut(uid) else { return Ended::default() };
+        let Some(record) = self.claims.get_mut(uid) else {
+            return Ended::default();
+        };
         let before = record.clone();
         let mut gone: Vec<KeptValue> = match driver {
             Some(driver) => {
@@ -237,7 +311,10 @@ impl Records {
             }
             None => {
                 record.progress.clear();
-                std::mem::take(&mut record.drivers).into_values().flatten().collect()
+                std::mem::take(&mut record.drivers)
+                    .into_values()
+                    .flatten()
+                    .collect()
             }
         };
         // The newest first: the value that it hands down may be one that an earlier record left.
@@ -245,20 +322,33 @@ impl Records {
         if record.is_empty() {
             self.claims.remove(uid);
         }
-        let heirs = gone.iter().filter_map(|kept| self.hand_down(kept)).collect();
-        Ended { before: Some(before), heirs }
+        let heirs = gone
+            .iter()
+            .filter_map(|kept| self.hand_down(kept))
+            .collect();
+        Ended {
+            before: Some(before),
+            heirs,
+        }
     }
 
     fn hand_down(&mut self, gone: &KeptValue) -> Option<Uid> {
         let values = self.claims.values_mut().flat_map(|record| {
             let uid = record.id.uid.clone();
-            record.drivers.values_mut().flatten().map(move |kept| (uid.clone(), kept))
+            record
+                .drivers
+                .values_mut()
+                .flatten()
+                .map(move |kept| (uid.clone(), kept))
         });
         let later = values.filter(|(_, kept)| {
             kept.path == gone.path && kept.inode == gone.inode && kept.order > gone.order
         });
         let (uid, heir) = later.min_by_key(|(_, kept)| kept.order)?;
-        let found_it = heir.before.as_deref().is_some_and(|before| gone.may_have_left(before));
+        let found_it = heir
+            .before
+            .as_deref()
+            .is_some_and(|before| gone.may_have_left(before));
         if !found_it {
             return None;
         }
@@ -290,7 +380,14 @@ fn intend_again(kept: &mut KeptValue, write: &Write<'_>) {
 
 fn new_record(claim: &ObjectRef, boot_id: String) -> ClaimValues {
     let (drivers, progress, unknown) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-    ClaimValues { id: claim.clone(), boot_id, drivers, progress, releasing: None, unknown }
+    ClaimValues {
+        id: claim.clone(),
+        boot_id,
+        drivers,
+        progress,
+        releasing: None,
+        unknown,
+    }
 }
 
 #[cfg(test)]

@@ -17,23 +17,34 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        Self { records: Records::new(Vec::new(), "boot-1"), value: "0".to_owned() }
+        Self {
+            records: Records::new(Vec::new(), "boot-1"),
+            value: "0".to_owned(),
+        }
     }
 
     fn intend(&mut self, claims: &[&str], value: &str) -> Result<(), Problem> {
         let before = self.value.clone();
-        with_write(claims, Some(&before), value, |write| self.records.intend(write))
+        with_write(claims, Some(&before), value, |write| {
+            self.records.intend(write)
+        })
     }
 
     /// A write that is made.
     fn write(&mut self, claims: &[&str], value: &str) {
         self.intend(claims, value).unwrap();
         value.clone_into(&mut self.value);
-        with_write(claims, None, value, |write| self.records.settle(write, Some(value)));
+        with_write(claims, None, value, |write| {
+            self.records.settle(write, Some(value))
+        });
     }
 
     fn kept(&self, claim: &str) -> Option<(Option<&str>, Option<&str>)> {
-        let record = self.records.claims.values().find(|record| record.id.name.as_str() == claim)?;
+        let record = self
+            .records
+            .claims
+            .values()
+            .find(|record| record.id.name.as_str() == claim)?;
         let kept = record.drivers.get(&driver())?.first()?;
         Some((kept.before.as_deref(), kept.left()))
     }
@@ -42,7 +53,10 @@ impl Scene {
     fn release(&mut self, short: &str) -> Option<String> {
         let uid = claim(short).uid;
         let (_, kept) = self.records.newest_first(&uid, |_| true).remove(0);
-        let other = self.records.successor(&uid, &kept, &|_| false).map(|(other, _)| other.name.to_string());
+        let other = self
+            .records
+            .successor(&uid, &kept, &|_| false)
+            .map(|(other, _)| other.name.to_string());
         if other.is_none() && kept.may_have_left(&self.value) {
             self.value = kept.before.unwrap();
         }
@@ -51,10 +65,22 @@ impl Scene {
     }
 }
 
-fn with_write<T>(claims: &[&str], before: Option<&str>, value: &str, act: impl FnOnce(&Write<'_>) -> T) -> T {
+fn with_write<T>(
+    claims: &[&str],
+    before: Option<&str>,
+    value: &str,
+    act: impl FnOnce(&Write<'_>) -> T,
+) -> T {
     let claims: Vec<_> = claims.iter().map(|short| claim(short)).collect();
     let driver = driver();
-    act(&Write { driver: &driver, claims: &claims, path: "led", inode: 1, before, value })
+    act(&Write {
+        driver: &driver,
+        claims: &claims,
+        path: "led",
+        inode: 1,
+        before,
+        value,
+    })
 }
 
 #[test]
@@ -89,7 +115,10 @@ fn after_a_crash_the_value_now_is_taken_for_the_last_write() {
     scene.value = "Y".to_owned();
     scene.intend(&["a"], "on").unwrap();
     let kept = &scene.records.get(&claim("a").uid).unwrap().drivers[&driver()][0];
-    assert_eq!((kept.before.as_deref(), kept.after.as_deref()), (Some("0"), Some("Y")));
+    assert_eq!(
+        (kept.before.as_deref(), kept.after.as_deref()),
+        (Some("0"), Some("Y"))
+    );
 }
 
 enum Step {
@@ -112,7 +141,14 @@ enum Step {
 fn claims_that_changed_a_value_restore_it_in_whatever_order_they_are_released() {
     use Step::{Kept, LeftTo, Other, Restored, Value, Write};
     let histories: [&[Step]; 7] = [
-        &[Write(&["a"], "1"), Write(&["b"], "2"), Restored("b"), Value("1"), Restored("a"), Value("0")],
+        &[
+            Write(&["a"], "1"),
+            Write(&["b"], "2"),
+            Restored("b"),
+            Value("1"),
+            Restored("a"),
+            Value("0"),
+        ],
         &[
             Write(&["a"], "1"),
             Write(&["b"], "2"),
@@ -126,13 +162,45 @@ fn claims_that_changed_a_value_restore_it_in_whatever_order_they_are_released() 
             Value("0"),
         ],
         // A value that another program set in between is not inherited.
-        &[Write(&["a"], "1"), Other("5"), Write(&["b"], "6"), LeftTo("a", "b"), Restored("b"), Value("5")],
+        &[
+            Write(&["a"], "1"),
+            Other("5"),
+            Write(&["b"], "6"),
+            LeftTo("a", "b"),
+            Restored("b"),
+            Value("5"),
+        ],
         // Claims of one call.
-        &[Write(&["a", "b"], "1"), LeftTo("a", "b"), Value("1"), Restored("b"), Value("0")],
-        &[Write(&["a", "b"], "1"), LeftTo("b", "a"), Value("1"), Restored("a"), Value("0")],
-        &[Write(&["a"], "1"), Write(&["a", "b"], "2"), LeftTo("a", "b"), Restored("b"), Value("0")],
+        &[
+            Write(&["a", "b"], "1"),
+            LeftTo("a", "b"),
+            Value("1"),
+            Restored("b"),
+            Value("0"),
+        ],
+        &[
+            Write(&["a", "b"], "1"),
+            LeftTo("b", "a"),
+            Value("1"),
+            Restored("a"),
+            Value("0"),
+        ],
+        &[
+            Write(&["a"], "1"),
+            Write(&["a", "b"], "2"),
+            LeftTo("a", "b"),
+            Restored("b"),
+            Value("0"),
+        ],
         // The same value twice.
-        &[Write(&["a"], "1"), Write(&["b"], "1"), LeftTo("a", "b"), Value("1"), Restored("b"), Value("0")],
+        &[
+            Write(&["a"], "1"),
+            Write(&["b"], "1"),
+            LeftTo("a", "b"),
+            Value("1"),
+            Restored("b"),
+            Value("0"),
+        ],
     ];
     for (number, history) in histories.into_iter().enumerate() {
         let mut scene = Scene::new();
@@ -141,10 +209,16 @@ fn claims_that_changed_a_value_restore_it_in_whatever_order_they_are_released() 
                 Write(claims, value) => scene.write(claims, value),
                 Other(value) => scene.value = (*value).to_owned(),
                 Restored(claim) => assert_eq!(scene.release(claim), None, "history {number}"),
-                LeftTo(claim, heir) => assert_eq!(scene.release(claim).as_deref(), Some(*heir), "{number}"),
+                LeftTo(claim, heir) => {
+                    assert_eq!(scene.release(claim).as_deref(), Some(*heir), "{number}")
+                }
                 Value(value) => assert_eq!(scene.value, *value, "history {number}"),
                 Kept(claim, before, left) => {
-                    assert_eq!(scene.kept(claim), Some((Some(*before), Some(*left))), "history {number}");
+                    assert_eq!(
+                        scene.kept(claim),
+                        Some((Some(*before), Some(*left))),
+                        "history {number}"
+                    );
                 }
             }
         }
@@ -164,11 +238,21 @@ fn an_heir_that_may_have_been_restored_already_knows_that_value_too() {
             assert!(!scene.records.intend_restore(&b, |_| true), "that is known");
         }
         scene.records.end(&a, None);
-        assert_eq!(scene.records.newest_first(&b, |_| true)[0].1.may_have_left("1"), restoring);
+        assert_eq!(
+            scene.records.newest_first(&b, |_| true)[0]
+                .1
+                .may_have_left("1"),
+            restoring
+        );
         assert_eq!(scene.kept("b"), Some((Some("0"), Some("2"))));
         scene.value = "0".to_owned();
         scene.write(&["b"], "4");
-        assert!(!scene.records.newest_first(&b, |_| true)[0].1.may_have_left("1"), "it was written again");
+        assert!(
+            !scene.records.newest_first(&b, |_| true)[0]
+                .1
+                .may_have_left("1"),
+            "it was written again"
+        );
     }
 }
 
@@ -179,7 +263,14 @@ fn a_device_that_was_plugged_in_again_starts_again() {
     let claims = [claim("a")];
     let driver = driver();
     let before = Some("7");
-    let write = Write { driver: &driver, claims: &claims, path: "led", inode: 2, before, value: "8" };
+    let write = Write {
+        driver: &driver,
+        claims: &claims,
+        path: "led",
+        inode: 2,
+        before,
+        value: "8",
+    };
     scene.records.intend(&write).unwrap();
     assert_eq!(scene.kept("a"), Some((Some("7"), Some("8"))));
 }
@@ -190,7 +281,10 @@ fn values_of_another_boot_are_void() {
     scene.write(&["a"], "1");
     let claims: Vec<_> = scene.records.claims.values().cloned().collect();
     let same = Records::new(claims.clone(), "boot-1");
-    assert_eq!((same.claims.len(), same.last_order, same.outlived.len()), (1, 1, 0));
+    assert_eq!(
+        (same.claims.len(), same.last_order, same.outlived.len()),
+        (1, 1, 0)
+    );
     let later = Records::new(claims, "boot-2");
     assert_eq!((later.claims.len(), later.last_order), (0, 0));
     assert_eq!(later.outlived, [claim("a").uid]);
@@ -201,18 +295,28 @@ fn values_of_a_claim_are_bounded_in_number_and_bytes() {
     let claims = [claim("a")];
     let driver = driver();
     let intend = |records: &mut Records, path: &str, value: &str| {
-        records.intend(&Write { driver: &driver, claims: &claims, path, inode: 1, before: Some("0"), value })
+        records.intend(&Write {
+            driver: &driver,
+            claims: &claims,
+            path,
+            inode: 1,
+            before: Some("0"),
+            value,
+        })
     };
     let mut records = Records::new(Vec::new(), "boot-1");
     (0..VALUES_PER_CLAIM_MAX).for_each(|n| intend(&mut records, &format!("led{n}"), "1").unwrap());
     let problem = intend(&mut records, "one-more", "1").unwrap_err();
-    assert_eq!((problem.code.as_str(), problem.kind.is_permanent()), ("too-many-values", true));
+    assert_eq!(
+        (problem.code.as_str(), problem.kind.is_permanent()),
+        ("too-many-values", true)
+    );
     intend(&mut records, "led0", "2").unwrap();
 
     let mut records = Records::new(Vec::new(), "boot-1");
     let large = "x".repeat(4096);
-    let taken =
-        (0..VALUES_PER_CLAIM_MAX).take_while(|n| intend(&mut records, &format!("led{n}"), &large).is_ok());
+    let taken = (0..VALUES_PER_CLAIM_MAX)
+        .take_while(|n| intend(&mut records, &format!("led{n}"), &large).is_ok());
     assert!(taken.count() <= VALUES_BYTES_PER_CLAIM_MAX / large.len() + 1);
 }
 
@@ -221,13 +325,26 @@ fn of_two_drivers_of_a_claim_the_later_inherits_what_the_earlier_found() {
     let mut scene = Scene::new();
     scene.write(&["a"], "1");
     let (uid, later) = (claim("a").uid, DriverName::new("fan.example.com").unwrap());
-    let write =
-        Write { driver: &later, claims: &[claim("a")], path: "led", inode: 1, before: Some("1"), value: "2" };
+    let write = Write {
+        driver: &later,
+        claims: &[claim("a")],
+        path: "led",
+        inode: 1,
+        before: Some("1"),
+        value: "2",
+    };
     scene.records.intend(&write).unwrap();
     let first = scene.records.get(&uid).unwrap().drivers[&driver()][0].clone();
     let stays = |name: &DriverName| *name == later;
-    assert_eq!(scene.records.successor(&uid, &first, &stays), Some((&claim("a"), &later)));
-    assert_eq!(scene.records.successor(&uid, &first, &|_| false), None, "both give the claim up");
+    assert_eq!(
+        scene.records.successor(&uid, &first, &stays),
+        Some((&claim("a"), &later))
+    );
+    assert_eq!(
+        scene.records.successor(&uid, &first, &|_| false),
+        None,
+        "both give the claim up"
+    );
     scene.records.end(&uid, Some(&driver()));
     let left = scene.records.newest_first(&uid, |_| true);
     assert_eq!((left.len(), left[0].1.before.as_deref()), (1, Some("0")));
@@ -239,15 +356,27 @@ fn what_one_driver_unprepared_ends_and_the_rest_of_the_claim_stays() {
     scene.write(&["a"], "1");
     let other = DriverName::new("fan.example.com").unwrap();
     let claims = [claim("a")];
-    let write =
-        Write { driver: &other, claims: &claims, path: "fan", inode: 3, before: Some("0"), value: "9" };
+    let write = Write {
+        driver: &other,
+        claims: &claims,
+        path: "fan",
+        inode: 3,
+        before: Some("0"),
+        value: "9",
+    };
     scene.records.intend(&write).unwrap();
     let ended = scene.records.end(&claim("a").uid, Some(&driver()));
     assert!(ended.before.is_some() && ended.heirs.is_empty());
     let left = scene.records.newest_first(&claim("a").uid, |_| true);
-    assert_eq!(left.iter().map(|(driver, _)| driver).collect::<Vec<_>>(), [&other]);
+    assert_eq!(
+        left.iter().map(|(driver, _)| driver).collect::<Vec<_>>(),
+        [&other]
+    );
     scene.records.restore(ended.before.unwrap());
-    assert_eq!(scene.records.newest_first(&claim("a").uid, |_| true).len(), 2);
+    assert_eq!(
+        scene.records.newest_first(&claim("a").uid, |_| true).len(),
+        2
+    );
 }
 
 #[test]
@@ -258,7 +387,10 @@ fn progress_is_replaced_dropped_and_ends_with_its_claim() {
     assert_eq!(records.set_progress(&one, &driver(), b"b".to_vec()), b"a");
     assert_eq!(records.progress(&uid, &driver()), b"b");
     let before = records.drop_progress(&uid, &driver()).unwrap();
-    assert_eq!((records.progress(&uid, &driver()), records.get(&uid)), (Vec::new(), None));
+    assert_eq!(
+        (records.progress(&uid, &driver()), records.get(&uid)),
+        (Vec::new(), None)
+    );
     assert_eq!(records.drop_progress(&uid, &driver()), None);
     records.restore(before);
     assert_eq!(records.progress(&uid, &driver()), b"b", "the commit failed");
@@ -270,7 +402,9 @@ fn progress_is_replaced_dropped_and_ends_with_its_claim() {
 fn progress_outlives_a_boot_and_values_do_not() {
     let mut scene = Scene::new();
     scene.write(&["one"], "1");
-    scene.records.set_progress(&claim("one"), &driver(), b"half".to_vec());
+    scene
+        .records
+        .set_progress(&claim("one"), &driver(), b"half".to_vec());
     scene.write(&["two"], "2");
     let stored: Vec<_> = scene.records.claims.into_values().collect();
     let records = Records::new(stored, "boot-2");
@@ -288,5 +422,8 @@ fn the_value_before_is_that_of_the_first_write_of_the_call_s_claims() {
     let before = |claims: &[ObjectRef]| scene.records.before(&driver(), claims, "led");
     assert_eq!(before(&[claim("one")]), Some((1, "0".to_owned())));
     assert_eq!(before(&[claim("two")]), None, "another claim's");
-    assert_eq!(scene.records.before(&driver(), &[claim("one")], "other"), None);
+    assert_eq!(
+        scene.records.before(&driver(), &[claim("one")], "other"),
+        None
+    );
 }

@@ -37,11 +37,18 @@ pub(in crate::manager::claims) struct RestoreRequest<'a> {
 impl<'a> RestoreRequest<'a> {
     /// Within the time that a call of a driver may take.
     pub(in crate::manager::claims) fn of(call: &'a Call) -> Self {
-        Self { request: &call.request_id, deadline: Instant::now() + call.deadline, preview: false }
+        Self {
+            request: &call.request_id,
+            deadline: Instant::now() + call.deadline,
+            preview: false,
+        }
     }
 
     pub(in crate::manager::claims) fn preview(call: &'a Call) -> Self {
-        Self { preview: true, ..Self::of(call) }
+        Self {
+            preview: true,
+            ..Self::of(call)
+        }
     }
 }
 
@@ -55,7 +62,9 @@ impl RecordedValues {
         stays: impl Fn(&DriverName) -> bool,
         request: &RestoreRequest<'_>,
     ) -> Restored {
-        let (locks, kept) = self.lock_paths(&claim.uid, &drivers, request.deadline).await;
+        let (locks, kept) = self
+            .lock_paths(&claim.uid, &drivers, request.deadline)
+            .await;
         if kept.is_empty() {
             return Restored::default();
         }
@@ -66,15 +75,28 @@ impl RecordedValues {
         for (driver, kept) in kept {
             let obstacle = if locks.contains_key(&kept.path) {
                 let is_late = Instant::now() >= request.deadline;
-                self.other_owner(claim, &kept, &stays).or_else(|| is_late.then(|| out_of_time(&kept)))
+                self.other_owner(claim, &kept, &stays)
+                    .or_else(|| is_late.then(|| out_of_time(&kept)))
             } else {
                 Some(write_stuck())
             };
-            let Fate { end, found, written, problem } = match obstacle {
+            let Fate {
+                end,
+                found,
+                written,
+                problem,
+            } = match obstacle {
                 Some(problem) => Fate::left(None, problem),
                 None => self.tree.restore(&kept, request.preview).await,
             };
-            let value = PutBack { driver, path: kept.path, before: kept.before, found, end, problem };
+            let value = PutBack {
+                driver,
+                path: kept.path,
+                before: kept.before,
+                found,
+                end,
+                problem,
+            };
             if !request.preview {
                 audit(&value, written.as_deref(), claim, request.request);
             }
@@ -125,9 +147,11 @@ impl RecordedValues {
         let (path, records) = (&kept.path, self.records.lock());
         let (other, driver) = records.successor(&claim.uid, kept, stays)?;
         if other.uid == claim.uid {
-            let message = format!("/sys/{path} was also written by driver {driver}, which keeps the claim");
+            let message =
+                format!("/sys/{path} was also written by driver {driver}, which keeps the claim");
             return Some(
-                Problem::conflict(ProblemCode::ValueOfAnotherDriver, message).with("driver", driver),
+                Problem::conflict(ProblemCode::ValueOfAnotherDriver, message)
+                    .with("driver", driver),
             );
         }
         let message = format!("/sys/{path} was also written for claim {other}, which still exists");
@@ -136,7 +160,10 @@ impl RecordedValues {
 }
 
 fn out_of_time(kept: &KeptValue) -> Problem {
-    let message = format!("/sys/{} was not reached in time: other values took too long", kept.path);
+    let message = format!(
+        "/sys/{} was not reached in time: other values took too long",
+        kept.path
+    );
     Problem::unavailable(ProblemCode::PutBackOutOfTime, message)
 }
 

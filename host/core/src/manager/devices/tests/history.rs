@@ -39,8 +39,14 @@ fn containers(pod: usize) -> Vec<PodContainer> {
     use ContainerKind::{App, Init, Sidecar};
     match pod {
         0 => vec![container("main", App, &[("gpu", 1)])],
-        1 => vec![container("init", Init, &[("gpu", 2)]), container("main", App, &[("gpu", 1)])],
-        2 => vec![container("side", Sidecar, &[("gpu", 1)]), container("main", App, &[("gpu", 1)])],
+        1 => vec![
+            container("init", Init, &[("gpu", 2)]),
+            container("main", App, &[("gpu", 1)]),
+        ],
+        2 => vec![
+            container("side", Sidecar, &[("gpu", 1)]),
+            container("main", App, &[("gpu", 1)]),
+        ],
         _ => vec![container("main", App, &[("gpu", 3)])],
     }
 }
@@ -48,7 +54,11 @@ fn containers(pod: usize) -> Vec<PodContainer> {
 fn listed(healthy: u8) -> Vec<PluginDevice> {
     let one = |n: usize| {
         let id = format!("dev{n}");
-        if healthy & 1 << n != 0 { device(&id, &[]) } else { sick(&id) }
+        if healthy & 1 << n != 0 {
+            device(&id, &[])
+        } else {
+            sick(&id)
+        }
     };
     (0..DEVICES).map(one).collect()
 }
@@ -80,7 +90,13 @@ impl Node {
     fn new() -> Self {
         let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev4", "dev2"]));
         let daemon = home.start_at_once();
-        let node = Self { home, daemon, gpu, healthy: 0xff, answered: BTreeMap::new() };
+        let node = Self {
+            home,
+            daemon,
+            gpu,
+            healthy: 0xff,
+            answered: BTreeMap::new(),
+        };
         node.plug();
         node
     }
@@ -103,9 +119,13 @@ impl Node {
             }
             Event::Leave => {
                 let id = self.plug();
-                self.daemon.manager.plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
+                self.daemon
+                    .manager
+                    .plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
             }
-            Event::Refuse => self.gpu.refuse(Problem::internal("broken", "the plugin cannot")),
+            Event::Refuse => self
+                .gpu
+                .refuse(Problem::internal("broken", "the plugin cannot")),
             Event::Restart => self.restart().await,
         }
     }
@@ -117,7 +137,10 @@ impl Node {
             let key = (outcome.container, outcome.resource);
             let known = self.answered.entry(pod).or_default();
             match outcome.end {
-                Err(problem) => assert!(!known.contains_key(&key), "taken from a pod that has it: {problem}"),
+                Err(problem) => assert!(
+                    !known.contains_key(&key),
+                    "taken from a pod that has it: {problem}"
+                ),
                 Ok(devices) => {
                     let devices: BTreeSet<_> = devices.into_keys().collect();
                     let before = known.entry(key).or_insert_with(|| devices.clone());
@@ -163,8 +186,14 @@ impl Node {
         drop(old);
         for pod in &before {
             let found = self.daemon.manager.pod(pod.pod.uid.as_str());
-            let found = found.unwrap_or_else(|| panic!("{} is lost", pod.pod)).resources;
-            for known in pod.resources.iter().filter(|known| known.state == ResourceState::Allocated) {
+            let found = found
+                .unwrap_or_else(|| panic!("{} is lost", pod.pod))
+                .resources;
+            for known in pod
+                .resources
+                .iter()
+                .filter(|known| known.state == ResourceState::Allocated)
+            {
                 assert!(found.contains(known), "{known:?} is lost");
             }
         }
@@ -186,14 +215,30 @@ impl Node {
         for (pod, given) in &self.answered {
             for ((name, resource), devices) in given {
                 let found = self.daemon.devices_of(PODS[*pod]);
-                let entry = found.iter().find(|of| of.container == *name && of.resource == *resource);
+                let entry = found
+                    .iter()
+                    .find(|of| of.container == *name && of.resource == *resource);
                 let entry = entry.expect("what was answered is kept");
-                assert!(entry.state == ResourceState::Allocated && entry.devices.keys().eq(devices));
+                assert!(
+                    entry.state == ResourceState::Allocated && entry.devices.keys().eq(devices)
+                );
             }
         }
-        let shown: usize =
-            self.daemon.view("gpu").unwrap().devices.iter().filter(|d| !d.pods.is_empty()).count();
-        assert_eq!(shown, owners.keys().filter(|(of, _)| **of == resource("gpu")).count());
+        let shown: usize = self
+            .daemon
+            .view("gpu")
+            .unwrap()
+            .devices
+            .iter()
+            .filter(|d| !d.pods.is_empty())
+            .count();
+        assert_eq!(
+            shown,
+            owners
+                .keys()
+                .filter(|(of, _)| **of == resource("gpu"))
+                .count()
+        );
     }
 }
 

@@ -8,7 +8,9 @@ use super::{numbered, plugged, plugged_with};
 use crate::checkpoint;
 use crate::manager::ResourceState;
 use crate::manager::devices::fixtures::{device, ids, pod, resource, sick, uid};
-use crate::manager::tests::scene::{DEADLINE, Daemon, FakePlugin, Home, app, container, device_ends};
+use crate::manager::tests::scene::{
+    DEADLINE, Daemon, FakePlugin, Home, app, container, device_ends,
+};
 use nodedock_model::{ClaimRecord, ContainerKind, ObjectRef, PodRecord, Problem};
 
 /// Allocates a device for the pod `a` of a daemon that crashes during the plugin's call.
@@ -26,12 +28,20 @@ async fn crash_in_allocate(daemon: &Daemon, gpu: &FakePlugin) -> Vec<String> {
 async fn a_crash_before_the_answer_leaves_an_intent_that_is_called_again_with_the_same_devices() {
     let (home, daemon, gpu) = plugged(2);
     let lost = crash_in_allocate(&daemon, &gpu).await;
-    assert_eq!(lost, ["checkpoint-unavailable"], "nothing is answered that is not durable");
+    assert_eq!(
+        lost,
+        ["checkpoint-unavailable"],
+        "nothing is answered that is not durable"
+    );
 
     let daemon = home.start_at_once();
     let found = daemon.devices_of("a");
     assert_eq!(found[0].state, ResourceState::Allocating);
-    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["no-healthy-device"], "its plugin is not back yet");
+    assert_eq!(
+        daemon.given("a", &[("gpu", 1)]).await,
+        ["no-healthy-device"],
+        "its plugin is not back yet"
+    );
     assert_eq!(daemon.devices_of("a"), found);
     let better = FakePlugin::preferring(&["dev1"]);
     daemon.plug("gpu", &better, &numbered(2));
@@ -47,7 +57,10 @@ async fn an_intent_whose_device_is_not_healthy_any_more_is_unprepared_for_anothe
     crash_in_allocate(&daemon, &gpu).await;
     let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &[sick("dev0"), device("dev1", &[])]);
-    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["devices-unhealthy"]);
+    assert_eq!(
+        daemon.given("a", &[("gpu", 1)]).await,
+        ["devices-unhealthy"]
+    );
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev1"]);
 }
 
@@ -72,13 +85,27 @@ async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
     let (home, daemon, gpu) = plugged(2);
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
     daemon.crash().await;
-    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["checkpoint-unavailable"]);
+    assert_eq!(
+        daemon.given("b", &[("gpu", 1)]).await,
+        ["checkpoint-unavailable"]
+    );
     assert_eq!(gpu.calls().allocate.len(), 1);
     let devices = daemon.view("gpu").unwrap().devices;
     assert!(devices[1].pods.is_empty(), "what was taken is released");
-    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"], "what is durable is answered");
-    assert_eq!(daemon.free("a").await.unwrap_err().code, "checkpoint-unavailable");
-    assert_eq!(daemon.view("gpu").unwrap().devices[0].pods.len(), 1, "it is free after the commit only");
+    assert_eq!(
+        daemon.given("a", &[("gpu", 1)]).await,
+        ["dev0"],
+        "what is durable is answered"
+    );
+    assert_eq!(
+        daemon.free("a").await.unwrap_err().code,
+        "checkpoint-unavailable"
+    );
+    assert_eq!(
+        daemon.view("gpu").unwrap().devices[0].pods.len(),
+        1,
+        "it is free after the commit only"
+    );
     assert_eq!(home.start_at_once().manager.pods().len(), 1);
 }
 
@@ -89,24 +116,53 @@ async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadli
     daemon.plug("gpu", &gpu, &numbered(4));
     daemon.plug("nic", &nic, &numbered(4));
     gpu.shut(true);
-    let (both, one, other) = (app(&[("gpu", 1), ("nic", 1)]), app(&[("gpu", 1)]), app(&[("nic", 1)]));
+    let (both, one, other) = (
+        app(&[("gpu", 1), ("nic", 1)]),
+        app(&[("gpu", 1)]),
+        app(&[("nic", 1)]),
+    );
     let began = Instant::now();
     let others = async {
         gpu.called(|calls| calls.preferred.len() == 1).await;
         let given = daemon.allocate("c", &other).await;
-        let meanwhile = (device_ends(&given), nic.calls().allocate.len(), gpu.calls().preferred.len());
+        let meanwhile = (
+            device_ends(&given),
+            nic.calls().allocate.len(),
+            gpu.calls().preferred.len(),
+        );
         // From here the clock runs by itself: to the deadline of the preference, and of the call after it.
         pause();
         meanwhile
     };
-    let (first, second, others) =
-        tokio::join!(daemon.allocate("a", &both), daemon.allocate("b", &one), others);
-    assert_eq!(others, (vec!["dev1".to_owned()], 1, 1), "while the first still waits");
+    let (first, second, others) = tokio::join!(
+        daemon.allocate("a", &both),
+        daemon.allocate("b", &one),
+        others
+    );
+    assert_eq!(
+        others,
+        (vec!["dev1".to_owned()], 1, 1),
+        "while the first still waits"
+    );
     assert_eq!(device_ends(&first), ["driver-deadline", "dev0"]);
-    assert!(matches!(device_ends(&second)[0].as_str(), "resource-busy" | "driver-deadline"), "{second:?}");
-    assert!(began.elapsed() < DEADLINE + Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(
+        matches!(
+            device_ends(&second)[0].as_str(),
+            "resource-busy" | "driver-deadline"
+        ),
+        "{second:?}"
+    );
+    assert!(
+        began.elapsed() < DEADLINE + Duration::from_secs(10),
+        "{:?}",
+        began.elapsed()
+    );
     gpu.shut(false);
-    assert_eq!(device_ends(&daemon.allocate("b", &one).await), ["dev0"], "nothing of what failed is kept");
+    assert_eq!(
+        device_ends(&daemon.allocate("b", &one).await),
+        ["dev0"],
+        "nothing of what failed is kept"
+    );
 }
 
 #[tokio::test]
@@ -114,11 +170,20 @@ async fn an_allocate_that_hangs_ends_at_the_deadline_for_all_containers_together
     let (_home, daemon, gpu) = plugged(3);
     gpu.shut(true);
     pause();
-    let wanted: Vec<_> =
-        ["a", "b", "c"].iter().map(|name| container(name, ContainerKind::App, &[("gpu", 1)])).collect();
+    let wanted: Vec<_> = ["a", "b", "c"]
+        .iter()
+        .map(|name| container(name, ContainerKind::App, &[("gpu", 1)]))
+        .collect();
     let began = Instant::now();
-    assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["driver-deadline"; 3]);
-    assert!(began.elapsed() < DEADLINE + Duration::from_secs(1), "{:?}", began.elapsed());
+    assert_eq!(
+        device_ends(&daemon.allocate("a", &wanted).await),
+        ["driver-deadline"; 3]
+    );
+    assert!(
+        began.elapsed() < DEADLINE + Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
     assert!(daemon.devices_of("a").is_empty());
 }
 
@@ -136,7 +201,11 @@ async fn a_pod_that_leaves_during_a_plugin_call_takes_nothing_from_the_pod_that_
         gpu.shut(false);
     };
     let (outcome, ()) = tokio::join!(daemon.allocate("b", &wanted), leave);
-    assert_eq!(device_ends(&outcome), ["dev1"], "what became free meanwhile may be preferred");
+    assert_eq!(
+        device_ends(&outcome),
+        ["dev1"],
+        "what became free meanwhile may be preferred"
+    );
     assert_eq!(daemon.view("gpu").unwrap().devices[1].pods.len(), 1);
     assert_eq!(device_ends(&daemon.allocate("c", &wanted).await), ["dev0"]);
 }
@@ -150,7 +219,9 @@ async fn devices_that_become_unhealthy_during_a_plugin_call_are_not_allocated() 
     let wanted = app(&[("gpu", 1)]);
     let fall_ill = async {
         gpu.called(|calls| calls.preferred.len() == 1).await;
-        daemon.manager.plugin_listed(&id, &[sick("dev0"), device("dev1", &[])]);
+        daemon
+            .manager
+            .plugin_listed(&id, &[sick("dev0"), device("dev1", &[])]);
         gpu.shut(false);
     };
     let (outcome, ()) = tokio::join!(daemon.allocate("a", &wanted), fall_ill);
@@ -163,7 +234,9 @@ async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
     let good = checkpoint::verify(&home.checkpoint_path()).unwrap();
     assert_eq!((good.extended_resources, good.findings.len()), (1, 0));
-    let [claim] = &daemon.manager.claims()[..] else { panic!("one claim") };
+    let [claim] = &daemon.manager.claims()[..] else {
+        panic!("one claim")
+    };
     let mut twin = ClaimRecord::clone(claim);
     twin.id = ObjectRef::new("default", "twin", "uid-twin").unwrap();
     twin.pods = [(uid("b"), pod("b"))].into();
@@ -173,16 +246,23 @@ async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
         containers: Vec::new(),
         unknown: Default::default(),
     };
-    let put = vec![checkpoint::Change::PutClaim(twin.into()), checkpoint::Change::PutPod(pod.into())];
+    let put = vec![
+        checkpoint::Change::PutClaim(twin.into()),
+        checkpoint::Change::PutPod(pod.into()),
+    ];
     daemon.checkpoint().commit(put).await.unwrap();
     let report = checkpoint::verify(&home.checkpoint_path()).unwrap();
     assert!(!report.is_good());
     assert_eq!(report.findings.len(), 2, "{:?}", report.findings);
     assert!(
-        report.findings[0].contains("\"dev0\" of example.com/gpu is allocated to the pod default/a"),
+        report.findings[0]
+            .contains("\"dev0\" of example.com/gpu is allocated to the pod default/a"),
         "{:?}",
         report.findings
     );
     let dump = checkpoint::read(&home.checkpoint_path()).unwrap();
-    assert_eq!(dump.claims[1].resource.as_ref().unwrap().resource, resource("gpu"));
+    assert_eq!(
+        dump.claims[1].resource.as_ref().unwrap().resource,
+        resource("gpu")
+    );
 }

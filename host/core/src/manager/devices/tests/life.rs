@@ -9,7 +9,9 @@ use crate::manager::tests::scene::{Daemon, FakePlugin, GRACE, Home, app};
 use nodedock_model::{ChangedKind, DriverKind, Problem};
 
 fn gone(daemon: &Daemon, id: &PluginId) {
-    daemon.manager.plugin_left(id, &Problem::unavailable("eof", "its stream ended"));
+    daemon
+        .manager
+        .plugin_left(id, &Problem::unavailable("eof", "its stream ended"));
 }
 
 #[tokio::test]
@@ -19,32 +21,72 @@ async fn a_plugin_that_registers_again_has_the_devices_that_it_lists_then() {
     daemon.plug("gpu", &first, &numbered(2));
     assert_eq!(daemon.counts("gpu"), Some((2, 2)));
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
-    let again = daemon.manager.plugin_arrived(resource("gpu"), "/again.sock".into(), second.clone());
-    assert_eq!(daemon.counts("gpu"), Some((2, 2)), "what was listed stands until the new list");
-    assert_eq!(daemon.view("gpu").unwrap().source, ResourceSource::Plugin("/again.sock".into()));
+    let again =
+        daemon
+            .manager
+            .plugin_arrived(resource("gpu"), "/again.sock".into(), second.clone());
+    assert_eq!(
+        daemon.counts("gpu"),
+        Some((2, 2)),
+        "what was listed stands until the new list"
+    );
+    assert_eq!(
+        daemon.view("gpu").unwrap().source,
+        ResourceSource::Plugin("/again.sock".into())
+    );
     daemon.manager.plugin_listed(&again, &numbered(2));
     assert_eq!(daemon.counts("gpu"), Some((2, 2)));
     daemon.plug("gpu", &second, &[device("other", &[])]);
-    assert_eq!(daemon.counts("gpu"), Some((1, 1)), "nothing of the old list is left");
-    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"], "what was allocated stays");
+    assert_eq!(
+        daemon.counts("gpu"),
+        Some((1, 1)),
+        "nothing of the old list is left"
+    );
+    assert_eq!(
+        daemon.given("a", &[("gpu", 1)]).await,
+        ["dev0"],
+        "what was allocated stays"
+    );
     assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["other"]);
-    assert_eq!((first.calls().allocate.len(), second.calls().allocate), (1, vec![ids(&["other"])]));
+    assert_eq!(
+        (first.calls().allocate.len(), second.calls().allocate),
+        (1, vec![ids(&["other"])])
+    );
 }
 
 #[tokio::test]
 async fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
-    let id = daemon.plug("gpu", &gpu, &[device("a", &[]), device("b", &[]), sick("c")]);
+    let id = daemon.plug(
+        "gpu",
+        &gpu,
+        &[device("a", &[]), device("b", &[]), sick("c")],
+    );
     daemon.plug("nic", &FakePlugin::new(), &[device("a", &[])]);
-    assert_eq!((daemon.counts("gpu"), daemon.counts("nic")), (Some((3, 2)), Some((1, 1))));
-    daemon.manager.plugin_listed(&id, &[device("a", &[]), sick("b")]);
+    assert_eq!(
+        (daemon.counts("gpu"), daemon.counts("nic")),
+        (Some((3, 2)), Some((1, 1)))
+    );
+    daemon
+        .manager
+        .plugin_listed(&id, &[device("a", &[]), sick("b")]);
     assert_eq!(daemon.counts("gpu"), Some((2, 1)));
     assert_eq!(daemon.given("p", &[("gpu", 2)]).await, ["too-few-devices"]);
-    daemon.manager.plugin_listed(&id, &[device("a", &[]), device("b", &[])]);
-    assert_eq!(daemon.given("p", &[("gpu", 2)]).await, ["a,b"], "healthy again");
+    daemon
+        .manager
+        .plugin_listed(&id, &[device("a", &[]), device("b", &[])]);
+    assert_eq!(
+        daemon.given("p", &[("gpu", 2)]).await,
+        ["a,b"],
+        "healthy again"
+    );
     daemon.manager.plugin_listed(&id, &[]);
-    assert_eq!(daemon.counts("gpu"), Some((0, 0)), "known, and without devices");
+    assert_eq!(
+        daemon.counts("gpu"),
+        Some((0, 0)),
+        "known, and without devices"
+    );
 }
 
 #[tokio::test]
@@ -57,7 +99,10 @@ async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_ti
     gone(&daemon, &id);
     assert_eq!(daemon.counts("gpu"), Some((2, 0)));
     assert!(!daemon.view("gpu").unwrap().active);
-    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["no-healthy-device"]);
+    assert_eq!(
+        daemon.given("a", &[("gpu", 1)]).await,
+        ["no-healthy-device"]
+    );
     assert!(gpu.calls().allocate.is_empty());
 
     advance(GRACE / 2).await;
@@ -70,7 +115,13 @@ async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_ti
     assert_eq!(daemon.manager.capacity().removed, [resource("gpu")]);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["resource-unknown"]);
     daemon.plug("gpu", &gpu, &numbered(1));
-    assert_eq!((daemon.counts("gpu"), daemon.manager.capacity().removed.len()), (Some((1, 1)), 0));
+    assert_eq!(
+        (
+            daemon.counts("gpu"),
+            daemon.manager.capacity().removed.len()
+        ),
+        (Some((1, 1)), 0)
+    );
 }
 
 #[tokio::test]
@@ -82,12 +133,22 @@ async fn a_resource_of_records_is_remembered_for_a_time() {
     let daemon = home.start_at_once();
     daemon.start_devices();
     let view = daemon.view("gpu").unwrap();
-    assert_eq!((view.source, view.active, view.devices.len()), (ResourceSource::Remembered, false, 0));
-    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["no-healthy-device"]);
+    assert_eq!(
+        (view.source, view.active, view.devices.len()),
+        (ResourceSource::Remembered, false, 0)
+    );
+    assert_eq!(
+        daemon.given("b", &[("gpu", 1)]).await,
+        ["no-healthy-device"]
+    );
     pause();
     daemon.until(|daemon| daemon.counts("gpu").is_none()).await;
     assert_eq!(daemon.manager.capacity().removed, [resource("gpu")]);
-    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"], "its pod keeps what it has");
+    assert_eq!(
+        daemon.given("a", &[("gpu", 1)]).await,
+        ["dev0"],
+        "its pod keeps what it has"
+    );
 }
 
 /// The end of an old stream took the plugin that had replaced it out of service.
@@ -109,7 +170,11 @@ async fn a_plugin_that_was_replaced_does_the_newer_one_no_harm() {
 async fn a_faulty_list_is_a_condition_until_a_good_one_comes() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
-    let id = daemon.plug("gpu", &gpu, &[device("a", &[]), device("a", &[]), device("", &[])]);
+    let id = daemon.plug(
+        "gpu",
+        &gpu,
+        &[device("a", &[]), device("a", &[]), device("", &[])],
+    );
     assert_eq!(
         (daemon.counts("gpu"), daemon.condition_codes()),
         (Some((1, 1)), vec!["device-list-faulty".to_owned()])
@@ -124,18 +189,37 @@ async fn health_that_flaps_is_reported_once_per_period() {
     let daemon = home.start_at_once();
     pause();
     daemon.start_devices();
-    let (mut changes, mut followed) = (daemon.manager.changes.listen(), daemon.manager.device_changes());
+    let (mut changes, mut followed) = (
+        daemon.manager.changes.listen(),
+        daemon.manager.device_changes(),
+    );
     let id = daemon.plug("gpu", &gpu, &[device("a", &[])]);
     for n in 0..1000 {
-        daemon.manager.plugin_listed(&id, &[if n % 2 == 0 { sick("a") } else { device("a", &[]) }]);
+        daemon.manager.plugin_listed(
+            &id,
+            &[if n % 2 == 0 {
+                sick("a")
+            } else {
+                device("a", &[])
+            }],
+        );
         tokio::task::yield_now().await;
     }
-    assert!(followed.has_changed().unwrap(), "who follows sees the newest state, and no queue of them");
+    assert!(
+        followed.has_changed().unwrap(),
+        "who follows sees the newest state, and no queue of them"
+    );
     followed.mark_unchanged();
     daemon.manager.plugin_listed(&id, &[device("a", &[])]);
-    assert!(!followed.has_changed().unwrap(), "a list that is as before changes nothing");
+    assert!(
+        !followed.has_changed().unwrap(),
+        "a list that is as before changes nothing"
+    );
     let first = changes.recv().await.unwrap();
-    assert_eq!((first.kind, first.name.as_str()), (ChangedKind::Device, "example.com/gpu"));
+    assert_eq!(
+        (first.kind, first.name.as_str()),
+        (ChangedKind::Device, "example.com/gpu")
+    );
     changes.recv().await.unwrap();
     advance(GRACE).await;
     assert!(
@@ -151,19 +235,33 @@ async fn of_two_sources_of_one_name_the_first_keeps_it_until_it_is_gone() {
     daemon.start_devices();
     let id = daemon.plug("gpu", &gpu, &numbered(1));
     let pools = super::pools::published("gpu", &[("0", &[]), ("1", &[])]);
-    daemon.serve_any(&driver("gpu"), DriverKind::Wasm, None, Some(pools.subscribe()), "");
-    daemon.until(|daemon| daemon.condition_codes() == ["resource-taken"]).await;
+    daemon.serve_any(
+        &driver("gpu"),
+        DriverKind::Wasm,
+        None,
+        Some(pools.subscribe()),
+        "",
+    );
+    daemon
+        .until(|daemon| daemon.condition_codes() == ["resource-taken"])
+        .await;
     assert_eq!(daemon.counts("gpu"), Some((1, 1)));
     let condition = daemon.manager.conditions.list().remove(0);
     assert!(
-        condition.problem.message.contains("/gpu.sock") && condition.subject.contains("gpu.example.com"),
+        condition.problem.message.contains("/gpu.sock")
+            && condition.subject.contains("gpu.example.com"),
         "{condition:?}"
     );
     pause();
     gone(&daemon, &id);
-    daemon.until(|daemon| daemon.counts("gpu") == Some((2, 2))).await;
+    daemon
+        .until(|daemon| daemon.counts("gpu") == Some((2, 2)))
+        .await;
     assert!(daemon.condition_codes().is_empty());
-    assert_eq!(daemon.view("gpu").unwrap().source, ResourceSource::Pools(driver("gpu")));
+    assert_eq!(
+        daemon.view("gpu").unwrap().source,
+        ResourceSource::Pools(driver("gpu"))
+    );
 
     let waiting = daemon.plug("gpu", &gpu, &numbered(1));
     assert_eq!(
@@ -171,5 +269,8 @@ async fn of_two_sources_of_one_name_the_first_keeps_it_until_it_is_gone() {
         (vec!["resource-taken".to_owned()], Some((2, 2)))
     );
     gone(&daemon, &waiting);
-    assert!(daemon.condition_codes().is_empty(), "one that waited leaves at once");
+    assert!(
+        daemon.condition_codes().is_empty(),
+        "one that waited leaves at once"
+    );
 }

@@ -7,12 +7,15 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use crate::driver::{Call, ClaimDriver, DeviceDriver, DeviceLists, DeviceOptions, Outcomes, Published};
+use crate::driver::{
+    Call, ClaimDriver, DeviceDriver, DeviceLists, DeviceOptions, Outcomes, Published,
+};
 use crate::manager::claims::fixtures::prepared;
 use crate::manager::claims::source::ClaimSource;
 use nodedock_model::{
-    Allocation, Claim, ContainerAllocation, DeviceAccess, DeviceStatus, DriverClaim, DriverClaimRecord,
-    DriverName, Edits, Inventory, ObjectName, Pool, PoolName, PreparedClaim, Problem, Uid,
+    Allocation, Claim, ContainerAllocation, DeviceAccess, DeviceStatus, DriverClaim,
+    DriverClaimRecord, DriverName, Edits, Inventory, ObjectName, Pool, PoolName, PreparedClaim,
+    Problem, Uid,
 };
 pub(crate) struct FakeSource {
     /// What its own allocator has given to claims.
@@ -36,17 +39,26 @@ impl FakeSource {
     }
 
     pub(crate) fn put(&self, claim: Claim) {
-        self.claims.lock().unwrap().insert((claim.id.namespace.clone(), claim.id.name.clone()), claim);
+        self.claims
+            .lock()
+            .unwrap()
+            .insert((claim.id.namespace.clone(), claim.id.name.clone()), claim);
     }
 
     /// Has allocated a claim, which may never be prepared.
     pub(crate) fn allocate(&self, claim: Claim) {
         let allocation = claim.allocation.expect("an allocation");
-        self.allocated.lock().unwrap().push((claim.id.uid, allocation));
+        self.allocated
+            .lock()
+            .unwrap()
+            .push((claim.id.uid, allocation));
     }
 
     pub(crate) fn remove(&self, claim: &Claim) {
-        self.claims.lock().unwrap().remove(&(claim.id.namespace.clone(), claim.id.name.clone()));
+        self.claims
+            .lock()
+            .unwrap()
+            .remove(&(claim.id.namespace.clone(), claim.id.name.clone()));
     }
 
     /// Fails from now on, or returns its claims.
@@ -56,7 +68,11 @@ impl FakeSource {
 
     /// Later reads wait while it is shut.
     pub(crate) fn shut(&self, shut: bool) {
-        self.passes.send_replace(if shut { *self.reads.borrow() } else { usize::MAX });
+        self.passes.send_replace(if shut {
+            *self.reads.borrow()
+        } else {
+            usize::MAX
+        });
     }
 
     /// Lets so many reads pass in all.
@@ -66,20 +82,37 @@ impl FakeSource {
 
     /// Waits for so many reads.
     pub(crate) async fn asked(&self, times: usize) {
-        self.reads.subscribe().wait_for(|reads| *reads >= times).await.unwrap();
+        self.reads
+            .subscribe()
+            .wait_for(|reads| *reads >= times)
+            .await
+            .unwrap();
     }
 }
 
 #[async_trait]
 impl ClaimSource for FakeSource {
-    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+    async fn claim(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+    ) -> Result<Option<Claim>, Problem> {
         self.reads.send_modify(|reads| *reads += 1);
         let number = *self.reads.borrow();
-        self.passes.subscribe().wait_for(|passes| *passes >= number).await.unwrap();
+        self.passes
+            .subscribe()
+            .wait_for(|passes| *passes >= number)
+            .await
+            .unwrap();
         if let Some(problem) = self.problem.lock().unwrap().clone() {
             return Err(problem);
         }
-        Ok(self.claims.lock().unwrap().get(&(namespace.clone(), name.clone())).cloned())
+        Ok(self
+            .claims
+            .lock()
+            .unwrap()
+            .get(&(namespace.clone(), name.clone()))
+            .cloned())
     }
 
     fn allocated(&self) -> Vec<(Uid, Allocation)> {
@@ -127,7 +160,10 @@ impl FakeDriver {
     /// A driver that publishes the pool `pool`.
     pub(crate) fn with_pool(name: DriverName, pool: Pool) -> Arc<Self> {
         let pools = BTreeMap::from([(PoolName::new("pool").unwrap(), pool)]);
-        let published = Published { inventory: Inventory { pools }, ..Published::default() };
+        let published = Published {
+            inventory: Inventory { pools },
+            ..Published::default()
+        };
         Self::with(name, Some(watch::Sender::new(Arc::new(published))))
     }
 
@@ -160,7 +196,10 @@ impl FakeDriver {
 
     /// The answer for a claim the next time that it is prepared.
     pub(crate) fn reply(&self, claim: &str, reply: Reply) {
-        self.replies.lock().unwrap().push_back((Uid::new(claim).unwrap(), reply));
+        self.replies
+            .lock()
+            .unwrap()
+            .push_back((Uid::new(claim).unwrap(), reply));
     }
 
     pub(crate) fn refuse_unprepare(&self, problem: Problem) {
@@ -214,18 +253,30 @@ impl ClaimDriver for FakeDriver {
             match self.next_reply(&claim.id.uid) {
                 None => {}
                 Some(Reply::Access(access)) => {
-                    result.devices.iter_mut().for_each(|device| device.access = access.clone());
+                    result
+                        .devices
+                        .iter_mut()
+                        .for_each(|device| device.access = access.clone());
                 }
                 Some(Reply::Status(status)) => {
-                    result.devices.iter_mut().for_each(|device| device.status = Some(status.clone()));
+                    result
+                        .devices
+                        .iter_mut()
+                        .for_each(|device| device.status = Some(status.clone()));
                 }
                 Some(Reply::Annotation(key, value)) => {
                     result.annotations.insert(key.to_owned(), value.to_owned());
                 }
                 Some(Reply::Refuse(problem)) => outcome = Err(problem),
                 Some(Reply::Unrenderable) => {
-                    let edits = Edits { env: vec![("A".to_owned(), "b".to_owned())], ..Edits::default() };
-                    result = PreparedClaim { edits, ..PreparedClaim::default() };
+                    let edits = Edits {
+                        env: vec![("A".to_owned(), "b".to_owned())],
+                        ..Edits::default()
+                    };
+                    result = PreparedClaim {
+                        edits,
+                        ..PreparedClaim::default()
+                    };
                 }
             }
             outcomes.insert(claim.id.uid.clone(), outcome.map(|()| result));
@@ -234,10 +285,16 @@ impl ClaimDriver for FakeDriver {
     }
 
     async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
-        self.calls.send_modify(|calls| calls.unprepare.push(claims.to_vec()));
+        self.calls
+            .send_modify(|calls| calls.unprepare.push(claims.to_vec()));
         self.pass().await;
         let uids = claims.iter().map(|live| live.claim.id.uid.clone());
-        let end = self.unprepare_refusals.lock().unwrap().pop_front().map_or(Ok(()), Err);
+        let end = self
+            .unprepare_refusals
+            .lock()
+            .unwrap()
+            .pop_front()
+            .map_or(Ok(()), Err);
         uids.map(|uid| (uid, end.clone())).collect()
     }
 }
@@ -292,7 +349,11 @@ impl FakePlugin {
 
     pub(crate) fn preferring(ids: &[&str]) -> Arc<Self> {
         let plugin = Self::new();
-        plugin.options.lock().unwrap().preferred_allocation_available = true;
+        plugin
+            .options
+            .lock()
+            .unwrap()
+            .preferred_allocation_available = true;
         plugin.prefer(Preference::of(ids));
         plugin
     }
@@ -344,11 +405,19 @@ impl DeviceDriver for FakePlugin {
     }
 
     async fn list_and_watch(&self, _: &Call) -> Result<DeviceLists, Problem> {
-        Err(Problem::internal("not-followed", "tests set lists themselves"))
+        Err(Problem::internal(
+            "not-followed",
+            "tests set lists themselves",
+        ))
     }
 
-    async fn allocate(&self, _: &Call, device_ids: &[String]) -> Result<ContainerAllocation, Problem> {
-        self.calls.send_modify(|calls| calls.allocate.push(device_ids.to_vec()));
+    async fn allocate(
+        &self,
+        _: &Call,
+        device_ids: &[String],
+    ) -> Result<ContainerAllocation, Problem> {
+        self.calls
+            .send_modify(|calls| calls.allocate.push(device_ids.to_vec()));
         self.pass().await;
         let refusal = self.refusals.lock().unwrap().pop();
         match refusal {
@@ -364,8 +433,11 @@ impl DeviceDriver for FakePlugin {
         must_include: &[String],
         size: u32,
     ) -> Result<Vec<String>, Problem> {
-        self.calls
-            .send_modify(|calls| calls.preferred.push((available.to_vec(), must_include.to_vec(), size)));
+        self.calls.send_modify(|calls| {
+            calls
+                .preferred
+                .push((available.to_vec(), must_include.to_vec(), size))
+        });
         self.pass().await;
         let preference = self.prefers.lock().unwrap().clone();
         match preference {
@@ -376,7 +448,8 @@ impl DeviceDriver for FakePlugin {
     }
 
     async fn pre_start(&self, _: &Call, device_ids: &[String]) -> Result<(), Problem> {
-        self.calls.send_modify(|calls| calls.pre_start.push(device_ids.to_vec()));
+        self.calls
+            .send_modify(|calls| calls.pre_start.push(device_ids.to_vec()));
         self.pass().await;
         Ok(())
     }

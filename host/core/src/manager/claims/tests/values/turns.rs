@@ -7,8 +7,18 @@ use crate::manager::claims::table::Undo;
 use crate::manager::claims::values::{RestoreRequest, Restored};
 
 async fn restore(daemon: &Daemon, short: &str, deadline: Duration) -> Restored {
-    let (id, call) = (claim(short, &[], &[]).id, Call { request_id: "test".into(), deadline });
-    daemon.manager.values.restore(&id, |_| true, |_| false, &RestoreRequest::of(&call)).await
+    let (id, call) = (
+        claim(short, &[], &[]).id,
+        Call {
+            request_id: "test".into(),
+            deadline,
+        },
+    );
+    daemon
+        .manager
+        .values
+        .restore(&id, |_| true, |_| false, &RestoreRequest::of(&call))
+        .await
 }
 
 const LONG: Duration = Duration::from_secs(45);
@@ -22,9 +32,16 @@ async fn a_value_stays_locked_from_its_restore_to_the_end_of_its_claim() {
     assert_eq!(is(&home, LED), "1");
     let mut earlier = std::pin::pin!(restore(&daemon, "one", LONG));
     assert!(futures::poll!(&mut earlier).is_pending());
-    daemon.manager.commit(vec![Change::DeleteClaim(uid("uid-two"))], Undo::default()).await.unwrap();
+    daemon
+        .manager
+        .commit(vec![Change::DeleteClaim(uid("uid-two"))], Undo::default())
+        .await
+        .unwrap();
     drop(later);
-    assert_eq!(earlier.await.values.iter().map(one).collect::<Vec<_>>(), [(LED, Some("1"), "put-back")]);
+    assert_eq!(
+        earlier.await.values.iter().map(one).collect::<Vec<_>>(),
+        [(LED, Some("1"), "put-back")]
+    );
     assert_eq!(is(&home, LED), "0");
 }
 
@@ -53,7 +70,10 @@ async fn a_locked_path_is_left_and_delays_no_other() {
     let _kept = daemon.manager.values.lock_path(LED).await;
     tokio::time::pause();
     let released = daemon.release("one").await.unwrap();
-    assert_eq!(outcomes(&released), [(FAN, Some("2"), "put-back"), (LED, None, "sysfs-stuck")]);
+    assert_eq!(
+        outcomes(&released),
+        [(FAN, Some("2"), "put-back"), (LED, None, "sysfs-stuck")]
+    );
     assert_eq!((is(&home, LED), is(&home, FAN)), ("1".into(), "0".into()));
 }
 
