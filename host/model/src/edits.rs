@@ -1,24 +1,27 @@
-//! Container edits: the changes to a container that uses a device. Names and meanings are CDI's.
+//! Container edits: the changes to a container that uses a device, with CDI's meanings (tags.cncf.io/container-device-interface, 0.3.0 to
+//! 1.1.0). Their JSON is CDI's too, in spec files and in records.
 
 use serde::{Deserialize, Serialize};
 
+/// What a device, or a claim as a whole, changes in a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Edits {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Names and values.
+    #[serde(with = "variables", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<(String, String)>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub mounts: Vec<Mount>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub net_devices: Vec<NetDevice>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub additional_gids: Vec<u32>,
+    pub mounts: Vec<Mount>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intel_rdt: Option<IntelRdt>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub additional_gids: Vec<u32>,
 }
 
 impl Edits {
@@ -28,14 +31,17 @@ impl Edits {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 pub enum NodeKind {
+    #[serde(rename = "c")]
     Character,
+    #[serde(rename = "b")]
     Block,
+    #[serde(rename = "p")]
     Fifo,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
     /// In the container.
     pub path: String,
@@ -43,16 +49,17 @@ pub struct DeviceNode {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
     /// Type and numbers: from the driver, and after the host's check from the node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<NodeKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub major: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
-    /// Subset of `rwm`.
-    pub permissions: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
+    /// Subset of `rwm`. CDI writes `none` for the empty one: an empty text there means all.
+    #[serde(with = "permissions")]
+    pub permissions: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,8 +75,8 @@ impl DeviceNode {
             kind: None,
             major: None,
             minor: None,
-            permissions: "rw".to_owned(),
             file_mode: None,
+            permissions: "rw".to_owned(),
             uid: None,
             gid: None,
         }
@@ -82,40 +89,168 @@ impl DeviceNode {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mount {
-    pub host_path: String,
-    pub container_path: String,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub options: Vec<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fs_type: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct NetDevice {
+    #[serde(rename = "hostInterfaceName")]
     pub host_interface: String,
+    #[serde(rename = "name")]
     pub container_interface: String,
 }
 
 /// A program of the node that the container runtime runs as root.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hook {
+    /// `prestart`, `createRuntime`, `createContainer`, `startContainer`, `poststart` or `poststop` (OCI runtime specification).
+    #[serde(rename = "hookName")]
     pub stage: String,
     pub path: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, with = "variables", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<(String, String)>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "timeout", default, skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IntelRdt {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clos_id: Option<String>,
+#[serde(rename_all = "camelCase")]
+pub struct Mount {
+    pub host_path: String,
+    pub container_path: String,
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    pub fs_type: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IntelRdt {
+    #[serde(rename = "closID", skip_serializing_if = "Option::is_none")]
+    pub clos_id: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub schemata: Vec<String>,
-    #[serde(default)]
+    /// False is a runtime's default, and is not written: the field needs CDI 1.1.0.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub enable_monitoring: bool,
+}
+
+/// Environment variables as `NAME=VALUE`.
+mod variables {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        variables: &[(String, String)],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let entry = |(name, value): &(String, String)| format!("{name}={value}");
+        serializer.collect_seq(variables.iter().map(entry))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<(String, String)>, D::Error> {
+        let entries = Vec::<String>::deserialize(deserializer)?;
+        let variable = |entry: String| match entry.split_once('=') {
+            Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+            None => Err(D::Error::custom(format_args!(
+                "the environment entry {entry:?} is not NAME=VALUE"
+            ))),
+        };
+        entries.into_iter().map(variable).collect()
+    }
+}
+
+/// Permissions of a device node as in CDI.
+mod permissions {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    const NONE: &str = "none";
+
+    pub(super) fn serialize<S: Serializer>(subset: &str, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(if subset.is_empty() { NONE } else { subset })
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<String, D::Error> {
+        let subset = String::deserialize(deserializer)?;
+        Ok(if subset == NONE {
+            String::new()
+        } else {
+            subset
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, String> {
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn edits_are_written_as_cdi_and_read_back() {
+        let edits = Edits {
+            env: vec![("A".into(), "1=2".into()), ("B".into(), String::new())],
+            device_nodes: vec![
+                DeviceNode {
+                    host_path: Some("/dev/host".into()),
+                    kind: Some(NodeKind::Block),
+                    ..DeviceNode::at("/dev/inside")
+                },
+                DeviceNode {
+                    permissions: String::new(),
+                    ..DeviceNode::at("/dev/none")
+                },
+            ],
+            net_devices: vec![NetDevice {
+                host_interface: "eth1".into(),
+                container_interface: "net0".into(),
+            }],
+            hooks: vec![Hook {
+                stage: "poststop".into(),
+                path: "/bin/hook".into(),
+                args: Vec::new(),
+                env: vec![("C".into(), "3".into())],
+                timeout_seconds: Some(5),
+            }],
+            mounts: vec![Mount {
+                host_path: "/a".into(),
+                container_path: "/b".into(),
+                fs_type: Some("tmpfs".into()),
+                options: vec!["ro".into()],
+            }],
+            intel_rdt: Some(IntelRdt::default()),
+            additional_gids: vec![7],
+        };
+        let json = serde_json::to_string(&edits).unwrap();
+        let expected = concat!(
+            r#"{"env":["A=1=2","B="],"#,
+            r#""deviceNodes":[{"path":"/dev/inside","hostPath":"/dev/host","type":"b","permissions":"rw"},"#,
+            r#"{"path":"/dev/none","permissions":"none"}],"#,
+            r#""netDevices":[{"hostInterfaceName":"eth1","name":"net0"}],"#,
+            r#""hooks":[{"hookName":"poststop","path":"/bin/hook","env":["C=3"],"timeout":5}],"#,
+            r#""mounts":[{"hostPath":"/a","containerPath":"/b","type":"tmpfs","options":["ro"]}],"#,
+            r#""intelRdt":{},"additionalGids":[7]}"#,
+        );
+        assert_eq!(json, expected);
+        assert_eq!(read::<Edits>(&json), Ok(edits));
+    }
+
+    #[test]
+    fn an_entry_that_is_no_variable_is_named() {
+        let error = read::<Edits>(r#"{"env":["A=1","B"]}"#).unwrap_err();
+        assert!(
+            error.contains(r#"environment entry "B" is not NAME=VALUE"#),
+            "{error}"
+        );
+        let error =
+            read::<DeviceNode>(r#"{"path":"/dev/a","permissions":"r","type":"x"}"#).unwrap_err();
+        assert!(error.contains("unknown variant `x`"), "{error}");
+        read::<DeviceNode>(r#"{"path":"/dev/a","permissions":"r","major":-1}"#).unwrap_err();
+    }
 }

@@ -152,7 +152,7 @@ async fn prepares_and_comes_to_the_same_again(loaded: &Loaded) {
     let device = |request: &str, slot: &str, variable: &str| {
         json!({
             "requests": [request], "pool": "slots", "device": slot,
-            "access": {"edits": {"env": [[variable, "normal"]]}},
+            "access": {"edits": {"env": [format!("{variable}=normal")]}},
         })
     };
     let mut second = device("request-1", "slot-1", "GOLDEN_SLOT_1");

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::directory::OurFile;
 use super::identity::{Identity, IdentityDevice};
-use super::spec::{ContainerEdits, DeviceNode, Spec};
+use super::spec::Spec;
 use crate::device_metadata::POD_CLAIM_NAME;
 use nodedock_model::{
     self, ClaimRecord, ClaimState, DeviceAccess, DeviceStatus, DriverKind, DriverPart, Edits,
-    NodeKind, PreparedBy, PreparedClaim, PreparedDevice, Uid,
+    PreparedBy, PreparedClaim, PreparedDevice, Uid,
 };
 
 /// The rebuilt records.
@@ -31,8 +31,6 @@ pub enum RebuildError {
     Spec(String),
     #[error("its spec has {spec} devices, and its identity {identity}")]
     Devices { spec: usize, identity: usize },
-    #[error("its spec has an entry that this daemon does not write: {0}")]
-    Edits(String),
 }
 
 /// Rebuilds records from this daemon's files. Each is `prepared`; the daemon then treats it like one in the checkpoint.
@@ -84,12 +82,11 @@ fn part_of(file: &OurFile) -> Result<(Identity, DriverPart), RebuildError> {
             identity: identity.devices.len(),
         });
     }
-    let devices = identity.devices.iter().zip(&spec.devices);
-    let devices =
-        devices.map(|(device, in_spec)| prepared_device(device, &in_spec.container_edits));
+    let devices = identity.devices.iter().zip(spec.devices);
+    let devices = devices.map(|(device, in_spec)| prepared_device(device, in_spec.container_edits));
     let prepared = PreparedClaim {
-        devices: devices.collect::<Result<_, _>>()?,
-        edits: edits_of(&spec.container_edits)?,
+        devices: devices.collect(),
+        edits: spec.container_edits,
         metadata_generation: identity.metadata_generation.unwrap_or_default(),
         ..PreparedClaim::default()
     };
@@ -109,16 +106,12 @@ fn part_of(file: &OurFile) -> Result<(Identity, DriverPart), RebuildError> {
     ))
 }
 
-fn prepared_device(
-    device: &IdentityDevice,
-    edits: &ContainerEdits,
-) -> Result<PreparedDevice, RebuildError> {
-    let edits = if device.no_edits {
-        Edits::default()
-    } else {
-        edits_of(edits)?
+fn prepared_device(device: &IdentityDevice, in_spec: Edits) -> PreparedDevice {
+    let edits = match device.no_edits {
+        true => Edits::default(),
+        false => in_spec,
     };
-    Ok(PreparedDevice {
+    PreparedDevice {
         requests: device.requests.clone(),
         pool: device.pool.clone(),
         device: device.device.clone(),
@@ -129,102 +122,5 @@ fn prepared_device(
             ..DeviceStatus::default()
         }),
         attributes: device.attributes.clone(),
-    })
-}
-
-fn edits_of(edits: &ContainerEdits) -> Result<Edits, RebuildError> {
-    Ok(Edits {
-        env: edits
-            .env
-            .iter()
-            .map(|entry| env_of(entry))
-            .collect::<Result<_, _>>()?,
-        device_nodes: edits
-            .device_nodes
-            .iter()
-            .map(node_of)
-            .collect::<Result<_, _>>()?,
-        mounts: edits.mounts.iter().map(mount_of).collect(),
-        net_devices: edits.net_devices.iter().map(net_device_of).collect(),
-        hooks: edits.hooks.iter().map(hook_of).collect::<Result<_, _>>()?,
-        additional_gids: edits.additional_gids.clone(),
-        intel_rdt: edits.intel_rdt.as_ref().map(rdt_of),
-    })
-}
-
-fn unknown(what: impl Into<String>) -> RebuildError {
-    RebuildError::Edits(what.into())
-}
-
-fn env_of(entry: &str) -> Result<(String, String), RebuildError> {
-    let (name, value) = entry.split_once('=').ok_or_else(|| unknown(entry))?;
-    Ok((name.to_owned(), value.to_owned()))
-}
-
-fn node_of(node: &DeviceNode) -> Result<nodedock_model::DeviceNode, RebuildError> {
-    let number = |number: Option<i64>| number.map(u32::try_from).transpose();
-    let out_of_range = |_| unknown(format!("the number of {}", node.path));
-    Ok(nodedock_model::DeviceNode {
-        path: node.path.clone(),
-        host_path: node.host_path.clone(),
-        kind: node.kind.as_deref().map(kind_of).transpose()?,
-        major: number(node.major).map_err(out_of_range)?,
-        minor: number(node.minor).map_err(out_of_range)?,
-        permissions: node
-            .permissions
-            .clone()
-            .filter(|permissions| permissions != "none")
-            .unwrap_or_default(),
-        file_mode: node.file_mode,
-        uid: node.uid,
-        gid: node.gid,
-    })
-}
-
-fn kind_of(letter: &str) -> Result<NodeKind, RebuildError> {
-    match letter {
-        "c" => Ok(NodeKind::Character),
-        "b" => Ok(NodeKind::Block),
-        "p" => Ok(NodeKind::Fifo),
-        other => Err(unknown(format!("the node type {other}"))),
-    }
-}
-
-fn mount_of(mount: &super::Mount) -> nodedock_model::Mount {
-    nodedock_model::Mount {
-        host_path: mount.host_path.clone(),
-        container_path: mount.container_path.clone(),
-        options: mount.options.clone(),
-        fs_type: mount.fs_type.clone(),
-    }
-}
-
-fn net_device_of(device: &super::NetDevice) -> nodedock_model::NetDevice {
-    nodedock_model::NetDevice {
-        host_interface: device.host_interface_name.clone(),
-        container_interface: device.name.clone(),
-    }
-}
-
-fn hook_of(hook: &super::Hook) -> Result<nodedock_model::Hook, RebuildError> {
-    let timeout = hook.timeout.map(u32::try_from).transpose();
-    Ok(nodedock_model::Hook {
-        stage: hook.hook_name.clone(),
-        path: hook.path.clone(),
-        args: hook.args.clone(),
-        env: hook
-            .env
-            .iter()
-            .map(|entry| env_of(entry))
-            .collect::<Result<_, _>>()?,
-        timeout_seconds: timeout.map_err(|_| unknown(format!("the timeout of {}", hook.path)))?,
-    })
-}
-
-fn rdt_of(rdt: &super::IntelRdt) -> nodedock_model::IntelRdt {
-    nodedock_model::IntelRdt {
-        clos_id: rdt.clos_id.clone(),
-        schemata: rdt.schemata.clone().unwrap_or_default(),
-        enable_monitoring: rdt.enable_monitoring.unwrap_or_default(),
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::identity::{DAEMON_OPENING, Identity, MARK};
-use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec};
+use super::spec::{Device, Spec};
 use super::validate::{SpecError, validate};
-use nodedock_model::{ClaimRecord, DeviceAccess, DriverName, Edits, NodeKind, PreparedClaim, Uid};
+use nodedock_model::{ClaimRecord, DeviceAccess, DriverName, Edits, PreparedClaim, Uid};
 
 /// The class of every CDI kind: the devices are claims, of any hardware.
 const CLASS: &str = "claim";
@@ -169,7 +169,7 @@ fn spec_of(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) 
     let mut spec = Spec {
         kind: format!("{driver}/{CLASS}"),
         devices: devices.collect(),
-        container_edits: ContainerEdits::from(&prepared.edits),
+        container_edits: in_file(&prepared.edits),
         ..Spec::default()
     };
     spec.cdi_version = spec.required_version().as_str().to_owned();
@@ -177,7 +177,7 @@ fn spec_of(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) 
 }
 
 fn device_of(record: &ClaimRecord, name: String, edits: &Edits) -> Device {
-    let mut container_edits = ContainerEdits::from(edits);
+    let mut container_edits = in_file(edits);
     if container_edits.is_empty() {
         container_edits.env.push(filler(record));
     }
@@ -189,7 +189,7 @@ fn device_of(record: &ClaimRecord, name: String, edits: &Edits) -> Device {
 
 /// CDI libraries refuse a device without edits, so a device that needs none gets a variable that names the claim, with the same
 /// value for all devices of the claim.
-fn filler(record: &ClaimRecord) -> String {
+fn filler(record: &ClaimRecord) -> (String, String) {
     let upper = |b: u8| {
         if b.is_ascii_alphanumeric() {
             b.to_ascii_uppercase() as char
@@ -198,7 +198,16 @@ fn filler(record: &ClaimRecord) -> String {
         }
     };
     let uid: String = record.id.uid.as_str().bytes().map(upper).collect();
-    format!("NODEDOCK_CLAIM_{uid}={}", record.id)
+    (format!("NODEDOCK_CLAIM_{uid}"), record.id.to_string())
+}
+
+/// Returns edits without what has no effect: a path on the node needs CDI 0.5.0 also if it is the one in the container.
+fn in_file(edits: &Edits) -> Edits {
+    let mut edits = edits.clone();
+    for node in &mut edits.device_nodes {
+        node.host_path.take_if(|path| *path == node.path);
+    }
+    edits
 }
 
 fn bytes_of(identity: &Identity, spec: &Spec) -> Vec<u8> {
@@ -243,102 +252,4 @@ fn is_special_in_yaml(c: char) -> bool {
         c,
         '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'
     )
-}
-
-impl From<&Edits> for ContainerEdits {
-    fn from(edits: &Edits) -> Self {
-        Self {
-            env: edits.env.iter().map(env_entry).collect(),
-            device_nodes: edits.device_nodes.iter().map(DeviceNode::from).collect(),
-            net_devices: edits.net_devices.iter().map(NetDevice::from).collect(),
-            hooks: edits.hooks.iter().map(Hook::from).collect(),
-            mounts: edits.mounts.iter().map(Mount::from).collect(),
-            intel_rdt: edits.intel_rdt.as_ref().map(IntelRdt::from),
-            additional_gids: edits.additional_gids.clone(),
-        }
-    }
-}
-
-fn env_entry((name, value): &(String, String)) -> String {
-    format!("{name}={value}")
-}
-
-impl From<&nodedock_model::DeviceNode> for DeviceNode {
-    fn from(node: &nodedock_model::DeviceNode) -> Self {
-        Self {
-            path: node.path.clone(),
-            // Added in 0.5.0; omitted if it has no effect.
-            host_path: node
-                .host_path
-                .clone()
-                .filter(|host_path| *host_path != node.path),
-            kind: node.kind.map(|kind| kind_letter(kind).to_owned()),
-            major: node.major.map(i64::from),
-            minor: node.minor.map(i64::from),
-            file_mode: node.file_mode,
-            permissions: Some(permissions(&node.permissions)),
-            uid: node.uid,
-            gid: node.gid,
-        }
-    }
-}
-
-/// In CDI an empty text means `rwm`; in the contract it means no permission.
-fn permissions(subset: &str) -> String {
-    if subset.is_empty() {
-        "none".to_owned()
-    } else {
-        subset.to_owned()
-    }
-}
-
-fn kind_letter(kind: NodeKind) -> &'static str {
-    match kind {
-        NodeKind::Character => "c",
-        NodeKind::Block => "b",
-        NodeKind::Fifo => "p",
-    }
-}
-
-impl From<&nodedock_model::NetDevice> for NetDevice {
-    fn from(device: &nodedock_model::NetDevice) -> Self {
-        Self {
-            host_interface_name: device.host_interface.clone(),
-            name: device.container_interface.clone(),
-        }
-    }
-}
-
-impl From<&nodedock_model::Hook> for Hook {
-    fn from(hook: &nodedock_model::Hook) -> Self {
-        Self {
-            hook_name: hook.stage.clone(),
-            path: hook.path.clone(),
-            args: hook.args.clone(),
-            env: hook.env.iter().map(env_entry).collect(),
-            timeout: hook.timeout_seconds.map(i64::from),
-        }
-    }
-}
-
-impl From<&nodedock_model::Mount> for Mount {
-    fn from(mount: &nodedock_model::Mount) -> Self {
-        Self {
-            host_path: mount.host_path.clone(),
-            container_path: mount.container_path.clone(),
-            fs_type: mount.fs_type.clone(),
-            options: mount.options.clone(),
-        }
-    }
-}
-
-impl From<&nodedock_model::IntelRdt> for IntelRdt {
-    fn from(rdt: &nodedock_model::IntelRdt) -> Self {
-        Self {
-            clos_id: rdt.clos_id.clone(),
-            schemata: (!rdt.schemata.is_empty()).then(|| rdt.schemata.clone()),
-            // False is a runtime's default, and would need 1.1.0.
-            enable_monitoring: rdt.enable_monitoring.then_some(true),
-        }
-    }
 }

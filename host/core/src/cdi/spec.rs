@@ -1,6 +1,7 @@
 //! CDI specs as in files (tags.cncf.io/container-device-interface, 0.3.0 to 1.1.0), with the fields that the host writes, and the version
 //! that a spec needs.
 
+use nodedock_model::{Edits, IntelRdt};
 use serde::{Deserialize, Serialize};
 
 /// A file's content.
@@ -12,113 +13,15 @@ pub struct Spec {
     pub kind: String,
     pub devices: Vec<Device>,
     /// For every container that uses any of the devices.
-    #[serde(skip_serializing_if = "ContainerEdits::is_empty")]
-    pub container_edits: ContainerEdits,
+    #[serde(skip_serializing_if = "Edits::is_empty")]
+    pub container_edits: Edits,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Device {
     pub name: String,
-    pub container_edits: ContainerEdits,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ContainerEdits {
-    /// `NAME=VALUE`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub env: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub device_nodes: Vec<DeviceNode>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub net_devices: Vec<NetDevice>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub hooks: Vec<Hook>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub mounts: Vec<Mount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub intel_rdt: Option<IntelRdt>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub additional_gids: Vec<u32>,
-}
-
-impl ContainerEdits {
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct DeviceNode {
-    /// In the container.
-    pub path: String,
-    /// Path on the node; `None`: the same path.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_path: Option<String>,
-    /// `b`, `c`, `u` or `p`.
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub kind: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub major: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub minor: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub file_mode: Option<u32>,
-    /// Subset of `rwm`; absent or empty: all of them; `none`: none of them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub permissions: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub uid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gid: Option<u32>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Mount {
-    pub host_path: String,
-    pub container_path: String,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub fs_type: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub options: Vec<String>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Hook {
-    pub hook_name: String,
-    pub path: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub args: Vec<String>,
-    /// `NAME=VALUE`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub env: Vec<String>,
-    /// Seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<i64>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct NetDevice {
-    /// On the node.
-    pub host_interface_name: String,
-    /// In the container.
-    pub name: String,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct IntelRdt {
-    #[serde(rename = "closID", skip_serializing_if = "Option::is_none")]
-    pub clos_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub schemata: Option<Vec<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub enable_monitoring: Option<bool>,
+    pub container_edits: Edits,
 }
 
 nodedock_base::worded! {
@@ -137,10 +40,9 @@ impl Spec {
     /// up to 0.5.0), so the lowest works with most of them.
     pub fn required_version(&self) -> Version {
         let devices = self.devices.iter();
-        let versions = devices.map(|device| {
-            name_version(&device.name).max(device.container_edits.required_version())
-        });
-        versions.fold(self.container_edits.required_version(), Version::max)
+        let versions = devices
+            .map(|device| name_version(&device.name).max(edits_version(&device.container_edits)));
+        versions.fold(edits_version(&self.container_edits), Version::max)
     }
 }
 
@@ -152,28 +54,25 @@ fn name_version(name: &str) -> Version {
     }
 }
 
-impl ContainerEdits {
-    fn required_version(&self) -> Version {
-        let rdt = self.intel_rdt.as_ref();
-        let has_new_fields =
-            |rdt: &IntelRdt| rdt.schemata.is_some() || rdt.enable_monitoring.is_some();
-        let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        if !self.net_devices.is_empty() || rdt.is_some_and(has_new_fields) {
-            return Version::V1_1_0;
-        }
-        if rdt.is_some() || !self.additional_gids.is_empty() {
-            return Version::V0_7_0;
-        }
-        if self
-            .device_nodes
-            .iter()
-            .any(|node| is_given(&node.host_path))
-        {
-            return Version::V0_5_0;
-        }
-        if self.mounts.iter().any(|mount| is_given(&mount.fs_type)) {
-            return Version::V0_4_0;
-        }
-        Version::V0_3_0
+fn edits_version(edits: &Edits) -> Version {
+    let rdt = edits.intel_rdt.as_ref();
+    let has_new_fields = |rdt: &IntelRdt| !rdt.schemata.is_empty() || rdt.enable_monitoring;
+    if !edits.net_devices.is_empty() || rdt.is_some_and(has_new_fields) {
+        return Version::V1_1_0;
     }
+    if rdt.is_some() || !edits.additional_gids.is_empty() {
+        return Version::V0_7_0;
+    }
+    let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    if edits
+        .device_nodes
+        .iter()
+        .any(|node| is_given(&node.host_path))
+    {
+        return Version::V0_5_0;
+    }
+    if edits.mounts.iter().any(|mount| is_given(&mount.fs_type)) {
+        return Version::V0_4_0;
+    }
+    Version::V0_3_0
 }

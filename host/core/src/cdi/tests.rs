@@ -227,7 +227,10 @@ fn a_device_without_edits_says_whose_it_is() {
     let record = claim_with_uid("6f1c-a.b", one(Edits::default()));
     assert_eq!(
         spec(&record).devices[0].container_edits.env,
-        ["NODEDOCK_CLAIM_6F1C_A_B=ml/train-gpu"]
+        [(
+            "NODEDOCK_CLAIM_6F1C_A_B".to_owned(),
+            "ml/train-gpu".to_owned()
+        )]
     );
 }
 
@@ -294,7 +297,7 @@ fn no_text_leaves_its_line() {
     assert!(!text.contains(ends), "{text:?}");
     assert_eq!(
         spec(&record).devices[0].container_edits.env,
-        [format!("EVIL={evil}")]
+        [("EVIL".to_owned(), evil.to_owned())]
     );
     let read: Spec = serde_saphyr::from_str(&text).unwrap();
     assert_eq!(read, spec(&record));

@@ -4,8 +4,10 @@
 
 use std::collections::HashSet;
 
-use super::spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec};
-use nodedock_model::{is_cdi_device_name, is_cdi_vendor_or_class};
+use super::spec::{Device, Spec};
+use nodedock_model::{
+    DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice, is_cdi_device_name, is_cdi_vendor_or_class,
+};
 
 /// Hooks that a runtime knows (OCI runtime specification).
 const HOOK_NAMES: [&str; 6] = [
@@ -43,12 +45,10 @@ pub enum SpecError {
 /// Why edits are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EditsError {
-    #[error("the environment entry {0:?} is not NAME=VALUE")]
+    #[error("a variable of the environment has no name, and the value {0:?}")]
     Env(String),
     #[error("a device node has no path")]
     NodePath,
-    #[error("the device node {path:?} has the type {kind:?}, which is not one of b, c, u, p")]
-    NodeKind { path: String, kind: String },
     #[error(
         "the device node {path:?} has the permissions {permissions:?}, which are not a subset of rwm"
     )]
@@ -114,8 +114,8 @@ fn check_device(device: &Device) -> Result<(), SpecError> {
         .map_err(|rule| at(format!("the device {:?}", device.name), rule))
 }
 
-fn check_edits(edits: &ContainerEdits) -> Result<(), EditsError> {
-    edits.env.iter().try_for_each(|entry| check_env(entry))?;
+fn check_edits(edits: &Edits) -> Result<(), EditsError> {
+    edits.env.iter().try_for_each(check_env)?;
     edits.device_nodes.iter().try_for_each(check_node)?;
     edits.hooks.iter().try_for_each(check_hook)?;
     edits.mounts.iter().try_for_each(check_mount)?;
@@ -123,10 +123,10 @@ fn check_edits(edits: &ContainerEdits) -> Result<(), EditsError> {
     check_net_devices(&edits.net_devices)
 }
 
-fn check_env(entry: &str) -> Result<(), EditsError> {
-    match entry.split_once('=') {
-        Some((name, _)) if !name.is_empty() => Ok(()),
-        _ => Err(EditsError::Env(entry.to_owned())),
+fn check_env((name, value): &(String, String)) -> Result<(), EditsError> {
+    match name.is_empty() || name.starts_with('=') {
+        true => Err(EditsError::Env(value.clone())),
+        false => Ok(()),
     }
 }
 
@@ -134,19 +134,9 @@ fn check_node(node: &DeviceNode) -> Result<(), EditsError> {
     if node.path.is_empty() {
         return Err(EditsError::NodePath);
     }
-    if let Some(kind) = node
-        .kind
-        .as_deref()
-        .filter(|kind| !matches!(*kind, "" | "b" | "c" | "u" | "p"))
-    {
-        return Err(EditsError::NodeKind {
-            path: node.path.clone(),
-            kind: kind.to_owned(),
-        });
-    }
-    let permissions = node.permissions.as_deref().unwrap_or_default();
-    if permissions != "none" && !permissions.bytes().all(|b| matches!(b, b'r' | b'w' | b'm')) {
-        let permissions = permissions.to_owned();
+    let permissions = &node.permissions;
+    if !permissions.bytes().all(|b| matches!(b, b'r' | b'w' | b'm')) {
+        let permissions = permissions.clone();
         return Err(EditsError::Permissions {
             path: node.path.clone(),
             permissions,
@@ -156,13 +146,13 @@ fn check_node(node: &DeviceNode) -> Result<(), EditsError> {
 }
 
 fn check_hook(hook: &Hook) -> Result<(), EditsError> {
-    if !HOOK_NAMES.contains(&hook.hook_name.as_str()) {
-        return Err(EditsError::HookName(hook.hook_name.clone()));
+    if !HOOK_NAMES.contains(&hook.stage.as_str()) {
+        return Err(EditsError::HookName(hook.stage.clone()));
     }
     if hook.path.is_empty() {
-        return Err(EditsError::HookPath(hook.hook_name.clone()));
+        return Err(EditsError::HookPath(hook.stage.clone()));
     }
-    hook.env.iter().try_for_each(|entry| check_env(entry))
+    hook.env.iter().try_for_each(check_env)
 }
 
 fn check_mount(mount: &Mount) -> Result<(), EditsError> {
@@ -185,13 +175,13 @@ fn check_rdt(rdt: &IntelRdt) -> Result<(), EditsError> {
 fn check_net_devices(devices: &[NetDevice]) -> Result<(), EditsError> {
     let (mut on_node, mut in_container) = (HashSet::new(), HashSet::new());
     for NetDevice {
-        host_interface_name,
-        name,
+        host_interface,
+        container_interface,
     } in devices
     {
-        let given = !host_interface_name.is_empty() && !name.is_empty();
-        if !given || !on_node.insert(host_interface_name) || !in_container.insert(name) {
-            return Err(EditsError::NetDevice(host_interface_name.clone()));
+        let given = !host_interface.is_empty() && !container_interface.is_empty();
+        if !given || !on_node.insert(host_interface) || !in_container.insert(container_interface) {
+            return Err(EditsError::NetDevice(host_interface.clone()));
         }
     }
     Ok(())

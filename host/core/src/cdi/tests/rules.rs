@@ -2,12 +2,14 @@
 
 use proptest::prelude::*;
 
+use nodedock_model::{DeviceNode, Hook, IntelRdt, Mount, NetDevice};
+
 use super::*;
 
 fn valid() -> Spec {
-    let container_edits = ContainerEdits {
-        env: vec!["A=1".to_owned()],
-        ..ContainerEdits::default()
+    let container_edits = Edits {
+        env: vec![("A".to_owned(), "1".to_owned())],
+        ..Edits::default()
     };
     Spec {
         cdi_version: "1.1.0".to_owned(),
@@ -20,34 +22,29 @@ fn valid() -> Spec {
     }
 }
 
-fn edits(spec: &mut Spec) -> &mut ContainerEdits {
+fn edits(spec: &mut Spec) -> &mut Edits {
     &mut spec.devices[0].container_edits
 }
 
 fn node(spec: &mut Spec, change: impl FnOnce(&mut DeviceNode)) {
-    let mut node = DeviceNode {
-        path: "/dev/a".to_owned(),
-        ..DeviceNode::default()
-    };
+    let mut node = DeviceNode::at("/dev/a");
     change(&mut node);
     edits(spec).device_nodes.push(node);
 }
 
-fn mount(spec: &mut Spec, fs_type: Option<&str>) {
-    let fs_type = fs_type.map(str::to_owned);
-    let mount = Mount {
-        host_path: "/a".to_owned(),
-        container_path: "/b".to_owned(),
-        fs_type,
+fn mount(spec: &mut Spec, host_path: &str, container_path: &str, fs_type: Option<&str>) {
+    edits(spec).mounts.push(Mount {
+        host_path: host_path.to_owned(),
+        container_path: container_path.to_owned(),
+        fs_type: fs_type.map(str::to_owned),
         options: Vec::new(),
-    };
-    edits(spec).mounts.push(mount);
+    });
 }
 
 fn nets(spec: &mut Spec, names: &[(&str, &str)]) {
     let device = |(a, b): &(&str, &str)| NetDevice {
-        host_interface_name: (*a).into(),
-        name: (*b).into(),
+        host_interface: (*a).into(),
+        container_interface: (*b).into(),
     };
     edits(spec).net_devices = names.iter().map(device).collect();
 }
@@ -61,8 +58,12 @@ type Feature = (&'static str, fn(&mut Spec), Version);
 /// Each feature: how it changes a spec, and the version that brought it.
 const FEATURES: [Feature; 10] = [
     ("device node", |s| node(s, |_| {}), Version::V0_3_0),
-    ("mount", |s| mount(s, None), Version::V0_3_0),
-    ("mount type", |s| mount(s, Some("bind")), Version::V0_4_0),
+    ("mount", |s| mount(s, "/a", "/b", None), Version::V0_3_0),
+    (
+        "mount type",
+        |s| mount(s, "/a", "/b", Some("bind")),
+        Version::V0_4_0,
+    ),
     (
         "digit first",
         |s| s.devices[0].name = "0dev".to_owned(),
@@ -86,12 +87,12 @@ const FEATURES: [Feature; 10] = [
     ),
     (
         "monitoring",
-        |s| rdt(s).enable_monitoring = Some(true),
+        |s| rdt(s).enable_monitoring = true,
         Version::V1_1_0,
     ),
     (
         "schemata",
-        |s| rdt(s).schemata = Some(vec!["L3:0=f".to_owned()]),
+        |s| rdt(s).schemata = vec!["L3:0=f".to_owned()],
         Version::V1_1_0,
     ),
 ];
@@ -143,10 +144,11 @@ proptest! {
 fn what_libraries_refuse_is_refused() {
     fn hook(spec: &mut Spec, name: &str, path: &str, env: &str) {
         let hook = Hook {
-            hook_name: name.into(),
+            stage: name.into(),
             path: path.into(),
-            env: vec![env.into()],
-            ..Hook::default()
+            args: Vec::new(),
+            env: vec![(env.into(), "1".into())],
+            timeout_seconds: None,
         };
         edits(spec).hooks.push(hook);
     }
@@ -168,32 +170,23 @@ fn what_libraries_refuse_is_refused() {
         ("twice", &|s| s.devices.push(s.devices[0].clone())),
         ("no devices", &|s| s.devices.clear()),
         ("no edits", &|s| {
-            s.devices[0].container_edits = ContainerEdits::default()
+            s.devices[0].container_edits = Edits::default()
         }),
-        ("NAME=VALUE", &|s| edits(s).env.push("A".to_owned())),
-        ("NAME=VALUE", &|s| {
-            s.container_edits.env.push("=A".to_owned())
+        ("no name", &|s| {
+            edits(s).env.push((String::new(), "A".to_owned()))
+        }),
+        ("no name", &|s| {
+            s.container_edits.env.push(("=".to_owned(), "A".to_owned()))
         }),
         ("no path", &|s| node(s, |n| n.path.clear())),
-        ("type", &|s| node(s, |n| n.kind = Some("x".to_owned()))),
         ("permissions", &|s| {
-            node(s, |n| n.permissions = Some("rx".to_owned()))
+            node(s, |n| n.permissions = "rx".to_owned())
         }),
-        ("mount", &|s| {
-            edits(s).mounts.push(Mount {
-                host_path: "/a".into(),
-                ..Mount::default()
-            })
-        }),
-        ("mount", &|s| {
-            edits(s).mounts.push(Mount {
-                container_path: "/a".into(),
-                ..Mount::default()
-            })
-        }),
-        ("hook name", &|s| hook(s, "prestop", "/a", "A=1")),
-        ("no path", &|s| hook(s, "prestart", "", "A=1")),
-        ("NAME=VALUE", &|s| hook(s, "prestart", "/a", "A")),
+        ("mount", &|s| mount(s, "/a", "", None)),
+        ("mount", &|s| mount(s, "", "/a", None)),
+        ("hook name", &|s| hook(s, "prestop", "/a", "A")),
+        ("no path", &|s| hook(s, "prestart", "", "A")),
+        ("no name", &|s| hook(s, "prestart", "/a", "")),
         ("closID", &|s| clos(s, "..")),
         ("closID", &|s| clos(s, ".")),
         ("closID", &|s| clos(s, "a/b")),
@@ -210,12 +203,11 @@ fn what_libraries_refuse_is_refused() {
         assert!(error.contains(word), "{word}: {error}");
     }
     let good: &[Change<'_>] = &[
-        &|s| node(s, |n| n.kind = Some("u".to_owned())),
-        &|s| node(s, |n| n.permissions = Some("none".to_owned())),
+        &|s| node(s, |n| n.permissions.clear()),
         &|s| s.devices[0].name = "0a:b_c.d-e".to_owned(),
-        &|s| edits(s).env.push("A=".to_owned()),
+        &|s| edits(s).env.push(("A".to_owned(), String::new())),
         &|s| clos(s, &long[..4095]),
-        &|s| hook(s, "poststop", "/a", "A=1"),
+        &|s| hook(s, "poststop", "/a", "A"),
     ];
     for change in good {
         let mut spec = valid();

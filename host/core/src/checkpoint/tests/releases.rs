@@ -12,7 +12,7 @@ fn full_claim() -> ClaimRecord {
         json!({"request": "gpu", "driver": "gpu.example.com", "pool": "gpus", "device": "gpu-0"}),
     )
     .unwrap();
-    let access = json!({"edits": {"device_nodes": [{"path": "/dev/gpu0", "permissions": "rw"}]}});
+    let access = json!({"edits": {"deviceNodes": [{"path": "/dev/gpu0", "permissions": "rw"}]}});
     let prepared = PreparedDevice {
         requests: vec!["gpu".to_owned()],
         pool: device.pool.clone(),
