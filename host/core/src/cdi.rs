@@ -26,5 +26,5 @@ pub use rebuild::{RebuildError, Rebuilt, rebuild};
 pub use render::{
     RenderError, SpecFile, cdi_devices, check, file_name, file_of, render, render_driver,
 };
-pub use spec::{Device, Spec, Version};
+pub use spec::{Device, Spec};
 pub use validate::{EditsError, SpecError, validate};

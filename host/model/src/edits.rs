@@ -28,6 +28,52 @@ impl Edits {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Returns the lowest version of CDI that has every field that is used.
+    pub fn cdi_version(&self) -> CdiVersion {
+        let rdt = self.intel_rdt.as_ref();
+        let has_new_fields = |rdt: &IntelRdt| !rdt.schemata.is_empty() || rdt.enable_monitoring;
+        if !self.net_devices.is_empty() || rdt.is_some_and(has_new_fields) {
+            return CdiVersion::V1_1_0;
+        }
+        if rdt.is_some() || !self.additional_gids.is_empty() {
+            return CdiVersion::V0_7_0;
+        }
+        let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        if self
+            .device_nodes
+            .iter()
+            .any(|node| is_given(&node.host_path))
+        {
+            return CdiVersion::V0_5_0;
+        }
+        if self.mounts.iter().any(|mount| is_given(&mount.fs_type)) {
+            return CdiVersion::V0_4_0;
+        }
+        CdiVersion::V0_3_0
+    }
+}
+
+/// A version of the CDI specification that brought a field of the edits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CdiVersion {
+    V0_3_0,
+    V0_4_0,
+    V0_5_0,
+    V0_7_0,
+    V1_1_0,
+}
+
+impl CdiVersion {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V0_3_0 => "0.3.0",
+            Self::V0_4_0 => "0.4.0",
+            Self::V0_5_0 => "0.5.0",
+            Self::V0_7_0 => "0.7.0",
+            Self::V1_1_0 => "1.1.0",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

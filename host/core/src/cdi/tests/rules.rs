@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use nodedock_model::{DeviceNode, Hook, IntelRdt, Mount, NetDevice};
+use nodedock_model::{CdiVersion, DeviceNode, Hook, IntelRdt, Mount, NetDevice};
 
 use super::*;
 
@@ -53,54 +53,54 @@ fn rdt(spec: &mut Spec) -> &mut IntelRdt {
     spec.container_edits.intel_rdt.get_or_insert_default()
 }
 
-type Feature = (&'static str, fn(&mut Spec), Version);
+type Feature = (&'static str, fn(&mut Spec), CdiVersion);
 
 /// Each feature: how it changes a spec, and the version that brought it.
 const FEATURES: [Feature; 10] = [
-    ("device node", |s| node(s, |_| {}), Version::V0_3_0),
-    ("mount", |s| mount(s, "/a", "/b", None), Version::V0_3_0),
+    ("device node", |s| node(s, |_| {}), CdiVersion::V0_3_0),
+    ("mount", |s| mount(s, "/a", "/b", None), CdiVersion::V0_3_0),
     (
         "mount type",
         |s| mount(s, "/a", "/b", Some("bind")),
-        Version::V0_4_0,
+        CdiVersion::V0_4_0,
     ),
     (
         "digit first",
         |s| s.devices[0].name = "0dev".to_owned(),
-        Version::V0_5_0,
+        CdiVersion::V0_5_0,
     ),
     (
         "host path",
         |s| node(s, |n| n.host_path = Some("/x".to_owned())),
-        Version::V0_5_0,
+        CdiVersion::V0_5_0,
     ),
     (
         "gids",
         |s| s.container_edits.additional_gids.push(1),
-        Version::V0_7_0,
+        CdiVersion::V0_7_0,
     ),
-    ("rdt", |s| _ = rdt(s), Version::V0_7_0),
+    ("rdt", |s| _ = rdt(s), CdiVersion::V0_7_0),
     (
         "net device",
         |s| nets(s, &[("eth0", "net0")]),
-        Version::V1_1_0,
+        CdiVersion::V1_1_0,
     ),
     (
         "monitoring",
         |s| rdt(s).enable_monitoring = true,
-        Version::V1_1_0,
+        CdiVersion::V1_1_0,
     ),
     (
         "schemata",
         |s| rdt(s).schemata = vec!["L3:0=f".to_owned()],
-        Version::V1_1_0,
+        CdiVersion::V1_1_0,
     ),
 ];
 
 proptest! {
     #[test]
     fn a_spec_needs_the_highest_version_of_what_it_uses(chosen in any::<[bool; FEATURES.len()]>()) {
-        let (mut spec, mut needed) = (valid(), Version::V0_3_0);
+        let (mut spec, mut needed) = (valid(), CdiVersion::V0_3_0);
         for ((name, change, version), _) in FEATURES.into_iter().zip(chosen).filter(|(_, chosen)| *chosen) {
             change(&mut spec);
             needed = needed.max(version);
