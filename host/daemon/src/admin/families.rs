@@ -25,7 +25,7 @@ macro_rules! families {
 
 families! {
     BUILD = Gauge "nodedock_build_info" ["version"] "Always 1: the version that runs";
-    CRASHES = Counter "nodedock_daemon_crashes" [] "Crashes after which the parent process (nodedock run --supervise) started the daemon again";
+    CRASHES = Counter "nodedock_daemon_crashes" [] "Crashes after which the parent process (nodedockd run --supervise) started the daemon again";
     DRIVERS = Gauge "nodedock_driver_state" ["driver", "kind", "state"] "Sources of a driver in each state that one is in";
     CALLS = Counter "nodedock_driver_calls" ["driver", "operation", "outcome"] "Calls of a WASM driver since it was loaded";
     CALL_SECONDS = Histogram "nodedock_driver_call_duration_seconds" ["driver", "operation"] "Time of the calls, waiting for a place included";
