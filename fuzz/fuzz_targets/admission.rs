@@ -9,7 +9,7 @@ static QUIET: Once = Once::new();
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     QUIET.call_once(|| set_hook(Box::new(|_| {})));
-    if let Err(panic) = catch_unwind(|| nodedock::testing::fuzz::admission(data)) {
+    if let Err(panic) = catch_unwind(|| nodedockd::testing::fuzz::admission(data)) {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         eprintln!("{}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a text"));
         abort();

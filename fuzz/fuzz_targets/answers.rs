@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    nodedock::testing::fuzz::answers(data);
+    nodedockd::testing::fuzz::answers(data);
 });

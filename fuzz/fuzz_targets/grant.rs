@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    nodedock::testing::fuzz::grant(data);
+    nodedockd::testing::fuzz::grant(data);
 });

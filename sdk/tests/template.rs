@@ -1,4 +1,4 @@
 //! The driver that `nodedock driver new --lang rust` writes builds with this SDK and passes its own tests, which run here.
 
-#[path = "../../host/daemon/templates/driver/rust/lib.rs"]
+#[path = "../../host/author/templates/driver/rust/lib.rs"]
 mod driver;

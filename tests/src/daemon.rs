@@ -163,7 +163,7 @@ impl Daemon {
         let mut command = if self.options.has_store {
             self.with_store()
         } else {
-            self.command()
+            self.node_program()
         };
         command.arg("run").args(&self.options.args);
         if let Some(config) = &self.options.config {
@@ -180,7 +180,7 @@ impl Daemon {
     /// The program with what the service manager has stored, as systemd passes it: as the first descriptors, with their names, for the
     /// process that has the ID. That is known to the shell which becomes the daemon.
     fn with_store(&self) -> Command {
-        let daemon = self.command();
+        let daemon = self.node_program();
         let (names, descriptors) = self.manager.stored();
         let mut command = Command::new("/bin/sh");
         command
@@ -215,7 +215,7 @@ impl Daemon {
         received.unwrap_or_else(|_| panic!("the daemon sends no notification\n{}", self.log()))
     }
 
-    /// The daemon whose parent this is (`nodedock run --supervise`).
+    /// The daemon whose parent this is (`nodedockd run --supervise`).
     pub fn supervised(&self) -> Pid {
         let [daemon] = children(self.pid())[..] else {
             panic!("one child is expected\n{}", self.log())
@@ -313,7 +313,7 @@ impl Daemon {
         assert!(
             log.contains(HAS_FAIL_POINTS),
             "the program has no fail points: build it together with the tests (`cargo xtask test`, or \
-             `cargo build -p nodedock --features failpoints`)\n{log}"
+             `cargo build -p nodedockd --features failpoints`)\n{log}"
         );
         self.options.set_env(
             "FAILPOINTS",

@@ -189,7 +189,7 @@ pub fn settings(cache: Option<CachePaths>) -> WasmSettings {
     WasmSettings {
         cache,
         compiler: Compiler::Process {
-            program: places::nodedock(),
+            program: places::nodedockd(),
             bounds: CompileBounds::default(),
         },
         hardware: Hardware::of_node(),

@@ -1,15 +1,22 @@
-//! Where the program and the built drivers are.
+//! Where the programs and the built drivers are.
 
 use std::path::{Path, PathBuf};
 
 /// The `nodedock` program: `NODEDOCK_BIN`, else the one that was built beside this test.
 pub fn nodedock() -> PathBuf {
-    let program =
-        std::env::var_os("NODEDOCK_BIN").map_or_else(|| target().join("nodedock"), PathBuf::from);
+    built(std::env::var_os("NODEDOCK_BIN").map_or_else(|| target().join("nodedock"), PathBuf::from))
+}
+
+/// The node program, beside the `nodedock` program.
+pub fn nodedockd() -> PathBuf {
+    built(nodedock().with_file_name("nodedockd"))
+}
+
+fn built(program: PathBuf) -> PathBuf {
     let path = program.display();
     assert!(
         program.is_file(),
-        "there is no program {path}: build it with `cargo build -p nodedock`"
+        "there is no program {path}: build it with `cargo build -p nodedock -p nodedockd`"
     );
     program
 }

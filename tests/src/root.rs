@@ -162,13 +162,22 @@ impl Root {
         path
     }
 
-    /// The program with this root.
+    /// The command line with this root.
     pub fn command(&self) -> Command {
+        self.program(places::nodedock())
+    }
+
+    /// The node program with this root.
+    pub fn node_program(&self) -> Command {
+        self.program(places::nodedockd())
+    }
+
+    fn program(&self, program: PathBuf) -> Command {
         let mut command = match &self.sys {
-            None => Command::new(places::nodedock()),
+            None => Command::new(program),
             Some(sys) => {
                 let mut command = as_sys(sys).expect("it could be when the root was made");
-                command.arg(places::nodedock());
+                command.arg(program);
                 command.into()
             }
         };
@@ -182,17 +191,26 @@ impl Root {
 
     /// Runs a command to its end.
     pub async fn cli(&self, args: &[&str]) -> Output {
-        let line = args.join(" ");
-        let running = self.command().args(args).output();
-        let output = tokio::time::timeout(DEADLINE, running).await;
-        let output = output.unwrap_or_else(|_| panic!("`nodedock {line}` does not end"));
-        let output = output.unwrap_or_else(|error| panic!("start `nodedock {line}`: {error}"));
-        let text = |bytes| String::from_utf8(bytes).expect("the command line writes UTF-8");
-        Output {
-            code: output.status.code(),
-            stdout: text(output.stdout),
-            stderr: text(output.stderr),
-        }
+        output("nodedock", self.command(), args).await
+    }
+
+    /// Runs the node program to its end.
+    pub async fn run_node_program(&self, args: &[&str]) -> Output {
+        output("nodedockd", self.node_program(), args).await
+    }
+}
+
+async fn output(name: &str, mut command: Command, args: &[&str]) -> Output {
+    let line = format!("{name} {}", args.join(" "));
+    let running = command.args(args).output();
+    let output = tokio::time::timeout(DEADLINE, running).await;
+    let output = output.unwrap_or_else(|_| panic!("`{line}` does not end"));
+    let output = output.unwrap_or_else(|error| panic!("start `{line}`: {error}"));
+    let text = |bytes| String::from_utf8(bytes).expect("the programs write UTF-8");
+    Output {
+        code: output.status.code(),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
     }
 }
 

@@ -8,11 +8,14 @@ use crate::{drivers, shell};
 
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
     drivers::build(workspace)?;
-    shell::run(
-        workspace
-            .cargo()
-            .args(["build", "--release", "-p", "nodedock"]),
-    )?;
+    shell::run(workspace.cargo().args([
+        "build",
+        "--release",
+        "-p",
+        "nodedockd",
+        "-p",
+        "nodedock",
+    ]))?;
     shell::run(
         workspace
             .cargo()

@@ -34,7 +34,7 @@ pub(crate) fn run(workspace: &Workspace, with_tests: bool) -> Result<()> {
     let programs = if with_tests {
         test::programs(&[])
     } else {
-        &["-p", "nodedock"]
+        &["-p", "nodedockd", "-p", "nodedock"]
     };
     shell::run(workspace.cargo().arg("build").args(programs))?;
     drivers::build(workspace)?;
@@ -42,11 +42,7 @@ pub(crate) fn run(workspace: &Workspace, with_tests: bool) -> Result<()> {
     let built = started.elapsed();
 
     let podman = machine::podman();
-    let mut dock = Dock::new(
-        workspace.target.join("debug/nodedock"),
-        podman.is_ok(),
-        interrupt,
-    )?;
+    let mut dock = Dock::new(workspace.target.join("debug"), podman.is_ok(), interrupt)?;
     let outcome = demonstrate(workspace, &mut dock, podman.as_ref());
     if outcome.is_err() {
         dock.show_log();

@@ -24,11 +24,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             .args(["clippy", "--workspace", "--all-targets"])
             .args(CLIPPY_RULES),
     )?;
-    // The program as it is shipped: without fail points, and without what only tests and fuzzing use.
+    // The programs as they are shipped: without fail points, and without what only tests and fuzzing use.
     shell::run(
         workspace
             .cargo()
-            .args(["clippy", "-p", "nodedock"])
+            .args(["clippy", "-p", "nodedockd", "-p", "nodedock"])
             .args(CLIPPY_RULES),
     )?;
     drivers::ensure_targets(&[CORE_TARGET])?;

@@ -91,11 +91,18 @@ fn watched(command: &mut Command) -> Result<(ExitStatus, Outcomes)> {
     ))
 }
 
-/// The harness starts the real program, which `cargo test` alone would not rebuild. Built together with the tests it shares their
-/// dependencies and has their fail points; built alone, other features of some dependencies would rebuild everything.
+/// The harness starts the real programs, which `cargo test` alone would not rebuild. Built together with the tests they share their
+/// dependencies and have their fail points; built alone, other features of some dependencies would rebuild everything.
 pub(crate) fn programs(args: &[String]) -> &'static [&'static str] {
     match chooses_package(args) {
-        true => &["-p", "nodedock", "--features", "failpoints"],
+        true => &[
+            "-p",
+            "nodedockd",
+            "-p",
+            "nodedock",
+            "--features",
+            "nodedockd/failpoints",
+        ],
         false => &["--workspace", "--bins", "--tests"],
     }
 }
@@ -174,10 +181,63 @@ mod tests {
                 .any(|line| line.starts_with("fail v"))
         };
         assert!(
-            has(&["-p", "nodedock", "--features", "failpoints"]),
+            has(&["-p", "nodedockd", "--features", "failpoints"]),
             "the question is the right one"
         );
-        assert!(!has(&["-p", "nodedock"]) && !has(&["--workspace"]));
+        assert!(!has(&["-p", "nodedockd", "-p", "nodedock"]) && !has(&["--workspace"]));
+    }
+
+    /// The node program runs as root: it has the crates of the host, and none of the commands, the tests or the drivers.
+    #[test]
+    fn the_node_program_links_only_the_host() {
+        const COMMANDS: [&str; 8] = [
+            "clap_complete",
+            "comfy-table",
+            "include_dir",
+            "oci-spec",
+            "quick-junit",
+            "shell-words",
+            "similar",
+            "toml",
+        ];
+        let root = format!("{}/", Workspace::load().unwrap().root.display());
+        let linked = packages(&["-p", "nodedockd"]);
+        let names = |line: &str| line.split(' ').next().map(str::to_owned);
+        let is_foreign = |line: &&str| {
+            let directory = line
+                .split_once(&format!("({root}"))
+                .and_then(|(_, rest)| rest.split_once(')'))
+                .map(|(directory, _)| directory);
+            directory.is_some_and(|directory| match directory.strip_prefix("host/") {
+                Some(part) => ["cli", "author"].contains(&part),
+                None => directory != "proto",
+            })
+        };
+        let is_of_commands =
+            |line: &&str| names(line).is_some_and(|name| COMMANDS.contains(&name.as_str()));
+        let of = |text: &str| -> Vec<String> {
+            let lines = text.lines();
+            let mut refused: Vec<_> = lines
+                .filter(|line| is_foreign(line) || is_of_commands(line))
+                .filter_map(names)
+                .collect();
+            refused.sort();
+            refused.dedup();
+            refused
+        };
+        let refused = of(&linked);
+        assert!(
+            refused.is_empty(),
+            "nodedockd links {refused:?}, which belong to commands or tests: \
+             `cargo tree -e normal -p nodedockd -i CRATE` shows through which crate"
+        );
+        let commands = of(&packages(&["-p", "nodedock"]));
+        for name in ["nodedock-author", "nodedock-stand-ins", "similar"] {
+            assert!(
+                commands.iter().any(|refused| refused == name),
+                "the question is the right one: {name} is not in {commands:?}"
+            );
+        }
     }
 
     #[test]
@@ -187,14 +247,14 @@ mod tests {
             packages(args).lines().any(fuzzed)
         };
         assert!(
-            has(&["-p", "nodedock", "--features", "fuzzing"]),
+            has(&["-p", "nodedockd", "--features", "fuzzing"]),
             "the question is the right one"
         );
         assert!(
             has(&["-p", "nodedock-proto", "--features", "fuzzing"]),
             "the question is the right one"
         );
-        assert!(!has(&["-p", "nodedock"]) && !has(&["--workspace"]));
+        assert!(!has(&["-p", "nodedockd", "-p", "nodedock"]) && !has(&["--workspace"]));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod locks;
 pub mod memory;
 pub mod metrics;
 pub mod own_sockets;
+pub mod paths;
 pub mod printable;
 pub mod process;
 pub mod rate;

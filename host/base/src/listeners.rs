@@ -64,7 +64,7 @@ pub struct Opened {
 /// Who keeps listeners for the next start of this process.
 enum FdStore {
     None,
-    /// `nodedock run --supervise`.
+    /// `nodedockd run --supervise`.
     Parent(StdStream),
     /// The service's store of file descriptors.
     Systemd,

@@ -2,15 +2,16 @@
 
 mod adapters;
 mod cluster;
-pub(crate) mod directories;
+pub mod directories;
 mod handover;
-pub(crate) mod hardware;
-pub(crate) mod local;
+pub mod hardware;
+mod local;
 mod node_name;
 mod reload;
 mod state;
 
-pub(crate) use cluster::client as cluster_client;
+pub use cluster::client as cluster_client;
+pub use local::KeptIdentity;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin::{self, Admin, AtStart};
-use crate::config::{Config, Paths, RecordedName};
+use crate::config::{Config, RecordedName};
 use crate::node_api::{self, NodeApi};
 use crate::pod_resources::{self, PodResources};
 use crate::recording::RecordedDrivers;
@@ -32,6 +33,7 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::listeners::{Listeners, Restarts};
+use nodedock_base::paths::Paths;
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::tcp::ListenAddress;
@@ -83,7 +85,7 @@ pub struct Start {
     pub boot_id: String,
     /// Sockets that may outlive the process.
     pub listeners: Listeners,
-    /// Of a daemon with a parent process (`nodedock run --supervise`).
+    /// Of a daemon with a parent process (`nodedockd run --supervise`).
     pub restarts: Option<Restarts>,
     /// The last crash was reported.
     pub is_reported: AtomicBool,
@@ -128,13 +130,15 @@ pub fn boot_id() -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
-pub(crate) struct Signals {
+/// Signals that stop a program.
+pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    pub(crate) fn new() -> Result<Self> {
+    /// Listens for SIGTERM and SIGINT.
+    pub fn new() -> Result<Self> {
         let terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
         Ok(Self {
@@ -143,7 +147,8 @@ impl Signals {
         })
     }
 
-    pub(crate) async fn received(&mut self) {
+    /// Waits for one of the signals.
+    pub async fn received(&mut self) {
         tokio::select! {
             // Either will do, and a signal that is not received here stays pending.
             _ = self.terminate.recv() => {}

@@ -1,4 +1,4 @@
-//! Nodedock: the device dock of a node. The map of the host is `ARCHITECTURE.md` in the directory above.
+//! The node program of Nodedock. The map of the host is `ARCHITECTURE.md` in the directory above.
 
 pub mod admin;
 pub mod config;
@@ -6,14 +6,13 @@ pub mod convert;
 mod health;
 pub mod node_api;
 pub mod pod_resources;
-mod preflight;
+mod probe;
+pub mod program;
 pub mod recording;
-mod simulate;
 mod supervise;
-mod telemetry;
+pub mod telemetry;
 
 pub mod app;
-pub mod cli;
 
 /// For fuzz targets and tests. In no build that is shipped.
 #[cfg(any(test, feature = "fuzzing"))]

@@ -1,5 +1,5 @@
-//! The `nodedock` command.
+//! The node program.
 
 fn main() -> std::process::ExitCode {
-    nodedock::cli::main()
+    nodedockd::program::main()
 }

@@ -33,11 +33,8 @@ use nodedock_kube::local::LocalClaims;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
     Caller, DriverName, ExtendedResource, HealthState, ObjectName, ObjectRef, Problem, ProblemCode,
-    is_plugin_driver,
+    is_plugin_driver, limit,
 };
-
-/// Bytes of a message on the node API: a list of `RESOURCE_DEVICES_MAX` devices has 40 MB.
-pub(crate) const NODE_API_MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// The service, with the managers that it calls.
 #[derive(Clone)]
@@ -69,8 +66,8 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
     let stopped = tasks.stopped();
     let (reporter, health) = tonic_health::server::health_reporter();
     let service = NodeServer::new(api)
-        .max_decoding_message_size(NODE_API_MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(NODE_API_MESSAGE_BYTES_MAX);
+        .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
     let server = tonic::transport::Server::builder()
         .add_service(service)
         .add_service(health);

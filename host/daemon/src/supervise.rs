@@ -1,4 +1,4 @@
-//! `nodedock run --supervise`: a parent process that keeps the daemon's listening sockets and starts the daemon again when it crashes.
+//! `nodedockd run --supervise`: a parent process that keeps the daemon's listening sockets and starts the daemon again when it crashes.
 //!
 //! It reads no configuration and no file. A client that dials while no daemon accepts waits in a socket's backlog, and is served by the
 //! next one (`nodedock_base::listeners`). A daemon that ends with an exit code of 0 has been stopped, and the parent ends too; so it does

@@ -10,7 +10,7 @@ use nodedock_base::printable::is_unprintable;
 
 /// Form of the log's lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum LogFormat {
+pub enum LogFormat {
     #[default]
     Text,
     Json,
@@ -18,12 +18,12 @@ pub(crate) enum LogFormat {
 
 /// Sends the log to standard error. `NODEDOCK_LOG` filters it (`info` unless set; the syntax of tracing's `EnvFilter`).
 /// A second call changes nothing.
-pub(crate) fn init(format: LogFormat) {
+pub fn init(format: LogFormat) {
     init_with(format, "info");
 }
 
 /// As [`init`], with another filter unless one is set.
-pub(crate) fn init_with(format: LogFormat, filter: &str) {
+pub fn init_with(format: LogFormat, filter: &str) {
     let filter = EnvFilter::try_from_env("NODEDOCK_LOG").unwrap_or_else(|_| EnvFilter::new(filter));
     let has_colours =
         matches!(format, LogFormat::Text) && io::IsTerminal::is_terminal(&io::stderr());

@@ -224,6 +224,8 @@ pub const POD_RESOURCES_PER_SECOND: u32 = 100;
 pub const POD_RESOURCES_BURST: u32 = 10;
 /// Bytes of a response there: the bound of Kubernetes' own client library.
 pub const POD_RESOURCES_MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a message on the node API: a list of `RESOURCE_DEVICES_MAX` devices has 40 MB.
+pub const NODE_API_MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Requests per second to the API server, and the burst: thousands of nodes share it. The third is the number of tokens that requests
 /// without a waiting pod leave.
 pub const API_PER_SECOND: u32 = 25;

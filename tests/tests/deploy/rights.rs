@@ -127,7 +127,7 @@ fn probes_ask_the_program() {
         let command = &container(&objects)[probe]["exec"]["command"];
         assert_eq!(
             command,
-            &json!(["/usr/bin/nodedock", "probe", question]),
+            &json!(["/usr/bin/nodedockd", "probe", question]),
             "{probe}"
         );
     }
@@ -162,7 +162,7 @@ fn the_role_has_no_verb_for_all_and_no_secret() {
 fn the_program_takes_the_pods_arguments() {
     let objects = base();
     let container = container(&objects);
-    let help = std::process::Command::new(nodedock_tests::places::nodedock())
+    let help = std::process::Command::new(nodedock_tests::places::nodedockd())
         .args(["run", "--help"])
         .output()
         .unwrap();

@@ -14,7 +14,7 @@ fn the_unit_is_what_systemd_knows() {
     };
     let dir = tempfile::tempdir().unwrap();
     let text = std::fs::read_to_string(deploy().join("systemd/nodedock.service")).unwrap();
-    let installed = nodedock_tests::places::nodedock().display().to_string();
+    let installed = nodedock_tests::places::nodedockd().display().to_string();
     let check = |text: &str| {
         let unit = dir.path().join("nodedock.service");
         std::fs::write(&unit, text).unwrap();
@@ -31,7 +31,7 @@ fn the_unit_is_what_systemd_knows() {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    let here = text.replace("/usr/bin/nodedock", &installed);
+    let here = text.replace("/usr/bin/nodedockd", &installed);
     assert_eq!(check(&here), Vec::<String>::new());
     let wrong = here.replace("Restart=always", "Restart=whenever");
     assert_eq!(check(&wrong).len(), 1, "what is wrong is seen");

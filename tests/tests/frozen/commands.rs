@@ -6,18 +6,22 @@ use crate::scene::{GPU, NIC, Scene, write_pod};
 use crate::text::{normalised, without_volatile};
 use crate::{assert_frozen, fixture};
 
-/// Runs the commands of a recorded transcript, and compares what they print. A line `$ nodedock ARGUMENTS` is a command whose output and
-/// exit code are recorded, `? nodedock ARGUMENTS` one with its exit code alone. `ROOT` is the daemon's root.
+/// Runs the commands of a recorded transcript, and compares what they print. A line `$ PROGRAM ARGUMENTS` is a command whose output and
+/// exit code are recorded, `? PROGRAM ARGUMENTS` one with its exit code alone. `ROOT` is the daemon's root.
 pub(crate) async fn assert_transcript(name: &str, root: &Root) {
     let path = root.path().to_str().expect("the root's path is text");
     let script = std::fs::read_to_string(fixture(name)).expect("read a transcript");
     let mut transcript = String::new();
     for line in script.lines() {
-        let Some((sign @ ("$" | "?"), command)) = line.split_once(" nodedock ") else {
-            continue;
+        let words = line.replace("ROOT", path);
+        let words = Vec::from_iter(words.split(' '));
+        let (sign, output) = match words.as_slice() {
+            [sign @ ("$" | "?"), "nodedock", arguments @ ..] => (*sign, root.cli(arguments).await),
+            [sign @ ("$" | "?"), "nodedockd", arguments @ ..] => {
+                (*sign, root.run_node_program(arguments).await)
+            }
+            _ => continue,
         };
-        let arguments = command.replace("ROOT", path);
-        let output = root.cli(&Vec::from_iter(arguments.split(' '))).await;
         let said = if sign == "$" {
             normalised(&output.stdout, root)
         } else {

@@ -51,7 +51,7 @@ async fn load(host: &Arc<WasmHost>, bytes: Vec<u8>) -> Result<WasmDriver, LoadEr
 }
 
 async fn refusal(bounds: CompileBounds, bytes: Vec<u8>) -> LoadError {
-    let outcome = load(&host(places::nodedock(), bounds), bytes).await;
+    let outcome = load(&host(places::nodedockd(), bounds), bytes).await;
     outcome.map(|driver| driver.info().clone()).unwrap_err()
 }
 
@@ -185,7 +185,7 @@ async fn each_bound_of_a_compilation_has_an_error_of_its_own() {
 #[tokio::test]
 async fn a_compiler_that_is_killed_is_started_once_more() {
     let root = Root::new();
-    let (tries, program) = (root.path().join("tries"), places::nodedock());
+    let (tries, program) = (root.path().join("tries"), places::nodedockd());
     let count = format!("echo try >> {}", tries.display());
     let always = script(&root, &format!("{count}\nkill -KILL $$"));
     let error = load(
@@ -341,7 +341,7 @@ async fn what_a_compilation_takes_never_shows_in_the_daemons_memory() {
 
 #[tokio::test]
 async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
-    let mut command = tokio::process::Command::new(places::nodedock());
+    let mut command = tokio::process::Command::new(places::nodedockd());
     command.args([
         COMPILE_COMMAND,
         &std::process::id().to_string(),

@@ -39,7 +39,7 @@ async fn with_any_umask_no_other_user_enters_the_directories() {
     let root = Root::new();
     let dock = root.path().join("dock");
     let log = root.path().join("log");
-    let (program, shown) = (places::nodedock(), dock.display());
+    let (program, shown) = (places::nodedockd(), dock.display());
     let run = format!(
         "umask 0; exec {} --root {shown} run 2> {}",
         program.display(),
@@ -82,7 +82,9 @@ async fn a_directory_that_others_may_write_keeps_the_daemon_from_starting() {
         let before = mode(&path);
         chmod(&path, 0o777);
         let command = format!("chmod go-w {}", path.display());
-        root.cli(&["run"]).await.failed_with(1, &[&command]);
+        root.run_node_program(&["run"])
+            .await
+            .failed_with(1, &[&command]);
         root.cli(&["preflight"]).await.failed_with(1, &[&command]);
         chmod(&path, before);
     }
@@ -121,7 +123,7 @@ async fn cdi_files_have_the_mode_of_the_config_and_a_bad_one_names_its_key() {
         let other = Root::new();
         let file = other.write("bad.yaml", format!("cdiFiles: {{{config}}}\n"));
         let failed = other
-            .cli(&["run", "--config", file.to_str().unwrap()])
+            .run_node_program(&["run", "--config", file.to_str().unwrap()])
             .await;
         let code = if part == "cdiFiles.mode" { 1 } else { 2 };
         failed.failed_with(code, &[part]);

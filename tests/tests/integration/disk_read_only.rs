@@ -141,7 +141,7 @@ async fn a_start_on_a_read_only_disk_is_refused_and_says_which_file() {
     let root = daemon.into_root().await;
     remount(&root.state(), "ro").unwrap();
     let said = root
-        .cli(&["run"])
+        .run_node_program(&["run"])
         .await
         .failed_with(1, &[root.checkpoint().to_str().unwrap()]);
     assert!(

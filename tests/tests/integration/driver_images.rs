@@ -216,7 +216,7 @@ async fn an_image_without_exactly_one_driver_fails_by_name_and_no_other_driver_n
     }
     daemon.until_serving("good.wasm").await;
     daemon.until_serving(DEVICE_NODES_FILE).await;
-    daemon.cli(&["probe", "ready"]).await.done();
+    daemon.run_node_program(&["probe", "ready"]).await.done();
     daemon.until_conditions(&[]).await;
 }
 

@@ -196,7 +196,7 @@ async fn a_snapshot_that_is_none_ends_the_start_with_a_sentence() {
     let root = Root::new();
     let file = root.write("broken.tar", [0x1f, 0x8b, 0, 0]);
     let output = root
-        .command()
+        .node_program()
         .arg("run")
         .arg("--hardware")
         .arg(&file)

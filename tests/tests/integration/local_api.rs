@@ -412,12 +412,12 @@ async fn what_is_malformed_is_refused_with_its_place() {
 async fn kubectl_s_address_is_loopback_with_a_token_that_a_restart_keeps() {
     let open = ["run", "--local-api", "--local-api-listen", "0.0.0.0:80"];
     Root::new()
-        .cli(&open)
+        .run_node_program(&open)
         .await
         .failed_with(2, &["loopback addresses alone, and 0.0.0.0:80 is none"]);
     let stray = ["run", "--local-api-listen", "127.0.0.1:80"];
     Root::new()
-        .cli(&stray)
+        .run_node_program(&stray)
         .await
         .failed_with(2, &["--local-api-listen has no effect without --local-api"]);
     let options = Options::default()

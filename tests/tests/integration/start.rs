@@ -11,7 +11,7 @@ use serde_json::json;
 async fn a_second_daemon_on_a_root_is_refused_and_the_first_goes_on() {
     let daemon = Daemon::start().await;
     let said = daemon
-        .cli(&["run"])
+        .run_node_program(&["run"])
         .await
         .failed_with(1, &["another daemon has locked the checkpoint"]);
     assert!(said.contains(daemon.path().to_str().unwrap()), "{said}");
@@ -28,7 +28,7 @@ async fn a_second_daemon_on_the_same_socket_is_refused() {
     let (daemon, other) = (Daemon::start().await, Root::new());
     let socket = daemon.socket();
     other
-        .cli(&["run", "--socket", socket.to_str().unwrap()])
+        .run_node_program(&["run", "--socket", socket.to_str().unwrap()])
         .await
         .failed_with(1, &["another process listens on", socket.to_str().unwrap()]);
     assert_eq!(
@@ -52,20 +52,20 @@ async fn a_socket_that_a_killed_daemon_left_is_replaced() {
 async fn what_is_in_the_way_is_named_and_not_touched() {
     let root = Root::new();
     let file = root.write("in-the-way", "precious");
-    root.cli(&["run", "--root", file.to_str().unwrap()])
+    root.run_node_program(&["run", "--root", file.to_str().unwrap()])
         .await
         .failed_with(1, &["in-the-way", "--root"]);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 
     std::fs::create_dir_all(root.socket().parent().unwrap()).unwrap();
     std::fs::write(root.socket(), "precious").unwrap();
-    root.cli(&["run"])
+    root.run_node_program(&["run"])
         .await
         .failed_with(1, &["nodedock.sock exists and is not a socket"]);
     assert_eq!(std::fs::read_to_string(root.socket()).unwrap(), "precious");
 
     let long = root.path().join("x".repeat(120));
-    root.cli(&["run", "--root", long.to_str().unwrap()])
+    root.run_node_program(&["run", "--root", long.to_str().unwrap()])
         .await
         .failed_with(1, &["107"]);
 }
@@ -78,7 +78,7 @@ async fn a_root_that_cannot_be_written_is_named() {
     let Some(_mounted) = or_skip("a read-only root", Tmpfs::mount(&dir, "ro,size=64k")) else {
         return;
     };
-    root.cli(&["run", "--root", dir.to_str().unwrap()])
+    root.run_node_program(&["run", "--root", dir.to_str().unwrap()])
         .await
         .failed_with(1, &["read-only/var/lib/nodedock", "--root"]);
 }
@@ -93,7 +93,7 @@ async fn a_checkpoint_of_a_newer_format_is_refused_by_name_and_left_alone() {
         let bytes = std::fs::read(Path::new(fixtures).join(name)).unwrap();
         let path = root.state().join(name.replace("-newer", ""));
         std::fs::write(&path, &bytes).unwrap();
-        let said = root.cli(&["run"]).await.failed(1);
+        let said = root.run_node_program(&["run"]).await.failed(1);
         let parts = [
             path.to_str().unwrap(),
             "has format 9",
@@ -136,14 +136,14 @@ async fn a_config_that_is_not_valid_is_refused_with_line_and_column() {
     for (text, expected) in cases {
         let file = root.write("nodedock.yaml", text);
         let said = root
-            .cli(&["run", "--config", file.to_str().unwrap()])
+            .run_node_program(&["run", "--config", file.to_str().unwrap()])
             .await
             .failed(1);
         for part in expected.iter().chain(&["nodedock.yaml"]) {
             assert!(said.contains(part), "{part} in {said}");
         }
     }
-    root.cli(&["run", "--config", "/nowhere.yaml"])
+    root.run_node_program(&["run", "--config", "/nowhere.yaml"])
         .await
         .failed_with(1, &["/nowhere.yaml"]);
 }

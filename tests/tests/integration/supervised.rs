@@ -103,7 +103,7 @@ async fn through_restarts(
 async fn a_parent_ends_with_the_daemon_that_never_served_and_the_daemon_with_its_parent() {
     let root = Root::new();
     let said = root
-        .cli(&["run", "--supervise", "--config", "/nowhere.yaml"])
+        .run_node_program(&["run", "--supervise", "--config", "/nowhere.yaml"])
         .await;
     assert!(
         said.code == Some(1) && said.stderr.contains("/nowhere.yaml"),

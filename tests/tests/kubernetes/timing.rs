@@ -2,7 +2,7 @@
 //! a driver on the official Go library in the same run, are printed and not asserted. Those of a release build:
 //!
 //! ```text
-//! cargo build --release -p nodedock
+//! cargo build --release -p nodedockd -p nodedock
 //! NODEDOCK_BIN=$PWD/target/release/nodedock cargo xtask test -p nodedock-tests --test kubernetes -- timing --nocapture
 //! ```
 

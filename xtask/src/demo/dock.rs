@@ -24,7 +24,8 @@ const LOG_LINES_SHOWN: usize = 30;
 const SYSTEM_CDI_DIR: &str = "/var/run/cdi";
 
 pub(super) struct Dock {
-    program: PathBuf,
+    /// The directory of the built programs.
+    programs: PathBuf,
     root: TempDir,
     cdi_dir: PathBuf,
     /// Previous content of the CDI directory, which may be the system's.
@@ -41,7 +42,7 @@ pub(super) struct CdiSpec {
 }
 
 impl Dock {
-    pub(super) fn new(program: PathBuf, for_runtimes: bool, interrupt: Interrupt) -> Result<Self> {
+    pub(super) fn new(programs: PathBuf, for_runtimes: bool, interrupt: Interrupt) -> Result<Self> {
         // Paths of Unix sockets have at most 107 bytes, so the root's path must be short.
         let root = tempfile::Builder::new()
             .prefix("nodedock-")
@@ -54,7 +55,7 @@ impl Dock {
         };
         let (cdi_dir_is_ours, cdi_before) = (!cdi_dir.exists(), files_in(&cdi_dir));
         let dock = Self {
-            program,
+            programs,
             root,
             cdi_dir,
             cdi_before,
@@ -80,7 +81,7 @@ impl Dock {
 
     /// Starts the daemon and waits until it is reachable.
     pub(super) fn start(&mut self) -> Result<()> {
-        let mut daemon = Command::new(&self.program);
+        let mut daemon = Command::new(self.programs.join("nodedockd"));
         daemon
             .arg("run")
             .arg("--root")
@@ -95,11 +96,7 @@ impl Dock {
             .stdout(log.try_clone()?)
             .stderr(log)
             .process_group(0);
-        self.daemon = Some(
-            daemon
-                .spawn()
-                .with_context(|| format!("starting {}", self.program.display()))?,
-        );
+        self.daemon = Some(daemon.spawn().context("starting nodedockd")?);
         self.wait_ready()
     }
 
@@ -185,7 +182,7 @@ impl Dock {
 
     /// The environment sets the root, so that the printed command is the one for a real node.
     fn client(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(self.programs.join("nodedock"));
         command.args(args).env("NODEDOCK_ROOT", self.root());
         command
     }

@@ -169,7 +169,7 @@ fn attributes_of_any_name_and_lists_are_known() {
 #[test]
 fn what_a_real_server_stored_has_no_unknown_fields() {
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../tests/stand-ins/fixtures/kubernetes-1.36");
+        .join("../../conformance/stand-ins/fixtures/kubernetes-1.36");
     let mut seen = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
         let exchange: Value =

@@ -25,7 +25,7 @@ macro_rules! families {
 
 families! {
     BUILD = Gauge "nodedock_build_info" ["version"] "Version of the daemon; the value is always 1";
-    CRASHES = Counter "nodedock_daemon_crashes" [] "Crashes after which the parent process (nodedock run --supervise) started the daemon again";
+    CRASHES = Counter "nodedock_daemon_crashes" [] "Crashes after which the parent process (nodedockd run --supervise) started the daemon again";
     DRIVERS = Gauge "nodedock_driver_state" ["driver", "kind", "state"] "Sources (files, plugins) of a driver by state";
     CALLS = Counter "nodedock_driver_calls" ["driver", "operation", "outcome"] "Calls of a WASM driver since it was loaded";
     CALL_SECONDS = Histogram "nodedock_driver_call_duration_seconds" ["driver", "operation"] "Duration of calls of a WASM driver, including the wait for a permit";

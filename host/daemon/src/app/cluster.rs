@@ -104,7 +104,7 @@ impl KubeletSockets {
 }
 
 /// Reads how to reach the API server, which need not be reachable yet.
-pub(crate) async fn client(config: &KubernetesConfig) -> Result<KubeClient> {
+pub async fn client(config: &KubernetesConfig) -> Result<KubeClient> {
     let rate = RequestRate {
         per_second: config.requests_per_second,
         burst: config.request_burst,

@@ -8,14 +8,14 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use rustix::fs::Mode;
 
-use crate::config::Paths;
 use nodedock_base::directories::make;
+use nodedock_base::paths::Paths;
 use nodedock_wasm::trust::permissions;
 
 const PRIVATE: u32 = 0o700;
 
 /// Lets new files and directories of this process be for its user alone. Files for others are given their mode after they are made.
-pub(crate) fn set_umask() {
+pub fn set_umask() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
@@ -47,7 +47,7 @@ pub(super) fn prepare(paths: &Paths) -> Result<()> {
 }
 
 /// Each directory that another user may write or replace, with the command that mends it. A missing one has none.
-pub(crate) fn faults(paths: &Paths) -> Result<Vec<String>> {
+pub fn faults(paths: &Paths) -> Result<Vec<String>> {
     let mut faults = BTreeSet::new();
     for directory in paths.own_directories() {
         // no error: the look at the directories above finds it

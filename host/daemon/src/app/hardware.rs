@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 const MARK: &str = "hardware.of";
 
 /// Returns the hardware of a snapshot, in `directory`.
-pub(crate) fn simulated(snapshot: &Path, directory: &Path, boot_id: &str) -> Result<Hardware> {
+pub fn simulated(snapshot: &Path, directory: &Path, boot_id: &str) -> Result<Hardware> {
     let recorded = Snapshot::open(snapshot)?;
     let mark = format!("{} {boot_id}\n", digest(&recorded));
     let marks = directory.with_file_name(MARK);

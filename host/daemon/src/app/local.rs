@@ -23,11 +23,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::report_statuses;
 use crate::admin::AtStart;
-use crate::config::{LocalApiConfig, Paths};
+use crate::config::LocalApiConfig;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::file;
+use nodedock_base::paths::Paths;
 use nodedock_base::request;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::tcp::ListenAddress;
@@ -85,18 +86,18 @@ impl Listeners {
 
 /// What clients on the address know the API by, as it is kept in a file that the daemon's user alone can read.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct KeptIdentity {
+pub struct KeptIdentity {
     certificate: String,
     key: String,
     token: String,
     /// Where the daemon listened last. None: it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) address: Option<SocketAddr>,
+    pub address: Option<SocketAddr>,
 }
 
 impl KeptIdentity {
     /// None: there is none yet.
-    pub(crate) fn read(path: &Path) -> Result<Option<Self>> {
+    pub fn read(path: &Path) -> Result<Option<Self>> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -107,7 +108,7 @@ impl KeptIdentity {
             .with_context(|| format!("{} is no identity of the local API", path.display()))
     }
 
-    pub(crate) fn identity(&self) -> Identity {
+    pub fn identity(&self) -> Identity {
         Identity {
             certificate_pem: self.certificate.clone(),
             key_pem: self.key.clone(),

@@ -56,7 +56,10 @@ async fn what_is_missing_or_wrong_is_refused_at_the_start_with_the_fix() {
         ),
     ];
     for (args, code, parts) in cases {
-        let said = root.cli(&[&["run"], args].concat()).await.failed(code);
+        let said = root
+            .run_node_program(&[&["run"], args].concat())
+            .await
+            .failed(code);
         for part in parts {
             assert!(said.contains(part), "{part} in {said}");
         }
@@ -75,8 +78,8 @@ async fn a_daemon_starts_without_an_api_server_and_says_so_when_asked() {
     let cluster = Cluster::start().await;
     cluster.api.stop().await;
     let daemon = cluster.daemon().await;
-    daemon.cli(&["probe", "live"]).await.done();
-    let said = daemon.cli(&["probe", "ready"]).await;
+    daemon.run_node_program(&["probe", "live"]).await.done();
+    let said = daemon.run_node_program(&["probe", "ready"]).await;
     assert_eq!(said.code, Some(1));
     assert!(said.stdout.contains("API server"), "{said:?}");
     daemon
@@ -84,7 +87,7 @@ async fn a_daemon_starts_without_an_api_server_and_says_so_when_asked() {
         .await;
     cluster.api.start_again().await;
     daemon.until_conditions(&[]).await;
-    daemon.cli(&["probe", "ready"]).await.done();
+    daemon.run_node_program(&["probe", "ready"]).await.done();
 }
 
 #[tokio::test]

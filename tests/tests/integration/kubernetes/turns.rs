@@ -75,12 +75,14 @@ async fn a_newer_instance_takes_over_and_the_older_stands_by_until_it_ends() {
         kubelet.driver(MOCK_GPU_NAME).prepare(&claim).await.unwrap(),
         before
     );
-    let ready = new.cli(&["probe", "ready", "--instance-uid", OLD]).await;
+    let ready = new
+        .run_node_program(&["probe", "ready", "--instance-uid", OLD])
+        .await;
     assert!(
         ready.code == Some(1) && ready.stdout.contains("stands by"),
         "{ready:?}"
     );
-    new.cli(&["probe", "live", "--instance-uid", OLD])
+    new.run_node_program(&["probe", "live", "--instance-uid", OLD])
         .await
         .done();
     assert_eq!(old.terminate().await.code(), Some(0));
@@ -98,7 +100,9 @@ async fn an_older_instance_serves_again_when_the_newer_crashes_and_gives_way_whe
     old.until_conditions(&[]).await;
     new.run().await;
     new.until_conditions(&[]).await;
-    let ready = new.cli(&["probe", "ready", "--instance-uid", OLD]).await;
+    let ready = new
+        .run_node_program(&["probe", "ready", "--instance-uid", OLD])
+        .await;
     assert!(
         ready.code == Some(1) && ready.stdout.contains(NEW),
         "{ready:?}"
@@ -116,7 +120,9 @@ async fn a_newer_instance_that_is_back_before_the_older_one_serves_again_takes_p
         new.run().await;
         new.until_conditions(&[]).await;
     }
-    let ready = new.cli(&["probe", "ready", "--instance-uid", OLD]).await;
+    let ready = new
+        .run_node_program(&["probe", "ready", "--instance-uid", OLD])
+        .await;
     assert!(
         ready.code == Some(1) && ready.stdout.contains("stands by"),
         "{ready:?}"
@@ -127,10 +133,10 @@ async fn a_newer_instance_that_is_back_before_the_older_one_serves_again_takes_p
 async fn a_daemon_without_an_instance_is_refused_beside_one_and_so_is_the_same_instance() {
     let cluster = Cluster::start().await;
     let old = cluster.daemon_with(instance(&cluster, OLD)).await;
-    old.cli(&["run"])
+    old.run_node_program(&["run"])
         .await
         .failed_with(1, &["another daemon has locked the checkpoint"]);
-    old.cli(&["run", "--instance-uid", OLD])
+    old.run_node_program(&["run", "--instance-uid", OLD])
         .await
         .failed_with(1, &["--instance-uid"]);
 }

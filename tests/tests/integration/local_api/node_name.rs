@@ -104,7 +104,10 @@ async fn a_node_with_claims_is_not_renamed_and_one_without_leaves_nothing_of_its
         vec!["run", "--local-api", "--node-name", "after"],
         vec!["run", "--node-name", "after"],
     ] {
-        daemon.cli(&args).await.failed_with(1, &refused);
+        daemon
+            .run_node_program(&args)
+            .await
+            .failed_with(1, &refused);
     }
     daemon.run().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
@@ -112,7 +115,7 @@ async fn a_node_with_claims_is_not_renamed_and_one_without_leaves_nothing_of_its
     // Allocated, and not prepared.
     assert!(daemon.terminate().await.success());
     daemon
-        .cli(&["run", "--local-api", "--node-name", "after"])
+        .run_node_program(&["run", "--local-api", "--node-name", "after"])
         .await
         .failed_with(1, &refused);
     daemon.run().await;

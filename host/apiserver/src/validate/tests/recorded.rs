@@ -9,7 +9,7 @@ use crate::validate::{admin_access, defaults};
 
 /// The recordings that the stand-in of tests answers, and beside this module those that it has no use for.
 const DIRECTORIES: [&str; 2] = [
-    "../../tests/stand-ins/fixtures/kubernetes-1.36",
+    "../../conformance/stand-ins/fixtures/kubernetes-1.36",
     "src/validate/fixtures",
 ];
 

@@ -11,9 +11,9 @@ use tokio::net::UnixStream;
 
 use super::order::Order;
 use crate::app::handover::INSTANCES_MAX;
-use crate::config::{INSTANCE_PROBES, Paths};
 use nodedock_base::error::chain;
 use nodedock_base::file;
+use nodedock_base::paths::{INSTANCE_PROBES, Paths};
 use nodedock_model::Uid;
 
 /// Bytes of the order's file: each UID has 128 at most.

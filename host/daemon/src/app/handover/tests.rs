@@ -11,9 +11,9 @@ use super::shared_root::{Lease, SharedRoot};
 use super::waiting;
 use crate::app::handover::HANDOVER_SERVING;
 use crate::app::handover::waiting::HANDOVER_SILENT;
-use crate::config::Paths;
 use nodedock_base::descriptors::DESCRIPTORS_MAX;
 use nodedock_base::listeners::Listeners;
+use nodedock_base::paths::Paths;
 use nodedock_model::Uid;
 
 type Acquired = anyhow::Result<(Lease, Option<Peer>)>;

@@ -1,0 +1,615 @@
+//! `nodedock driver check`: what is wrong with a driver and its files, and what will surprise its operator.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
+use nodedock_base::worded;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use super::workbench::{Subject, SubjectArgs, Workbench, facts};
+use nodedock_base::error::chain;
+use nodedock_command::CommandError;
+use nodedock_command::output::{Column, Format, print, table};
+use nodedock_core::driver::values::NoJournal;
+use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::recording::{Answer, RecordedCall};
+use nodedock_model::grant::{self, Capabilities, Grant, LimitValues, Limits, ValueGrant, pattern};
+use nodedock_model::{Inventory, Problem};
+use nodedock_wasm::{DriverInfo, Stats, Trigger, WasmDriver};
+
+/// Another boot of the same machine.
+const OTHER_BOOT: &str = "00000000-0000-4000-8000-000000000002";
+/// A key that no config has.
+const UNKNOWN_KEY: &str = "nodedock-driver-check";
+/// Names that a finding lists.
+const NAMES_MAX: usize = 5;
+/// Part of a limit above which a driver is close to it, in percent.
+const CLOSE_PERCENT: u64 = 80;
+
+#[derive(Args)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    /// Recorded machine: a directory or a tar file with its /sys [default: this machine]
+    #[arg(long, value_name = "SNAPSHOT")]
+    hardware: Option<PathBuf>,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+worded! {
+    /// What a finding is about. The names are for scripts and do not change.
+    Lint {
+        /// The file is no driver of this contract.
+        NotLoadable = "not-loadable",
+        /// The driver requests more than its grant.
+        GrantMissing = "grant-missing",
+        ConfigInvalid = "config-invalid",
+        /// A discovery returned a problem, or exceeded a bound.
+        DiscoveryFailed = "discovery-failed",
+        /// Two discoveries of the same machine have other pools or devices.
+        NamesUnstable = "names-unstable",
+        /// Two discoveries of the same machine differ otherwise.
+        DevicesUnstable = "devices-unstable",
+        NoDevices = "no-devices",
+        NoIdentity = "no-identity",
+        /// A rule of the grant that no request needs.
+        GrantUnneeded = "grant-unneeded",
+        /// A rule of the grant for reads that a discovery does not use.
+        GrantUnused = "grant-unused",
+        NoConfigSchema = "no-config-schema",
+        ConfigAcceptsAnything = "config-accepts-anything",
+        LimitClose = "limit-close",
+    }
+}
+
+impl Lint {
+    fn severity(self) -> Severity {
+        match self {
+            Self::NotLoadable
+            | Self::GrantMissing
+            | Self::ConfigInvalid
+            | Self::DiscoveryFailed
+            | Self::NamesUnstable => Severity::Error,
+            Self::DevicesUnstable
+            | Self::NoDevices
+            | Self::NoIdentity
+            | Self::GrantUnneeded
+            | Self::GrantUnused
+            | Self::NoConfigSchema
+            | Self::ConfigAcceptsAnything
+            | Self::LimitClose => Severity::Warning,
+        }
+    }
+}
+
+impl Serialize for Lint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Severity {
+    Error,
+    Warning,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    severity: Severity,
+    id: Lint,
+    message: String,
+}
+
+impl Finding {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("SEVERITY", |row| {
+            match row.severity {
+                Severity::Error => "error",
+                Severity::Warning => "warning",
+            }
+            .to_owned()
+        }),
+        ("ID", |row| row.id.as_str().to_owned()),
+        ("FINDING", |row| row.message.clone()),
+    ];
+}
+
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, id: Lint, message: impl Into<String>) {
+        self.0.push(Finding {
+            severity: id.severity(),
+            id,
+            message: message.into(),
+        });
+    }
+
+    fn has(&self, id: Lint) -> bool {
+        self.0.iter().any(|finding| finding.id == id)
+    }
+
+    fn has_errors(&self) -> bool {
+        self.0
+            .iter()
+            .any(|finding| finding.severity == Severity::Error)
+    }
+}
+
+pub(super) async fn run(args: CheckArgs) -> Result<()> {
+    let subject = args.subject.read()?;
+    let bench = Workbench::new(args.hardware.as_deref())?;
+    let mut findings = Findings::default();
+    check(&bench, &subject, &mut findings).await;
+    print(args.output, &findings.0, || {
+        table(
+            args.output,
+            Finding::COLUMNS,
+            Finding::COLUMNS.len(),
+            &findings.0,
+            "no findings",
+        )
+    })?;
+    CommandError::unless_done(!findings.has_errors())
+}
+
+async fn check(bench: &Workbench, subject: &Subject, findings: &mut Findings) {
+    let Subject {
+        file,
+        grant,
+        config,
+        ..
+    } = subject;
+    let driver = match bench
+        .host
+        .load(file.clone(), grant.clone(), config.clone())
+        .await
+    {
+        Ok(driver) => driver,
+        Err(error) => return findings.add(Lint::NotLoadable, chain(&error)),
+    };
+    check_grant(driver.info(), subject, findings);
+    if !findings.has_errors() {
+        check_config(bench, &driver, subject, findings).await;
+    }
+    // A driver that would not serve finds nothing that counts.
+    if !findings.has_errors() {
+        let recording = bench.recordings.begin(driver.info().name.as_str());
+        check_discovery(&driver, findings).await;
+        // A machine without the hardware does not show what is used.
+        if recording.is_ok() && !findings.has_errors() && !findings.has(Lint::NoDevices) {
+            check_reads(bench, &driver, grant, findings).await;
+        }
+    }
+    if !findings.has_errors() {
+        check_limits(&driver.stats(), driver.info(), grant, findings);
+    }
+}
+
+fn check_grant(info: &DriverInfo, subject: &Subject, findings: &mut Findings) {
+    let Subject {
+        grant, grant_path, ..
+    } = subject;
+    let missing = grant::missing(&info.capabilities, &info.limits, grant);
+    if !missing.is_empty() {
+        let whose = match grant_path {
+            Some(path) => format!("the grant {}", path.display()),
+            None => "the empty grant: there is no NAME.grant.yaml".to_owned(),
+        };
+        findings.add(
+            Lint::GrantMissing,
+            format!(
+                "the driver would be blocked by {whose}; not granted: {}",
+                missing.join("; ")
+            ),
+        );
+    }
+    let unneeded = unneeded(&info.capabilities, grant);
+    if !unneeded.is_empty() {
+        let message = format!(
+            "no request of the driver needs these rules of the grant: {}",
+            unneeded.join("; ")
+        );
+        findings.add(Lint::GrantUnneeded, message);
+    }
+}
+
+/// A list of capabilities, by its key in a grant.
+type List<T> = (&'static str, fn(&mut Capabilities) -> &mut Vec<T>);
+
+const LISTS: [List<String>; 7] = [
+    ("sysfsRead", |allowed| &mut allowed.sysfs_read),
+    ("hostFiles", |allowed| &mut allowed.host_files),
+    ("deviceNodes", |allowed| &mut allowed.device_nodes),
+    ("mounts", |allowed| &mut allowed.mounts),
+    ("hooks", |allowed| &mut allowed.hooks),
+    ("env", |allowed| &mut allowed.env),
+    ("netDevices", |allowed| &mut allowed.net_devices),
+];
+
+const VALUE_LISTS: [List<ValueGrant>; 2] = [
+    ("sysfsWrite", |allowed| &mut allowed.sysfs_write),
+    ("pciDriver", |allowed| &mut allowed.pci_driver),
+];
+
+/// The rules of a grant without which as many requests are granted, one readable line each.
+fn unneeded(request: &Capabilities, grant: &Grant) -> Vec<String> {
+    let mut rules = Vec::new();
+    for (key, list) in LISTS {
+        let mut request_of_list = request.clone();
+        let asked = list(&mut request_of_list);
+        // A glob of a request covers what the host gives by its exact path only.
+        let names = |rule: &String| {
+            pattern::is_literal(rule) && asked.iter().any(|asked| pattern::covers(asked, rule))
+        };
+        let unneeded = without_each(request, grant, list).filter(|rule| !names(rule));
+        rules.extend(unneeded.map(|rule| format!("{key}: {rule}")));
+    }
+    for (key, list) in VALUE_LISTS {
+        let unneeded = without_each(request, grant, list);
+        rules.extend(unneeded.map(|rule| format!("{key}: {} with {}", rule.glob, rule.pattern)));
+    }
+    rules
+}
+
+fn without_each<T>(
+    request: &Capabilities,
+    grant: &Grant,
+    list: fn(&mut Capabilities) -> &mut Vec<T>,
+) -> impl Iterator<Item = T> {
+    let missing = |grant: &Grant| grant::missing(request, &LimitValues::new(), grant).len();
+    let (now, count) = (missing(grant), list(&mut grant.allowed.clone()).len());
+    (0..count).filter_map(move |at| {
+        let mut without = grant.clone();
+        let rule = list(&mut without.allowed).remove(at);
+        (missing(&without) == now).then_some(rule)
+    })
+}
+
+async fn check_config(
+    bench: &Workbench,
+    driver: &WasmDriver,
+    subject: &Subject,
+    findings: &mut Findings,
+) {
+    if let Err(problem) = driver.validate_config(&driver.look_call()).await {
+        return findings.add(Lint::ConfigInvalid, text(&problem));
+    }
+    let Some(config) = &subject.config else {
+        return;
+    };
+    if !driver.surface().facets().contains(&"configuration") {
+        let message =
+            "there is a config, and the driver has no schema for it: export `configuration`";
+        return findings.add(Lint::NoConfigSchema, message);
+    }
+    let Some(probe) = with_unknown_key(config) else {
+        return;
+    };
+    let probed = bench
+        .host
+        .load(subject.file.clone(), subject.grant.clone(), Some(probe))
+        .await;
+    let Ok(probed) = probed else { return };
+    if probed.validate_config(&probed.look_call()).await.is_ok() {
+        let message = format!(
+            "the config is accepted with the unknown key {UNKNOWN_KEY:?} too, so that a misspelt key is not found"
+        );
+        findings.add(Lint::ConfigAcceptsAnything, message);
+    }
+}
+
+fn with_unknown_key(config: &str) -> Option<String> {
+    let mut value: Value = serde_json::from_str(config).ok()?;
+    value
+        .as_object_mut()?
+        .insert(UNKNOWN_KEY.to_owned(), Value::Bool(true));
+    Some(value.to_string())
+}
+
+/// Each call has an instance of its own; the second is in another boot.
+async fn check_discovery(driver: &WasmDriver, findings: &mut Findings) {
+    let claims = Arc::<SharedClaimTable>::default();
+    let rebooted = driver.on_node(facts(OTHER_BOOT), claims, Arc::new(NoJournal));
+    let mut found = Vec::new();
+    for driver in [driver, &rebooted] {
+        match driver.discover(&driver.look_call(), Trigger::Load).await {
+            Ok(inventory) => found.push(inventory),
+            Err(problem) => return findings.add(Lint::DiscoveryFailed, text(&problem)),
+        }
+        if let Err(problem) = driver.check_health(&driver.look_call()).await {
+            return findings.add(Lint::DiscoveryFailed, format!("health: {}", text(&problem)));
+        }
+    }
+    if let [first, second] = found.as_slice() {
+        check_inventory(first, second, findings);
+    }
+}
+
+fn check_inventory(first: &Inventory, second: &Inventory, findings: &mut Findings) {
+    let [(one, without), (other, _)] =
+        [first, second].map(|inventory| (names(inventory), without_identity(inventory)));
+    if one.is_empty() && other.is_empty() {
+        let message = "the driver finds no device here, so that nothing is known of its devices: choose a machine with --hardware";
+        return findings.add(Lint::NoDevices, message);
+    }
+    let changed: Vec<_> = one.symmetric_difference(&other).cloned().collect();
+    if !changed.is_empty() {
+        let message = format!(
+            "names differ between two discoveries, the second after a reboot: {}; claims of a device that has another name fail",
+            listed(&changed)
+        );
+        findings.add(Lint::NamesUnstable, message);
+    } else if first != second {
+        let message = "two discoveries, the second after a reboot, differ in more than names: the host publishes each change";
+        findings.add(Lint::DevicesUnstable, message);
+    }
+    if !without.is_empty() {
+        let message = format!(
+            "{} of {} devices have no identity: two drivers may give the same hardware to two containers: {}",
+            without.len(),
+            one.len(),
+            listed(&without)
+        );
+        findings.add(Lint::NoIdentity, message);
+    }
+}
+
+fn names(inventory: &Inventory) -> BTreeSet<String> {
+    let pools = inventory.pools.iter();
+    pools
+        .flat_map(|(pool, found)| {
+            found
+                .devices
+                .keys()
+                .map(move |device| format!("{pool}/{device}"))
+        })
+        .collect()
+}
+
+fn without_identity(inventory: &Inventory) -> Vec<String> {
+    let devices = inventory
+        .pools
+        .iter()
+        .flat_map(|(pool, found)| found.devices.iter().map(move |device| (pool, device)));
+    let without = devices.filter(|(_, (_, device))| device.identity.is_empty());
+    without
+        .map(|(pool, (name, _))| format!("{pool}/{name}"))
+        .collect()
+}
+
+fn listed(names: &[String]) -> String {
+    let more = names.len().saturating_sub(NAMES_MAX);
+    let first = names[..names.len() - more].join(", ");
+    if more == 0 {
+        first
+    } else {
+        format!("{first} and {more} more")
+    }
+}
+
+/// The lists with what a driver may read: the key, the interface of the host's functions that read it, and the rules.
+type ReadList = (
+    &'static str,
+    &'static str,
+    fn(&Capabilities) -> &Vec<String>,
+);
+
+const READ_LISTS: [ReadList; 3] = [
+    ("sysfsRead", "sysfs.", |allowed| &allowed.sysfs_read),
+    ("hostFiles", "host-files.", |allowed| &allowed.host_files),
+    ("netDevices", "net-interfaces.", |allowed| {
+        &allowed.net_devices
+    }),
+];
+
+/// Compares the grant with what the recorded calls have read.
+async fn check_reads(
+    bench: &Workbench,
+    driver: &WasmDriver,
+    grant: &Grant,
+    findings: &mut Findings,
+) {
+    let calls = match bench.recorded(driver.info().name.as_str()).await {
+        Ok(calls) => calls,
+        Err(error) => {
+            return tracing::warn!(%error, "what the driver reads is not compared with its grant");
+        }
+    };
+    for (key, interface, rules) in READ_LISTS {
+        let unused = grant::unused(rules(&grant.allowed), &texts(&calls, interface));
+        if !unused.is_empty() {
+            let unused: Vec<_> = unused.into_iter().map(str::to_owned).collect();
+            let message = format!(
+                "a discovery on this machine does not use {key}: {}",
+                listed(&unused)
+            );
+            findings.add(Lint::GrantUnused, message);
+        }
+    }
+}
+
+/// What was passed to the functions of an interface. One that lists everything has the names in its answer.
+fn texts(calls: &[RecordedCall], interface: &str) -> BTreeSet<String> {
+    let host = calls
+        .iter()
+        .flat_map(|call| &call.host)
+        .filter(|host| host.function.starts_with(interface));
+    let texts = host.flat_map(|host| {
+        let named = match &host.answer {
+            Answer::Returned(answer) => answer["Ok"].as_array(),
+            Answer::Failed(_) => None,
+        };
+        let names = named.into_iter().flatten().map(|item| &item["name"]);
+        host.arguments
+            .as_array()
+            .into_iter()
+            .flatten()
+            .chain(names)
+            .filter_map(Value::as_str)
+    });
+    texts.map(str::to_owned).collect()
+}
+
+fn check_limits(stats: &Stats, info: &DriverInfo, grant: &Grant, findings: &mut Findings) {
+    let limits = Limits::new(&info.limits, &grant.limits);
+    let cpu_ms = |seconds: f64| (seconds * 1000.0) as u64;
+    for (what, used, max, unit) in [
+        (
+            "memory",
+            stats.peak_memory.get() >> 10,
+            (limits.memory >> 10) as u64,
+            "KiB",
+        ),
+        (
+            "CPU time",
+            cpu_ms(stats.peak_cpu_seconds.get()),
+            limits.cpu.as_millis() as u64,
+            "ms",
+        ),
+        (
+            "calls of the host",
+            stats.peak_host_operations.get(),
+            limits.host_operations as u64,
+            "calls",
+        ),
+        (
+            "data of the host",
+            stats.peak_host_bytes.get() >> 10,
+            (limits.host_bytes >> 10) as u64,
+            "KiB",
+        ),
+    ] {
+        if used * 100 > max * CLOSE_PERCENT {
+            findings.add(
+                Lint::LimitClose,
+                format!("{what}: one call used {used} of {max} {unit}"),
+            );
+        }
+    }
+}
+
+fn text(problem: &Problem) -> String {
+    format!("{} ({}, {})", problem.message, problem.kind, problem.code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nodedock_model::{Device, DeviceName, Pool, PoolName};
+
+    fn inventory(devices: &[(&str, &[&str])]) -> Inventory {
+        let device = |(name, identity): &(&str, &[&str])| {
+            let identity = identity.iter().map(|text| (*text).to_owned()).collect();
+            (
+                DeviceName::new(name).unwrap(),
+                Device {
+                    identity,
+                    ..Device::default()
+                },
+            )
+        };
+        let pool = Pool {
+            devices: devices.iter().map(device).collect(),
+            ..Pool::default()
+        };
+        Inventory {
+            pools: [(PoolName::new("nodes").unwrap(), pool)].into(),
+        }
+    }
+
+    fn of(first: &Inventory, second: &Inventory) -> Vec<(Lint, String)> {
+        let mut findings = Findings::default();
+        check_inventory(first, second, &mut findings);
+        findings
+            .0
+            .into_iter()
+            .map(|finding| (finding.id, finding.message))
+            .collect()
+    }
+
+    #[test]
+    fn names_that_change_and_devices_without_identity_are_found() {
+        let good = inventory(&[("a", &["dev:/dev/a"])]);
+        assert_eq!(of(&good, &good), []);
+        let renamed = of(&good, &inventory(&[("b", &["dev:/dev/a"])]));
+        let [(Lint::NamesUnstable, message)] = renamed.as_slice() else {
+            panic!("{renamed:?}")
+        };
+        assert!(message.contains("nodes/a, nodes/b;"), "{message}");
+        let plain = inventory(&[("a", &[])]);
+        let [(Lint::NoIdentity, message)] = &of(&plain, &plain)[..] else {
+            panic!("no identity")
+        };
+        assert!(
+            message.starts_with("1 of 1 devices") && message.ends_with("nodes/a"),
+            "{message}"
+        );
+        let ids: Vec<_> = of(&good, &plain).into_iter().map(|(id, _)| id).collect();
+        assert_eq!(ids, [Lint::DevicesUnstable]);
+        let empty = Inventory::default();
+        assert_eq!(
+            of(&empty, &empty).first().map(|(id, _)| *id),
+            Some(Lint::NoDevices)
+        );
+    }
+
+    #[test]
+    fn long_lists_of_names_are_cut_and_counted() {
+        let names: Vec<_> = (0..7).map(|index| format!("d{index}")).collect();
+        assert_eq!(listed(&names), "d0, d1, d2, d3, d4 and 2 more");
+        assert_eq!(listed(&names[..2]), "d0, d1");
+    }
+
+    #[test]
+    fn rules_that_no_request_needs_are_found() {
+        let grant = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nsysfsRead: [class/net/*, class/drm/*]\nenv: [A_*, B]\n\
+                     sysfsWrite: [{glob: a/b, pattern: \"1\"}]\n";
+        let grant = Grant::parse(grant).unwrap();
+        let request = Capabilities {
+            sysfs_read: vec!["class/net/eth0".to_owned()],
+            env: vec!["A_*".to_owned()],
+            ..Capabilities::default()
+        };
+        assert_eq!(
+            unneeded(&request, &grant),
+            ["sysfsRead: class/drm/*", "env: B", "sysfsWrite: a/b with 1"]
+        );
+        assert!(unneeded(&grant.allowed, &grant).is_empty());
+    }
+
+    #[test]
+    fn a_probe_has_the_config_and_a_key_more() {
+        let probe = with_unknown_key(r#"{"pools":[]}"#).unwrap();
+        assert_eq!(probe, r#"{"nodedock-driver-check":true,"pools":[]}"#);
+        assert_eq!(with_unknown_key("[]"), None);
+    }
+
+    #[test]
+    fn every_error_and_warning_is_shown_with_its_id() {
+        let mut findings = Findings::default();
+        findings.add(Lint::NoIdentity, "a");
+        assert!(!findings.has_errors());
+        findings.add(Lint::GrantMissing, "b");
+        assert!(findings.has_errors());
+        let text = table(
+            Format::Table,
+            Finding::COLUMNS,
+            Finding::COLUMNS.len(),
+            &findings.0,
+            "none",
+        );
+        assert_eq!(
+            text,
+            "SEVERITY   ID              FINDING\nwarning    no-identity     a\nerror      grant-missing   b"
+        );
+    }
+}

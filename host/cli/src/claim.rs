@@ -1,0 +1,520 @@
+//! `nodedock claim`: claims of the local API.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use nodedock_kube::local_client::{Applied, LocalClient};
+use nodedock_proto::node::v1;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::local_api::{connect, devices, text};
+use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
+use super::{CommandError, Location, explain, names};
+use nodedock_core::manifest;
+
+const CLAIM: &str = "ResourceClaim";
+/// Kinds that say how claims are made: the same file may be applied again. The API refuses a change of what has to stay, such as a template's spec.
+const UPDATED: [&str; 3] = ["DeviceClass", "ResourceClaimTemplate", "Namespace"];
+
+#[derive(Subcommand)]
+pub(super) enum ClaimCommand {
+    /// Make claims, and wait until they are allocated; make or update DeviceClasses, templates and Namespaces; make Pods
+    Create(CreateArgs),
+    /// Show claims, and the devices that they have
+    Get(GetArgs),
+    /// Show claims: their requests, their devices and consumers, or why they have no devices
+    Describe(NameArgs),
+    /// Delete a claim, or all objects of files; a claim that is in use goes when its last pod is unprepared
+    Delete(DeleteArgs),
+}
+
+#[derive(Args)]
+pub(super) struct CreateArgs {
+    /// ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and Namespaces as Kubernetes YAML or JSON; may be given several times
+    #[arg(short, long, value_name = "FILE", required = true)]
+    filename: Vec<PathBuf>,
+    /// Namespace of what names none
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+    /// Seconds to wait for the devices of a claim; 0: not at all
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    timeout: u64,
+}
+
+#[derive(Args)]
+pub(super) struct GetArgs {
+    /// Only this one
+    name: Option<String>,
+    /// Only the claims of this file; may be given several times
+    #[arg(short, long, value_name = "FILE", conflicts_with = "name")]
+    filename: Vec<PathBuf>,
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+    /// Of all namespaces
+    #[arg(short = 'A', long, conflicts_with_all = ["name", "filename"])]
+    all_namespaces: bool,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Args)]
+pub(super) struct NameArgs {
+    /// NAME or NAMESPACE/NAME
+    #[arg(required_unless_present = "filename", conflicts_with = "filename")]
+    name: Option<String>,
+    /// The objects of this file; may be given several times
+    #[arg(short, long, value_name = "FILE")]
+    filename: Vec<PathBuf>,
+    /// Namespace of what names none
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+}
+
+#[derive(Args)]
+pub(super) struct DeleteArgs {
+    #[command(flatten)]
+    names: NameArgs,
+    /// Seconds to wait until they are gone; 0: not at all
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    timeout: u64,
+}
+
+pub(super) async fn run(location: &Location, command: ClaimCommand) -> Result<()> {
+    let client = connect(location).await?;
+    match command {
+        ClaimCommand::Create(args) => create(location, &client, args).await,
+        ClaimCommand::Get(args) => get(&client, args).await,
+        ClaimCommand::Describe(args) => describe(location, &client, &args).await,
+        ClaimCommand::Delete(args) => delete(&client, &args).await,
+    }
+}
+
+fn of(object: &Value) -> String {
+    let (namespace, name) = (
+        text(object, "/metadata/namespace"),
+        text(object, "/metadata/name"),
+    );
+    if namespace.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{namespace}/{name}")
+    }
+}
+
+/// Objects of files, and where each of them is.
+fn documents(files: &[PathBuf]) -> Result<Vec<(String, Value)>> {
+    let mut all = Vec::new();
+    for file in files {
+        let file_name = file.display();
+        let documents = manifest::documents(file)
+            .with_context(|| format!("read {file_name}"))?
+            .into_iter();
+        let at = |(index, document)| (format!("{file_name}, object {}", index + 1), document);
+        all.extend(documents.enumerate().map(at));
+    }
+    Ok(all)
+}
+
+fn kind_of(object: &Value) -> String {
+    match text(object, "/kind") {
+        CLAIM => "claim".to_owned(),
+        kind => kind.to_lowercase(),
+    }
+}
+
+async fn create(location: &Location, client: &LocalClient, args: CreateArgs) -> Result<()> {
+    let mut claims = Vec::new();
+    for (at, document) in documents(&args.filename)? {
+        let (made, applied) = match text(&document, "/kind") {
+            kind if UPDATED.contains(&kind) => client.apply(&document, &args.namespace).await,
+            _ => client
+                .create(&document, &args.namespace)
+                .await
+                .map(|made| (made, Applied::Created)),
+        }
+        .context(at)?;
+        if text(&document, "/kind") == CLAIM {
+            claims.push(made);
+            continue;
+        }
+        let did = match applied {
+            Applied::Created => "created",
+            Applied::Updated => "updated",
+            Applied::Unchanged => "unchanged",
+        };
+        print_text(&format!("{} {} {did}", kind_of(&document), of(&made)))?;
+    }
+    let mut is_done = true;
+    for claim in claims {
+        let (namespace, name) = (
+            text(&claim, "/metadata/namespace"),
+            text(&claim, "/metadata/name"),
+        );
+        if args.timeout == 0 {
+            print_text(&format!("claim {} created", of(&claim)))?;
+            continue;
+        }
+        let allocated = timeout(
+            Duration::from_secs(args.timeout),
+            client.until_allocated(namespace, name),
+        )
+        .await;
+        match allocated {
+            Ok(Some(claim)) => {
+                print_text(&format!(
+                    "claim {} allocated: {}",
+                    of(&claim),
+                    joined(devices(&claim))
+                ))?;
+            }
+            Ok(None) => {
+                is_done = false;
+                print_error(&format!(
+                    "error: claim {} was deleted before it had devices",
+                    of(&claim)
+                ));
+            }
+            Err(_) => {
+                is_done = false;
+                let why = waiting(location, &of(&claim)).await?;
+                let why =
+                    why.map_or_else(|| "it was not decided in time".to_owned(), |why| why.reason);
+                print_error(&format!(
+                    "error: claim {} waits for devices: {why}",
+                    of(&claim)
+                ));
+                print_error(&format!(
+                    "hint: it stays and gets them when it can; nodedock explain claim {}",
+                    of(&claim)
+                ));
+            }
+        }
+    }
+    CommandError::unless_done(is_done)
+}
+
+/// Why a claim is not allocated.
+pub(super) async fn waiting(location: &Location, name: &str) -> Result<Option<v1::WaitingClaim>> {
+    let mut client = super::client::connect(location).await?;
+    let answer = client
+        .list_claims(names::claims(name, true))
+        .await?
+        .into_inner();
+    Ok(answer.waiting.into_iter().next())
+}
+
+/// A claim, as a row.
+struct ClaimRow(Value);
+
+impl ClaimRow {
+    fn state(&self) -> &'static str {
+        let Self(claim) = self;
+        let is = |pointer: &str| claim.pointer(pointer).is_some_and(|value| !value.is_null());
+        let consumers = claim
+            .pointer("/status/reservedFor")
+            .and_then(Value::as_array);
+        match (
+            is("/metadata/deletionTimestamp"),
+            is("/status/allocation"),
+            consumers,
+        ) {
+            (true, ..) => "deleted",
+            (false, false, _) => "pending",
+            (false, true, Some(consumers)) if !consumers.is_empty() => "allocated,reserved",
+            (false, true, _) => "allocated",
+        }
+    }
+}
+
+impl Row for ClaimRow {
+    const COLUMNS: &'static [super::output::Column<Self>] = &[
+        ("NAMESPACE", |row| {
+            text(&row.0, "/metadata/namespace").to_owned()
+        }),
+        ("NAME", |row| text(&row.0, "/metadata/name").to_owned()),
+        ("STATE", |row| row.state().to_owned()),
+        ("DEVICES", |row| joined(devices(&row.0))),
+        ("CONSUMERS", |row| joined(consumers(&row.0))),
+        ("CREATED", |row| {
+            text(&row.0, "/metadata/creationTimestamp").to_owned()
+        }),
+    ];
+    const NARROW: usize = 4;
+}
+
+fn consumers(claim: &Value) -> Vec<String> {
+    let consumers = claim
+        .pointer("/status/reservedFor")
+        .and_then(Value::as_array);
+    let name = |consumer: &Value| {
+        format!(
+            "{}/{}",
+            text(consumer, "/resource"),
+            text(consumer, "/name")
+        )
+    };
+    consumers.into_iter().flatten().map(name).collect()
+}
+
+async fn get(client: &LocalClient, args: GetArgs) -> Result<()> {
+    let claims = match &args.name {
+        None if args.filename.is_empty() => {
+            client
+                .claims((!args.all_namespaces).then_some(args.namespace.as_str()))
+                .await?
+        }
+        name => {
+            let mut claims = Vec::new();
+            for (namespace, name) in named(name.as_deref(), &args.filename, &args.namespace)? {
+                let claim = client.claim(&namespace, &name).await?;
+                claims.push(claim.ok_or_else(|| missing("claim", &format!("{namespace}/{name}")))?);
+            }
+            claims
+        }
+    };
+    match (args.name.is_some(), claims.as_slice()) {
+        (true, [claim]) => print(args.output, claim, || rows(args.output, &claims)),
+        _ => print(args.output, &claims, || rows(args.output, &claims)),
+    }
+}
+
+fn rows(format: Format, claims: &[Value]) -> String {
+    table(
+        format,
+        &claims.iter().cloned().map(ClaimRow).collect::<Vec<_>>(),
+        "no claims",
+    )
+}
+
+fn missing(kind: &str, name: &str) -> anyhow::Error {
+    let list = if kind == "claim" {
+        "; `nodedock claim get -A` lists them"
+    } else {
+        ""
+    };
+    anyhow::anyhow!("there is no {kind} {name:?} in the local API{list}")
+}
+
+/// Namespace and name of claims: of the one that is given as `[NAMESPACE/]NAME`, or of those of files.
+fn named(name: Option<&str>, files: &[PathBuf], namespace: &str) -> Result<Vec<(String, String)>> {
+    let or_default = |of: &str| {
+        if of.is_empty() {
+            namespace.to_owned()
+        } else {
+            of.to_owned()
+        }
+    };
+    if let Some(name) = name {
+        let (of, name) = names::split(name);
+        return Ok(vec![(or_default(&of), name)]);
+    }
+    let documents = documents(files)?;
+    let claims = documents
+        .iter()
+        .map(|(_, document)| document)
+        .filter(|of| text(of, "/kind") == CLAIM);
+    let name = |claim: &Value| {
+        (
+            or_default(text(claim, "/metadata/namespace")),
+            text(claim, "/metadata/name").to_owned(),
+        )
+    };
+    let claims: Vec<_> = claims.map(name).collect();
+    if claims.is_empty() {
+        anyhow::bail!(
+            "there is no ResourceClaim in {}",
+            joined(files.iter().map(|file| file.display()))
+        );
+    }
+    Ok(claims)
+}
+
+async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) -> Result<()> {
+    for (namespace, name) in named(args.name.as_deref(), &args.filename, &args.namespace)? {
+        let whole = format!("{namespace}/{name}");
+        let claim = client
+            .claim(&namespace, &name)
+            .await?
+            .ok_or_else(|| missing("claim", &whole))?;
+        let row = ClaimRow(claim);
+        let mut lines = vec![format!("claim {whole} is {}", row.state())];
+        let requests = row
+            .0
+            .pointer("/spec/devices/requests")
+            .and_then(Value::as_array);
+        lines.extend(requests.into_iter().flatten().map(request_line));
+        let results = row
+            .0
+            .pointer("/status/allocation/devices/results")
+            .and_then(Value::as_array);
+        let results = results.into_iter().flatten().zip(devices(&row.0));
+        lines.extend(results.map(|(result, device)| {
+            format!("  request {} has {device}", text(result, "/request"))
+        }));
+        lines.extend(
+            consumers(&row.0)
+                .into_iter()
+                .map(|consumer| format!("  reserved for {consumer}")),
+        );
+        if let Some(waiting) = waiting(location, &whole).await? {
+            lines.extend(explain::waiting_lines(&waiting));
+        }
+        print_text(&join(lines))?;
+    }
+    Ok(())
+}
+
+fn request_line(request: &Value) -> String {
+    let of = |request: &Value| {
+        let count = match text(request, "/allocationMode") {
+            "All" => "all".to_owned(),
+            _ => request["count"].as_u64().unwrap_or(1).to_string(),
+        };
+        let selectors = request["selectors"].as_array().into_iter().flatten();
+        let selectors: Vec<_> = selectors
+            .map(|selector| text(selector, "/cel/expression").to_owned())
+            .collect();
+        let of_class = format!("{count} of class {}", text(request, "/deviceClassName"));
+        if selectors.is_empty() {
+            of_class
+        } else {
+            format!("{of_class} with {}", selectors.join(" && "))
+        }
+    };
+    let wanted = match request["firstAvailable"].as_array() {
+        Some(alternatives) => alternatives
+            .iter()
+            .map(of)
+            .collect::<Vec<_>>()
+            .join(", or "),
+        None => of(&request["exactly"]),
+    };
+    format!("  request {}: {wanted}", text(request, "/name"))
+}
+
+async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
+    let NameArgs {
+        name,
+        filename,
+        namespace,
+    } = &args.names;
+    let objects = match name {
+        Some(name) => {
+            let (of, name) = names::split(name);
+            let of = if of.is_empty() { namespace } else { &of };
+            let metadata = json!({ "namespace": of, "name": name });
+            let claim =
+                json!({ "apiVersion": "resource.k8s.io/v1", "kind": CLAIM, "metadata": metadata });
+            vec![(format!("claim {of}/{name}"), claim)]
+        }
+        None => documents(filename)?,
+    };
+    let (mut is_done, mut claims) = (true, Vec::new());
+    // All are deleted before one is waited for: a claim may be in use by a Pod of the same file.
+    for (at, object) in objects {
+        let kind = kind_of(&object);
+        match client.delete(&object, namespace).await.context(at)? {
+            Some(deleted) if kind == "claim" => claims.push(deleted),
+            Some(deleted) => print_text(&format!("{kind} {} deleted", of(&deleted)))?,
+            None => {
+                is_done = false;
+                print_error(&format!("error: {}", missing(&kind, &of(&object))));
+            }
+        }
+    }
+    let most = Duration::from_secs(args.timeout);
+    for claim in claims {
+        let of_claim = |field: &str| text(&claim, &format!("/metadata/{field}")).to_owned();
+        let (namespace, name, uid) = (of_claim("namespace"), of_claim("name"), of_claim("uid"));
+        if args.timeout == 0 || client.until_gone(&namespace, &name, &uid, most).await {
+            print_text(&format!("claim {} deleted", of(&claim)))?;
+        } else {
+            is_done = false;
+            print_error(&format!(
+                "error: claim {} is in use: it goes when its last pod is unprepared",
+                of(&claim)
+            ));
+        }
+    }
+    CommandError::unless_done(is_done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_a_row_with_its_state_and_devices() {
+        let claim = |status: Value| {
+            ClaimRow(
+                json!({ "metadata": { "namespace": "default", "name": "one" }, "status": status }),
+            )
+        };
+        let cells = |row: ClaimRow| {
+            ClaimRow::COLUMNS
+                .iter()
+                .map(|(_, cell)| cell(&row))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            cells(claim(json!({}))),
+            ["default", "one", "pending", "", "", ""]
+        );
+        let results = json!([{ "request": "r", "driver": "d", "pool": "n/p", "device": "x" }]);
+        let allocated = json!({ "allocation": { "devices": { "results": results } },
+            "reservedFor": [{ "resource": "pods", "name": "web", "uid": "u" }] });
+        let expected = [
+            "default",
+            "one",
+            "allocated,reserved",
+            "d/n/p/x",
+            "pods/web",
+            "",
+        ];
+        assert_eq!(cells(claim(allocated)), expected);
+    }
+
+    #[test]
+    fn claims_of_files_are_in_the_given_namespace_unless_they_name_one_and_other_objects_are_none()
+    {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("all.yaml");
+        let claim = |metadata: &str| format!("kind: ResourceClaim\nmetadata: {metadata}\n---\n");
+        let text = claim("{name: a}") + &claim("{name: b, namespace: own}") + "kind: DeviceClass\n";
+        std::fs::write(&file, text).unwrap();
+        let both = [
+            ("team".to_owned(), "a".to_owned()),
+            ("own".to_owned(), "b".to_owned()),
+        ];
+        assert_eq!(
+            named(None, std::slice::from_ref(&file), "team").unwrap(),
+            both
+        );
+        assert_eq!(named(Some("own/b"), &[], "team").unwrap(), both[1..]);
+        std::fs::write(&file, "kind: DeviceClass\n").unwrap();
+        let error = named(None, &[file], "team").unwrap_err().to_string();
+        assert!(
+            error.starts_with("there is no ResourceClaim in /"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_request_says_what_it_wants() {
+        let exact = json!({ "name": "r", "exactly": { "deviceClassName": "gpu", "count": 2,
+            "selectors": [{ "cel": { "expression": "true" } }] } });
+        assert_eq!(
+            request_line(&exact),
+            "  request r: 2 of class gpu with true"
+        );
+        let either = json!({ "name": "r", "firstAvailable": [
+            { "name": "a", "deviceClassName": "gpu", "allocationMode": "All" }, { "name": "b", "deviceClassName": "cpu" }] });
+        assert_eq!(
+            request_line(&either),
+            "  request r: all of class gpu, or 1 of class cpu"
+        );
+    }
+}

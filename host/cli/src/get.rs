@@ -1,0 +1,552 @@
+//! `nodedock get`: lists of what the daemon has, and the node itself.
+
+mod tables;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use nodedock_proto::node::v1;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::client::{Client, connect};
+use super::local_api::text;
+use super::output::{Format, Row, print, print_error, print_text, table};
+use super::{CommandError, Location, local_api, names};
+use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
+use nodedock_kube::extended_resources::{Applied, apply_class, class_name, manifest};
+use nodedock_model::{DriverName, ExtendedResource, limit};
+
+#[derive(Args)]
+pub(super) struct GetArgs {
+    what: What,
+    /// Only this one: a driver's, claim's or resource's name, [NODE/]POOL/DEVICE, or NAMESPACE/POD
+    name: Option<String>,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+    /// Print again whenever something changes
+    #[arg(short, long)]
+    watch: bool,
+    /// Create the DeviceClasses in the cluster, with the rights of --kubeconfig; one that is there is not changed
+    #[arg(long, requires = "kubeconfig", conflicts_with = "watch")]
+    apply: bool,
+    /// The kubeconfig for --apply
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum What {
+    #[value(alias = "driver")]
+    Drivers,
+    #[value(alias = "device")]
+    Devices,
+    #[value(alias = "claim")]
+    Claims,
+    #[value(alias = "pod")]
+    Pods,
+    /// Extended resources: of device plugins, and of pools that carry a resource's name
+    #[value(alias = "resource")]
+    Resources,
+    /// DeviceClasses for the extended resources of drivers, for `kubectl apply -f -` with -o yaml
+    #[value(alias = "deviceclass")]
+    Deviceclasses,
+    /// ResourceSlices of all drivers in the local API
+    #[value(alias = "slice")]
+    Slices,
+    /// Device plugins that are DRA drivers
+    #[value(alias = "adapter")]
+    Adapters,
+    /// The node itself, and its problems
+    Node,
+}
+
+impl What {
+    fn singular(self) -> String {
+        let value = self.to_possible_value();
+        let name = value
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default();
+        match self {
+            Self::Deviceclasses => "deviceclass".to_owned(),
+            _ => name.trim_end_matches('s').to_owned(),
+        }
+    }
+}
+
+/// The DeviceClass of an extended resource.
+struct ClassOfResource {
+    resource: ExtendedResource,
+    driver: DriverName,
+    mechanism: String,
+}
+
+impl ClassOfResource {
+    /// None: the resource is of a native device plugin, which no class selects, or has no driver now.
+    fn of(resource: &v1::Resource) -> Option<Self> {
+        let (name, driver) = (
+            ExtendedResource::new(&resource.name),
+            DriverName::new(&resource.driver),
+        );
+        Some(Self {
+            resource: name.ok()?,
+            driver: driver.ok()?,
+            mechanism: resource.mechanism.clone(),
+        })
+    }
+}
+
+/// A claim as `get claims -o` prints it; `explain claim` has the whole of it.
+#[derive(Serialize)]
+struct ClaimSummary<'a> {
+    #[serde(flatten)]
+    id: &'a Option<v1::ObjectRef>,
+    state: &'a str,
+    pods: &'a [v1::ObjectRef],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kubelet: Option<&'a v1::KubeletHold>,
+    drivers: Vec<ClaimDriverSummary<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClaimDriverSummary<'a> {
+    driver: &'a str,
+    devices: &'a [String],
+    cdi_devices: &'a [String],
+}
+
+pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
+    if args.apply && !matches!(args.what, What::Deviceclasses) {
+        let message = "--apply is of deviceclasses alone";
+        return Err(CommandError::usage(
+            message,
+            "nodedock get deviceclasses --apply --kubeconfig FILE",
+        )
+        .into());
+    }
+    if matches!(args.what, What::Slices) {
+        return slices(location, &args).await;
+    }
+    let mut client = connect(location).await?;
+    // The watch begins before the list, so that no change falls between them.
+    let mut events = match args.watch {
+        true => Some(client.watch(v1::WatchRequest {}).await?.into_inner()),
+        false => None,
+    };
+    let mut found = show(&mut client, &args).await?;
+    if !matches!(args.what, What::Node) {
+        warn_of_problems(&mut client).await;
+    }
+    while let Some(events) = &mut events
+        && events.message().await?.is_some()
+    {
+        print_text("")?;
+        found = show(&mut client, &args).await?;
+    }
+    match args.name {
+        Some(name) if !found => Err(names::unknown(&args.what.singular(), &name)),
+        _ => Ok(()),
+    }
+}
+
+/// Prints, and returns whether there was anything.
+async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
+    let (format, name) = (args.output, args.name.clone().unwrap_or_default());
+    match args.what {
+        What::Drivers => {
+            let answer = client
+                .list_drivers(v1::ListDriversRequest { name })
+                .await?
+                .into_inner();
+            let drivers: Vec<_> = answer.drivers.into_iter().map(with_reason).collect();
+            let none =
+                "no drivers: put a .wasm file into the drivers directory, or start a native plugin";
+            list(format, &drivers, none)
+        }
+        What::Devices => {
+            let request = v1::ListDevicesRequest {
+                driver: String::new(),
+            };
+            let answer = client.list_devices(request).await?.into_inner();
+            let node = client
+                .get_node(v1::GetNodeRequest {})
+                .await?
+                .into_inner()
+                .name;
+            let devices = answer
+                .devices
+                .into_iter()
+                .filter(|device| is_device(device, &name, &node));
+            list(format, &devices.collect::<Vec<_>>(), "no devices")
+        }
+        What::Claims => {
+            let claims = client
+                .list_claims(names::claims(&name, false))
+                .await?
+                .into_inner()
+                .claims;
+            let summaries: Vec<_> = claims.iter().map(summary).collect();
+            print(format, &summaries, || table(format, &claims, "no claims"))?;
+            Ok(!claims.is_empty())
+        }
+        What::Pods => {
+            let answer = client.list_pods(v1::ListPodsRequest {}).await?.into_inner();
+            let pods: Vec<_> = answer
+                .pods
+                .into_iter()
+                .filter(|pod| is_pod(pod, &name))
+                .collect();
+            list(format, &pods, "no pods")
+        }
+        What::Resources => {
+            let answer = client
+                .get_capacity(v1::GetCapacityRequest {})
+                .await?
+                .into_inner();
+            let named = |resource: &v1::Resource| name.is_empty() || resource.name == name;
+            let resources: Vec<_> = resources(answer).into_iter().filter(named).collect();
+            list(format, &resources, "no extended resources")
+        }
+        What::Deviceclasses => {
+            let answer = client
+                .get_capacity(v1::GetCapacityRequest {})
+                .await?
+                .into_inner();
+            let classes: Vec<_> = answer
+                .resources
+                .iter()
+                .filter_map(ClassOfResource::of)
+                .collect();
+            let named = |class: &ClassOfResource| {
+                name.is_empty()
+                    || class_name(&class.resource) == name
+                    || class.resource.as_str() == name
+            };
+            let classes: Vec<_> = classes.into_iter().filter(named).collect();
+            if let (true, Some(kubeconfig)) = (args.apply, &args.kubeconfig) {
+                apply(&classes, kubeconfig).await?;
+                return Ok(!classes.is_empty());
+            }
+            let none = "no extended resources of drivers, so no DeviceClasses";
+            print(format, &class_list(&classes), || {
+                table(format, &classes, none)
+            })?;
+            Ok(!classes.is_empty())
+        }
+        // Of another API.
+        What::Slices => Ok(true),
+        What::Adapters => {
+            let answer = client
+                .list_adapters(v1::ListAdaptersRequest {})
+                .await?
+                .into_inner();
+            let named = |adapter: &v1::Adapter| {
+                name.is_empty() || adapter.driver == name || adapter.resource == name
+            };
+            let adapters: Vec<_> = answer.adapters.into_iter().filter(named).collect();
+            list(format, &adapters, "no adapters of device plugins")
+        }
+        What::Node => {
+            let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
+            if !name.is_empty() && name != node.name {
+                return Ok(false);
+            }
+            let text = || {
+                let conditions = table(format, &node.conditions, "the node has no problems");
+                format!(
+                    "{}\n\n{conditions}",
+                    table(format, std::slice::from_ref(&node), "")
+                )
+            };
+            print(format, &node, text).map(|()| true)
+        }
+    }
+}
+
+/// A slice, as a row.
+struct Slice(Value);
+
+impl Row for Slice {
+    const COLUMNS: &'static [super::output::Column<Self>] = &[
+        ("NAME", |slice| text(&slice.0, "/metadata/name").to_owned()),
+        ("DRIVER", |slice| text(&slice.0, "/spec/driver").to_owned()),
+        ("POOL", |slice| text(&slice.0, "/spec/pool/name").to_owned()),
+        ("DEVICES", |slice| {
+            slice.0["spec"]["devices"]
+                .as_array()
+                .map_or(0, Vec::len)
+                .to_string()
+        }),
+        ("GENERATION", |slice| {
+            slice.0["spec"]["pool"]["generation"].to_string()
+        }),
+    ];
+    const NARROW: usize = 4;
+}
+
+async fn slices(location: &Location, args: &GetArgs) -> Result<()> {
+    if args.watch {
+        let hint = "kubectl get resourceslices --watch, with `nodedock kubeconfig`";
+        return Err(CommandError::usage("slices are listed, not watched", hint).into());
+    }
+    let name = args.name.clone().unwrap_or_default();
+    let named = |slice: &Value| {
+        name.is_empty()
+            || ["/metadata/name", "/spec/driver", "/spec/pool/name"]
+                .iter()
+                .any(|at| text(slice, at) == name)
+    };
+    let listed = local_api::connect(location).await?.slices().await?;
+    let listed: Vec<_> = listed.into_iter().filter(named).collect();
+    let rows: Vec<_> = listed.iter().cloned().map(Slice).collect();
+    print(args.output, &listed, || {
+        table(args.output, &rows, "no slices")
+    })?;
+    match args.name.as_deref().filter(|_| listed.is_empty()) {
+        Some(name) => Err(names::unknown(&args.what.singular(), name)),
+        None => Ok(()),
+    }
+}
+
+/// Creates classes, and prints what became of each.
+async fn apply(classes: &[ClassOfResource], kubeconfig: &Path) -> Result<()> {
+    let rate = RequestRate {
+        per_second: limit::API_PER_SECOND,
+        burst: limit::API_BURST,
+    };
+    let config = ClientConfig {
+        rate,
+        kubeconfig: Some(kubeconfig.to_owned()),
+    };
+    let client = KubeClient::connect(config)
+        .await
+        .context("connect to the API server")?;
+    let mut is_done = true;
+    for ClassOfResource {
+        resource, driver, ..
+    } in classes
+    {
+        let applied = apply_class(&client, resource, driver).await;
+        let applied = applied.with_context(|| format!("create the DeviceClass of {resource}"))?;
+        let name = class_name(resource);
+        is_done &= matches!(applied, Applied::Created | Applied::Unchanged);
+        print_text(&match applied {
+            Applied::Created => format!("deviceclass {name} created"),
+            Applied::WithoutResource => format!(
+                "deviceclass {name} created, and the API server dropped its spec.extendedResourceName"
+            ),
+            Applied::Unchanged => format!("deviceclass {name} unchanged"),
+            Applied::Differs => format!(
+                "deviceclass {name} is another one, and stays as it is: compare it with nodedock get deviceclasses {name} -o yaml"
+            ),
+        })?;
+    }
+    CommandError::unless_done(is_done)
+}
+
+/// A list as `kubectl apply -f -` reads it.
+fn class_list(classes: &[ClassOfResource]) -> Value {
+    let items: Vec<_> = classes
+        .iter()
+        .map(|class| manifest(&class.resource, &class.driver))
+        .collect();
+    json!({ "apiVersion": "v1", "kind": "List", "items": items })
+}
+
+fn list<R: Row + Serialize>(format: Format, rows: &[R], none: &str) -> Result<bool> {
+    print(format, &rows, || table(format, rows, none))?;
+    Ok(!rows.is_empty())
+}
+
+fn summary(claim: &v1::ClaimStatus) -> ClaimSummary<'_> {
+    let v1::ClaimStatus {
+        id,
+        state,
+        pods,
+        kubelet,
+        ..
+    } = claim;
+    let kubelet = kubelet.as_ref();
+    let drivers = claim.drivers.iter().map(driver_summary).collect();
+    let problem = claim
+        .problem
+        .as_ref()
+        .map(|problem| problem.message.as_str());
+    ClaimSummary {
+        id,
+        state,
+        pods,
+        kubelet,
+        drivers,
+        problem,
+    }
+}
+
+fn driver_summary(of: &v1::ClaimDriver) -> ClaimDriverSummary<'_> {
+    ClaimDriverSummary {
+        driver: &of.driver,
+        devices: &of.devices,
+        cdi_devices: &of.cdi_devices,
+    }
+}
+
+/// Fills in the reason where the driver's problem, or a warning of its trust, says why it is in its state.
+fn with_reason(mut driver: v1::Driver) -> v1::Driver {
+    if driver.reason.is_empty() {
+        let warned = driver
+            .trust
+            .as_ref()
+            .filter(|trust| trust.mode == "warn" && !trust.reason.is_empty());
+        let warned = warned.map(|trust| format!("not trusted: {}", trust.reason));
+        let problem = driver
+            .problem
+            .as_ref()
+            .map(|problem| problem.message.clone());
+        driver.reason = problem.or(warned).unwrap_or_default();
+    }
+    driver
+}
+
+/// Whether a device has this name, alone or behind its pool and driver, or is one of this pool, driver or resource. The pool has the name of
+/// the node, or not.
+fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
+    let v1::Device {
+        driver,
+        pool,
+        name,
+        extended_resource,
+        ..
+    } = device;
+    let in_node = pool
+        .strip_prefix(node)
+        .and_then(|rest| rest.strip_prefix('/'));
+    let of_pool = |pool: &str| {
+        let device = format!("{pool}/{name}");
+        [pool, &device, &format!("{driver}/{device}")].contains(&wanted)
+    };
+    wanted.is_empty()
+        || [driver, extended_resource, name]
+            .into_iter()
+            .any(|text| text == wanted)
+        || [Some(pool.as_str()), in_node]
+            .into_iter()
+            .flatten()
+            .any(of_pool)
+}
+
+fn is_pod(status: &v1::PodStatus, wanted: &str) -> bool {
+    let (namespace, name) = names::split(wanted);
+    let pod = status.pod.clone().unwrap_or_default();
+    (name.is_empty() || pod.name == name || pod.uid == name)
+        && (namespace.is_empty() || pod.namespace == namespace)
+}
+
+/// Every resource by its name; one that was removed since the daemon's start has no devices, as on a node.
+fn resources(answer: v1::GetCapacityResponse) -> Vec<v1::Resource> {
+    let removed = answer.removed.into_iter().map(|name| v1::Resource {
+        name,
+        ..v1::Resource::default()
+    });
+    let mut resources: Vec<_> = answer.resources.into_iter().chain(removed).collect();
+    resources.sort_by(|a, b| a.name.cmp(&b.name));
+    resources
+}
+
+/// Writes one line to standard error if the node has problems; a node that does not answer has no warning.
+async fn warn_of_problems(client: &mut Client) {
+    let Ok(node) = client.get_node(v1::GetNodeRequest {}).await else {
+        return;
+    };
+    let problems = match node.into_inner().conditions.len() {
+        0 => return,
+        1 => "1 problem".to_owned(),
+        count => format!("{count} problems"),
+    };
+    print_error(&format!(
+        "warning: the node has {problems}: see nodedock get node"
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removed_resource_is_listed_among_the_others_with_no_devices() {
+        let there = v1::Resource {
+            name: "b.dev/b".to_owned(),
+            capacity: 3,
+            allocatable: 2,
+            allocated: 1,
+            active: true,
+            driver: "d".to_owned(),
+            numa_nodes: vec![0, 1],
+            mechanism: "dra".to_owned(),
+            mechanism_reason: "of the test".to_owned(),
+        };
+        let answer = v1::GetCapacityResponse {
+            resources: vec![there],
+            removed: vec!["a.dev/a".to_owned()],
+        };
+        let resources = resources(answer);
+        let expected = serde_json::json!([
+            {"name": "a.dev/a", "capacity": 0, "allocatable": 0, "allocated": 0, "active": false, "driver": ""},
+            {"name": "b.dev/b", "capacity": 3, "allocatable": 2, "allocated": 1, "active": true, "driver": "d",
+             "mechanism": "dra", "mechanismReason": "of the test"},
+        ]);
+        assert_eq!(serde_json::to_value(&resources).unwrap(), expected);
+        let cells = |of: &v1::Resource| {
+            Vec::from_iter(v1::Resource::COLUMNS.iter().map(|(_, cell)| cell(of)))
+        };
+        assert_eq!(
+            cells(&resources[0]),
+            ["a.dev/a", "0", "0", "0", "false", "-", "-", "", ""]
+        );
+        assert_eq!(
+            cells(&resources[1]),
+            [
+                "b.dev/b",
+                "3",
+                "2",
+                "1",
+                "true",
+                "d",
+                "dra",
+                "0,1",
+                "of the test"
+            ]
+        );
+    }
+
+    #[test]
+    fn classes_are_of_resources_of_drivers_in_a_list_that_kubectl_reads() {
+        let resource = |name: &str, driver: &str| v1::Resource {
+            name: name.to_owned(),
+            driver: driver.to_owned(),
+            ..v1::Resource::default()
+        };
+        let resources = [
+            resource("a.dev/gpu", "gpu.a.dev"),
+            resource("b.dev/nic", "/var/lib/kubelet/device-plugins/nic.sock"),
+            resource("c.dev/gone", ""),
+        ];
+        let classes: Vec<_> = resources.iter().filter_map(ClassOfResource::of).collect();
+        let list = class_list(&classes);
+        assert_eq!(
+            (&list["apiVersion"], &list["kind"]),
+            (&json!("v1"), &json!("List"))
+        );
+        let [class] = list["items"].as_array().unwrap().as_slice() else {
+            panic!("{list:#}")
+        };
+        assert_eq!(
+            (&class["kind"], &class["metadata"]["name"]),
+            (&json!("DeviceClass"), &json!("a.dev-gpu"))
+        );
+        assert_eq!(class["spec"]["extendedResourceName"], "a.dev/gpu");
+    }
+}

@@ -1,0 +1,149 @@
+//! The command line. Verbs follow kubectl; each flag is defined once, and help and completion come from that.
+
+mod adapter;
+mod checkpoint;
+mod claim;
+mod driver;
+mod explain;
+mod get;
+mod local_api;
+mod names;
+mod node;
+mod output;
+mod pods;
+mod preflight;
+mod record;
+mod release;
+mod run_with;
+mod simulate;
+mod virtual_nodes;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{CommandFactory, Parser, Subcommand};
+
+use nodedock_author::{ConformArgs, ReplayArgs};
+use nodedock_command::{CommandError, Location, block_on, client, describe, exit_code};
+use nodedock_wasm::COMPILE_COMMAND;
+use nodedockd::program::CompileArgs;
+
+/// The device dock of a node: drivers are native plugins or sandboxed WebAssembly files; their devices go into containers.
+///
+/// Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 daemon not reachable.
+#[derive(Parser)]
+#[command(
+    name = "nodedock",
+    version,
+    max_term_width = 100,
+    propagate_version = true
+)]
+struct Cli {
+    #[command(flatten)]
+    location: Location,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show drivers, devices, claims, pods, extended resources, their DeviceClasses, adapters or the node
+    Get(get::GetArgs),
+    /// Prepare the claims of a pod and allocate its extended resources
+    Prepare(pods::PrepareArgs),
+    /// Unprepare the claims of a pod and free its extended resources
+    Unprepare(pods::UnprepareArgs),
+    /// Force-release a claim that its driver cannot unprepare
+    #[command(subcommand)]
+    Release(release::ReleaseCommand),
+    /// Show the state, the problems and the history of a claim, a driver or an extended resource
+    #[command(subcommand)]
+    Explain(explain::ExplainCommand),
+    /// Write, build, check, test, inspect and package drivers, and reload or resume a driver
+    #[command(subcommand)]
+    Driver(driver::DriverCommand),
+    /// Decide which way a device plugin's devices are offered
+    #[command(subcommand)]
+    Adapter(adapter::AdapterCommand),
+    /// Make, show and delete claims of the local API
+    #[command(subcommand)]
+    Claim(claim::ClaimCommand),
+    /// Run a program, such as podman, with devices of a DeviceClass of the local API, which are free again when it ends
+    RunWith(run_with::RunWithArgs),
+    /// Print the kubeconfig of the local API, for kubectl and native drivers
+    Kubeconfig(local_api::KubeconfigArgs),
+    Conform(ConformArgs),
+    /// Write the recorded calls of a driver to a file
+    Record(record::RecordArgs),
+    /// Replay the recorded calls of a WebAssembly driver without its node, and print the first difference
+    Replay(ReplayArgs),
+    /// Print or check a checkpoint file; it is never changed
+    #[command(subcommand)]
+    Checkpoint(checkpoint::CheckpointCommand),
+    /// Record this machine's hardware
+    #[command(subcommand)]
+    Node(node::NodeCommand),
+    /// Publish the devices of many virtual nodes on recorded machines, for tests of a cluster
+    Simulate(simulate::SimulateArgs),
+    /// Check what the daemon needs of this node, its container runtime and its cluster, without changing anything
+    Preflight(preflight::PreflightArgs),
+    /// Print the completion script of a shell
+    Completion {
+        shell: clap_complete::Shell,
+    },
+    /// Hold a claim for the program of `run-with`, and become it
+    #[command(hide = true)]
+    InternalHold(run_with::HoldArgs),
+    /// Compile a driver for the command that started this, from standard input to standard output
+    #[command(name = COMPILE_COMMAND, hide = true)]
+    InternalCompile(CompileArgs),
+}
+
+/// Parses the arguments, executes the command, and returns its exit code.
+pub fn main() -> ExitCode {
+    let Cli { location, command } = Cli::parse();
+    exit_code(execute(&location, command), &location)
+}
+
+fn execute(location: &Location, command: Command) -> Result<()> {
+    match command {
+        Command::Get(args) => block_on(get::run(location, args)),
+        Command::Prepare(args) => block_on(pods::prepare(location, args)),
+        Command::Unprepare(args) => block_on(pods::unprepare(location, args)),
+        Command::Release(command) => block_on(release::run(location, command)),
+        Command::Explain(command) => block_on(explain::run(location, command)),
+        Command::Adapter(command) => block_on(adapter::run(location, command)),
+        Command::Claim(command) => block_on(claim::run(location, command)),
+        Command::RunWith(args) => block_on(run_with::run(location, args)),
+        Command::InternalHold(args) => block_on(run_with::hold(location, args)),
+        Command::Kubeconfig(args) => local_api::kubeconfig(location, args),
+        Command::Conform(args) => nodedock_author::conform(args),
+        Command::Record(args) => block_on(record::run(location, args)),
+        Command::Replay(args) => nodedock_author::replay(args),
+        Command::Driver(command) => driver::execute(location, command),
+        Command::Checkpoint(command) => checkpoint::run(location, command),
+        Command::Node(command) => node::run(command),
+        Command::Simulate(args) => simulate::run(args),
+        Command::Preflight(args) => block_on(preflight::run(location, args)),
+        Command::Completion { shell } => {
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "nodedock",
+                &mut std::io::stdout(),
+            );
+            Ok(())
+        }
+        Command::InternalCompile(args) => args.compile(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_of_the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

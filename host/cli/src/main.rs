@@ -1,0 +1,5 @@
+//! The `nodedock` command.
+
+fn main() -> std::process::ExitCode {
+    nodedock::main()
+}

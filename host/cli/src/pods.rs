@@ -1,0 +1,427 @@
+//! `nodedock prepare` and `nodedock unprepare`.
+
+mod answer;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use nodedock_proto::node::v1;
+use uuid::Uuid;
+
+use super::client::{Client, connect, is_connection_error};
+use super::output::Format;
+use super::{CommandError, Location, names};
+use nodedock_core::manifest::{self, Objects};
+use nodedock_model::{
+    AllocatedDevice, Allocation, Claim, ClaimReference, Consumer, ContainerClaim, DeviceName,
+    DriverName, ObjectName, ObjectRef, PodContainer, PodRequest, PoolName, Uid,
+};
+use nodedockd::convert;
+
+use answer::{Answer, finish};
+
+/// Name of the container of a composed pod, and of its claim in the pod.
+const CONTAINER: &str = "main";
+const POD_CLAIM: &str = "devices";
+
+#[derive(Args)]
+pub(super) struct PrepareArgs {
+    /// Pods and ResourceClaims as Kubernetes YAML or JSON; may be given several times
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        required_unless_present = "pod",
+        conflicts_with = "pod"
+    )]
+    filename: Vec<PathBuf>,
+    /// Compose a pod of this name instead
+    #[arg(long, value_name = "NAME", requires = "for_pod")]
+    pod: Option<String>,
+    /// Namespace of the composed pod
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+    /// A device for it, as `get devices` lists it or without the node; may be given several times
+    #[arg(long, value_name = "DRIVER/[NODE/]POOL/DEVICE", requires = "pod", num_args = 1.., group = "for_pod")]
+    device: Vec<String>,
+    /// A claim of the local API for it; may be given several times
+    #[arg(long, value_name = "NAME", requires = "pod", num_args = 1.., group = "for_pod", conflicts_with = "device")]
+    claim: Vec<String>,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Args)]
+pub(super) struct UnprepareArgs {
+    #[arg(
+        value_name = "NAMESPACE/POD",
+        required_unless_present = "uid",
+        conflicts_with = "uid"
+    )]
+    pod: Option<String>,
+    /// The pod by its UID
+    #[arg(long)]
+    uid: Option<String>,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()> {
+    let Objects {
+        mut claims,
+        mut pods,
+    } = match &args.pod {
+        Some(pod) if !args.claim.is_empty() => compose_with(&args.namespace, pod, &args.claim)?,
+        Some(pod) => compose(&args.namespace, pod, &args.device, "")?,
+        None => read(&args.filename)?,
+    };
+    let mut client = connect(location).await?;
+    if let Some(pod) = args.pod.as_ref().filter(|_| !args.device.is_empty()) {
+        let node = client
+            .get_node(v1::GetNodeRequest {})
+            .await?
+            .into_inner()
+            .name;
+        Objects { claims, pods } = compose(&args.namespace, pod, &args.device, &node)?;
+    }
+    if args.device.len() > 1 {
+        let adapters = client
+            .list_adapters(v1::ListAdaptersRequest {})
+            .await?
+            .into_inner()
+            .adapters;
+        join_requests(&mut claims, |driver| {
+            adapters
+                .iter()
+                .any(|adapter| adapter.driver == driver.as_str())
+        });
+    }
+    let mut answers = Vec::with_capacity(pods.len());
+    for pod in &pods {
+        let of_pod = |claim: &&Claim| {
+            claim.id.namespace == pod.pod.namespace
+                && pod.claims.iter().any(|c| c.claim_name == claim.id.name)
+        };
+        let inline: Vec<_> = claims.iter().filter(of_pod).cloned().collect();
+        let answer = client
+            .prepare_pod(convert::pod_message(pod, &inline))
+            .await?
+            .into_inner();
+        let failed = start_containers(&mut client, &answer).await?;
+        answers.push(Answer::prepared(answer, failed));
+    }
+    finish(&answers, args.output)
+}
+
+pub(super) async fn unprepare(location: &Location, args: UnprepareArgs) -> Result<()> {
+    let pod = match args.uid {
+        Some(uid) => v1::ObjectRef {
+            uid,
+            ..Default::default()
+        },
+        None => names::object(args.pod.as_deref().unwrap_or_default()),
+    };
+    let mut client = connect(location).await?;
+    let answer = client
+        .unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) })
+        .await?
+        .into_inner();
+    finish(&[Answer::unprepared(answer)], args.output)
+}
+
+/// Does what a runtime does before it starts a container, for each container of a prepared pod, and returns the errors.
+async fn start_containers(
+    client: &mut Client,
+    answer: &v1::PreparePodResponse,
+) -> Result<Vec<String>> {
+    let mut failed = Vec::new();
+    // The daemon has no record of a pod without claims and resources.
+    if answer.claims.is_empty() && answer.resources.is_empty() {
+        return Ok(failed);
+    }
+    for container in &answer.containers {
+        let request = v1::StartContainerRequest {
+            pod: answer.pod.clone(),
+            container: container.name.clone(),
+        };
+        let Err(status) = client.start_container(request).await else {
+            continue;
+        };
+        if is_connection_error(&status) {
+            return Err(status.into());
+        }
+        failed.push(format!(
+            "container {}: {}",
+            container.name,
+            status.message()
+        ));
+    }
+    Ok(failed)
+}
+
+fn read(files: &[PathBuf]) -> Result<Objects> {
+    let mut objects = Objects::default();
+    for file in files {
+        let found = manifest::read(file).with_context(|| format!("read {}", file.display()))?;
+        objects.claims.extend(found.claims);
+        objects.pods.extend(found.pods);
+    }
+    if objects.pods.is_empty() {
+        let hint = "claims are prepared for a pod: add one, or compose one with --pod and --device";
+        return Err(CommandError::usage("there is no Pod in the files", hint).into());
+    }
+    Ok(objects)
+}
+
+/// Composes a pod with one claim for the devices. Names and UIDs are derived from the arguments, so that repeating the command repeats the
+/// request, whether it names the pools with the node or without.
+fn compose(
+    namespace: &str,
+    pod: &str,
+    devices: &[String],
+    node: &str,
+) -> Result<Objects, CommandError> {
+    let devices = devices
+        .iter()
+        .enumerate()
+        .map(|(index, text)| device(index, text))
+        .collect::<Result<Vec<_>, _>>()?;
+    let named =
+        |error: nodedock_model::NameError| CommandError::usage(error.to_string(), NAME_HINT);
+    let in_node = |pool: &str| {
+        pool.strip_prefix(node)
+            .and_then(|rest| rest.strip_prefix('/'))
+            .map(str::to_owned)
+    };
+    let pool =
+        |of: &AllocatedDevice| in_node(of.pool.as_str()).unwrap_or_else(|| of.pool.to_string());
+    let names: Vec<_> = devices
+        .iter()
+        .map(|d| format!("{}/{}/{}", d.driver, pool(d), d.device))
+        .collect();
+    let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
+    let claim_uid = uid(&format!("claim/{namespace}/{pod}/{}", names.join(",")));
+    let short: String = claim_uid.as_str().chars().take(8).collect();
+    let namespace = ObjectName::new(namespace).map_err(named)?;
+    let pod = ObjectRef {
+        namespace: namespace.clone(),
+        name: ObjectName::new(pod).map_err(named)?,
+        uid: pod_uid,
+    };
+    let claim_name = ObjectName::new(format!("{}-{short}", pod.name)).map_err(named)?;
+    let claim = Claim {
+        id: ObjectRef {
+            namespace,
+            name: claim_name.clone(),
+            uid: claim_uid,
+        },
+        allocation: Some(Allocation {
+            devices,
+            configs: Vec::new(),
+            node_name: None,
+        }),
+        reserved_for: vec![Consumer::of_pod(&pod)],
+        annotations: BTreeMap::new(),
+        owner_pod: None,
+        resource: None,
+    };
+    let uses = ContainerClaim {
+        pod_claim_name: POD_CLAIM.to_owned(),
+        request: None,
+    };
+    let request = PodRequest {
+        pod,
+        pod_group: None,
+        claims: vec![ClaimReference {
+            pod_claim_name: POD_CLAIM.to_owned(),
+            claim_name,
+            claim_uid: None,
+        }],
+        containers: vec![PodContainer {
+            name: CONTAINER.to_owned(),
+            claims: vec![uses],
+            ..PodContainer::default()
+        }],
+    };
+    Ok(Objects {
+        claims: vec![claim],
+        pods: vec![request],
+    })
+}
+
+/// Makes one request of all devices of each driver that is a device plugin. Such a plugin answers for the devices of a container together, often with one
+/// variable that names all of them.
+fn join_requests(claims: &mut [Claim], is_adapter: impl Fn(&DriverName) -> bool) {
+    for allocation in claims
+        .iter_mut()
+        .filter_map(|claim| claim.allocation.as_mut())
+    {
+        let mut requests: BTreeMap<DriverName, String> = BTreeMap::new();
+        for device in allocation
+            .devices
+            .iter_mut()
+            .filter(|device| is_adapter(&device.driver))
+        {
+            let first = requests
+                .entry(device.driver.clone())
+                .or_insert_with(|| device.request.clone());
+            device.request.clone_from(first);
+        }
+    }
+}
+
+const NAME_HINT: &str =
+    "names of pods, claims and namespaces are lower-case letters, digits, '-' and '.'";
+
+/// Composes a pod whose container has claims of the local API. Its UID is derived from its name, as that of a pod with devices.
+fn compose_with(namespace: &str, pod: &str, claims: &[String]) -> Result<Objects, CommandError> {
+    let named =
+        |error: nodedock_model::NameError| CommandError::usage(error.to_string(), NAME_HINT);
+    let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
+    let namespace = ObjectName::new(namespace).map_err(named)?;
+    let pod = ObjectRef {
+        namespace,
+        name: ObjectName::new(pod).map_err(named)?,
+        uid: pod_uid,
+    };
+    let names = claims
+        .iter()
+        .map(ObjectName::new)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(named)?;
+    Ok(Objects {
+        claims: Vec::new(),
+        pods: vec![request_for(pod, names)],
+    })
+}
+
+/// A pod of one container with all of these claims.
+pub(super) fn request_for(pod: ObjectRef, claims: Vec<ObjectName>) -> PodRequest {
+    let uses = |claim: &ObjectName| ContainerClaim {
+        pod_claim_name: claim.to_string(),
+        request: None,
+    };
+    let container = PodContainer {
+        name: CONTAINER.to_owned(),
+        claims: claims.iter().map(uses).collect(),
+        ..PodContainer::default()
+    };
+    let reference = |claim_name: ObjectName| ClaimReference {
+        pod_claim_name: claim_name.to_string(),
+        claim_name,
+        claim_uid: None,
+    };
+    let claims = claims.into_iter().map(reference).collect();
+    PodRequest {
+        pod,
+        pod_group: None,
+        claims,
+        containers: vec![container],
+    }
+}
+
+/// Returns a name-based UUID (RFC 9562, version 5) in Nodedock's namespace.
+fn uid(text: &str) -> Uid {
+    let ours = Uuid::new_v5(&Uuid::NAMESPACE_DNS, b"nodedock.dev");
+    Uid::new(Uuid::new_v5(&ours, text.as_bytes()).to_string())
+        .expect("a UUID has digits, letters and dashes only")
+}
+
+/// Parses DRIVER/[NODE/]POOL/DEVICE. Names of pools may have slashes, those of drivers and devices may not.
+fn device(index: usize, text: &str) -> Result<AllocatedDevice, CommandError> {
+    let hint = "a device is named as DRIVER/POOL/DEVICE, and a pool as NODE/POOL, or POOL on this node; `nodedock get devices` lists them";
+    let parts = text
+        .split_once('/')
+        .and_then(|(driver, rest)| Some((driver, rest.rsplit_once('/')?)));
+    let Some((driver, (pool, device))) = parts else {
+        return Err(CommandError::usage(
+            format!("{text:?} is not the name of a device"),
+            hint,
+        ));
+    };
+    let named =
+        |error: nodedock_model::NameError| CommandError::usage(format!("{text:?}: {error}"), hint);
+    Ok(AllocatedDevice {
+        request: format!("device-{index}"),
+        driver: DriverName::new(driver).map_err(named)?,
+        pool: PoolName::new(pool).map_err(named)?,
+        device: DeviceName::new(device).map_err(named)?,
+        share_id: None,
+        consumed: BTreeMap::new(),
+        admin_access: false,
+        binding: Default::default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_composed_request_is_the_same_each_time_and_another_for_other_devices() {
+        let compose =
+            |device: &str| compose("default", "demo", &[device.to_owned()], "node-1").unwrap();
+        let (one, again, other) = (
+            compose("d.dev/misc/fuse"),
+            compose("d.dev/misc/fuse"),
+            compose("d.dev/misc/kvm"),
+        );
+        assert_eq!((&one.claims, &one.pods), (&again.claims, &again.pods));
+        assert_ne!(one.claims[0].id, other.claims[0].id);
+        assert_eq!(one.pods[0].pod, other.pods[0].pod);
+        let with_node = compose("d.dev/node-1/misc/fuse");
+        assert_eq!(one.claims[0].id, with_node.claims[0].id);
+        assert_ne!(
+            one.claims[0].id,
+            compose("d.dev/node-2/misc/fuse").claims[0].id
+        );
+    }
+
+    /// Two Allocates for one container set its variable twice, and a runtime kept the last.
+    #[test]
+    fn devices_of_a_device_plugin_are_one_request_and_those_of_other_drivers_have_their_own() {
+        let devices = ["a.dev/p/0", "b.dev/p/0", "a.dev/p/1", "b.dev/p/1"].map(str::to_owned);
+        let mut claims = compose("default", "demo", &devices, "node-1")
+            .unwrap()
+            .claims;
+        join_requests(&mut claims, |driver| driver.as_str() == "a.dev");
+        let devices = claims.remove(0).allocation.unwrap().devices;
+        let requests: Vec<_> = devices
+            .iter()
+            .map(|device| device.request.as_str())
+            .collect();
+        assert_eq!(requests, ["device-0", "device-1", "device-0", "device-3"]);
+    }
+
+    #[test]
+    fn a_pool_may_have_slashes() {
+        let device = device(0, "d.dev/rack-1/shelf-2/fuse").unwrap();
+        assert_eq!(
+            (device.pool.as_str(), device.device.as_str()),
+            ("rack-1/shelf-2", "fuse")
+        );
+    }
+
+    #[test]
+    fn a_text_that_is_not_the_name_of_a_device_is_a_usage_error() {
+        for bad in [
+            "",
+            "d.dev",
+            "d.dev/misc",
+            "d.dev/misc/",
+            "d.dev/misc/FUSE",
+            "../../x",
+            "d.dev//misc/fuse",
+            "d.dev/node-1//fuse",
+            "d.dev//fuse",
+            "/node-1/misc/fuse",
+        ] {
+            assert!(
+                matches!(device(0, bad), Err(CommandError::Usage { .. })),
+                "{bad:?}"
+            );
+        }
+    }
+}

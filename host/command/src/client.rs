@@ -1,0 +1,46 @@
+//! The connection to the daemon.
+
+use nodedock_proto::node::v1::node_client::NodeClient;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use nodedock_model::limit::NODE_API_MESSAGE_BYTES_MAX;
+
+use crate::{CommandError, Location};
+
+/// A client of the node API.
+pub type Client = NodeClient<Channel>;
+
+/// Connects to the socket of the node API.
+pub async fn connect(location: &Location) -> Result<Client, CommandError> {
+    let socket = location.socket();
+    let unreachable = |error: tonic::transport::Error| CommandError::Unreachable {
+        socket: socket.clone(),
+        source: error.into(),
+    };
+    let endpoint =
+        Endpoint::from_shared(format!("unix:{}", socket.display())).map_err(unreachable)?;
+    let channel = endpoint.connect().await.map_err(unreachable)?;
+    Ok(NodeClient::new(channel)
+        .max_decoding_message_size(NODE_API_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(NODE_API_MESSAGE_BYTES_MAX))
+}
+
+/// Whether the connection broke, as opposed to an answer of the daemon.
+pub fn is_connection_error(status: &Status) -> bool {
+    // Only what this side made has a source: one that is reset in a call is `Unknown`.
+    std::error::Error::source(status).is_some()
+        || status.code() == Code::Unavailable && status.details().is_empty()
+}
+
+/// Turns the status of a call into the error that the command fails with: the daemon's own message, if it answered.
+pub fn call_error(status: Status, location: &Location) -> anyhow::Error {
+    if is_connection_error(&status) {
+        return CommandError::Unreachable {
+            socket: location.socket(),
+            source: status.into(),
+        }
+        .into();
+    }
+    anyhow::anyhow!("{}", status.message())
+}

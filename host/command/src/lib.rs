@@ -1,0 +1,163 @@
+//! What the commands of both programs share: the root and socket of the node program, its client, forms of output, errors with exit codes.
+//!
+//! It knows no command, and nothing of the node program but the paths of its files and its API.
+
+pub mod client;
+pub mod describe;
+pub mod output;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tonic::Status;
+
+use nodedock_base::error::chain;
+use nodedock_base::paths::Paths;
+
+use crate::output::print_error;
+
+/// The daemon's root and socket.
+#[derive(Args)]
+pub struct Location {
+    /// Directory below which the daemon keeps all its files
+    #[arg(
+        long,
+        global = true,
+        env = "NODEDOCK_ROOT",
+        default_value = "/",
+        value_name = "DIR"
+    )]
+    pub root: PathBuf,
+    /// The daemon's socket, where it is not ROOT/run/nodedock/nodedock.sock
+    #[arg(long, global = true, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+}
+
+impl Location {
+    /// Returns the socket of the node API.
+    pub fn socket(&self) -> PathBuf {
+        self.socket
+            .clone()
+            .unwrap_or_else(|| Paths::below(&self.root).socket)
+    }
+}
+
+/// An error with the exit code and the hint that belong to it.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// Everything about it is printed.
+    #[error("refused")]
+    Refused,
+    /// The daemon, or a program that was run, which has printed why.
+    #[error("it ended with exit code {code}")]
+    Ended { code: u8 },
+    #[error("{message}")]
+    Usage { message: String, hint: String },
+    #[error("the daemon is not reachable on {}", socket.display())]
+    Unreachable {
+        socket: PathBuf,
+        source: anyhow::Error,
+    },
+    #[error("the local API is not reachable on {}", socket.display())]
+    NoLocalApi {
+        socket: PathBuf,
+        source: anyhow::Error,
+    },
+}
+
+impl CommandError {
+    /// Returns an error of wrong usage, with what to do.
+    pub fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Usage {
+            message: message.into(),
+            hint: hint.into(),
+        }
+    }
+
+    /// Fails without a message unless the command is done: its output says why.
+    pub fn unless_done(is_done: bool) -> Result<()> {
+        if is_done {
+            Ok(())
+        } else {
+            Err(Self::Refused.into())
+        }
+    }
+}
+
+/// Prints the error of a command, and returns the exit code of its program.
+pub fn exit_code(outcome: Result<()>, location: &Location) -> ExitCode {
+    outcome.map_or_else(|error| fail(error, location), |()| ExitCode::SUCCESS)
+}
+
+/// Prints an error with its hint, and returns its exit code.
+fn fail(error: anyhow::Error, location: &Location) -> ExitCode {
+    let error = error
+        .downcast::<Status>()
+        .map_or_else(|other| other, |status| client::call_error(status, location));
+    let (code, hint) = match error.downcast_ref::<CommandError>() {
+        Some(CommandError::Refused) => return ExitCode::from(1),
+        Some(CommandError::Ended { code }) => return ExitCode::from(*code),
+        Some(CommandError::Usage { hint, .. }) => (2, Some(hint.as_str())),
+        Some(CommandError::NoLocalApi { .. }) => (
+            3,
+            Some("is `nodedockd run --local-api` running, with the same --root?"),
+        ),
+        Some(CommandError::Unreachable { .. }) => {
+            (3, Some("is `nodedockd run` running, with the same --root?"))
+        }
+        None => (1, None),
+    };
+    print_error(&format!("error: {}", chain(error.as_ref())));
+    if let Some(hint) = hint {
+        print_error(&format!("hint: {hint}"));
+    }
+    ExitCode::from(code)
+}
+
+/// Runs a command on a runtime of this thread.
+pub fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
+    runtime()?.block_on(command)
+}
+
+/// Runs a command that has temporary files: a signal ends it as an error does, so that they are removed.
+pub fn block_on_until_stopped(command: impl Future<Output = Result<()>>) -> Result<()> {
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(async {
+        tokio::select! {
+            // First, so that a signal is not lost while the command makes its files.
+            biased;
+            stopped = stopped() => {
+                stopped.context("wait for signals")?;
+                bail!("interrupted")
+            }
+            // Dropped, it removes its files and kills its processes.
+            outcome = command => outcome,
+        }
+    });
+    // A call of a driver may run on for as long as its grant lets it.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start a runtime")
+}
+
+/// Resolves when the user, a terminal that ends or another program wants an end.
+async fn stopped() -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = terminate.recv() => Ok(()),
+        _ = hang_up.recv() => Ok(()),
+    }
+}
