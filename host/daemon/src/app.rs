@@ -477,7 +477,7 @@ impl Built {
             "cdi-directory",
             cdi_watch::watch(paths.cdi.clone(), intake.clone(), sender),
         );
-        manager.remember_owners(&self.names);
+        manager.devices.remember_owners(&self.names);
         manager.start(events);
         let at_start = Arc::new(AtStart::look(
             &paths.drivers,
@@ -496,7 +496,7 @@ impl Built {
         let plugins = (
             registry.clone(),
             node.name.clone(),
-            manager.clone(),
+            manager.devices.clone(),
             conditions.clone(),
         );
         serve_plugins(paths, drivers, plugins, of_plugins, sockets.device_plugins);
@@ -711,12 +711,12 @@ fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
 fn serve_plugins(
     paths: &Paths,
     tasks: &Tasks,
-    (registry, node, manager, conditions): (Registry, String, Arc<Manager>, Conditions),
+    (registry, node, devices, conditions): (Registry, String, Arc<devices::Devices>, Conditions),
     recordings: Recordings,
     listener: UnixListener,
 ) {
     let (times, device_plugins) = (PluginTimes::default(), paths.device_plugins.clone());
-    let endpoints = Endpoints::new(manager, times, recordings.clone(), tasks.clone());
+    let endpoints = Endpoints::new(devices, times, recordings.clone(), tasks.clone());
     let (of_plugins, tasks_of_plugins) = (endpoints.clone(), tasks.clone());
     let plugins = Plugins {
         registry,

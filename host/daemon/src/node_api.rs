@@ -133,7 +133,8 @@ impl Node for NodeApi {
                         // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
                         let reservation = local.reserve(&pod.pod, &names).await?;
                         let outcome = manager
-                            .prepare_pod(pod.clone(), inline.clone(), request_id.clone())
+                            .pods
+                            .prepare(pod.clone(), inline.clone(), request_id.clone())
                             .await;
                         drop(reservation);
                         let is_taken = |claim: &&ClaimOutcome| {
@@ -153,7 +154,7 @@ impl Node for NodeApi {
                 let ended = self.tasks.complete("prepare-with-local-claims", work).await;
                 ended.unwrap_or_else(|| Err(stopping())).map_err(refuse)?
             }
-            None => self.manager.prepare_pod(pod, inline, request_id).await,
+            None => self.manager.pods.prepare(pod, inline, request_id).await,
         };
         Ok(Response::new(convert::prepared(&outcome)))
     }
@@ -167,7 +168,8 @@ impl Node for NodeApi {
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
         let outcomes = self
             .manager
-            .unprepare_pod(selector, request_id)
+            .pods
+            .unprepare(selector, request_id)
             .await
             .map_err(refuse)?;
         Ok(Response::new(convert::unprepared(
@@ -185,11 +187,12 @@ impl Node for NodeApi {
         let release = release.map_err(refuse)?;
         let response = if request.get_ref().dry_run {
             self.manager
-                .look_at_release(&release)
+                .releases
+                .preview(&release)
                 .await
                 .map(|preview| convert::release_preview(&preview, &self.pools))
         } else {
-            let released = self.manager.release_claim(release, request_id).await;
+            let released = self.manager.releases.release(release, request_id).await;
             released.map(|released| convert::release_response(&released, &self.pools))
         };
         Ok(Response::new(response.map_err(refuse)?))
@@ -201,7 +204,7 @@ impl Node for NodeApi {
     ) -> Answer<PreparePodResponse> {
         begin("GetPodDevices", &request);
         let pod = request.into_inner().pod.unwrap_or_default();
-        let view = self.manager.pod(&pod.uid).ok_or_else(|| {
+        let view = self.manager.pods.get(&pod.uid).ok_or_else(|| {
             let message = format!(
                 "pod {}/{} (UID {:?}) has no claims or resources here",
                 pod.namespace, pod.name, pod.uid
@@ -209,6 +212,7 @@ impl Node for NodeApi {
             refuse(Problem::not_found(ProblemCode::NoSuchPod, message))
         })?;
         self.manager
+            .files
             .check_files_of(&pod.uid)
             .await
             .map_err(refuse)?;
@@ -222,6 +226,7 @@ impl Node for NodeApi {
         begin("PodMightNeedUnprepare", &request);
         let might = self
             .manager
+            .pods
             .might_need_unprepare(&request.get_ref().pod_uid);
         Ok(Response::new(PodMightNeedUnprepareResponse { might }))
     }
@@ -235,6 +240,7 @@ impl Node for NodeApi {
         let (pod, container) = convert::start_request(request).map_err(refuse)?;
         let answer = self
             .manager
+            .pods
             .start_container(pod, container, request_id)
             .await
             .map_err(refuse)?;
@@ -247,11 +253,16 @@ impl Node for NodeApi {
     ) -> Answer<GetCapacityResponse> {
         begin("GetCapacity", &request);
         let manager = &self.manager;
-        let is_claimed = |driver: &DriverName, id: &str| manager.is_claimed(driver, id);
-        let mut answer = convert::capacity(&manager.capacity(), &manager.pods(), is_claimed);
+        let is_claimed = |driver: &DriverName, id: &str| manager.records.is_claimed(driver, id);
+        let mut answer = convert::capacity(
+            &manager.devices.capacity(),
+            &manager.pods.list(),
+            is_claimed,
+        );
         if let Some(extended_resources) = &self.extended_resources {
             let disabled = manager
-                .adapters()
+                .adapters
+                .as_ref()
                 .map(|adapters| adapters.disabled())
                 .unwrap_or_default();
             let disabled = disabled.into_iter().map(|(driver, _)| driver).collect();
@@ -272,7 +283,7 @@ impl Node for NodeApi {
         let pod = convert::resources_request(request.get_ref()).map_err(refuse)?;
         let scope = convert::hint_scope(&request.get_ref().scope).map_err(refuse)?;
         Ok(Response::new(convert::hints(
-            &self.manager.hints(&pod, scope),
+            &self.manager.choices.hints(&pod, scope),
         )))
     }
 
@@ -283,7 +294,7 @@ impl Node for NodeApi {
         begin("CoverAllocated", &request);
         let request = request.into_inner();
         let (pod, mut allocatable) = convert::cover_request(&request).map_err(refuse)?;
-        self.manager.cover_allocated(&pod, &mut allocatable);
+        self.manager.devices.cover_allocated(&pod, &mut allocatable);
         Ok(Response::new(convert::covered(request, allocatable)))
     }
 
@@ -325,16 +336,20 @@ impl Node for NodeApi {
                     || id.name.as_str() == request.name
                     || id.uid.as_str() == request.name)
         };
-        let (pools, boot_id, with_timeline) =
-            (&self.pools, self.manager.boot_id(), request.with_timeline);
+        let (pools, boot_id, with_timeline) = (
+            &self.pools,
+            self.node.boot_id.as_str(),
+            request.with_timeline,
+        );
         let claims = self
             .manager
+            .records
             .claims()
             .into_iter()
             .filter(|claim| wanted(&claim.id));
         let status = |claim| {
             convert::claim_status(
-                &self.manager.claim_view(claim),
+                &self.manager.retries.claim_view(claim),
                 pools,
                 boot_id,
                 with_timeline,
@@ -347,6 +362,7 @@ impl Node for NodeApi {
         if with_timeline {
             let released = self
                 .manager
+                .records
                 .released_claims()
                 .into_iter()
                 .filter(|released| wanted(&released.id));
@@ -355,6 +371,7 @@ impl Node for NodeApi {
                 .collect();
             let refused = self
                 .manager
+                .retries
                 .refused_claims()
                 .into_iter()
                 .filter(|refused| wanted(&refused.claim));
@@ -374,7 +391,8 @@ impl Node for NodeApi {
         begin("ListPods", &request);
         let pods = self
             .manager
-            .pods()
+            .pods
+            .list()
             .iter()
             .map(convert::pod_status)
             .collect();
@@ -384,7 +402,7 @@ impl Node for NodeApi {
     async fn get_node(&self, request: Request<GetNodeRequest>) -> Answer<NodeStatus> {
         begin("GetNode", &request);
         let mut claims = BTreeMap::new();
-        for claim in self.manager.claims() {
+        for claim in self.manager.records.claims() {
             *claims.entry(claim.state.as_str().to_owned()).or_insert(0) += 1;
         }
         Ok(Response::new(NodeStatus {
@@ -401,7 +419,7 @@ impl Node for NodeApi {
                     .count(),
             ),
             claims,
-            pods: convert::count(self.manager.pods_count()),
+            pods: convert::count(self.manager.pods.count()),
             devices_unhealthy: convert::count(
                 self.devices_of("")
                     .iter()
@@ -474,7 +492,8 @@ impl Node for NodeApi {
         begin("ListAdapters", &request);
         let views = self
             .manager
-            .adapters()
+            .adapters
+            .as_ref()
             .map(|adapters| adapters.list())
             .unwrap_or_default();
         let adapters = views.iter().map(|view| self.adapter(view)).collect();
@@ -487,7 +506,7 @@ impl Node for NodeApi {
     ) -> Answer<SwitchAdapterResponse> {
         begin("SwitchAdapter", &request);
         let SwitchAdapterRequest { driver, enabled } = request.into_inner();
-        let adapters = self.manager.adapters().ok_or_else(|| {
+        let adapters = self.manager.adapters.as_ref().ok_or_else(|| {
             refuse(Problem::not_found(
                 ProblemCode::AdapterUnknown,
                 "there are no adapters",
@@ -549,7 +568,7 @@ impl NodeApi {
         let drivers = self.registry.all_serving().into_iter();
         let drivers =
             drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
-        let (capacity, pods) = (self.manager.capacity(), self.manager.pods());
+        let (capacity, pods) = (self.manager.devices.capacity(), self.manager.pods.list());
         let mut devices: Vec<_> = drivers
             .flat_map(|driver| self.devices(&driver, &pods))
             .collect();
@@ -572,9 +591,11 @@ impl NodeApi {
                     .health
                     .get(&(pool_name.clone(), device_name.clone()));
                 let health = health.cloned().unwrap_or_default();
-                let claims =
-                    self.manager
-                        .users_of_device(name, pool_name.as_str(), device_name.as_str());
+                let claims = self.manager.records.users_of_device(
+                    name,
+                    pool_name.as_str(),
+                    device_name.as_str(),
+                );
                 let resource = pool.extended_resource.as_ref();
                 let users = resource.and_then(|resource| {
                     users.get(&(resource, format!("{pool_name}/{device_name}")))

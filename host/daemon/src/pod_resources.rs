@@ -102,7 +102,8 @@ impl server::PodResourcesLister for PodResources {
         count(&self.counters.list, "list");
         let pod_resources = self
             .manager
-            .pods()
+            .pods
+            .list()
             .iter()
             .map(|view| assemble::pod(view, &self.pools))
             .collect();
@@ -118,7 +119,7 @@ impl server::PodResourcesLister for PodResources {
         begin("PodResources.v1.GetAllocatableResources", &request);
         count(&self.counters.get_allocatable, "get allocatable");
         Ok(Response::new(assemble::allocatable(
-            &self.manager.capacity(),
+            &self.manager.devices.capacity(),
         )))
     }
 
@@ -136,7 +137,7 @@ impl server::PodResourcesLister for PodResources {
             .ok()
             .zip(ObjectName::new(&pod_name).ok());
         let pods = names
-            .map(|(namespace, name)| self.manager.pods_named(namespace, name))
+            .map(|(namespace, name)| self.manager.pods.named(namespace, name))
             .unwrap_or_default();
         let found = assemble::staying(&pods).ok_or_else(|| {
             count(&self.counters.get_errors, "get error");
@@ -160,7 +161,8 @@ impl server_v1alpha1::PodResourcesLister for PodResources {
         count(&self.counters.list_v1alpha1, "list");
         let pod_resources = self
             .manager
-            .pods()
+            .pods
+            .list()
             .iter()
             .map(assemble::pod_v1alpha1)
             .collect();

@@ -36,6 +36,7 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::listeners::Listeners;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
+use nodedock_core::manager::claims::KubeletClaims;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
 use nodedock_model::{DriverName, ExtendedResource, ObjectName, Problem};
@@ -243,9 +244,9 @@ impl Bridge {
         &self.0.metrics
     }
 
-    /// The claim manager. Fails while the daemon hands over to another instance.
-    pub fn claims(&self) -> Result<&Arc<Manager>, Problem> {
-        self.0.manager()
+    /// The owner of a kubelet's requests. Fails while the daemon hands over to another instance.
+    pub fn claims(&self) -> Result<&Arc<KubeletClaims>, Problem> {
+        self.0.kubelet_claims()
     }
 }
 

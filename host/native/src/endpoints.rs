@@ -35,8 +35,7 @@ use controller::ResourceController;
 pub use location::Location;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::DeviceDriver;
-use nodedock_core::manager::Manager;
-use nodedock_core::manager::devices::PluginId;
+use nodedock_core::manager::devices::{Devices, PluginId};
 use nodedock_core::recording::Recordings;
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
 
@@ -65,11 +64,11 @@ pub trait PluginSink: Clone + Send + Sync + 'static {
     fn plugin_left(&self, id: &Self::Id, why: &Problem);
 }
 
-impl PluginSink for Arc<Manager> {
+impl PluginSink for Arc<Devices> {
     type Id = PluginId;
 
     fn plugin_called(&self, resource: &ExtendedResource) {
-        Manager::plugin_called(self, resource);
+        Devices::plugin_called(self, resource);
     }
 
     fn plugin_arrived(
@@ -78,15 +77,15 @@ impl PluginSink for Arc<Manager> {
         source: PathBuf,
         driver: Arc<dyn DeviceDriver>,
     ) -> PluginId {
-        Manager::plugin_arrived(self, resource, source, driver)
+        Devices::plugin_arrived(self, resource, source, driver)
     }
 
     fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
-        Manager::plugin_listed(self, id, devices);
+        Devices::plugin_listed(self, id, devices);
     }
 
     fn plugin_left(&self, id: &PluginId, why: &Problem) {
-        Manager::plugin_left(self, id, why);
+        Devices::plugin_left(self, id, why);
     }
 }
 

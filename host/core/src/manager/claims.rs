@@ -1,4 +1,4 @@
-//! Claims: the manager's requests about them, and the commits of their records.
+//! Claims: the requests about them, and what keeps their drivers, files and retries in step. Their records are in `records`.
 //!
 //! # Life of a claim
 //!
@@ -22,24 +22,25 @@
 //! itself shortly after the deadline that it passed.
 
 pub(crate) mod calls;
-mod driver_changes;
+pub(crate) mod driver_changes;
 pub(crate) mod files;
 pub(crate) mod hardware;
 mod held_hardware;
 pub(crate) mod kubelet;
 pub mod machine;
-mod metadata;
 pub(crate) mod metrics;
 mod overlap;
-mod prepare;
+pub(crate) mod prepare;
 pub(crate) mod prepare_retry;
 mod previous_versions;
 mod release;
 mod restore;
-mod retry_status;
+pub(crate) mod retries;
 pub mod source;
+pub(in crate::manager) mod statuses;
 pub mod table;
-mod unprepare;
+mod timed_calls;
+pub(crate) mod unprepare;
 pub(crate) mod unprepare_retry;
 pub(crate) mod upkeep;
 pub mod values;
@@ -51,27 +52,25 @@ mod machine_tests;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use strum::IntoStaticStr;
 
-use crate::checkpoint::Change;
 use crate::driver::PreparedClaims;
-use crate::manager::Manager;
 use nodedock_base::error::chain;
 use nodedock_model::{
-    ChangedKind, ClaimRecord, DeviceName, DriverClaimRecord, DriverName, ObjectName, ObjectRef,
-    PoolName, Problem, ProblemCode, ReleaseRecord, Uid,
+    ClaimRecord, DriverClaimRecord, DriverName, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
 };
 
-pub use hardware::HardwareHolds;
+pub use files::SpecFiles;
+pub use hardware::{HardwareHolds, Holds};
+pub use kubelet::KubeletClaims;
 pub use metrics::ClaimMetrics;
-pub use release::{ReleasePreview, ReleaseRequest};
-pub use retry_status::{ClaimView, RefusedClaim, Retry, RetryStatus};
-use table::{ClaimTable, Undo};
+pub use release::{ReleasePreview, ReleaseRequest, Releases};
+pub use retries::{ClaimView, RefusedClaim, Retries, Retry, RetryStatus};
+use table::ClaimTable;
 pub use values::RecordedValues;
 
 /// Maximum of a driver's `retry-after-ms`: a wrong number must not block a claim for days.
@@ -172,170 +171,6 @@ fn called_for(record: &ClaimRecord, driver: &DriverName) -> Option<DriverClaimRe
     let part = record.drivers.get(driver)?;
     let is_called = part.prepared.is_some() || part.by.is_some();
     is_called.then(|| record.driver_record(driver))?
-}
-
-impl Manager {
-    pub(crate) fn table(&self) -> MutexGuard<'_, ClaimTable> {
-        self.claims.lock()
-    }
-
-    /// Every claim, by namespace and name.
-    pub fn claims(&self) -> Vec<Arc<ClaimRecord>> {
-        let mut claims: Vec<_> = self.table().claims().cloned().collect();
-        claims.sort_by(|a, b| (&a.id.namespace, &a.id.name).cmp(&(&b.id.namespace, &b.id.name)));
-        claims
-    }
-
-    /// Claims that operators released by force, the oldest first.
-    pub fn released_claims(&self) -> Vec<Arc<ReleaseRecord>> {
-        self.table().released()
-    }
-
-    pub fn users_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
-        self.table()
-            .users_of(driver, pool, device)
-            .map(|record| record.id.clone())
-            .collect()
-    }
-
-    /// Claims that keep a device, the hardware behind it, or what it takes of counters from an exclusive claim. Pool claims are among them.
-    pub fn holders_of_device(
-        &self,
-        driver: &DriverName,
-        pool: &str,
-        device: &str,
-    ) -> Vec<ObjectRef> {
-        let facts = self.facts(driver, pool, device);
-        let table = self.table();
-        let mut holders = table.holders(&facts.exclusive_holds(driver, pool, device));
-        let overlapping = facts
-            .hold(driver, pool, device)
-            .map(|hold| overlap::in_the_way(&table, &hold));
-        let is_new = |claim: &ObjectRef| holders.iter().all(|holder| holder.uid != claim.uid);
-        let others: Vec<_> = overlapping.into_iter().flatten().filter(is_new).collect();
-        holders.extend(others);
-        holders
-    }
-
-    /// Whether devices of a driver fit beside each other and those of all claims, by what they take of counters.
-    pub(in crate::manager) fn fit_together(
-        &self,
-        driver: &DriverName,
-        devices: impl Iterator<Item = (PoolName, DeviceName)>,
-    ) -> bool {
-        let hold = |(pool, device): (PoolName, DeviceName)| {
-            self.facts(driver, pool.as_str(), device.as_str()).hold(
-                driver,
-                pool.as_str(),
-                device.as_str(),
-            )
-        };
-        let holds: Vec<_> = devices.filter_map(hold).collect();
-        holds.is_empty() || overlap::fits(&self.table(), &holds)
-    }
-
-    /// Repairs the CDI files of a pod's claims before they are reported; returns the problem of the first that cannot be repaired.
-    /// Claims with an operation under way are left to it.
-    pub async fn check_files_of(&self, pod: &str) -> Result<(), Problem> {
-        let claims = self.table().claims_of_pod(pod);
-        let refused = self
-            .check_idle_claims(claims.iter().map(|claim| &claim.id.uid))
-            .await;
-        refused.into_values().next().map_or(Ok(()), Err)
-    }
-
-    pub fn claim_metrics(&self) -> &ClaimMetrics {
-        &self.claim_metrics
-    }
-
-    pub fn boot_id(&self) -> &str {
-        &self.settings.node.boot_id
-    }
-
-    /// Puts records into the table, then makes them durable; restores the table if that fails.
-    pub(crate) async fn commit_claims(
-        &self,
-        records: Vec<Arc<ClaimRecord>>,
-    ) -> Result<(), Problem> {
-        self.commit_with(records, Vec::new(), Undo::default()).await
-    }
-
-    /// The same with changes that are in the table already. `undo`: of these, if the commit fails.
-    async fn commit_with(
-        &self,
-        records: Vec<Arc<ClaimRecord>>,
-        mut changes: Vec<Change>,
-        mut undo: Undo,
-    ) -> Result<(), Problem> {
-        {
-            let mut table = self.table();
-            records
-                .iter()
-                .for_each(|record| undo.put(&mut table, record));
-        }
-        changes.extend(records.iter().cloned().map(Change::PutClaim));
-        self.commit(changes, undo).await?;
-        self.report_claims(&records);
-        Ok(())
-    }
-
-    /// Makes changes durable that are in the table already, and with them what they mean for recorded sysfs values; restores the
-    /// table if that fails.
-    async fn commit(&self, changes: Vec<Change>, undo: Undo) -> Result<(), Problem> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        let Err(error) = self.values.commit_claims(changes, Vec::new()).await else {
-            return Ok(());
-        };
-        undo.restore(&mut self.table());
-        // A request that was refused because of the restored claims decides again.
-        self.claims_freed.send_modify(|count| *count += 1);
-        tracing::error!(error = chain(&error), "commit to the checkpoint failed");
-        Err(error.problem())
-    }
-
-    fn report_claims(&self, records: &[Arc<ClaimRecord>]) {
-        for record in records {
-            self.changes
-                .tell(ChangedKind::Claim, &record.id, record.state.as_str());
-        }
-        self.report_statuses(records.iter());
-    }
-
-    fn report_gone(&self, records: &[Arc<ClaimRecord>]) {
-        for record in records {
-            self.set_file_conditions(record, Vec::new());
-            self.changes.tell(ChangedKind::Claim, &record.id, "gone");
-        }
-        self.report_statuses(records.iter());
-    }
-
-    /// Removes claims, and those of `pods` that hold nothing else, durably and with more changes in the same commit. They leave the
-    /// table after the commit: if it failed, a device that another claim took before would be in two claims. The caller has the
-    /// pods' locks. `undo`: of changes that are in the table already, if the commit fails.
-    async fn forget(
-        &self,
-        uids: &[Uid],
-        pods: &BTreeSet<Uid>,
-        mut changes: Vec<Change>,
-        undo: Undo,
-    ) -> Result<(), Problem> {
-        let pods = self.table().pods_with_nothing_but(pods, uids);
-        changes.extend(uids.iter().cloned().map(Change::DeleteClaim));
-        changes.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
-        self.commit(changes, undo).await?;
-        let gone: Vec<_> = {
-            let mut table = self.table();
-            pods.iter()
-                .for_each(|pod| drop(table.remove_pod(pod.as_str())));
-            uids.iter().filter_map(|uid| table.remove(uid)).collect()
-        };
-        self.report_gone(&gone);
-        self.tell_adapters();
-        self.claims_freed.send_modify(|count| *count += 1);
-        Ok(())
-    }
 }
 
 fn unrendered(record: &ClaimRecord, error: &crate::cdi::RenderError) -> Problem {

@@ -1,4 +1,4 @@
-//! Extended resources: what device plugins and pools of drivers offer, and what pods have of them.
+//! Extended resources: what device plugins and pools of drivers offer (`Devices`), and which of it containers get (`DeviceChoices`).
 //!
 //! The plugin, or the driver's inventory, is the only truth for devices and their health. Devices of a pool are chosen here and held by a
 //! pool claim.
@@ -24,7 +24,6 @@ mod entry;
 mod plugin;
 mod preference;
 mod reuse;
-mod snapshot;
 mod upkeep;
 
 #[cfg(test)]
@@ -35,15 +34,22 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use parking_lot::MutexGuard;
-use tokio::sync::watch;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::adapters::Adapters;
 use crate::driver::DeviceDriver;
-use crate::manager::Manager;
-use crate::manager::claims::table::ClaimTable;
+use crate::hardware::Hardware;
+use crate::manager::pool_claims;
+use crate::manager::records::RecordStore;
+use crate::manager::request::interrupted;
+use crate::registry::Registry;
+use nodedock_base::changes::Changes;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     ExtendedResource, NameRecord, Named, PluginDevice, PodRequest, Problem, ProblemCode, Uid, limit,
 };
@@ -52,54 +58,122 @@ pub use crate::resources::{
     Capacity, DeviceView, HintScope, PluginId, ResourceHints, ResourceOutcome, ResourceSource,
     ResourceView,
 };
+pub(in crate::manager) use allocate::ChoiceSettings;
+pub use allocate::DeviceChoices;
 pub(in crate::manager) use entry::{Choices, Entry};
 #[cfg(test)]
 pub(in crate::manager) use entry::{Chosen, Key};
 pub use nodedock_allocator::resource::{DeviceNodes, Question, TopologyHint, closest, parse_nodes};
 
-use crate::resources::{DeviceMetrics, Listed, Resources, list};
+use crate::resources::{DeviceMetrics, Listed, Offer, Resources, list};
 
-/// Resources, and devices that were chosen. Not locked over an await.
-pub(crate) struct DeviceState {
+/// The resources, and which of them changed. Not locked over an await.
+struct DeviceState {
     resources: Resources,
-    /// Devices for claims that are not in the table yet, by the claim's UID.
-    chosen: BTreeMap<Uid, Reserved>,
     /// Resources whose change is not reported yet.
     unreported: BTreeSet<ExtendedResource>,
 }
 
-/// Devices that a pod is about to have by a claim.
-struct Reserved {
-    pod: Uid,
-    resource: ExtendedResource,
-    devices: BTreeSet<String>,
+/// The owner of extended resources: what device plugins and pools of drivers offer.
+pub struct Devices {
+    records: Arc<RecordStore>,
+    registry: Registry,
+    adapters: Option<Adapters>,
+    conditions: Conditions,
+    changes: Changes,
+    tasks: Tasks,
+    settings: DeviceSettings,
+    state: Mutex<DeviceState>,
+    metrics: DeviceMetrics,
+    /// Changes when resources, their devices or their allocations did.
+    changed: watch::Sender<u64>,
+    /// Wakes the task that ends the grace period of resources without a source.
+    source_gone: Notify,
+    /// Wakes the task that reports changes of resources.
+    changes_unreported: Notify,
 }
 
-impl DeviceState {
-    /// `known`: resources of claims.
-    pub(crate) fn new(known: BTreeSet<ExtendedResource>) -> Self {
-        let resources = Resources::remembered(known, Instant::now());
-        Self {
-            resources,
-            chosen: BTreeMap::new(),
-            unreported: BTreeSet::new(),
-        }
-    }
+/// Deadlines and facts of the node for extended resources.
+pub(in crate::manager) struct DeviceSettings {
+    /// Deadline of a device plugin's call before a container starts.
+    pub(in crate::manager) pre_start_deadline: Duration,
+    /// How long a resource stays after its source has gone.
+    pub(in crate::manager) grace: Duration,
+    /// A kubelet allocates the devices of native device plugins.
+    pub(in crate::manager) kubelet_allocates: bool,
+    pub(in crate::manager) hardware: Hardware,
 }
 
 /// The outcomes of a request that did not end.
-pub(super) fn interrupted(request: &PodRequest) -> Vec<ResourceOutcome> {
+pub(super) fn interrupted_outcomes(request: &PodRequest) -> Vec<ResourceOutcome> {
     let outcome = |(container, resource)| ResourceOutcome {
         container,
         resource,
-        end: Err(super::interrupted()),
+        end: Err(interrupted()),
     };
     entry::keys(request).map(outcome).collect()
 }
 
-impl Manager {
-    pub(crate) fn devices(&self) -> MutexGuard<'_, DeviceState> {
-        self.devices.lock()
+/// What was chosen for each container and resource of a request.
+pub(in crate::manager) fn outcomes(
+    request: &PodRequest,
+    choices: &Choices,
+) -> Vec<ResourceOutcome> {
+    let outcome = |key: entry::Key| {
+        let end = choices
+            .get(&key)
+            .cloned()
+            .unwrap_or_else(|| Err(interrupted()));
+        let (container, resource) = key;
+        if let Err(problem) = &end {
+            tracing::info!(pod = %request.pod, container, %resource, code = problem.code, %problem, "no devices");
+        }
+        let end = end.map(|entry| entry.map(|entry| entry.devices).unwrap_or_default());
+        ResourceOutcome {
+            container,
+            resource,
+            end,
+        }
+    };
+    entry::keys(request).map(outcome).collect()
+}
+
+impl Devices {
+    pub(in crate::manager) fn new(
+        records: Arc<RecordStore>,
+        registry: Registry,
+        adapters: Option<Adapters>,
+        conditions: Conditions,
+        changes: Changes,
+        tasks: Tasks,
+        settings: DeviceSettings,
+    ) -> Arc<Self> {
+        let known = pool_claims::resources(records.table().pods().map(|pod| &**pod));
+        let state = DeviceState {
+            resources: Resources::remembered(known, Instant::now()),
+            unreported: BTreeSet::new(),
+        };
+        let devices = Arc::new(Self {
+            records,
+            registry,
+            adapters,
+            conditions,
+            changes,
+            tasks,
+            settings,
+            state: Mutex::new(state),
+            metrics: DeviceMetrics::default(),
+            changed: watch::Sender::default(),
+            source_gone: Notify::new(),
+            changes_unreported: Notify::new(),
+        });
+        devices.serve_plugins_of_claims();
+        devices
+    }
+
+    /// A resource as its source offers it.
+    fn offer(&self, resource: &ExtendedResource) -> Option<Offer> {
+        self.state.lock().resources.source(resource).cloned()
     }
 
     /// Takes the sources that extended resources had before the start, among the names of the checkpoint.
@@ -112,7 +186,7 @@ impl Manager {
         let adapters = adapters
             .map(|adapter| (adapter.resource, adapter.driver))
             .collect();
-        let mut state = self.devices();
+        let mut state = self.state.lock();
         state.resources.set_adapters(adapters);
         state
             .resources
@@ -121,12 +195,12 @@ impl Manager {
 
     /// A plugin called to register, whatever the outcome.
     pub fn plugin_called(&self, resource: &ExtendedResource) {
-        self.device_metrics.called(resource);
+        self.metrics.called(resource);
     }
 
     /// A resource's plugin registered. It replaces the one before, whose end does not matter any more; allocations stay.
     pub fn plugin_arrived(
-        &self,
+        self: &Arc<Self>,
         resource: ExtendedResource,
         source: PathBuf,
         driver: Arc<dyn DeviceDriver>,
@@ -141,7 +215,11 @@ impl Manager {
         if !self.settings.kubelet_allocates {
             self.serve_plugin(&resource);
         }
-        let id = self.devices().resources.arrive(&resource, source, driver);
+        let id = self
+            .state
+            .lock()
+            .resources
+            .arrive(&resource, source, driver);
         // That of a plugin before it.
         self.conditions
             .clear(ProblemCode::PreferenceFailed, id.resource().as_str());
@@ -162,7 +240,7 @@ impl Manager {
             adapters.listed(id.resource(), id.generation(), devices);
             false
         } else {
-            let listed = self.devices().resources.list(id, Listed::new(devices));
+            let listed = self.state.lock().resources.list(id, Listed::new(devices));
             let Some(changed) = listed else { return };
             changed
         };
@@ -182,7 +260,7 @@ impl Manager {
     pub fn plugin_left(&self, id: &PluginId, why: &Problem) {
         if let Some(adapters) = self.adapting(id.resource()) {
             adapters.left(id.resource(), id.generation(), why);
-        } else if !self.devices().resources.leave(id, Instant::now()) {
+        } else if !self.state.lock().resources.leave(id, Instant::now()) {
             return;
         }
         tracing::warn!(resource = %id.resource(), code = why.code, problem = %why, "device plugin left");
@@ -197,19 +275,19 @@ impl Manager {
             .filter(|adapters| adapters.adapts(resource))
     }
 
-    pub fn device_metrics(&self) -> &DeviceMetrics {
-        &self.device_metrics
+    pub fn metrics(&self) -> &DeviceMetrics {
+        &self.metrics
     }
 
     /// Changes whenever `capacity` may have changed.
-    pub fn device_changes(&self) -> watch::Receiver<u64> {
-        self.devices_changed.subscribe()
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
     }
 
     /// Raises a node's allocatable to what pods have, if the pod is one of those, so that it passes a check of its resources although their
     /// plugin is gone. Never lowers it.
     pub fn cover_allocated(&self, pod: &Uid, allocatable: &mut BTreeMap<ExtendedResource, u64>) {
-        let table = self.table();
+        let table = self.records.table();
         if entry::entries(&table, pod.as_str()).is_empty() {
             return;
         }
@@ -219,28 +297,36 @@ impl Manager {
         }
     }
 
-    /// Tells the adapters what pods have by the plugins' IDs, from the time before them.
-    pub(in crate::manager) fn tell_adapters(&self) {
-        if let Some(adapters) = self
-            .adapters
-            .as_ref()
-            .filter(|adapters| adapters.has_taken())
-        {
-            let taken = taken_of_plugins(&self.table());
-            adapters.set_taken(&taken);
+    /// Every resource, as a kubelet counts it.
+    pub fn capacity(&self) -> Capacity {
+        let owners = entry::owners(&self.records.table());
+        let state = self.state.lock();
+        let view = |name: &ExtendedResource, device: &PluginDevice| DeviceView {
+            device: device.clone(),
+            pods: owners
+                .get(name)
+                .and_then(|of| of.get(&device.id))
+                .cloned()
+                .unwrap_or_default(),
+        };
+        let resources = state.resources.iter().map(|(name, offer)| ResourceView {
+            name: name.clone(),
+            source: offer.source.clone(),
+            active: offer.is_active(),
+            options: offer
+                .plugin
+                .as_ref()
+                .filter(|_| offer.has_listed)
+                .map(|(_, plugin)| plugin.options()),
+            devices: offer
+                .devices
+                .values()
+                .map(|device| view(name, device))
+                .collect(),
+        });
+        Capacity {
+            resources: resources.collect(),
+            removed: state.resources.removed().cloned().collect(),
         }
     }
-}
-
-/// What pods have of device plugins without an adapter, by resource.
-pub fn taken_of_plugins(table: &ClaimTable) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
-    let mut taken: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
-    for claim in table.claims().filter(|claim| claim.is_of_plugin()) {
-        let Some(of) = &claim.resource else { continue };
-        taken
-            .entry(of.resource.clone())
-            .or_default()
-            .extend(of.devices.keys().cloned());
-    }
-    taken
 }

@@ -4,7 +4,8 @@ pub(crate) mod scene;
 
 use std::sync::Arc;
 
-use super::{CHOICES_MAX, PodOutcome, ResourceState};
+use super::pods::CHOICES_MAX;
+use super::{PodOutcome, ResourceState};
 use crate::manager::claims::PodSelector;
 use crate::manager::claims::fixtures::{claim, driver, pod};
 use crate::manager::devices::fixtures::{device, resource};
@@ -102,12 +103,13 @@ impl Node {
     ) -> Result<super::ContainerAnswer, Problem> {
         self.daemon
             .manager
+            .pods
             .start_container(pod.uid.clone(), name.to_owned(), "test".into())
             .await
     }
 
     fn state_of(&self, pod: &str) -> Option<ClaimState> {
-        self.daemon.manager.pod(pod).map(|view| view.state())
+        self.daemon.manager.pods.get(pod).map(|view| view.state())
     }
 }
 
@@ -185,7 +187,7 @@ async fn claims_pools_and_plugins_come_in_one_answer_that_a_repeat_gives_again()
 
     assert_eq!(node.daemon.prepare_request(both, vec![]).await, outcome);
     let manager = &node.daemon.manager;
-    let view = manager.pod("uid-a").unwrap();
+    let view = manager.pods.get("uid-a").unwrap();
     assert_eq!(
         (view.claims.len(), view.resources.len()),
         (1, 2),
@@ -200,11 +202,11 @@ async fn claims_pools_and_plugins_come_in_one_answer_that_a_repeat_gives_again()
             .iter()
             .all(|resource| resource.state == ResourceState::Allocated)
     );
-    assert_eq!((manager.pods().len(), manager.pods_count()), (1, 1));
+    assert_eq!((manager.pods.list().len(), manager.pods.count()), (1, 1));
 
     let outcome = &node.daemon.unprepare_outcomes(&a).await[0];
     assert_eq!(all_ends(outcome), (vec!["unprepared"], vec!["ok", "ok"]));
-    assert!(node.daemon.is_empty() && !manager.might_need_unprepare("uid-a"));
+    assert!(node.daemon.is_empty() && !manager.pods.might_need_unprepare("uid-a"));
     assert!(
         node.daemon.unprepare_outcomes(&a).await.is_empty(),
         "an unknown pod is success"
@@ -354,7 +356,7 @@ async fn an_unprepare_frees_devices_of_plugins_although_a_driver_is_absent() {
         );
     }
     let manager = &node.daemon.manager;
-    let view = manager.pod("uid-a").unwrap();
+    let view = manager.pods.get("uid-a").unwrap();
     assert_eq!(
         (view.state(), view.claims.len()),
         (ClaimState::Unpreparing, 1)
@@ -366,14 +368,14 @@ async fn an_unprepare_frees_devices_of_plugins_although_a_driver_is_absent() {
         (gpu.state, gpu.devices.contains_key("pool/0")),
         (ResourceState::Freeing, true)
     );
-    assert!(manager.might_need_unprepare("uid-a"));
+    assert!(manager.pods.might_need_unprepare("uid-a"));
 
     node.daemon.serve(&node.gpu);
     assert_eq!(
         all_ends(&node.daemon.unprepare_outcomes(&a).await[0]),
         (vec!["unprepared"], vec!["ok"])
     );
-    assert!(manager.pod("uid-a").is_none() && !manager.might_need_unprepare("uid-a"));
+    assert!(manager.pods.get("uid-a").is_none() && !manager.pods.might_need_unprepare("uid-a"));
 }
 
 #[tokio::test]
@@ -385,13 +387,13 @@ async fn devices_that_cannot_be_freed_are_reported_and_freed_by_the_next_unprepa
         all_ends(&node.daemon.unprepare_outcomes(&a).await[0]).1,
         ["checkpoint-unavailable"]
     );
-    assert!(node.daemon.manager.might_need_unprepare("uid-a"));
+    assert!(node.daemon.manager.pods.might_need_unprepare("uid-a"));
     let node = node.restart().await;
     assert_eq!(
         all_ends(&node.daemon.unprepare_outcomes(&a).await[0]).1,
         ["ok"]
     );
-    assert!(!node.daemon.manager.might_need_unprepare("uid-a"));
+    assert!(!node.daemon.manager.pods.might_need_unprepare("uid-a"));
 }
 
 #[tokio::test]
@@ -409,20 +411,25 @@ async fn pods_that_only_have_devices_are_found_by_name_beside_those_with_claims(
     node.prepare(&new, &[], &[PLUGIN]).await;
     node.prepare(&pod("b"), &[], &[PLUGIN]).await;
     let manager = &node.daemon.manager;
-    assert_eq!((manager.pods().len(), manager.pods_count()), (3, 3));
-    let found = manager.pods_named(old.namespace.clone(), old.name.clone());
+    assert_eq!((manager.pods.list().len(), manager.pods.count()), (3, 3));
+    let found = manager.pods.named(old.namespace.clone(), old.name.clone());
     assert_eq!(
         found.into_iter().map(|view| view.pod).collect::<Vec<_>>(),
         [old.clone(), new.clone()]
     );
     let named = PodSelector::Name(old.namespace.clone(), old.name.clone());
-    let outcomes = manager.unprepare_pod(named, "test".into()).await.unwrap();
+    let outcomes = manager.pods.unprepare(named, "test".into()).await.unwrap();
     let pods: Vec<_> = outcomes
         .iter()
         .map(|outcome| outcome.pod.uid.as_str())
         .collect();
     assert_eq!(pods, ["uid-a", "uid-new"]);
-    let left: Vec<_> = manager.pods().into_iter().map(|view| view.pod).collect();
+    let left: Vec<_> = manager
+        .pods
+        .list()
+        .into_iter()
+        .map(|view| view.pod)
+        .collect();
     assert_eq!(left, [pod("b")]);
 }
 
@@ -439,7 +446,7 @@ async fn an_unprepare_waits_for_a_prepare_under_way_which_is_not_cancelled() {
     settle().await;
     node.nic.shut(false);
     assert_eq!(all_ends(&unprepare.await[0]).1, ["ok"]);
-    assert!(!node.daemon.manager.might_need_unprepare("uid-a"));
+    assert!(!node.daemon.manager.pods.might_need_unprepare("uid-a"));
 }
 
 #[tokio::test]
@@ -464,7 +471,7 @@ async fn plugins_are_called_before_each_start_of_a_container_that_has_their_devi
         assert_eq!(node.nic.calls().pre_start.len(), starts);
     }
     let id = node.daemon.plug("nic", &node.nic, &[]);
-    node.daemon.manager.plugin_left(&id, &refusal());
+    node.daemon.manager.devices.plugin_left(&id, &refusal());
     assert_eq!(
         node.start_container(&a, "nic").await.unwrap_err().code,
         "plugin-gone"

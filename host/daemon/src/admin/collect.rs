@@ -57,7 +57,7 @@ impl Collector for Node {
         out.metric(families::COMMIT_BYTES, Some(&commits.value_bytes))?;
         out.metric(
             families::DRA_OPERATIONS,
-            Some(&admin.manager.claim_metrics().operations),
+            Some(&admin.manager.claim_metrics.operations),
         )?;
         let rpcs = drivers.native.iter().flat_map(|(name, rpcs)| {
             rpcs.iter()
@@ -66,7 +66,7 @@ impl Collector for Node {
         out.samples(families::DRA_RPCS, rpcs)?;
         out.gauges(families::DRA_CLAIMS, claims_in_use(admin))?;
         out.gauges(families::PLUGINS, plugins(&views))?;
-        let devices = admin.manager.device_metrics();
+        let devices = admin.manager.devices.metrics();
         out.metric(families::REGISTRATIONS, Some(&devices.registrations))?;
         out.metric(families::ALLOCATIONS, Some(&devices.allocations))?;
         encode_pod_resources(admin, &mut out)?;
@@ -151,7 +151,7 @@ fn plugins(views: &[DriverView]) -> impl Iterator<Item = ([&str; 2], u64)> {
 }
 
 fn claims_in_use(admin: &Admin) -> BTreeMap<[String; 1], u64> {
-    let claims = admin.manager.claims();
+    let claims = admin.manager.records.claims();
     let prepared = claims
         .iter()
         .filter(|claim| claim.state == ClaimState::Prepared);
@@ -277,6 +277,7 @@ fn encode_node(admin: &Admin, out: &mut Exposition<'_>) -> fmt::Result {
     let mut claims = counted(
         admin
             .manager
+            .records
             .claims()
             .iter()
             .map(|claim| [claim.state.as_str()]),
@@ -291,7 +292,7 @@ fn encode_node(admin: &Admin, out: &mut Exposition<'_>) -> fmt::Result {
     out.gauges(families::CLAIMS, claims)?;
     out.metric(
         families::PODS,
-        Some(&ConstGauge::new(admin.manager.pods_count() as u64)),
+        Some(&ConstGauge::new(admin.manager.pods.count() as u64)),
     )?;
     let conditions = admin.conditions.list().into_iter();
     out.gauges(
@@ -300,7 +301,7 @@ fn encode_node(admin: &Admin, out: &mut Exposition<'_>) -> fmt::Result {
     )?;
     out.metric(
         families::CDI_AGAIN,
-        Some(&admin.manager.claim_metrics().files_rendered_again),
+        Some(&admin.manager.claim_metrics.files_rendered_again),
     )
 }
 

@@ -63,8 +63,8 @@ impl Liveness {
         let (admin, manager) = (&self.admin, self.admin.manager.clone());
         let pods = self.locks.answers(move || {
             // Takes the lock of the claims too.
-            manager.pods_count();
-            manager.capacity();
+            manager.pods.count();
+            manager.devices.capacity();
         });
         let paths = async {
             match &admin.cluster {

@@ -14,7 +14,6 @@ use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
 use nodedock_core::adapters::{AdapterParts, Adapters};
 use nodedock_core::manager::claims::SharedClaimTable;
-use nodedock_core::manager::devices::taken_of_plugins;
 use nodedock_model::{Adapter, DriverKind, DriverName, Problem, ProblemCode, limit};
 use nodedock_wasm::registry::wasm_files::WasmFiles;
 
@@ -40,7 +39,7 @@ pub(super) fn load(
     let (taken, claims) = {
         let claims = claims.lock();
         (
-            taken_of_plugins(&claims),
+            claims.taken_of_plugins(),
             claims.claims().cloned().collect::<Vec<_>>(),
         )
     };

@@ -171,7 +171,7 @@ impl Connected {
         );
         let bridge = self.bridge(parts, events.clone(), switch.handle(), &tasks)?;
         let prepared = Arc::new(PreparedClaims {
-            claims: parts.manager.clone(),
+            manager: parts.manager.clone(),
             bridge: bridge.clone(),
         });
         let reconcile = Reconcile::start(
@@ -182,7 +182,7 @@ impl Connected {
             prepared,
         );
         let report = report_prepared(
-            parts.manager.clone(),
+            parts.manager.kubelet.clone(),
             self.claims.clone(),
             reconcile.clone(),
             parts.changes.clone(),
@@ -227,7 +227,7 @@ impl Connected {
             client: self.client.clone(),
             names: self.pools.names.clone(),
             setting: self.config.extended_resources,
-            adapters: parts.manager.adapters().cloned(),
+            adapters: parts.manager.adapters.clone(),
             drivers,
             conditions,
             tasks: parts.tasks.clone(),
@@ -266,7 +266,11 @@ impl Connected {
             drivers: inputs.drivers,
             node,
             names: self.pools.names.clone(),
-            on_unhealthy: events::on_unhealthy(events, parts.manager.clone()),
+            on_unhealthy: events::on_unhealthy(
+                events,
+                parts.manager.records.clone(),
+                parts.manager.kubelet.clone(),
+            ),
             settings: self.config.slices.clone(),
             failed: inputs.failed,
             extended_resources: inputs.extended_resources,
@@ -287,7 +291,7 @@ impl Connected {
         drivers: watch::Receiver<DriverSnapshot>,
     ) -> Binding {
         let early = PreparedClaims {
-            claims: parts.manager.clone(),
+            manager: parts.manager.clone(),
             bridge: bridge.clone(),
         };
         let binding = BindingParts {
@@ -337,14 +341,14 @@ impl Connected {
 
 /// The claims that are prepared for the kubelet, as the reconcile and the early preparation need them.
 struct PreparedClaims {
-    claims: Arc<Manager>,
+    manager: Arc<Manager>,
     bridge: Bridge,
 }
 
 #[async_trait]
 impl HeldClaims for PreparedClaims {
     fn held(&self) -> Vec<KubeletClaim> {
-        self.claims.held_for_kubelet()
+        self.manager.kubelet.held()
     }
 
     fn kubelet_is_connected(&self) -> bool {
@@ -352,24 +356,21 @@ impl HeldClaims for PreparedClaims {
     }
 
     async fn unprepare_abandoned(&self, claim: &KubeletClaim, why: &str) -> Result<(), Problem> {
-        self.bridge
-            .claims()?
-            .unprepare_all_for_kubelet(claim, why)
-            .await
+        self.bridge.claims()?.unprepare_all(claim, why).await
     }
 }
 
 #[async_trait]
 impl EarlyClaims for PreparedClaims {
     fn early(&self) -> Vec<ObjectRef> {
-        let held = self.claims.held_for_kubelet().into_iter();
+        let held = self.manager.kubelet.held().into_iter();
         held.filter(|held| held.early)
             .map(|held| held.claim)
             .collect()
     }
 
     fn held(&self, namespace: &ObjectName, name: &ObjectName) -> Option<Arc<ClaimRecord>> {
-        let mut records = self.claims.claims().into_iter();
+        let mut records = self.manager.records.claims().into_iter();
         records.find(|record| {
             record.is_held_by_kubelet()
                 && (&record.id.namespace, &record.id.name) == (namespace, name)

@@ -439,11 +439,11 @@ struct Prepared {
 #[async_trait]
 impl PreparedClaims for Prepared {
     fn node_use(&self) -> NodeUse {
-        NodeUse::of(&self.manager.claims(), &self.pools)
+        NodeUse::of(&self.manager.records.claims(), &self.pools)
     }
 
     fn device_holds(&self) -> Arc<DeviceHolds> {
-        let found = self.manager.hardware_holds();
+        let found = self.manager.holds.of_hardware();
         let mut known = self.device_holds.lock();
         if !Arc::ptr_eq(&known.0, &found) {
             let mut holds = DeviceHolds::default();
@@ -470,13 +470,15 @@ impl PreparedClaims for Prepared {
     async fn unprepare_users(&self, claim: &str) -> Result<(), Problem> {
         let record = self
             .manager
+            .records
             .claims()
             .into_iter()
             .find(|record| record.id.uid.as_str() == claim);
         for pod in record.iter().flat_map(|record| record.pods.keys()) {
             let outcomes = self
                 .manager
-                .unprepare_pod(PodSelector::Uid(pod.clone()), request::new_id())
+                .pods
+                .unprepare(PodSelector::Uid(pod.clone()), request::new_id())
                 .await?;
             let failed = outcomes
                 .into_iter()

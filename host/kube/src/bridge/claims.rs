@@ -12,6 +12,7 @@ use super::device_plugins::{device_id, is_plugin_claim, split_id};
 use crate::events::Refusal;
 use crate::extended_resources::DeviceIds;
 use nodedock_core::manager::Manager;
+use nodedock_core::manager::claims::KubeletClaims;
 use nodedock_model::{DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem, ProblemCode};
 
 /// A start takes about so long.
@@ -31,13 +32,18 @@ pub(super) struct DeviceClaim {
 }
 
 impl Context {
-    /// The claim manager. Fails while another instance takes over, which answers the call then.
+    /// The manager. Fails while another instance takes over, which answers the call then.
     pub(super) fn manager(&self) -> Result<&Arc<Manager>, Problem> {
         if !self.handover.is_under_way() {
             return Ok(&self.parts.manager);
         }
         let message = "a newer instance takes over just now";
         Err(Problem::unavailable(ProblemCode::HandingOver, message).retry_after(HANDOVER_RETRY))
+    }
+
+    /// The owner of a kubelet's requests. Fails while another instance takes over.
+    pub(super) fn kubelet_claims(&self) -> Result<&Arc<KubeletClaims>, Problem> {
+        Ok(&self.manager()?.kubelet)
     }
 
     /// Prepares a claim of the API server with one driver. May be repeated at any time.
@@ -48,10 +54,10 @@ impl Context {
         request_id: Arc<str>,
     ) -> Result<Vec<KubeletDevice>, Problem> {
         let mut devices = self
-            .manager()?
-            .prepare_for_kubelet(driver, claim, request_id)
+            .kubelet_claims()?
+            .prepare(driver, claim, request_id)
             .await?;
-        let records = self.parts.manager.claims();
+        let records = self.parts.manager.records.claims();
         let record = records.iter().find(|record| record.id.uid == claim.uid);
         let pools = &self.parts.pools;
         for device in &mut devices {
@@ -69,7 +75,7 @@ impl Context {
         if !is_reported(problem) {
             return;
         }
-        let consumers = match self.parts.manager.claim_held_for_kubelet(&claim.uid) {
+        let consumers = match self.parts.manager.kubelet.held_claim(&claim.uid) {
             Some(prepared) => prepared.consumers,
             None => {
                 let reading =
@@ -125,7 +131,8 @@ impl Context {
     pub(super) fn prepared_drivers(&self) -> BTreeSet<DriverName> {
         self.parts
             .manager
-            .held_for_kubelet()
+            .kubelet
+            .held()
             .into_iter()
             .flat_map(|prepared| prepared.drivers)
             .collect()
@@ -136,6 +143,7 @@ impl Context {
         let records = self
             .parts
             .manager
+            .records
             .claims()
             .into_iter()
             .filter(|record| is_plugin_claim(&record.id));
@@ -179,9 +187,10 @@ impl Context {
             return false;
         };
         let (manager, pool, device) = (&self.parts.manager, pool.as_str(), device.as_str());
-        let own = manager.users_of_device(driver, pool, device);
+        let own = manager.records.users_of_device(driver, pool, device);
         let is_own = |claim: &ObjectRef| is_plugin_claim(claim) && own.contains(claim);
         !manager
+            .holds
             .holders_of_device(driver, pool, device)
             .iter()
             .all(is_own)

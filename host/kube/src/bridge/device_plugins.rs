@@ -156,7 +156,7 @@ struct DevicePluginController {
 impl DevicePluginController {
     async fn run(mut self) {
         let context = self.context.clone();
-        let mut pools = context.parts.manager.device_changes();
+        let mut pools = context.parts.manager.devices.changes();
         let mut serving = context.parts.registry.serving_changes();
         let mut changes = context.parts.changes.listen();
         let (mut mechanisms, mut alone) = (
@@ -166,7 +166,8 @@ impl DevicePluginController {
         let mut adapters = context
             .parts
             .manager
-            .adapters()
+            .adapters
+            .as_ref()
             .map(|adapters| adapters.changes());
         self.remembered = self.file.load().await;
         loop {
@@ -232,7 +233,7 @@ impl DevicePluginController {
         let (code, max) = (ProblemCode::TooManyResources, limit::PLUGIN_RESOURCES_MAX);
         let offers = offers::desired(&self.observed(), &mut self.remembered);
         let offers = offers::by_mechanism(offers, mechanisms, &self.context.allocated_devices());
-        let adapters = self.context.parts.manager.adapters();
+        let adapters = self.context.parts.manager.adapters.as_ref();
         let held = adapters
             .map(|adapters| adapters.held_at_kubelet())
             .unwrap_or_default();
@@ -252,7 +253,11 @@ impl DevicePluginController {
     fn observed(&self) -> ObservedPools {
         let parts = &self.context.parts;
         let mut observed = ObservedPools::default();
-        let adapted = parts.manager.adapters().map(|adapters| adapters.list());
+        let adapted = parts
+            .manager
+            .adapters
+            .as_ref()
+            .map(|adapters| adapters.list());
         observed.adapted = adapted
             .into_iter()
             .flatten()
@@ -273,7 +278,7 @@ impl DevicePluginController {
                 .published
                 .insert(driver.identity.name.clone(), resources.collect());
         }
-        for view in parts.manager.capacity().resources {
+        for view in parts.manager.devices.capacity().resources {
             let source = match (view.source, view.options) {
                 (ResourceSource::Pools(driver), _) => OfferSource::Driver(driver),
                 (ResourceSource::Plugin(_), Some(options)) => OfferSource::Plugin(options),

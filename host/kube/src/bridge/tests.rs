@@ -359,23 +359,25 @@ impl Node {
     /// Prepares a claim of the GPU driver for a kubelet, beside the bridge.
     async fn prepare(&self, claim: &ObjectRef) {
         self.manager
-            .prepare_for_kubelet(&name(GPU), claim, "test".into())
+            .kubelet
+            .prepare(&name(GPU), claim, "test".into())
             .await
             .unwrap();
     }
 
     async fn unprepare(&self, claim: &ObjectRef) {
         self.manager
-            .unprepare_for_kubelet(&name(GPU), claim, "test".into())
+            .kubelet
+            .unprepare(&name(GPU), claim, "test".into())
             .await
             .unwrap();
     }
 
     /// Returns when the device manager knows of no resource.
     async fn without_resources(&self) {
-        let mut changes = self.manager.device_changes();
+        let mut changes = self.manager.devices.changes();
         let waited = async {
-            while !self.manager.capacity().resources.is_empty() {
+            while !self.manager.devices.capacity().resources.is_empty() {
                 changes.changed().await.unwrap();
             }
         };

@@ -7,17 +7,22 @@ use tokio::time::Instant;
 use super::{EVENT_PODS_MAX, Events, named, of_pod, warning};
 use crate::pools::PoolNames;
 use crate::slices::{OnUnhealthy, UnhealthyDevice};
-use nodedock_core::manager::Manager;
+use nodedock_core::manager::RecordStore;
+use nodedock_core::manager::claims::KubeletClaims;
 use nodedock_model::KubeletClaim;
 
 /// Publishes what the slices report.
-pub fn on_unhealthy(events: Events, manager: Arc<Manager>) -> OnUnhealthy {
+pub fn on_unhealthy(
+    events: Events,
+    records: Arc<RecordStore>,
+    kubelet: Arc<KubeletClaims>,
+) -> OnUnhealthy {
     Arc::new(move |device| {
         let users =
-            manager.users_of_device(&device.driver, device.pool.as_str(), device.device.as_str());
+            records.users_of_device(&device.driver, device.pool.as_str(), device.device.as_str());
         let claims: Vec<_> = users
             .iter()
-            .filter_map(|claim| manager.claim_held_for_kubelet(&claim.uid))
+            .filter_map(|claim| kubelet.held_claim(&claim.uid))
             .collect();
         events.unhealthy(device, &claims);
     })

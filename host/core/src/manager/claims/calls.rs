@@ -2,29 +2,29 @@
 //! driver's: a driver whose call never ends must not lock a claim for ever.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 
+use super::ClaimEnd;
 use super::machine::{DriverResult, UnprepareResult};
-use super::prepare::Work;
-use super::prepare_retry::DriverRevision;
-use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_failed, skipped};
-use crate::manager::Manager;
+use super::prepare_retry::{CalledDriver, DriverRevision};
+use super::previous_versions::PreviousVersions;
+use super::retries::Retries;
+use super::timed_calls::{in_time, unprepare};
+use super::values::RecordedValues;
+use crate::driver::{Call, ClaimDriver, Driver, all_failed, skipped};
+use crate::registry::Registry;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
     ClaimRecord, DriverClaim, DriverClaimRecord, DriverKind, DriverName, PreparedBy, Problem,
     ProblemCode, ProblemKind, Uid,
 };
 
-/// Time that the manager waits for a driver after the deadline: the driver ends its calls itself, and checks files afterwards.
-pub(crate) const CALL_MARGIN: Duration = Duration::from_secs(5);
-
-/// A driver that was called, as it served. Holding the identity keeps the driver's file until the results are durable, though no claim
-/// names it yet.
-pub(super) type CalledDriver = (DriverRevision, Arc<DriverIdentity>);
+/// A claim whose drivers have to be called, with the drivers.
+pub(super) type Work = (Arc<ClaimRecord>, Vec<DriverName>);
+pub(super) type Outcomes = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
 
 /// A driver to call, as it serves when a request is decided, or why it cannot be called.
 type Callee = Result<(Driver, Arc<dyn ClaimDriver>), Problem>;
@@ -66,7 +66,38 @@ fn by_claim<R>(work: &[Work], calls: Vec<(Vec<usize>, Vec<R>)>) -> Vec<Vec<R>> {
     results
 }
 
-impl Manager {
+/// Calls drivers for claims. Keeps nothing between calls.
+pub(crate) struct DriverCalls {
+    registry: Registry,
+    values: Arc<RecordedValues>,
+    retries: Arc<Retries>,
+    /// Deadline of one call.
+    deadline: Duration,
+}
+
+impl DriverCalls {
+    pub(in crate::manager) fn new(
+        registry: Registry,
+        values: Arc<RecordedValues>,
+        retries: Arc<Retries>,
+        deadline: Duration,
+    ) -> Self {
+        Self {
+            registry,
+            values,
+            retries,
+            deadline,
+        }
+    }
+
+    /// A driver call of a request, with the usual deadline.
+    pub(super) fn driver_call(&self, request_id: Arc<str>) -> Call {
+        Call {
+            request_id,
+            deadline: self.deadline,
+        }
+    }
+
     pub(super) fn callees(&self, work: &[Work]) -> Callees {
         let names = work.iter().flat_map(|(_, drivers)| drivers);
         names
@@ -147,13 +178,17 @@ impl Manager {
         };
         let mut ends = unprepare(name, claim_driver.as_ref(), claims, call).await;
         failpoint::pass(Point::UnprepareAnswered);
-        self.unprepare_with_previous_versions(&driver, records, claims, &mut ends, call)
-            .await;
+        if let Some(previous) = self.registry.stored_drivers() {
+            let versions = PreviousVersions {
+                serving: &driver,
+                previous: previous.as_ref(),
+                retries: &self.retries,
+            };
+            versions.unprepare(records, claims, &mut ends, call).await;
+        }
         ends
     }
-}
 
-impl Manager {
     async fn prepare_with(
         &self,
         name: &DriverName,
@@ -203,37 +238,6 @@ impl Manager {
     }
 }
 
-/// Calls a driver to unprepare claims; returns the outcomes in the order of the claims.
-pub(super) async fn unprepare(
-    name: &DriverName,
-    driver: &dyn ClaimDriver,
-    claims: &[DriverClaimRecord],
-    call: &Call,
-) -> Vec<Result<(), Problem>> {
-    let uids = claims.iter().map(|live| &live.claim.id.uid);
-    let mut outcomes = in_time(name, call, uids, driver.unprepare(call, claims)).await;
-    let uids = claims.iter().map(|live| &live.claim.id.uid);
-    uids.map(|uid| outcomes.remove(uid).unwrap_or_else(|| Err(skipped(uid))))
-        .collect()
-}
-
-/// The outcomes of a call, or a problem if it does not end. A call that did not end may have been carried out.
-async fn in_time<'a, T>(
-    driver: &DriverName,
-    call: &Call,
-    claims: impl Iterator<Item = &'a Uid>,
-    outcomes: impl Future<Output = Outcomes<T>>,
-) -> Outcomes<T> {
-    match tokio::time::timeout(call.deadline + CALL_MARGIN, outcomes).await {
-        Ok(outcomes) => outcomes,
-        Err(_) => {
-            let (request, deadline_ms) = (&call.request_id, call.deadline.as_millis());
-            tracing::error!(%driver, %request, deadline_ms, "a driver call did not end at its deadline and is dropped");
-            all_failed(claims, &no_end(driver, call))
-        }
-    }
-}
-
 fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
@@ -253,13 +257,6 @@ fn no_claims(driver: &DriverName) -> Problem {
         ProblemCode::DriverWithoutClaims,
         format!("driver {driver} takes no claims"),
     )
-}
-
-fn no_end(driver: &DriverName, call: &Call) -> Problem {
-    let deadline_ms = call.deadline.as_millis();
-    let message =
-        format!("the call of driver {driver} did not end at its deadline of {deadline_ms} ms");
-    Problem::internal(ProblemCode::DriverCallStuck, message)
 }
 
 /// A claim is kept while its driver is absent, and unprepared when the driver serves again.

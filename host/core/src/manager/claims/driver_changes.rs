@@ -10,7 +10,11 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::Instant;
 
 use super::name_few;
-use crate::manager::Manager;
+use crate::manager::records::RecordStore;
+use crate::registry::Registry;
+use nodedock_base::changes::Changes;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, ProblemCode,
 };
@@ -46,9 +50,34 @@ impl Checks {
     }
 }
 
-impl Manager {
+/// The owner of the conditions about claims whose drivers or devices are gone.
+pub(crate) struct DriverChanges {
+    records: Arc<RecordStore>,
+    registry: Registry,
+    conditions: Conditions,
+    changes: Changes,
+    tasks: Tasks,
+}
+
+impl DriverChanges {
+    pub(in crate::manager) fn new(
+        records: Arc<RecordStore>,
+        registry: Registry,
+        conditions: Conditions,
+        changes: Changes,
+        tasks: Tasks,
+    ) -> Self {
+        Self {
+            records,
+            registry,
+            conditions,
+            changes,
+            tasks,
+        }
+    }
+
     /// Follows changes of drivers until the tasks stop.
-    pub(crate) async fn follow_drivers(&self) {
+    pub(crate) async fn follow_drivers(self: Arc<Self>) {
         let mut changes = self.changes.listen();
         let mut sweep = tokio::time::interval(KEPT_SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -131,11 +160,11 @@ impl Manager {
 
     /// Drivers of claims that have no source, with their claims.
     fn absent_drivers(&self) -> BTreeMap<DriverName, Vec<String>> {
-        let mut drivers = self.table().drivers();
+        let mut drivers = self.records.table().drivers();
         drivers.retain(|driver| {
             self.registry.kind(driver).is_none() && !self.registry.is_under_way(driver)
         });
-        let table = self.table();
+        let table = self.records.table();
         let with_claims = |driver: DriverName| {
             let records = table
                 .claims_of_driver(&driver)
@@ -147,12 +176,12 @@ impl Manager {
     }
 
     /// Removes the code of drivers that do not serve and that prepared no claim that still exists.
-    pub(super) fn forget_code(&self) {
+    pub(crate) fn forget_code(&self) {
         let Some(stored) = self.registry.stored_drivers() else {
             return;
         };
         for digest in stored.idle() {
-            if !self.table().needs_code(&digest) {
+            if !self.records.table().needs_code(&digest) {
                 stored.forget(&digest);
             }
         }
@@ -160,7 +189,7 @@ impl Manager {
 
     /// Devices of a driver's claims that it does not have, each with a claim that holds it.
     fn lost_devices(&self, driver: &DriverName, inventory: &Inventory) -> BTreeMap<String, String> {
-        let table = self.table();
+        let table = self.records.table();
         let is_prepared = |record: &&Arc<ClaimRecord>| {
             record
                 .drivers

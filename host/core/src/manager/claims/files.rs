@@ -3,30 +3,35 @@
 //! Owns the conditions about claims' files. A wrong file is rendered again from the record. A file of another program, and one that a
 //! plugin has to write, is only reported.
 
+mod metadata;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use super::metadata::wrong_files;
+use self::metadata::wrong_files;
+use super::metrics::ClaimMetrics;
 use super::{machine, name_few, unrendered};
-use crate::cdi::{self, CdiDir, CdiError, SpecFile};
+use crate::cdi::{self, CdiDir, CdiError, Given, SpecFile};
 use crate::cdi_watch::SpecEvent;
-use crate::device_metadata::MetadataDir;
+use crate::device_metadata::{MetadataDir, MetadataSettings};
 use crate::driver::moved::{Moved, first_moved};
 use crate::edit_sources::EditSources;
 use crate::hardware::Hardware;
-use crate::manager::{Manager, ManagerSettings};
+use crate::manager::records::RecordStore;
 use crate::sysfs::blocking::LOOK_WALL;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
+use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
+use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    ClaimRecord, ClaimState, DriverKind, DriverName, PreparedClaim, PreparedDevice, Problem,
-    ProblemCode, Uid,
+    ClaimRecord, ClaimState, DriverKind, PreparedClaim, PreparedDevice, Problem, ProblemCode, Uid,
 };
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
@@ -104,7 +109,67 @@ impl Recheck {
     }
 }
 
-impl Manager {
+/// The owner of the CDI files and metadata files of claims.
+pub struct SpecFiles {
+    records: Arc<RecordStore>,
+    cdi: CdiDir,
+    metadata: MetadataDir,
+    settings: FileSettings,
+    conditions: Conditions,
+    tasks: Tasks,
+    metrics: Arc<ClaimMetrics>,
+    /// Claims with a condition about their files.
+    with_conditions: Mutex<BTreeSet<Uid>>,
+    /// Wakes the task that repairs files when there is one more.
+    condition_set: Notify,
+}
+
+/// Facts of the node that files depend on.
+#[derive(Clone)]
+pub(in crate::manager) struct FileSettings {
+    pub(in crate::manager) boot_id: String,
+    pub(in crate::manager) hardware: Hardware,
+    pub(in crate::manager) metadata: MetadataSettings,
+}
+
+impl SpecFiles {
+    pub(in crate::manager) fn new(
+        records: Arc<RecordStore>,
+        cdi: CdiDir,
+        settings: FileSettings,
+        conditions: Conditions,
+        tasks: Tasks,
+        metrics: Arc<ClaimMetrics>,
+    ) -> Self {
+        let metadata = MetadataDir::new(&settings.metadata.directory, settings.metadata.access);
+        Self {
+            records,
+            cdi,
+            metadata,
+            settings,
+            conditions,
+            tasks,
+            metrics,
+            with_conditions: Mutex::default(),
+            condition_set: Notify::new(),
+        }
+    }
+
+    /// What the CDI files of plugins give by the name of a device, as the directories were read last.
+    pub(super) fn given(&self, device: &str) -> Vec<Given> {
+        self.cdi.given(device)
+    }
+
+    /// Repairs the CDI files of a pod's claims before they are reported; returns the problem of the first that cannot be repaired.
+    /// Claims with an operation under way are left to it.
+    pub async fn check_files_of(&self, pod: &str) -> Result<(), Problem> {
+        let claims = self.records.table().claims_of_pod(pod);
+        let refused = self
+            .check_idle_claims(claims.iter().map(|claim| &claim.id.uid))
+            .await;
+        refused.into_values().next().map_or(Ok(()), Err)
+    }
+
     /// Repairs the files of claims and sets their conditions. Returns the claims that must not be answered: without a file, or with a
     /// device that another program's file has too.
     pub(super) async fn check_files(
@@ -189,14 +254,14 @@ impl Manager {
         nodes: Nodes,
     ) -> BTreeMap<Uid, Problem> {
         let (rendered, refused) = self.write_files(records).await;
-        self.claim_metrics.files_rendered_again.inc_by(rendered);
+        self.metrics.files_rendered_again.inc_by(rendered);
         let refused = self.check_written(records, nodes, refused).await;
         let noted = records
             .iter()
             .filter_map(|record| self.with_file_note(record))
             .collect::<Vec<_>>();
         if !noted.is_empty()
-            && let Err(problem) = self.commit_claims(noted).await
+            && let Err(problem) = self.records.commit_claims(noted).await
         {
             tracing::warn!(%problem, "the state of plugins' CDI files is not in the checkpoint");
         }
@@ -241,7 +306,7 @@ impl Manager {
 
     /// Sets the conditions about a claim's files, and clears all others.
     pub(super) fn set_file_conditions(&self, record: &ClaimRecord, problems: Vec<Problem>) {
-        let mut claims = self.file_conditions.lock();
+        let mut claims = self.with_conditions.lock();
         if problems.is_empty() && !claims.remove(&record.id.uid) {
             return;
         }
@@ -251,7 +316,7 @@ impl Manager {
             .filter(|code| problems.iter().all(|problem| problem.code != **code));
         cleared.for_each(|code| self.conditions.clear(*code, &subject));
         if !problems.is_empty() && claims.insert(record.id.uid.clone()) {
-            self.file_condition_set.notify_one();
+            self.condition_set.notify_one();
         }
         problems
             .into_iter()
@@ -309,7 +374,7 @@ impl Manager {
     }
 
     /// Repairs files until the tasks stop: changed ones, and all of them periodically and when a change may have been missed.
-    pub(crate) async fn keep_files(&self, mut events: mpsc::Receiver<SpecEvent>) {
+    pub(crate) async fn keep_files(self: Arc<Self>, mut events: mpsc::Receiver<SpecEvent>) {
         let (mut sweep, mut rested) = (Instant::now() + CDI_SWEEP_PERIOD, Instant::now());
         let (mut open, mut locked, mut recheck) = (true, BTreeSet::new(), Recheck::new());
         loop {
@@ -330,7 +395,7 @@ impl Manager {
                     Some(SpecEvent::Unsure) => sweep = sweep.min(rested),
                 },
                 // The permit stays until it is consumed.
-                () = self.file_condition_set.notified() => recheck.restart(),
+                () = self.condition_set.notified() => recheck.restart(),
                 () = tokio::time::sleep_until(wake) => {}
             }
             let started = Instant::now();
@@ -340,10 +405,10 @@ impl Manager {
                 rested = Instant::now() + started.elapsed() * SWEEP_REST;
             }
             if recheck.is_due(started) {
-                locked.extend(self.file_conditions.lock().clone());
+                locked.extend(self.with_conditions.lock().clone());
             }
             locked = self.repair_files(locked).await;
-            recheck.plan(!self.file_conditions.lock().is_empty());
+            recheck.plan(!self.with_conditions.lock().is_empty());
         }
     }
 
@@ -358,7 +423,7 @@ impl Manager {
         }
         let touched = self.cdi.touched(names.clone()).await;
         self.remove_orphans(touched.ours).await;
-        let mut uids = self.file_conditions.lock().clone();
+        let mut uids = self.with_conditions.lock().clone();
         uids.extend(
             names
                 .iter()
@@ -379,7 +444,7 @@ impl Manager {
         let Some((_, device)) = qualified.split_once('=') else {
             return Vec::new();
         };
-        let table = self.table();
+        let table = self.records.table();
         let prefixes = device.match_indices('-').map(|(at, _)| &device[..at]);
         prefixes
             .filter_map(|prefix| table.claim(prefix))
@@ -397,7 +462,7 @@ impl Manager {
             }
             let taken: Vec<_> = some
                 .iter()
-                .map(|uid| (uid, self.claim_locks.try_take(uid)))
+                .map(|uid| (uid, self.records.try_lock_claim(uid)))
                 .collect();
             let (free, others): (Vec<_>, Vec<_>) =
                 taken.iter().partition(|(_, lock)| lock.is_some());
@@ -419,7 +484,7 @@ impl Manager {
         uids: impl Iterator<Item = &Uid>,
     ) -> BTreeMap<Uid, Problem> {
         let locks: Vec<_> = uids
-            .filter_map(|uid| Some((uid, self.claim_locks.try_take(uid)?)))
+            .filter_map(|uid| Some((uid, self.records.try_lock_claim(uid)?)))
             .collect();
         let records: Vec<_> = locks
             .iter()
@@ -430,7 +495,7 @@ impl Manager {
 
     /// A claim whose files have to be right. The conditions of any other are cleared.
     fn claim_with_files(&self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
-        let record = self.table().claim(uid.as_str()).cloned()?;
+        let record = self.records.table().claim(uid.as_str()).cloned()?;
         if self.needs_files(&record) {
             return Some(record);
         }
@@ -441,7 +506,7 @@ impl Manager {
     /// Checks all files of all claims. Returns the claims that have to be repaired.
     pub(crate) async fn sweep_files(&self) -> BTreeSet<Uid> {
         let records: Vec<_> = {
-            let table = self.table();
+            let table = self.records.table();
             table
                 .claims()
                 .filter(|record| self.needs_files(record))
@@ -463,7 +528,7 @@ impl Manager {
                 self.remove_metadata_orphans();
                 wrong
                     .into_iter()
-                    .chain(self.file_conditions.lock().clone())
+                    .chain(self.with_conditions.lock().clone())
                     .collect()
             }
             Err(error) => {
@@ -476,7 +541,8 @@ impl Manager {
     /// Removes files of ours that belong to no claim: those of unknown claims, and copies under other names.
     async fn remove_orphans(&self, names: Vec<String>) {
         for name in names {
-            if cdi::file_of(&name).is_some_and(|(driver, uid)| self.has_part(&uid, &driver)) {
+            if cdi::file_of(&name).is_some_and(|(driver, uid)| self.records.has_part(&uid, &driver))
+            {
                 continue;
             }
             // A file whose identity was written by a newer release is kept.
@@ -495,10 +561,10 @@ impl Manager {
             };
             let uid = identity.claim.uid;
             // Under its claim's lock: a pod may just be requesting it.
-            let Some(_claim) = self.claim_locks.try_take(&uid) else {
+            let Some(_claim) = self.records.try_lock_claim(&uid) else {
                 continue;
             };
-            let known = self.table().is_known(uid.as_str());
+            let known = self.records.table().is_known(uid.as_str());
             if known && name == cdi::file_name(&identity.driver, &uid) {
                 continue;
             }
@@ -511,17 +577,33 @@ impl Manager {
         }
     }
 
-    /// Whether a claim has devices of a driver. One whose record cannot be read may have them.
-    pub(super) fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
-        let table = self.table();
-        match table.claim(uid.as_str()) {
-            Some(claim) => claim.allocation.has_driver(driver),
-            None => table.is_known(uid.as_str()),
+    pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
+        let names = |record: &Arc<ClaimRecord>| {
+            let drivers = record.allocation.drivers().into_iter();
+            drivers
+                .map(|driver| cdi::file_name(driver, &record.id.uid))
+                .collect::<Vec<_>>()
+        };
+        self.remove_files_named(gone.iter().flat_map(names).collect())
+            .await
+    }
+
+    pub(super) async fn remove_files_named(&self, names: Vec<String>) -> Result<(), Problem> {
+        self.remove_metadata(&names);
+        match self.cdi.remove(names).await {
+            // A file of another program under our name: ours is gone.
+            Ok(()) | Err(CdiError::Foreign(_)) => {}
+            Err(error) => {
+                let message = format!("remove CDI files: {}", chain(&error));
+                return Err(Problem::unavailable(ProblemCode::CdiNotRemoved, message));
+            }
         }
+        failpoint::pass(Point::UnprepareFilesRemoved);
+        Ok(())
     }
 
     fn needs_files(&self, record: &ClaimRecord) -> bool {
-        record.boot_id == self.settings.node.boot_id && record.state != ClaimState::Unpreparing
+        record.boot_id == self.settings.boot_id && record.state != ClaimState::Unpreparing
     }
 }
 
@@ -529,7 +611,7 @@ impl Manager {
 fn find_wrong(
     cdi: &CdiDir,
     metadata: &MetadataDir,
-    settings: &ManagerSettings,
+    settings: &FileSettings,
     records: &[Arc<ClaimRecord>],
 ) -> (Vec<Uid>, Result<(), CdiError>) {
     let surveyed = cdi.survey_all();

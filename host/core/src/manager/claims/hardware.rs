@@ -9,23 +9,31 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::files::SpecFiles;
 use super::machine::{self, DerivedKey, DeviceFacts, DriverResult};
+use super::overlap;
 use super::table::device_key;
 use crate::driver::Published;
+use crate::driver::moved::have_moved;
+use crate::hardware::Hardware;
 use crate::hardware_keys;
-use crate::manager::Manager;
+use crate::manager::records::RecordStore;
+use crate::registry::Registry;
 use nodedock_base::error::chain;
 use nodedock_model::{
-    ClaimRecord, Device, DeviceName, DeviceNode, DriverName, Hold, NetDevice, PoolName,
-    PreparedClaim, Problem, ProblemCode,
+    ClaimRecord, Device, DeviceName, DeviceNode, DriverName, Hold, NetDevice, ObjectRef, PoolName,
+    PreparedClaim, Problem, ProblemCode, Uid,
 };
 
 /// Devices of which keys are remembered; far more than a node has.
 const REMEMBERED_MAX: usize = 65_536;
 
-/// Keys of what containers got of devices.
-#[derive(Default)]
-pub(crate) struct Remembered {
+/// The owner of the keys of what containers got of devices.
+pub struct Holds {
+    records: Arc<RecordStore>,
+    files: Arc<SpecFiles>,
+    registry: Registry,
+    hardware: Hardware,
     given: Mutex<AllGiven>,
     /// What follows for every device, until something changes.
     holds: Mutex<(Basis, Arc<Vec<HardwareHolds>>)>,
@@ -77,7 +85,23 @@ impl Basis {
     }
 }
 
-impl Remembered {
+impl Holds {
+    pub(in crate::manager) fn new(
+        records: Arc<RecordStore>,
+        files: Arc<SpecFiles>,
+        registry: Registry,
+        hardware: Hardware,
+    ) -> Self {
+        Self {
+            records,
+            files,
+            registry,
+            hardware,
+            given: Mutex::default(),
+            holds: Mutex::default(),
+        }
+    }
+
     fn put(&self, key: &str, given: Given) {
         let mut all = self.given.lock();
         let is_known = all.devices.get(key).is_some_and(|known| *known == given);
@@ -103,7 +127,7 @@ impl Remembered {
             .collect()
     }
 
-    pub(super) fn get(&self, key: &str, device: Option<&Device>) -> Vec<DerivedKey> {
+    fn remembered(&self, key: &str, device: Option<&Device>) -> Vec<DerivedKey> {
         let all = self.given.lock();
         // A device that gave nothing holds nothing more.
         let given = all
@@ -112,16 +136,96 @@ impl Remembered {
             .filter(|given| given.device.as_ref() == device);
         given.map_or_else(Vec::new, |given| given.keys.clone())
     }
-}
 
-impl Manager {
+    pub(in crate::manager) fn facts(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+    ) -> DeviceFacts {
+        let found = self.registry.device_and_counters(driver, pool, device);
+        let derived = self.remembered(
+            &device_key(driver, pool, device),
+            found.as_ref().map(|(found, _)| found),
+        );
+        // A native plugin reports no devices.
+        let facts = found
+            .map(|(device, sets)| DeviceFacts::of(device, &sets))
+            .unwrap_or_default();
+        DeviceFacts { derived, ..facts }
+    }
+
+    /// Drivers whose device nodes are no longer those of the time when the claim was prepared.
+    pub(super) fn moved<'a>(
+        &self,
+        uids: impl Iterator<Item = &'a Uid>,
+    ) -> BTreeMap<Uid, Vec<DriverName>> {
+        let known: Vec<_> = {
+            let table = self.records.table();
+            uids.filter_map(|uid| table.claim(uid.as_str()).cloned())
+                .collect()
+        };
+        let moved = |record: &Arc<ClaimRecord>| {
+            let parts = record.drivers.iter();
+            let parts = parts.filter(|(_, part)| {
+                part.current()
+                    .is_some_and(|prepared| have_moved(prepared, &self.hardware))
+            });
+            (
+                record.id.uid.clone(),
+                parts.map(|(driver, _)| driver.clone()).collect::<Vec<_>>(),
+            )
+        };
+        known
+            .iter()
+            .map(moved)
+            .filter(|(_, drivers)| !drivers.is_empty())
+            .collect()
+    }
+
+    /// Claims that keep a device, the hardware behind it, or what it takes of counters from an exclusive claim. Pool claims are among them.
+    pub fn holders_of_device(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+    ) -> Vec<ObjectRef> {
+        let facts = self.facts(driver, pool, device);
+        let table = self.records.table();
+        let mut holders = table.holders(&facts.exclusive_holds(driver, pool, device));
+        let overlapping = facts
+            .hold(driver, pool, device)
+            .map(|hold| overlap::in_the_way(&table, &hold));
+        let is_new = |claim: &ObjectRef| holders.iter().all(|holder| holder.uid != claim.uid);
+        let others: Vec<_> = overlapping.into_iter().flatten().filter(is_new).collect();
+        holders.extend(others);
+        holders
+    }
+
+    /// Whether devices of a driver fit beside each other and those of all claims, by what they take of counters.
+    pub(in crate::manager) fn fit_together(
+        &self,
+        driver: &DriverName,
+        devices: impl Iterator<Item = (PoolName, DeviceName)>,
+    ) -> bool {
+        let hold = |(pool, device): (PoolName, DeviceName)| {
+            self.facts(driver, pool.as_str(), device.as_str()).hold(
+                driver,
+                pool.as_str(),
+                device.as_str(),
+            )
+        };
+        let holds: Vec<_> = devices.filter_map(hold).collect();
+        holds.is_empty() || overlap::fits(&self.records.table(), &holds)
+    }
+
     /// What the devices of all drivers keep from others by their hardware: by what drivers declare, and by what their containers got.
-    pub fn hardware_holds(&self) -> Arc<Vec<HardwareHolds>> {
+    pub fn of_hardware(&self) -> Arc<Vec<HardwareHolds>> {
         let basis = Basis {
             published: self.registry.published(),
-            revision: self.remembered.given.lock().revision,
+            revision: self.given.lock().revision,
         };
-        let mut known = self.remembered.holds.lock();
+        let mut known = self.holds.lock();
         if !known.0.is_same(&basis) {
             let holds = self.holds_by(&basis.published);
             *known = (basis, Arc::new(holds));
@@ -131,7 +235,6 @@ impl Manager {
 
     fn holds_by(&self, published: &[(DriverName, Arc<Published>)]) -> Vec<HardwareHolds> {
         let given = self
-            .remembered
             .given
             .lock()
             .devices
@@ -177,14 +280,14 @@ impl Manager {
             let Ok(prepared) = &result.outcome else {
                 continue;
             };
-            match self.given(record, &result.driver, prepared).await {
+            match self.given_by(record, &result.driver, prepared).await {
                 Ok(found) => given.extend(found),
                 Err(problem) => result.outcome = Err(problem),
             }
         }
         given
             .iter()
-            .for_each(|(key, given)| self.remembered.put(key, given.clone()));
+            .for_each(|(key, given)| self.put(key, given.clone()));
         let facts = |driver: &DriverName, pool: &str, device: &str| {
             let facts = self.facts(driver, pool, device);
             let derived = given
@@ -196,7 +299,7 @@ impl Manager {
             }
         };
         let mut holds = record.holds.clone();
-        let mut table = self.table();
+        let mut table = self.records.table();
         for result in results.iter_mut().filter(|result| result.outcome.is_ok()) {
             let is_of = |driver: &DriverName| *driver == result.driver;
             let mut derived = machine::holds_of(&record.allocation, is_of, facts);
@@ -227,7 +330,7 @@ impl Manager {
     }
 
     /// What each device of a claim gives, by `driver/pool/device`.
-    async fn given(
+    async fn given_by(
         &self,
         record: &ClaimRecord,
         driver: &DriverName,
@@ -238,10 +341,10 @@ impl Manager {
             .iter()
             .any(|device| !device.access.cdi_names().is_empty())
         {
-            self.survey().await;
+            self.files.survey().await;
         }
         // The nodes of a recorded machine are below its own directory.
-        let hardware = &self.settings.hardware;
+        let hardware = &self.hardware;
         let sysfs = hardware.open_sys().map_err(|error| {
             let message = format!(
                 "{} cannot be read: {}",
@@ -302,7 +405,7 @@ impl Manager {
                     .access
                     .cdi_names()
                     .iter()
-                    .flat_map(|name| self.cdi.given(name))
+                    .flat_map(|name| self.files.given(name))
                 {
                     found.extend(keys(&file.device_nodes, &file.net_devices)?);
                 }

@@ -17,17 +17,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use parking_lot::Mutex;
 
 use super::machine::{self, Holder, UnprepareRequest};
-use super::metrics::{PREPARE, UNPREPARE};
-use super::source::check_bounds;
+use super::metrics::{ClaimMetrics, PREPARE, UNPREPARE};
+use super::prepare::Prepares;
+use super::retries::Retries;
+use super::source::{ClaimSource, check_bounds};
+use super::unprepare::Unprepares;
 use crate::cdi;
-use crate::manager::{Manager, interrupted};
+use crate::manager::handles::Handles;
+use crate::manager::records::RecordStore;
+use crate::manager::request::{complete, interrupted};
+use nodedock_base::locks::Locks;
+use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    BindingConditions, Claim, ClaimRecord, ClaimStatuses, Condition, DeviceStatus, DriverName,
-    KubeletClaim, KubeletDevice, ObjectRef, PreparedDevice, PreparedForKubelet, Problem,
-    ProblemCode, ReportedDevice, Uid,
+    Claim, ClaimRecord, DriverName, KubeletClaim, KubeletDevice, ObjectRef, PreparedForKubelet,
+    Problem, ProblemCode, Uid,
 };
 
 /// Deadline of reading a claim for a kubelet, which waits 45 s for a prepare: after it the cached claim is used, or the kubelet retries.
@@ -36,7 +42,7 @@ const CLAIM_SOURCE_WAIT: Duration = Duration::from_secs(10);
 /// The number of the last request to prepare each claim, counted since the start: a claim is not unprepared for a kubelet that has
 /// requested it again meanwhile.
 #[derive(Debug, Default)]
-pub(crate) struct KubeletRequests {
+struct KubeletRequests {
     count: u64,
     last: BTreeMap<Uid, u64>,
 }
@@ -48,10 +54,47 @@ impl KubeletRequests {
     }
 }
 
-impl Manager {
+/// The owner of the requests of kubelets.
+pub struct KubeletClaims {
+    records: Arc<RecordStore>,
+    prepares: Arc<Prepares>,
+    unprepares: Arc<Unprepares>,
+    retries: Arc<Retries>,
+    source: Arc<dyn ClaimSource>,
+    /// The node's name, which a claim's allocation must fit.
+    node: String,
+    tasks: Tasks,
+    metrics: Arc<ClaimMetrics>,
+    /// One request at a time for a driver's part of a claim.
+    part_locks: Locks<(Uid, DriverName)>,
+    requests: Mutex<KubeletRequests>,
+}
+
+impl KubeletClaims {
+    pub(in crate::manager) fn new(
+        handles: &Handles,
+        prepares: Arc<Prepares>,
+        unprepares: Arc<Unprepares>,
+        source: Arc<dyn ClaimSource>,
+        node: String,
+    ) -> Self {
+        Self {
+            records: handles.records.clone(),
+            prepares,
+            unprepares,
+            retries: handles.retries.clone(),
+            source,
+            node,
+            tasks: handles.tasks.clone(),
+            metrics: handles.metrics.clone(),
+            part_locks: Locks::default(),
+            requests: Mutex::default(),
+        }
+    }
+
     /// Prepares one driver's part of a claim for a kubelet. Returns no devices if the claim has none of the driver. Not cancelled when
     /// the future is dropped.
-    pub async fn prepare_for_kubelet(
+    pub async fn prepare(
         self: &Arc<Self>,
         driver: &DriverName,
         claim: &ObjectRef,
@@ -64,8 +107,8 @@ impl Manager {
     }
 
     /// The same for a claim that no API server knows, such as one for devices that a kubelet allocates through a device plugin.
-    /// `held_for_kubelet` leaves it out.
-    pub async fn prepare_given_for_kubelet(
+    /// `held` leaves it out.
+    pub async fn prepare_given(
         self: &Arc<Self>,
         driver: &DriverName,
         claim: Claim,
@@ -94,18 +137,16 @@ impl Manager {
         claim: PartOf,
         request_id: Arc<str>,
     ) -> Result<PreparedForKubelet, Problem> {
-        let driver = driver.clone();
-        let work = |manager: Arc<Self>| async move {
+        let (kubelet, driver) = (self.clone(), driver.clone());
+        complete(&self.tasks, "kubelet", async move {
             let started = Instant::now();
-            let outcome = manager
+            let outcome = kubelet
                 .prepare_locked_part(&driver, claim, request_id)
                 .await;
-            manager
-                .claim_metrics
-                .observe(PREPARE, started, outcome.is_err());
+            kubelet.metrics.observe(PREPARE, started, outcome.is_err());
             outcome
-        };
-        self.complete("kubelet", work).await
+        })
+        .await
     }
 
     async fn prepare_locked_part(
@@ -121,7 +162,7 @@ impl Manager {
             .await;
         let (holder, claim) = match claim {
             PartOf::Named(id) => {
-                self.kubelet_requests.lock().note(&id.uid);
+                self.requests.lock().note(&id.uid);
                 (
                     Holder::Kubelet {
                         driver,
@@ -131,7 +172,7 @@ impl Manager {
                 )
             }
             PartOf::Given(claim) => {
-                self.kubelet_requests.lock().note(&claim.id.uid);
+                self.requests.lock().note(&claim.id.uid);
                 (
                     Holder::Kubelet {
                         driver,
@@ -141,29 +182,17 @@ impl Manager {
                 )
             }
             PartOf::Early(claim) => {
-                self.kubelet_requests.lock().note(&claim.id.uid);
+                self.requests.lock().note(&claim.id.uid);
                 (Holder::Early { driver }, claim)
             }
         };
         check_bounds(&claim)?;
-        let allocation = machine::admit_for_kubelet(&claim, &self.settings.node.name)?;
+        let allocation = machine::admit_for_kubelet(&claim, &self.node)?;
         if !allocation.has_driver(driver) {
             return Ok(PreparedForKubelet::default());
         }
-        let uid = claim.id.uid.clone();
-        let (locks, plan) = self
-            .plan(holder, &BTreeMap::from([(uid.clone(), claim)]))
-            .await;
-        let end = self
-            .carry_out(holder, None, plan, &self.driver_call(request_id))
-            .await
-            .remove(&uid);
-        end.unwrap_or_else(|| Err(interrupted()))?;
-        let record = self.table().claim(uid.as_str()).cloned();
-        drop(locks);
-        record
-            .and_then(|record| answer(&record, driver))
-            .ok_or_else(interrupted)
+        let record = self.prepares.prepare_one(holder, claim, request_id).await?;
+        answer(&record, driver).ok_or_else(interrupted)
     }
 
     /// The claim as its source has it, or as its record has it if the source cannot be read.
@@ -182,7 +211,7 @@ impl Manager {
             Ok(None) => return Err(no_claim(wanted)),
             Err(problem) => problem,
         };
-        let known = self.table().claim(wanted.uid.as_str()).cloned();
+        let known = self.records.table().claim(wanted.uid.as_str()).cloned();
         // A record that was rebuilt from CDI files names the devices of some drivers only: it does not say that this one has none.
         let known = known.filter(|record| record.allocation.has_driver(driver));
         let claim = machine::known_claim(known.as_deref(), wanted, problem.clone())?;
@@ -191,17 +220,17 @@ impl Manager {
     }
 
     /// Unprepares one driver's part of a claim, by the claim's UID and from the checkpoint alone; an unknown claim is success. An
-    /// unprepare that fails is retried, by the kubelet and by the manager. Not cancelled when the future is dropped.
-    pub async fn unprepare_for_kubelet(
+    /// unprepare that fails is retried, by the kubelet and by the kubelet. Not cancelled when the future is dropped.
+    pub async fn unprepare(
         self: &Arc<Self>,
         driver: &DriverName,
         claim: &ObjectRef,
         request_id: Arc<str>,
     ) -> Result<(), Problem> {
-        let (driver, uid) = (driver.clone(), claim.uid.clone());
-        let work = |manager: Arc<Self>| async move {
+        let (kubelet, driver, uid) = (self.clone(), driver.clone(), claim.uid.clone());
+        complete(&self.tasks, "kubelet", async move {
             let started = Instant::now();
-            let _part = manager
+            let _part = kubelet
                 .part_locks
                 .take([(uid.clone(), driver.clone())])
                 .await;
@@ -209,21 +238,22 @@ impl Manager {
                 driver: Some(&driver),
                 cause: "unprepare kubelet",
             };
-            let end = manager.unprepare_one_claim(&uid, by, request_id).await;
+            let end = kubelet
+                .unprepares
+                .unprepare_one_claim(&uid, by, request_id)
+                .await;
             // The next prepare calls the driver again.
-            manager.prepare_retries.lock().clear(&uid, &driver);
-            manager
-                .claim_metrics
-                .observe(UNPREPARE, started, end.is_err());
+            kubelet.retries.clear_prepare(&uid, &driver);
+            kubelet.metrics.observe(UNPREPARE, started, end.is_err());
             end
-        };
-        self.complete("kubelet", work).await
+        })
+        .await
     }
 
     /// Unprepares every part of a claim that a kubelet holds and will not unprepare itself: the claim's object or its consumers are gone.
     /// `why` goes into the claim's history. Fails if the kubelet requested the claim after `seen`, or if some driver failed; the latter is
     /// retried. Not cancelled when the future is dropped.
-    pub async fn unprepare_all_for_kubelet(
+    pub async fn unprepare_all(
         self: &Arc<Self>,
         seen: &KubeletClaim,
         why: &str,
@@ -244,20 +274,18 @@ impl Manager {
         why: &str,
         seen: Option<KubeletClaim>,
     ) -> Result<(), Problem> {
-        let (uid, why) = (claim.clone(), why.to_owned());
-        let work = |manager: Arc<Self>| async move {
-            let record = manager.table().claim(uid.as_str()).cloned();
+        let (kubelet, uid, why) = (self.clone(), claim.clone(), why.to_owned());
+        complete(&self.tasks, "kubelet", async move {
+            let record = kubelet.records.table().claim(uid.as_str()).cloned();
             let drivers: Vec<_> = record
                 .iter()
                 .flat_map(|record| record.drivers.keys())
                 .cloned()
                 .collect();
             let parts = drivers.iter().map(|driver| (uid.clone(), driver.clone()));
-            let _parts = manager.part_locks.take(parts).await;
+            let _parts = kubelet.part_locks.take(parts).await;
             if let Some(seen) = &seen
-                && manager
-                    .claim_held_for_kubelet(&uid)
-                    .is_some_and(|now| now != *seen)
+                && kubelet.held_claim(&uid).is_some_and(|now| now != *seen)
             {
                 return Err(used_again(&seen.claim));
             }
@@ -268,21 +296,22 @@ impl Manager {
                     cause: &why,
                 },
             };
-            let end = manager
+            let end = kubelet
+                .unprepares
                 .unprepare_one_claim(&uid, by, format!("unprepare-{uid}").into())
                 .await;
             drivers
                 .iter()
-                .for_each(|driver| manager.prepare_retries.lock().clear(&uid, driver));
+                .for_each(|driver| kubelet.retries.clear_prepare(&uid, driver));
             end
-        };
-        self.complete("kubelet", work).await
+        })
+        .await
     }
 
     /// Claims of the API server of which a kubelet holds parts, by UID.
-    pub fn held_for_kubelet(&self) -> Vec<KubeletClaim> {
-        let table = self.table();
-        let mut requests = self.kubelet_requests.lock();
+    pub fn held(&self) -> Vec<KubeletClaim> {
+        let table = self.records.table();
+        let mut requests = self.requests.lock();
         requests
             .last
             .retain(|uid, _| table.claim(uid.as_str()).is_some());
@@ -293,32 +322,9 @@ impl Manager {
     }
 
     /// The claim, if it is of the API server and a kubelet holds parts of it.
-    pub fn claim_held_for_kubelet(&self, uid: &Uid) -> Option<KubeletClaim> {
-        let record = self.table().claim(uid.as_str()).cloned()?;
-        kubelet_claim(&record, &self.kubelet_requests.lock())
-    }
-
-    /// The statuses that drivers reported for the devices of a kubelet's claims, by UID; claims without any are left out.
-    pub fn device_statuses(&self) -> Vec<ClaimStatuses> {
-        self.table()
-            .claims()
-            .filter_map(|record| statuses(record))
-            .collect()
-    }
-
-    /// Changes whenever `device_statuses` may have changed.
-    pub fn device_status_changes(&self) -> watch::Receiver<u64> {
-        self.statuses_changed.subscribe()
-    }
-
-    /// Reports that statuses may have changed, if these records have any.
-    pub(super) fn report_statuses<'a>(
-        &self,
-        mut records: impl Iterator<Item = &'a Arc<ClaimRecord>>,
-    ) {
-        if records.any(|record| record.kubelet.is_some() && has_status(record)) {
-            self.statuses_changed.send_modify(|count| *count += 1);
-        }
+    pub fn held_claim(&self, uid: &Uid) -> Option<KubeletClaim> {
+        let record = self.records.table().claim(uid.as_str()).cloned()?;
+        kubelet_claim(&record, &self.requests.lock())
     }
 }
 
@@ -376,93 +382,6 @@ fn kubelet_claim(record: &ClaimRecord, requests: &KubeletRequests) -> Option<Kub
         since_ms,
         last_request,
         early,
-    })
-}
-
-fn has_status(record: &ClaimRecord) -> bool {
-    let prepared = record
-        .drivers
-        .values()
-        .filter_map(|part| part.prepared.as_ref());
-    let mut devices = prepared.flat_map(|prepared| &prepared.devices);
-    devices.any(|device| device.status.is_some())
-        || record
-            .allocation
-            .devices
-            .iter()
-            .any(|device| !device.binding.is_empty())
-}
-
-/// What is published of a prepared device: what its driver reported, and the condition of the host, if a scheduler waits for it.
-fn status_of(
-    record: &ClaimRecord,
-    driver: &DriverName,
-    device: &PreparedDevice,
-) -> Option<DeviceStatus> {
-    let mut allocated = record.allocation.of_driver(driver);
-    let allocated = allocated.find(|known| {
-        (&known.pool, &known.device, &known.share_id)
-            == (&device.pool, &device.device, &device.share_id)
-    });
-    let is_prepared = |kind: &str| kind == BindingConditions::PREPARED;
-    let is_awaited = allocated.is_some_and(|known| {
-        known
-            .binding
-            .conditions
-            .iter()
-            .any(|kind| is_prepared(kind))
-    });
-    let reported = device.status.iter().flat_map(|status| &status.conditions);
-    if !is_awaited
-        || reported
-            .map(|condition| condition.kind.as_str())
-            .any(is_prepared)
-    {
-        return device.status.clone();
-    }
-    let mut status = device.status.clone().unwrap_or_default();
-    let (reason, message) = (
-        "Prepared".to_owned(),
-        "the device is prepared on its node".to_owned(),
-    );
-    let kind = BindingConditions::PREPARED.to_owned();
-    // Of too many conditions the first are published.
-    status.conditions.insert(
-        0,
-        Condition {
-            kind,
-            status: Some(true),
-            reason,
-            message,
-        },
-    );
-    Some(status)
-}
-
-fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
-    let is_object = record.kubelet.as_ref().is_some_and(|hold| !hold.given);
-    let held = record
-        .drivers
-        .iter()
-        .filter(|(_, part)| is_object && part.kubelet);
-    let current = held.filter_map(|(driver, part)| Some((driver, part.current()?)));
-    let devices = current.flat_map(|(driver, prepared)| {
-        let reported = prepared.devices.iter().filter_map(|device| {
-            Some(ReportedDevice {
-                driver: driver.clone(),
-                pool: device.pool.clone(),
-                device: device.device.clone(),
-                share_id: device.share_id.clone(),
-                status: status_of(record, driver, device)?,
-            })
-        });
-        reported.collect::<Vec<_>>()
-    });
-    let devices: Vec<_> = devices.collect();
-    (!devices.is_empty()).then(|| ClaimStatuses {
-        claim: record.id.clone(),
-        allocated_ms: 0,
-        devices,
     })
 }
 

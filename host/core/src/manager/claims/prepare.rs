@@ -3,46 +3,44 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt as _;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::calls::{CalledDriver, Callees, are_pure, prepared_by};
-use super::files::Nodes;
+use super::calls::{Callees, DriverCalls, Outcomes, Work, are_pure, prepared_by};
+use super::files::{Nodes, SpecFiles};
+use super::hardware::Holds;
 use super::held_hardware;
-use super::machine::{
-    self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep,
-};
-use super::metrics::PREPARE;
-use super::prepare_retry::{self, DriverRevision, FailedPrepare, Verdict};
-use super::source::check_bounds;
-use super::table::{Undo, device_key};
+use super::machine::{self, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
+use super::retries::Retries;
+use super::source::{ClaimSource, check_bounds};
+use super::table::Undo;
+use super::unprepare::Unprepares;
 use super::{ClaimEnd, ClaimOutcome, unrendered};
 use crate::adapters::Adapters;
 use crate::cdi;
 use crate::checkpoint::Change;
-use crate::driver::Call;
-use crate::driver::moved::have_moved;
-use crate::manager::{Manager, interrupted, is_in_use};
-use crate::registry::DRIVER_POLL_PERIOD;
+use crate::driver::{Call, NodeFacts};
+use crate::manager::handles::Handles;
+use crate::manager::records::RecordStore;
+use crate::manager::request::{interrupted, is_in_use};
+use crate::registry::{DRIVER_POLL_PERIOD, Registry};
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::locks::LockGuard;
+use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     AllocatedDevice, Claim, ClaimRecord, ClaimReference, DeviceName, DriverName, ObjectRef,
     PodRequest, PoolName, Problem, ProblemCode, Uid, limit,
 };
 
 /// A claim of a request, as its source has it.
-pub(super) struct ResolvedClaim {
+struct ResolvedClaim {
     reference: ClaimReference,
     claim: Result<Claim, Problem>,
 }
-
-/// A claim whose drivers have to be called, with the drivers.
-pub(super) type Work = (Arc<ClaimRecord>, Vec<DriverName>);
-pub(super) type Outcomes = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
 
 /// The request of a pod, and its claims.
 type PodClaims<'a> = (&'a PodRequest, &'a [ResolvedClaim]);
@@ -60,7 +58,7 @@ struct Uncommitted {
 /// The decisions about every claim of a request. Intents are in the table already, so that no other request takes the same devices;
 /// `undo` removes them again.
 #[derive(Default)]
-pub(super) struct Plan {
+struct Plan {
     /// Prepared already, and unchanged.
     known: Vec<Arc<ClaimRecord>>,
     /// Prepared already, with a changed record, as by a new holder.
@@ -75,7 +73,69 @@ pub(super) struct Plan {
     undo: Undo,
 }
 
-impl Manager {
+/// Prepares claims.
+pub(crate) struct Prepares {
+    records: Arc<RecordStore>,
+    files: Arc<SpecFiles>,
+    holds: Arc<Holds>,
+    retries: Arc<Retries>,
+    calls: Arc<DriverCalls>,
+    unprepares: Arc<Unprepares>,
+    registry: Registry,
+    adapters: Option<Adapters>,
+    source: Arc<dyn ClaimSource>,
+    node: NodeFacts,
+    /// How long a prepare waits for a device that another claim holds.
+    exclusive_wait: Duration,
+    tasks: Tasks,
+}
+
+impl Prepares {
+    pub(in crate::manager) fn new(
+        handles: &Handles,
+        holds: Arc<Holds>,
+        unprepares: Arc<Unprepares>,
+        source: Arc<dyn ClaimSource>,
+        node: NodeFacts,
+        exclusive_wait: Duration,
+    ) -> Self {
+        Self {
+            records: handles.records.clone(),
+            files: handles.files.clone(),
+            holds,
+            retries: handles.retries.clone(),
+            calls: handles.calls.clone(),
+            unprepares,
+            registry: handles.registry.clone(),
+            adapters: handles.adapters.clone(),
+            source,
+            node,
+            exclusive_wait,
+            tasks: handles.tasks.clone(),
+        }
+    }
+
+    /// Prepares a claim for a holder that is no pod. Returns its record, as it was before another operation could change it.
+    pub(super) async fn prepare_one(
+        &self,
+        holder: Holder<'_>,
+        claim: Claim,
+        request_id: Arc<str>,
+    ) -> Result<Arc<ClaimRecord>, Problem> {
+        let uid = claim.id.uid.clone();
+        let (locks, plan) = self
+            .plan(holder, &BTreeMap::from([(uid.clone(), claim)]))
+            .await;
+        let end = self
+            .carry_out(holder, None, plan, &self.calls.driver_call(request_id))
+            .await
+            .remove(&uid);
+        end.unwrap_or_else(|| Err(interrupted()))?;
+        let record = self.records.table().claim(uid.as_str()).cloned();
+        drop(locks);
+        record.ok_or_else(interrupted)
+    }
+
     /// Prepares the claims of a pod whose lock the caller has; the outcomes in the order of the request.
     pub(crate) async fn prepare_claims(
         &self,
@@ -83,7 +143,6 @@ impl Manager {
         inline: &[Claim],
         request_id: Arc<str>,
     ) -> Vec<ClaimOutcome> {
-        let started = std::time::Instant::now();
         let mut resolved = Vec::with_capacity(request.claims.len());
         for reference in &request.claims {
             let claim = self.resolve(inline, request, reference).await;
@@ -105,17 +164,14 @@ impl Manager {
                 holder,
                 Some((request, &resolved)),
                 plan,
-                &self.driver_call(request_id),
+                &self.calls.driver_call(request_id),
             )
             .await;
         drop(locks);
-        let outcomes: Vec<_> = resolved
+        resolved
             .into_iter()
             .map(|resolved| outcome(request, resolved, &ends))
-            .collect();
-        let failed = outcomes.iter().any(|outcome| outcome.end.is_err());
-        self.claim_metrics.observe(PREPARE, started, failed);
-        outcomes
+            .collect()
     }
 
     async fn resolve(
@@ -144,19 +200,14 @@ impl Manager {
             return Err(machine::other_uid(&claim.id, &claim.id.uid, uid));
         }
         check_bounds(&claim)?;
-        machine::admit(
-            &claim,
-            pod,
-            request.pod_group.as_ref(),
-            &self.settings.node.name,
-        )?;
+        machine::admit(&claim, pod, request.pod_group.as_ref(), &self.node.name)?;
         Ok(claim)
     }
 
     /// A claim that came with its request, with the shares that a scheduler would have written: of each device that allows several allocations
     /// a share of its own, with the amounts that a request without any gets.
     fn with_shares(&self, mut claim: Claim) -> Claim {
-        let known = self.table().claim(claim.id.uid.as_str()).cloned();
+        let known = self.records.table().claim(claim.id.uid.as_str()).cloned();
         let devices = claim
             .allocation
             .iter_mut()
@@ -193,17 +244,17 @@ impl Manager {
     }
 
     /// Decides about every claim, and waits a bounded time for what is in the way. Returns the locks of the claims.
-    pub(super) async fn plan(
+    async fn plan(
         &self,
         holder: Holder<'_>,
         claims: &BTreeMap<Uid, Claim>,
     ) -> (Vec<LockGuard<Uid>>, Plan) {
         let started = Instant::now();
-        let mut freed = self.claims_freed.subscribe();
+        let mut freed = self.records.freed();
         let mut serving = self.registry.serving_changes();
         let mut may_wait = true;
         loop {
-            let locks = self.claim_locks.take(claims.keys().cloned()).await;
+            let locks = self.records.lock_claims(claims.keys().cloned()).await;
             freed.mark_unchanged();
             serving.mark_unchanged();
             let mut plan = self.decide(holder, claims, may_wait);
@@ -228,7 +279,7 @@ impl Manager {
             let wait = if plan.is_loading {
                 limit::DRIVER_WAIT
             } else {
-                self.settings.exclusive_wait
+                self.exclusive_wait
             };
             let deadline = started + wait;
             let wake = plan.wake.filter(|wake| *wake < deadline);
@@ -246,10 +297,10 @@ impl Manager {
     /// Decides. If a claim has to wait, and may, the table is left as it was.
     fn decide(&self, holder: Holder<'_>, claims: &BTreeMap<Uid, Claim>, may_wait: bool) -> Plan {
         let mut plan = Plan::default();
-        let moved = self.moved(claims.keys());
+        let moved = self.holds.moved(claims.keys());
         let facts =
-            |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
-        let mut table = self.table();
+            |driver: &DriverName, pool: &str, device: &str| self.holds.facts(driver, pool, device);
+        let mut table = self.records.table();
         for (uid, claim) in claims {
             let Some(allocation) = &claim.allocation else {
                 continue;
@@ -260,13 +311,13 @@ impl Manager {
                 holder,
                 facts: &facts,
                 moved: moved.get(uid).map_or(&[], Vec::as_slice),
-                boot_id: &self.settings.node.boot_id,
+                boot_id: &self.node.boot_id,
                 now_ms: now_ms(),
             };
             let step = match machine::prepare(&table, &request) {
                 PrepareStep::Call { record, drivers } => {
                     match self.check_drivers(&record, &drivers) {
-                        Ok(()) => self.admit_calls(record, drivers),
+                        Ok(()) => self.retries.admit_calls(record, drivers),
                         // A kubelet's calls wait in the bridge, which knows the kubelet's deadline.
                         Err(problem) if holder.pod().is_some() && self.is_loading(&drivers) => {
                             plan.is_loading = true;
@@ -313,72 +364,12 @@ impl Manager {
         plan
     }
 
-    /// Drivers whose device nodes are no longer those of the time when the claim was prepared.
-    fn moved<'a>(&self, uids: impl Iterator<Item = &'a Uid>) -> BTreeMap<Uid, Vec<DriverName>> {
-        let known: Vec<_> = {
-            let table = self.table();
-            uids.filter_map(|uid| table.claim(uid.as_str()).cloned())
-                .collect()
-        };
-        let moved = |record: &Arc<ClaimRecord>| {
-            let parts = record.drivers.iter();
-            let parts = parts.filter(|(_, part)| {
-                part.current()
-                    .is_some_and(|prepared| have_moved(prepared, &self.settings.hardware))
-            });
-            (
-                record.id.uid.clone(),
-                parts.map(|(driver, _)| driver.clone()).collect::<Vec<_>>(),
-            )
-        };
-        known
-            .iter()
-            .map(moved)
-            .filter(|(_, drivers)| !drivers.is_empty())
-            .collect()
-    }
-
-    pub(in crate::manager) fn facts(
-        &self,
-        driver: &DriverName,
-        pool: &str,
-        device: &str,
-    ) -> DeviceFacts {
-        let found = self.registry.device_and_counters(driver, pool, device);
-        let derived = self.remembered.get(
-            &device_key(driver, pool, device),
-            found.as_ref().map(|(found, _)| found),
-        );
-        // A native plugin reports no devices.
-        let facts = found
-            .map(|(device, sets)| DeviceFacts::of(device, &sets))
-            .unwrap_or_default();
-        DeviceFacts { derived, ..facts }
-    }
-
     /// Whether a driver that does not serve may do so soon.
     fn is_loading(&self, drivers: &[DriverName]) -> bool {
         let registry = &self.registry;
         drivers
             .iter()
             .any(|driver| registry.serving(driver).is_err() && registry.is_under_way(driver))
-    }
-
-    /// Whether the drivers need not back off.
-    fn admit_calls(&self, record: Arc<ClaimRecord>, drivers: Vec<DriverName>) -> PrepareStep {
-        let retries = self.prepare_retries.lock();
-        let now = Instant::now();
-        let verdict = |name: DriverName| {
-            let Ok(driver) = self.registry.serving(&name) else {
-                return (name, Verdict::Call);
-            };
-            let revision = DriverRevision::of(&driver);
-            let request = || record.driver_claim(&name);
-            let verdict = retries.verdict(&record.id.uid, &name, &revision, request, now);
-            (name, verdict)
-        };
-        let verdicts: Vec<_> = drivers.into_iter().map(verdict).collect();
-        prepare_retry::admission(record, verdicts, now)
     }
 
     /// Whether the drivers serve, and have the devices.
@@ -390,19 +381,21 @@ impl Manager {
             }
         }
         let held = self
-            .adapters()
+            .adapters
+            .as_ref()
             .map(Adapters::held_identities)
             .unwrap_or_default();
         held_hardware::check(record, drivers, &held)?;
         let unread = self
-            .adapters()
+            .adapters
+            .as_ref()
             .map(Adapters::unread_identities)
             .unwrap_or_default();
         held_hardware::check_read(record, drivers, &unread)
     }
 
     /// Commits the intents, unless the drivers are pure, calls the drivers and commits the results. `pod`: its record is updated.
-    pub(super) async fn carry_out(
+    async fn carry_out(
         &self,
         holder: Holder<'_>,
         pod: Option<PodClaims<'_>>,
@@ -423,14 +416,14 @@ impl Manager {
             return ends;
         }
         failpoint::pass(Point::PrepareDecided);
-        let callees = self.callees(&plan.work);
+        let callees = self.calls.callees(&plan.work);
         let (pod, mut undo) = (
             pod.map(|(request, claims)| (request, names_of(claims, &accepted))),
             plan.undo,
         );
         let changes = self.put_pod(pod, &mut undo);
         let uncommitted = if are_pure(&callees) {
-            self.report_claims(&intents);
+            self.records.report_claims(&intents);
             let joined = plan
                 .joined
                 .iter()
@@ -449,7 +442,10 @@ impl Manager {
             None
         };
         plan.known.append(&mut plan.joined);
-        let mut failed = self.check_prepared_files(&plan.known, Nodes::Checked).await;
+        let mut failed = self
+            .files
+            .check_prepared_files(&plan.known, Nodes::Checked)
+            .await;
         let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
         ends.extend(
             plan.known
@@ -472,7 +468,7 @@ impl Manager {
         let Some((request, accepted)) = pod else {
             return Vec::new();
         };
-        let mut table = self.table();
+        let mut table = self.records.table();
         let pod = machine::pod_record(&table, &request.pod, &request.containers, accepted);
         if table
             .pod(pod.pod.uid.as_str())
@@ -493,8 +489,8 @@ impl Manager {
         undo: Undo,
     ) -> Result<(), Problem> {
         changes.extend(intents.iter().cloned().map(Change::PutClaim));
-        self.commit(changes, undo).await?;
-        self.report_claims(intents);
+        self.records.commit(changes, undo).await?;
+        self.records.report_claims(intents);
         Ok(())
     }
 
@@ -507,16 +503,20 @@ impl Manager {
         call: &Call,
         ends: &mut Outcomes,
     ) {
-        let results = self.call_prepare(&work, callees, call).await;
+        let results = self.calls.call_prepare(&work, callees, call).await;
         let (mut open, mut prepared, mut rolled_back) = (Vec::new(), Vec::new(), Vec::new());
         // A driver's file is kept as long as its identity: until the result that names it is durable.
         let mut kept_until_durable = Vec::new();
         for ((record, _), results) in work.iter().zip(results) {
             let uid = record.id.uid.clone();
             let (results, drivers): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-            let results = renderable(record, self.with_metadata(record, results));
-            let (record, results) = self.hold_hardware(record, results).await;
-            self.note_results(holder.pod(), &record, &results, &drivers);
+            let results = renderable(
+                record,
+                self.files.with_metadata(&self.registry, record, results),
+            );
+            let (record, results) = self.holds.hold_hardware(record, results).await;
+            self.retries
+                .note_results(holder.pod(), &record, &results, &drivers);
             kept_until_durable.push(drivers);
             let end = machine::finish_prepare(&record, holder.part(), results, now_ms());
             let (records, record, end) = match end {
@@ -527,9 +527,10 @@ impl Manager {
             ends.insert(uid, end);
             records.push(record);
         }
-        let prepared = self.with_file_notes(prepared).await;
+        let prepared = self.files.with_file_notes(prepared).await;
         // Files are derived from the records, so the order of the two does not matter: both are there before the answer.
         let files = self
+            .files
             .check_files(&prepared, Nodes::Checked)
             .inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
         let had_intents = uncommitted.is_none();
@@ -541,7 +542,7 @@ impl Manager {
         // As they are now: the check of their files may have added a note.
         let joined = joined
             .iter()
-            .filter_map(|uid| self.table().claim(uid.as_str()).cloned());
+            .filter_map(|uid| self.records.table().claim(uid.as_str()).cloned());
         let mut records: Vec<_> = joined
             .chain(prepared.iter().chain(&open).cloned())
             .collect();
@@ -549,6 +550,7 @@ impl Manager {
             records.extend(rolled_back.iter().cloned());
         }
         let records = self
+            .records
             .commit_with(records, changes, undo)
             .inspect(|_| failpoint::pass(Point::PrepareCommitted));
         let (committed, files) = tokio::join!(records, files);
@@ -571,60 +573,24 @@ impl Manager {
                     .map(|record| (record.id.uid.clone(), Err(problem.clone()))),
             );
         }
-        self.remove_stale_files(&open).await;
+        self.files.remove_stale_files(&open).await;
         if !rolled_back.is_empty() {
-            self.roll_back(rolled_back, holder.part(), call).await;
+            self.unprepares
+                .roll_back(rolled_back, holder.part(), call)
+                .await;
         }
     }
 
     /// Removes the files of claims that are in the table no more, and reports that they are gone.
     async fn forget_undone(&self, records: impl Iterator<Item = Arc<ClaimRecord>>) {
-        let is_gone =
-            |record: &Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).is_none();
+        let is_gone = |record: &Arc<ClaimRecord>| {
+            self.records.table().claim(record.id.uid.as_str()).is_none()
+        };
         let gone: Vec<_> = records.filter(is_gone).collect();
-        if let Err(problem) = self.remove_files(&gone).await {
+        if let Err(problem) = self.files.remove_files(&gone).await {
             tracing::warn!(%problem, "files of claims that are not in the checkpoint stay");
         }
-        self.report_gone(&gone);
-    }
-
-    /// Notes which drivers failed, for the next request of the same claim.
-    fn note_results(
-        &self,
-        pod: Option<&ObjectRef>,
-        record: &ClaimRecord,
-        results: &[DriverResult],
-        called: &[Option<CalledDriver>],
-    ) {
-        if record.is_of_plugin() {
-            // Kubelets call a plugin again with the next try of the pod.
-            return;
-        }
-        let mut retries = self.prepare_retries.lock();
-        for (
-            DriverResult {
-                driver, outcome, ..
-            },
-            called,
-        ) in results.iter().zip(called)
-        {
-            match (outcome, called) {
-                (Ok(_), _) => retries.clear(&record.id.uid, driver),
-                (Err(problem), Some((revision, _))) => {
-                    let request = &record.driver_claim(driver);
-                    let failed = FailedPrepare {
-                        pod,
-                        request,
-                        driver,
-                        revision,
-                        problem,
-                    };
-                    retries.note(&failed, Instant::now(), now_ms());
-                }
-                // The driver was not there to be called.
-                (Err(_), None) => {}
-            }
-        }
+        self.unprepares.report_gone(&gone);
     }
 }
 

@@ -36,6 +36,10 @@ pub(crate) struct DriverRevision {
     published: Option<Weak<Published>>,
 }
 
+/// A driver that was called, as it served. Holding the identity keeps the driver's file until the results are durable, though no claim
+/// names it yet.
+pub(super) type CalledDriver = (DriverRevision, Arc<DriverIdentity>);
+
 impl DriverRevision {
     pub(super) fn of(driver: &Driver) -> Self {
         let published = driver

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use super::calls::unprepare;
 use super::prepare_retry::DriverRevision;
+use super::retries::Retries;
+use super::timed_calls::unprepare;
 use crate::driver::{Call, Driver, StoredDrivers};
-use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
     ClaimRecord, DriverClaimRecord, DriverKind, PreparedBy, Problem, ProblemCode, ProblemKind,
@@ -19,20 +19,28 @@ use nodedock_model::{
 /// Failed attempts after which the version that prepared a claim is called to unprepare it, even if the serving version is only unavailable.
 pub(crate) const FAILED_UNPREPARES_MAX: u32 = 2;
 
-impl Manager {
+/// The versions of a driver from before the one that serves.
+pub(super) struct PreviousVersions<'a> {
+    pub(super) serving: &'a Driver,
+    pub(super) previous: &'a dyn StoredDrivers,
+    pub(super) retries: &'a Retries,
+}
+
+impl PreviousVersions<'_> {
     /// Calls the code that prepared those claims that the serving version did not unprepare. `ends` are the outcomes of that version, in
     /// the order of the claims, and become the outcomes of both.
-    pub(super) async fn unprepare_with_previous_versions(
+    pub(super) async fn unprepare(
         &self,
-        serving: &Driver,
         records: &[&ClaimRecord],
         claims: &[DriverClaimRecord],
         ends: &mut [Result<(), Problem>],
         call: &Call,
     ) {
-        let Some(previous) = self.registry.stored_drivers() else {
-            return;
-        };
+        let Self {
+            serving,
+            previous,
+            retries,
+        } = *self;
         let revision = DriverRevision::of(serving);
         let mut batches: BTreeMap<&str, (&PreparedBy, Vec<usize>)> = BTreeMap::new();
         for (index, (record, end)) in records.iter().zip(ends.iter()).enumerate() {
@@ -40,11 +48,7 @@ impl Manager {
             let Some(by) = previous_version(record, serving) else {
                 continue;
             };
-            let tries = self.unprepare_retries.lock().tries(
-                &record.id.uid,
-                &serving.identity.name,
-                &revision,
-            );
+            let tries = retries.unprepare_tries(&record.id.uid, &serving.identity.name, &revision);
             if is_final(problem, tries) {
                 batches
                     .entry(&by.digest)
@@ -55,7 +59,7 @@ impl Manager {
         }
         let calls = batches.into_values().map(|(by, indexes)| async move {
             let claims: Vec<_> = indexes.iter().map(|index| claims[*index].clone()).collect();
-            let answers = call_version(previous.as_ref(), serving, by, &claims, call).await;
+            let answers = call_version(previous, serving, by, &claims, call).await;
             indexes
                 .into_iter()
                 .zip(answers)

@@ -4,14 +4,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::calls::DriverCalls;
+use super::files::SpecFiles;
 use super::machine;
+use super::retries::Retries;
 use super::table::Undo;
-use super::values::{RestoreRequest, Restored};
+use super::unprepare::Unprepares;
+use super::values::{RecordedValues, RestoreRequest, Restored};
 use crate::checkpoint::Change;
 use crate::driver::Call;
-use crate::manager::Manager;
+use crate::manager::handles::Handles;
+use crate::manager::records::RecordStore;
+use crate::manager::request::complete;
+use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
+use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     Caller, ClaimRecord, DriverName, ObjectName, ObjectRef, Problem, ProblemCode, PutBack,
     ReleaseRecord, Uid,
@@ -36,17 +44,44 @@ pub struct ReleasePreview {
     pub values: Vec<PutBack>,
 }
 
-impl Manager {
-    pub async fn look_at_release(
-        &self,
-        request: &ReleaseRequest,
-    ) -> Result<ReleasePreview, Problem> {
+/// Releases claims by force.
+pub struct Releases {
+    records: Arc<RecordStore>,
+    files: Arc<SpecFiles>,
+    retries: Arc<Retries>,
+    calls: Arc<DriverCalls>,
+    unprepares: Arc<Unprepares>,
+    values: Arc<RecordedValues>,
+    registry: Registry,
+    tasks: Tasks,
+}
+
+impl Releases {
+    pub(in crate::manager) fn new(handles: &Handles, unprepares: Arc<Unprepares>) -> Self {
+        Self {
+            records: handles.records.clone(),
+            files: handles.files.clone(),
+            retries: handles.retries.clone(),
+            calls: handles.calls.clone(),
+            unprepares,
+            values: handles.values.clone(),
+            registry: handles.registry.clone(),
+            tasks: handles.tasks.clone(),
+        }
+    }
+
+    /// What a release would do.
+    pub async fn preview(&self, request: &ReleaseRequest) -> Result<ReleasePreview, Problem> {
         let record = self.find_claim(request)?;
         machine::check_release(&record)?;
         let serves =
             |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
         let drivers = record.drivers.keys().map(serves).collect();
-        let (call, all, none) = (self.driver_call("look".into()), |_: &_| true, |_: &_| false);
+        let (call, all, none) = (
+            self.calls.driver_call("look".into()),
+            |_: &_| true,
+            |_: &_| false,
+        );
         let restored = self
             .values
             .restore(&record.id, all, none, &RestoreRequest::preview(&call))
@@ -59,16 +94,19 @@ impl Manager {
     }
 
     /// Releases a claim by force. Not cancelled when the future is dropped.
-    pub async fn release_claim(
+    pub async fn release(
         self: &Arc<Self>,
         request: ReleaseRequest,
         request_id: Arc<str>,
     ) -> Result<Arc<ReleaseRecord>, Problem> {
-        let work = |manager: Arc<Self>| async move { manager.release(request, request_id).await };
-        self.complete("release", work).await
+        let releases = self.clone();
+        complete(&self.tasks, "release", async move {
+            releases.carry_out(request, request_id).await
+        })
+        .await
     }
 
-    async fn release(
+    async fn carry_out(
         &self,
         request: ReleaseRequest,
         request_id: Arc<str>,
@@ -76,9 +114,10 @@ impl Manager {
         let found = self.find_claim(&request)?;
         let uid = &found.id.uid;
         // Pods are locked before claims. If another pod comes meanwhile, the check below fails.
-        let _pods = self.pod_locks.take(found.pods.keys().cloned()).await;
-        let _claim = self.claim_locks.take([uid.clone()]).await;
+        let _pods = self.records.lock_pods(found.pods.keys().cloned()).await;
+        let _claim = self.records.lock_claims([uid.clone()]).await;
         let record = self
+            .records
             .table()
             .claim(uid.as_str())
             .cloned()
@@ -89,10 +128,10 @@ impl Manager {
             return Err(Problem::conflict(ProblemCode::ClaimInUse, message));
         }
         let released = self
-            .release_locked(&record, &request.by, &self.driver_call(request_id))
+            .release_locked(&record, &request.by, &self.calls.driver_call(request_id))
             .await;
         // The intent may be durable: then the release is finished without a request.
-        released.inspect_err(|_| self.unprepare_failed.notify_one())
+        released.inspect_err(|_| self.retries.wake())
     }
 
     /// Finishes a release that was begun, in the name of its caller.
@@ -109,15 +148,15 @@ impl Manager {
             uid: Some(uid),
             by,
         };
-        let Err(problem) = self.release(request, request_id).await else {
+        let Err(problem) = self.carry_out(request, request_id).await else {
             tracing::info!(%claim, "finished an interrupted release");
             return;
         };
         // Another request may have finished it meanwhile.
-        let record = self.table().claim(claim.uid.as_str()).cloned();
+        let record = self.records.table().claim(claim.uid.as_str()).cloned();
         if let Some(record) = record {
             tracing::warn!(%claim, %problem, "an interrupted release is still open");
-            self.retry_unprepare(&record, &[]);
+            self.retries.retry_unprepare(&record, &[]);
         }
     }
 
@@ -129,9 +168,10 @@ impl Manager {
         call: &Call,
     ) -> Result<Arc<ReleaseRecord>, Problem> {
         let (record, drivers) = machine::release(record, now_ms(), by);
-        self.commit_claims(vec![record.clone()]).await?;
+        self.records.commit_claims(vec![record.clone()]).await?;
         let work = [(record.clone(), drivers)];
         let results = self
+            .calls
             .call_unprepare(&work, call)
             .await
             .pop()
@@ -141,10 +181,13 @@ impl Manager {
             values: put_back,
             locks: _locks,
         } = self
+            .values
             .restore_released(&record, &results, &RestoreRequest::of(call))
             .await;
         failpoint::pass(Point::ReleasePutBack);
-        self.remove_files(std::slice::from_ref(&record)).await?;
+        self.files
+            .remove_files(std::slice::from_ref(&record))
+            .await?;
         let released = machine::released(&record, results, now_ms(), by);
         let released = Arc::new(ReleaseRecord {
             put_back,
@@ -161,22 +204,22 @@ impl Manager {
         released: &Arc<ReleaseRecord>,
     ) -> Result<(), Problem> {
         let uid = &record.id.uid;
-        let outdated = self.table().outdated_releases(uid);
+        let outdated = self.records.table().outdated_releases(uid);
         let mut changes = vec![Change::PutReleased(released.clone())];
         changes.extend(outdated.iter().cloned().map(Change::DeleteReleased));
         let pods: BTreeSet<_> = record.pods.keys().cloned().collect();
-        self.forget(std::slice::from_ref(uid), &pods, changes, Undo::default())
+        self.unprepares
+            .forget(std::slice::from_ref(uid), &pods, changes, Undo::default())
             .await?;
-        self.table().put_released(released.clone(), &outdated);
-        self.unprepare_retries.lock().clear(uid);
-        self.prepare_retries
-            .lock()
-            .forget(|_, claim| claim.uid == *uid);
+        self.records
+            .table()
+            .put_released(released.clone(), &outdated);
+        self.retries.forget_claim(uid);
         Ok(())
     }
 
     fn find_claim(&self, request: &ReleaseRequest) -> Result<Arc<ClaimRecord>, Problem> {
-        let table = self.table();
+        let table = self.records.table();
         let is_named = |record: &&Arc<ClaimRecord>| {
             record.id.namespace == request.namespace && record.id.name == request.name
         };

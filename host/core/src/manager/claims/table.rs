@@ -195,6 +195,19 @@ impl ClaimTable {
         uids.filter_map(|uid| self.claims.get(uid))
     }
 
+    /// What pods have of device plugins without an adapter, by resource.
+    pub fn taken_of_plugins(&self) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
+        let mut taken: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
+        for claim in self.claims().filter(|claim| claim.is_of_plugin()) {
+            let Some(of) = &claim.resource else { continue };
+            taken
+                .entry(of.resource.clone())
+                .or_default()
+                .extend(of.devices.keys().cloned());
+        }
+        taken
+    }
+
     /// Sets a claim's record and returns the one before.
     pub fn put(&mut self, record: Arc<ClaimRecord>) -> Option<Arc<ClaimRecord>> {
         let uid = &record.id.uid;
@@ -319,29 +332,29 @@ impl ClaimTable {
 
 /// The table's state before changes that are not durable yet.
 #[derive(Default)]
-pub(super) struct Undo {
+pub(in crate::manager) struct Undo {
     claims: Vec<(Uid, Option<Arc<ClaimRecord>>)>,
     pods: Vec<(Uid, Option<Arc<PodRecord>>)>,
 }
 
 impl Undo {
-    pub(super) fn put(&mut self, table: &mut ClaimTable, record: &Arc<ClaimRecord>) {
+    pub(in crate::manager) fn put(&mut self, table: &mut ClaimTable, record: &Arc<ClaimRecord>) {
         self.claims
             .push((record.id.uid.clone(), table.put(record.clone())));
     }
 
-    pub(super) fn put_pod(&mut self, table: &mut ClaimTable, record: &Arc<PodRecord>) {
+    pub(in crate::manager) fn put_pod(&mut self, table: &mut ClaimTable, record: &Arc<PodRecord>) {
         self.pods
             .push((record.pod.uid.clone(), table.put_pod(record.clone())));
     }
 
-    pub(super) fn remove_pod(&mut self, table: &mut ClaimTable, uid: &Uid) {
+    pub(in crate::manager) fn remove_pod(&mut self, table: &mut ClaimTable, uid: &Uid) {
         self.pods
             .push((uid.clone(), table.remove_pod(uid.as_str())));
     }
 
     /// Undoes the newest change first.
-    pub(super) fn restore(self, table: &mut ClaimTable) {
+    pub(in crate::manager) fn restore(self, table: &mut ClaimTable) {
         for (uid, before) in self.claims.into_iter().rev() {
             drop(table.remove(&uid));
             before.map(|record| table.put(record));
@@ -376,7 +389,7 @@ fn digests(record: &ClaimRecord) -> impl Iterator<Item = &str> {
         .filter(|digest| !digest.is_empty())
 }
 
-pub(super) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {
+pub(in crate::manager) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {
     format!("{driver}/{pool}/{device}")
 }
 

@@ -52,7 +52,7 @@ async fn a_repeated_prepare_calls_no_driver_and_answers_the_same() {
     daemon.stop().await;
     let daemon = home.start();
     assert_eq!(
-        daemon.manager.pod("uid-a").unwrap().containers,
+        daemon.manager.pods.get("uid-a").unwrap().containers,
         first.containers,
         "from the checkpoint"
     );
@@ -98,11 +98,11 @@ async fn a_claim_that_no_container_uses_is_prepared_all_the_same() {
 #[tokio::test]
 async fn an_unprepare_calls_the_driver_and_removes_the_file_and_the_record() {
     let (home, daemon, a, gpu) = with_prepared().await;
-    assert!(daemon.manager.might_need_unprepare("uid-a"));
+    assert!(daemon.manager.pods.might_need_unprepare("uid-a"));
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
     assert_eq!(gpu.calls().unprepare[0][0].memo, b"call 1");
     assert!(daemon.cdi_files().is_empty() && daemon.is_empty());
-    assert!(!daemon.manager.might_need_unprepare("uid-a"));
+    assert!(!daemon.manager.pods.might_need_unprepare("uid-a"));
     assert_eq!(daemon.unprepare(&a).await, [], "what is unknown is done");
     assert_eq!(gpu.counts(), (1, 1));
 
@@ -194,7 +194,7 @@ async fn a_claim_of_no_driver_no_device_or_no_name_is_refused_before_anything_is
         ]
     );
     assert_eq!(daemon.commits(), before);
-    assert!(daemon.manager.pods().is_empty());
+    assert!(daemon.manager.pods.list().is_empty());
 }
 
 #[tokio::test]
@@ -227,7 +227,7 @@ async fn a_claim_keeps_its_device_and_the_hardware_behind_it_from_being_held_alo
             ..super::machine::DeviceFacts::default()
         };
         let holds = facts.exclusive_holds(&driver(short), "pool", device);
-        let holders = daemon.manager.table().holders(&holds);
+        let holders = daemon.manager.records.table().holders(&holds);
         holders
             .into_iter()
             .map(|claim| claim.name.to_string())
@@ -285,7 +285,7 @@ async fn a_known_claim_with_another_allocation_is_refused_and_stays_as_it_is() {
         ["allocation-changed"]
     );
     assert_eq!(
-        daemon.manager.pod("uid-a").unwrap().containers,
+        daemon.manager.pods.get("uid-a").unwrap().containers,
         first.containers
     );
 }
@@ -298,17 +298,19 @@ async fn pods_are_unprepared_by_name_where_the_uid_is_not_known() {
     assert_eq!(
         daemon
             .manager
-            .unprepare_pod(of(&pod("b").name), "test".into())
+            .pods
+            .unprepare(of(&pod("b").name), "test".into())
             .await,
         Ok(vec![])
     );
     let outcomes = daemon
         .manager
-        .unprepare_pod(of(&a.name), "test".into())
+        .pods
+        .unprepare(of(&a.name), "test".into())
         .await
         .unwrap();
     assert_eq!((outcomes.len(), &outcomes[0].pod), (1, &a));
-    assert!(daemon.manager.claims().is_empty());
+    assert!(daemon.manager.records.claims().is_empty());
 }
 
 #[tokio::test]
@@ -316,7 +318,7 @@ async fn a_driver_sees_its_own_prepared_claims() {
     let (_home, daemon, a, _gpu, nic) = with_two_drivers();
     nic.reply("uid-both", Reply::Refuse(transient()));
     daemon.prepare(&a, &["both"]).await;
-    let prepared = &daemon.manager.claims;
+    let prepared = &daemon.claims;
     assert_eq!(
         prepared.after(&driver("gpu"), None, None, 9)[0]
             .claim
@@ -343,6 +345,7 @@ async fn a_driver_sees_its_own_prepared_claims() {
     assert_eq!(
         daemon
             .manager
+            .records
             .users_of_device(&driver("nic"), "pool", "0")
             .len(),
         1

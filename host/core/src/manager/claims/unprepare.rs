@@ -4,23 +4,23 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
-use super::calls::are_pure;
-use super::files::Nodes;
+use super::calls::{DriverCalls, Outcomes, Work, are_pure};
+use super::files::{Nodes, SpecFiles};
 use super::machine::{self, UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep};
-use super::prepare::{Outcomes, Work};
+use super::retries::Retries;
 use super::table::Undo;
-use super::values::RestoreRequest;
+use super::values::{RecordedValues, RestoreRequest};
 use super::{ClaimEnd, ClaimOutcome};
-use crate::cdi::{self, CdiError};
+use crate::adapters::Adapters;
+use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::Call;
-use crate::manager::Manager;
+use crate::manager::handles::Handles;
+use crate::manager::records::RecordStore;
+use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
-use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemCode, Uid};
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, Uid};
 
 impl<'a> UnprepareRequest<'a> {
     fn pod(self) -> Option<&'a Uid> {
@@ -41,18 +41,43 @@ impl<'a> UnprepareRequest<'a> {
     }
 }
 
-impl Manager {
+/// Unprepares claims, and removes the records of those that are unprepared.
+pub(crate) struct Unprepares {
+    records: Arc<RecordStore>,
+    files: Arc<SpecFiles>,
+    retries: Arc<Retries>,
+    calls: Arc<DriverCalls>,
+    values: Arc<RecordedValues>,
+    registry: Registry,
+    /// They have to know what pods have by the plugins' IDs.
+    adapters: Option<Adapters>,
+}
+
+impl Unprepares {
+    pub(in crate::manager) fn new(handles: &Handles) -> Self {
+        Self {
+            records: handles.records.clone(),
+            files: handles.files.clone(),
+            retries: handles.retries.clone(),
+            calls: handles.calls.clone(),
+            values: handles.values.clone(),
+            registry: handles.registry.clone(),
+            adapters: handles.adapters.clone(),
+        }
+    }
+
     /// Unprepares the claims of a pod whose lock the caller has.
     pub(crate) async fn unprepare_claims_of(
         &self,
         pod: &ObjectRef,
-        call: &Call,
+        request_id: Arc<str>,
     ) -> Vec<ClaimOutcome> {
-        let claims = self.table().claims_of_pod(pod.uid.as_str());
+        let call = self.calls.driver_call(request_id);
+        let claims = self.records.table().claims_of_pod(pod.uid.as_str());
         let uids: Vec<_> = claims.iter().map(|claim| claim.id.uid.clone()).collect();
-        let _claims = self.claim_locks.take(uids.iter().cloned()).await;
+        let _claims = self.records.lock_claims(uids.iter().cloned()).await;
         let mut ends = self
-            .unprepare_claims(&uids, UnprepareRequest::Pod(&pod.uid), call)
+            .unprepare_claims(&uids, UnprepareRequest::Pod(&pod.uid), &call)
             .await;
         if claims.is_empty()
             && let Err(problem) = self
@@ -85,7 +110,7 @@ impl Manager {
         by: UnprepareRequest<'_>,
         request_id: Arc<str>,
     ) -> Result<(), Problem> {
-        let _claim = self.claim_locks.take([uid.clone()]).await;
+        let _claim = self.records.lock_claims([uid.clone()]).await;
         self.unprepare_locked_claim(uid, by, request_id).await
     }
 
@@ -95,7 +120,7 @@ impl Manager {
         by: UnprepareRequest<'_>,
         request_id: Arc<str>,
     ) -> Result<(), Problem> {
-        let call = self.driver_call(request_id);
+        let call = self.calls.driver_call(request_id);
         let end = self
             .unprepare_claims(std::slice::from_ref(uid), by, &call)
             .await
@@ -114,7 +139,7 @@ impl Manager {
         let work: Vec<Work> = records.into_iter().map(roll_back).collect();
         let mut undo = Undo::default();
         {
-            let mut table = self.table();
+            let mut table = self.records.table();
             work.iter()
                 .for_each(|(record, _)| undo.put(&mut table, record));
         }
@@ -122,9 +147,9 @@ impl Manager {
             .iter()
             .map(|(record, _)| Change::PutClaim(Arc::clone(record)))
             .collect();
-        if self.commit(changes, undo).await.is_ok() {
+        if self.records.commit(changes, undo).await.is_ok() {
             failpoint::pass(Point::RollbackIntended);
-            let results = self.call_unprepare(&work, call).await;
+            let results = self.calls.call_unprepare(&work, call).await;
             self.remove_unprepared(
                 work,
                 results,
@@ -149,7 +174,7 @@ impl Manager {
         let (mut ends, mut undo) = (Outcomes::new(), Undo::default());
         let (mut work, mut left): (Vec<Work>, Vec<Arc<ClaimRecord>>) = Default::default();
         let removed_pod = {
-            let mut table = self.table();
+            let mut table = self.records.table();
             for uid in uids {
                 match machine::unprepare(&table, uid, by, now_ms()) {
                     UnprepareStep::Nothing => {
@@ -164,7 +189,7 @@ impl Manager {
                         // A request calls all drivers; a retry calls those whose backoff has ended.
                         let is_retry = matches!(by, UnprepareRequest::Retry);
                         let drivers = if is_retry {
-                            self.due_drivers(&record)
+                            self.retries.due_drivers(&record)
                         } else {
                             drivers
                         };
@@ -187,8 +212,8 @@ impl Manager {
         let mut results = None;
         if left.is_empty() && !matches!(by, UnprepareRequest::Retry) && self.needs_no_intent(&work)
         {
-            self.report_claims(&records);
-            let called = self.call_unprepare(&work, call).await;
+            self.records.report_claims(&records);
+            let called = self.calls.call_unprepare(&work, call).await;
             if all_gone(&work, &called) {
                 ends.extend(
                     self.remove_at_once(&records, pod.is_some(), changes, undo)
@@ -200,29 +225,29 @@ impl Manager {
             results = Some(called);
         }
         changes.extend(records.iter().cloned().map(Change::PutClaim));
-        if let Err(problem) = self.commit(changes, undo).await {
+        if let Err(problem) = self.records.commit(changes, undo).await {
             ends.extend(
                 records
                     .iter()
                     .map(|record| (record.id.uid.clone(), Err(problem.clone()))),
             );
             work.iter()
-                .for_each(|(record, _)| self.retry_unprepare(record, &[]));
+                .for_each(|(record, _)| self.retries.retry_unprepare(record, &[]));
             return ends;
         }
         failpoint::pass(Point::UnprepareIntended);
         if results.is_none() {
-            self.report_claims(&records);
+            self.records.report_claims(&records);
         }
         // A file names the pods of its claim: one that left must not come back with a claim that is rebuilt from it.
-        self.check_files(&left, Nodes::Checked).await;
+        self.files.check_files(&left, Nodes::Checked).await;
         ends.extend(
             left.into_iter()
                 .map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))),
         );
         let results = match results {
             Some(results) => results,
-            None => self.call_unprepare(&work, call).await,
+            None => self.calls.call_unprepare(&work, call).await,
         };
         self.remove_unprepared(work, results, pod.is_some(), by.part(), call, &mut ends)
             .await;
@@ -241,7 +266,7 @@ impl Manager {
                 && self.values.of(&record.id.uid).is_none()
                 && drivers.iter().all(is_same)
         };
-        are_pure(&self.callees(work)) && work.iter().all(is_as_prepared)
+        are_pure(&self.calls.callees(work)) && work.iter().all(is_as_prepared)
     }
 
     /// Removes claims that are unprepared and of which the checkpoint has no intent. If that fails, they are as before the request.
@@ -257,15 +282,16 @@ impl Manager {
             .await
             .map(|()| ClaimEnd::Unprepared);
         if end.is_err() {
-            let claim =
-                |record: &Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).cloned();
+            let claim = |record: &Arc<ClaimRecord>| {
+                self.records.table().claim(record.id.uid.as_str()).cloned()
+            };
             let restored: Vec<_> = gone.iter().filter_map(claim).collect();
-            self.check_files(&restored, Nodes::Checked).await;
-            self.report_claims(&restored);
+            self.files.check_files(&restored, Nodes::Checked).await;
+            self.records.report_claims(&restored);
         }
         gone.iter()
             .map(|record| {
-                self.unprepare_retries.lock().clear(&record.id.uid);
+                self.retries.clear_unprepare(&record.id.uid);
                 (record.id.uid.clone(), end.clone())
             })
             .collect()
@@ -288,9 +314,12 @@ impl Manager {
         let (mut gone, mut stay) = (Vec::new(), Vec::new());
         let restore = RestoreRequest::of(call);
         for ((record, _), results) in work.iter().zip(&mut results) {
-            let restored = self.restore_unfinished(record, results, &restore).await;
+            let restored = self
+                .values
+                .restore_unfinished(record, results, &restore)
+                .await;
             // Before the next claim: the last of the claims that share a value restores it.
-            self.end_values(record, results).await;
+            self.values.end_values(record, results).await;
             drop(restored);
             self.remove_files_of_parts(record, results).await;
             let uid = record.id.uid.clone();
@@ -323,9 +352,9 @@ impl Manager {
         for ((record, _), results) in work.iter().zip(&results) {
             let uid = &record.id.uid;
             if open.contains(uid) || matches!(ends.get(uid), Some(Err(_))) {
-                self.retry_unprepare(record, results);
+                self.retries.retry_unprepare(record, results);
             } else {
-                self.unprepare_retries.lock().clear(uid);
+                self.retries.clear_unprepare(uid);
             }
         }
     }
@@ -336,9 +365,9 @@ impl Manager {
             return Vec::new();
         }
         let uids: Vec<_> = rest.iter().map(|record| record.id.uid.clone()).collect();
-        let Err(problem) = self.commit_claims(rest).await else {
+        let Err(problem) = self.records.commit_claims(rest).await else {
             // A prepare that waits for a part that was unprepared decides again.
-            self.claims_freed.send_modify(|count| *count += 1);
+            self.records.report_freed();
             return Vec::new();
         };
         tracing::warn!(%problem, "the outcome of an unprepare is not in the checkpoint");
@@ -359,26 +388,12 @@ impl Manager {
         let names = unprepared()
             .map(|(driver, _, _)| cdi::file_name(driver, &record.id.uid))
             .collect();
-        if let Err(problem) = self.remove_files_named(names).await {
+        if let Err(problem) = self.files.remove_files_named(names).await {
             let outcomes = results.iter_mut().map(|(_, outcome, _)| outcome);
             outcomes
                 .filter(|outcome| outcome.is_ok())
                 .for_each(|outcome| *outcome = Err(problem.clone()));
         }
-    }
-
-    pub(super) fn retry_unprepare(&self, record: &ClaimRecord, results: &[UnprepareResult]) {
-        let problems = results
-            .iter()
-            .filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
-        let serving = self.serving_of(record);
-        self.unprepare_retries.lock().failed(
-            &record.id.uid,
-            serving,
-            &problems.collect(),
-            Instant::now(),
-        );
-        self.unprepare_failed.notify_one();
     }
 
     /// Removes the CDI files of claims, then their records, with those of pods that hold nothing else, and makes `changes` that are in
@@ -393,8 +408,8 @@ impl Manager {
         if gone.is_empty() {
             return Ok(());
         }
-        if let Err(problem) = self.remove_files(gone).await {
-            undo.restore(&mut self.table());
+        if let Err(problem) = self.files.remove_files(gone).await {
+            undo.restore(&mut self.records.table());
             return Err(problem);
         }
         let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
@@ -406,8 +421,8 @@ impl Manager {
         if !pods_locked {
             // Pods are locked before claims, so none is waited for here: one with a request under way is removed later.
             let mut try_lock = |pod: &Uid| {
-                self.pod_locks
-                    .try_take(pod)
+                self.records
+                    .try_lock_pod(pod)
                     .map(|lock| locks.push(lock))
                     .is_some()
             };
@@ -418,29 +433,40 @@ impl Manager {
         Ok(())
     }
 
-    pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
-        let names = |record: &Arc<ClaimRecord>| {
-            let drivers = record.allocation.drivers().into_iter();
-            drivers
-                .map(|driver| cdi::file_name(driver, &record.id.uid))
-                .collect::<Vec<_>>()
-        };
-        self.remove_files_named(gone.iter().flat_map(names).collect())
-            .await
+    /// Removes claims and pods from the records (`RecordStore::remove`), with all that follows.
+    pub(super) async fn forget(
+        &self,
+        uids: &[Uid],
+        pods: &BTreeSet<Uid>,
+        changes: Vec<Change>,
+        undo: Undo,
+    ) -> Result<(), Problem> {
+        let gone = self.records.remove(uids, pods, changes, undo).await?;
+        self.report_gone(&gone);
+        self.tell_adapters();
+        self.records.report_freed();
+        Ok(())
     }
 
-    async fn remove_files_named(&self, names: Vec<String>) -> Result<(), Problem> {
-        self.remove_metadata(&names);
-        match self.cdi.remove(names).await {
-            // A file of another program under our name: ours is gone.
-            Ok(()) | Err(CdiError::Foreign(_)) => {}
-            Err(error) => {
-                let message = format!("remove CDI files: {}", chain(&error));
-                return Err(Problem::unavailable(ProblemCode::CdiNotRemoved, message));
-            }
+    /// Reports claims that are not in the table any more.
+    pub(super) fn report_gone(&self, gone: &[Arc<ClaimRecord>]) {
+        for record in gone {
+            self.files.set_file_conditions(record, Vec::new());
+            self.records.report_gone(&record.id);
         }
-        failpoint::pass(Point::UnprepareFilesRemoved);
-        Ok(())
+        self.records.report_statuses(gone);
+    }
+
+    /// Tells the adapters what pods have by the plugins' IDs, from the time before them.
+    fn tell_adapters(&self) {
+        if let Some(adapters) = self
+            .adapters
+            .as_ref()
+            .filter(|adapters| adapters.has_taken())
+        {
+            let taken = self.records.table().taken_of_plugins();
+            adapters.set_taken(&taken);
+        }
     }
 }
 

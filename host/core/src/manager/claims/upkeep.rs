@@ -2,25 +2,54 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
 use super::machine::UnprepareRequest;
-use super::prepare_retry::DriverRevision;
+use super::release::Releases;
+use super::retries::Retries;
 use super::table::Undo;
-use super::unprepare_retry::Serving;
-use crate::manager::Manager;
-use nodedock_model::{ClaimRecord, DriverName, Uid};
+use super::unprepare::Unprepares;
+use super::values::RecordedValues;
+use crate::manager::handles::Handles;
+use crate::manager::records::RecordStore;
+use crate::registry::Registry;
+use nodedock_base::error::chain;
+use nodedock_base::tasks::Tasks;
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, Uid};
 
-/// Delay after the start before an interrupted release is completed without all drivers of the claim: installed drivers are loaded by then.
-pub(crate) const RELEASE_GRACE: Duration = Duration::from_secs(15);
+/// The owner of the task that finishes what was interrupted.
+pub(crate) struct Unfinished {
+    records: Arc<RecordStore>,
+    unprepares: Arc<Unprepares>,
+    releases: Arc<Releases>,
+    retries: Arc<Retries>,
+    values: Arc<RecordedValues>,
+    registry: Registry,
+    tasks: Tasks,
+}
 
-impl Manager {
+impl Unfinished {
+    pub(in crate::manager) fn new(
+        handles: &Handles,
+        unprepares: Arc<Unprepares>,
+        releases: Arc<Releases>,
+    ) -> Self {
+        Self {
+            records: handles.records.clone(),
+            unprepares,
+            releases,
+            retries: handles.retries.clone(),
+            values: handles.values.clone(),
+            registry: handles.registry.clone(),
+            tasks: handles.tasks.clone(),
+        }
+    }
+
     /// Finishes unprepares that a crash, an absent driver or an error interrupted: at the start, whenever a driver begins to serve, and
     /// for each claim after its backoff. A release is finished when all of the claim's drivers serve, and some time after the start
     /// without the others.
-    pub(crate) async fn resume_unprepares(&self) {
+    pub(crate) async fn resume_unprepares(self: Arc<Self>) {
         self.resume_values().await;
         let mut serving = self.registry.serving_changes();
         loop {
@@ -45,7 +74,7 @@ impl Manager {
                 // A change that is not seen here is seen in the next round.
                 changed = serving.changed() => if changed.is_err() { return },
                 // The permit stays until it is consumed.
-                () = self.unprepare_failed.notified() => {}
+                () = self.retries.woken() => {}
                 () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
             }
         }
@@ -54,63 +83,16 @@ impl Manager {
     /// Claims that wait for an unprepare, with the time of the next attempt.
     fn open_unprepares(&self, now: Instant) -> Vec<(Uid, Instant)> {
         let open: Vec<_> = self
+            .records
             .table()
             .claims()
             .filter(|record| record.is_leaving())
             .cloned()
             .collect();
-        let next =
-            |record: Arc<ClaimRecord>| Some((record.id.uid.clone(), self.next_try(&record, now)?));
-        open.into_iter().filter_map(next).collect()
-    }
-
-    /// Those drivers of the parts to unprepare that serve now.
-    pub(super) fn serving_of(&self, record: &ClaimRecord) -> Serving {
-        let revision = |name: &DriverName| {
-            Some((
-                name.clone(),
-                DriverRevision::of(&self.registry.serving(name).ok()?),
-            ))
+        let next = |record: Arc<ClaimRecord>| {
+            Some((record.id.uid.clone(), self.retries.next_try(&record, now)?))
         };
-        record
-            .leaving()
-            .filter_map(|(driver, _)| revision(driver))
-            .collect()
-    }
-
-    /// When an unprepare is retried. None: when a driver of the claim serves.
-    fn next_try(&self, record: &ClaimRecord, now: Instant) -> Option<Instant> {
-        if !record.is_leaving() {
-            return None;
-        }
-        let serving = self.serving_of(record);
-        if record.releasing.is_some() {
-            return Some(self.next_release(record, &serving, now));
-        }
-        self.unprepare_retries.lock().next(record, &serving, now)
-    }
-
-    /// When a release that was begun is finished. At a start no driver serves yet: those that come are waited for, for some time.
-    fn next_release(&self, record: &ClaimRecord, serving: &Serving, now: Instant) -> Instant {
-        let next = self
-            .unprepare_retries
-            .lock()
-            .again(&record.id.uid)
-            .unwrap_or(now);
-        let all_serve = serving.len() == record.drivers.len();
-        if all_serve {
-            next
-        } else {
-            next.max(self.started + RELEASE_GRACE)
-        }
-    }
-
-    /// The drivers to call if the claim is retried now.
-    pub(super) fn due_drivers(&self, record: &ClaimRecord) -> Vec<DriverName> {
-        let serving = self.serving_of(record);
-        self.unprepare_retries
-            .lock()
-            .drivers(record, &serving, Instant::now())
+        open.into_iter().filter_map(next).collect()
     }
 
     /// Finishes unprepares: claims of one driver one after the other, drivers in parallel, so that a driver that hangs delays no other's.
@@ -120,7 +102,7 @@ impl Manager {
             let first = |record: &Arc<ClaimRecord>| {
                 record.leaving().next().map(|(driver, _)| driver.clone())
             };
-            let driver = self.table().claim(uid.as_str()).and_then(first);
+            let driver = self.records.table().claim(uid.as_str()).and_then(first);
             groups.entry(driver).or_default().push(uid);
         }
         let groups = groups.into_values().map(|uids| async move {
@@ -137,15 +119,18 @@ impl Manager {
     async fn finish_one(&self, uid: &Uid) {
         let begun =
             |record: &Arc<ClaimRecord>| Some((record.id.clone(), record.releasing.clone()?));
-        let release = self.table().claim(uid.as_str()).and_then(begun);
+        let release = self.records.table().claim(uid.as_str()).and_then(begun);
         if let Some((claim, by)) = release {
-            return self.finish_release(&claim, by).await;
+            return self.releases.finish_release(&claim, by).await;
         }
         let pods = self.finish_unprepare(uid).await;
         // After the claim's lock was dropped: pods are locked before claims.
-        let _pods = self.pod_locks.take(pods.iter().cloned()).await;
+        let _pods = self.records.lock_pods(pods.iter().cloned()).await;
         if !pods.is_empty()
-            && let Err(problem) = self.forget(&[], &pods, Vec::new(), Undo::default()).await
+            && let Err(problem) = self
+                .unprepares
+                .forget(&[], &pods, Vec::new(), Undo::default())
+                .await
         {
             tracing::warn!(%problem, "pods without claims stay in the checkpoint");
         }
@@ -153,17 +138,22 @@ impl Manager {
 
     /// Returns the pods that held the claim and hold nothing now, if it is gone.
     async fn finish_unprepare(&self, uid: &Uid) -> BTreeSet<Uid> {
-        let _claim = self.claim_locks.take([uid.clone()]).await;
+        let _claim = self.records.lock_claims([uid.clone()]).await;
         let now = Instant::now();
         let is_due = |record: &Arc<ClaimRecord>| {
-            record.releasing.is_none() && self.next_try(record, now).is_some_and(|at| at <= now)
+            record.releasing.is_none()
+                && self
+                    .retries
+                    .next_try(record, now)
+                    .is_some_and(|at| at <= now)
         };
-        let record = self.table().claim(uid.as_str()).cloned();
+        let record = self.records.table().claim(uid.as_str()).cloned();
         let Some(record) = record.filter(is_due) else {
             return BTreeSet::new();
         };
         let request_id = format!("resume-{uid}").into();
         match self
+            .unprepares
             .unprepare_locked_claim(uid, UnprepareRequest::Retry, request_id)
             .await
         {
@@ -180,11 +170,44 @@ impl Manager {
 
     /// Those of a claim's pods that have a record and no claim: a request of theirs was under way when the claim was removed.
     fn empty_pods(&self, record: &ClaimRecord) -> BTreeSet<Uid> {
-        let (table, pods) = (self.table(), record.pods.keys().cloned().collect());
+        let (table, pods) = (self.records.table(), record.pods.keys().cloned().collect());
         let empty = table.pods_with_nothing_but(&pods, &[]).into_iter();
         empty
             .filter(|pod| table.pod(pod.as_str()).is_some())
             .cloned()
             .collect()
+    }
+
+    /// At the start: removes values of earlier boots and of unknown claims.
+    pub(crate) async fn resume_values(&self) {
+        self.adopt_releases().await;
+        let is_known = |uid: &Uid| self.records.table().is_known(uid.as_str());
+        if let Err(error) = self.values.tidy(is_known).await {
+            tracing::warn!(
+                error = chain(&error),
+                "sysfs values of another boot stay in the checkpoint"
+            );
+        }
+    }
+
+    /// Takes into the claims' records what an older release of this program noted with their values, which end with their boot.
+    async fn adopt_releases(&self) {
+        for (uid, by) in self.values.take_releasing() {
+            let _claim = self.records.lock_claims([uid.clone()]).await;
+            let known = self.records.table().claim(uid.as_str()).cloned();
+            let is_open = |known: &Arc<ClaimRecord>| {
+                known.state == ClaimState::Unpreparing && known.releasing.is_none()
+            };
+            let Some(known) = known.filter(is_open) else {
+                continue;
+            };
+            let record = ClaimRecord {
+                releasing: Some(by),
+                ..ClaimRecord::clone(&known)
+            };
+            if let Err(problem) = self.records.commit_claims(vec![record.into()]).await {
+                tracing::warn!(claim = %known.id, %problem, "a release that was begun is finished like an unprepare");
+            }
+        }
     }
 }

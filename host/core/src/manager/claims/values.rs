@@ -84,7 +84,7 @@ impl RecordedValues {
 
     /// Commits changes, and with those of claims' records what they mean for values: values of written claims as they are now, and the
     /// end of deleted claims' values and of those of `drivers`. An end that does not become durable is undone.
-    pub(super) async fn commit_claims(
+    pub(in crate::manager) async fn commit_claims(
         &self,
         changes: Vec<Change>,
         drivers: Vec<(Uid, DriverName)>,

@@ -1,18 +1,27 @@
 //! Chooses the devices of a pod's containers, and makes the claims that have them. The claims are prepared like all others.
 
+mod snapshot;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use self::snapshot::Snapshot;
 use super::entry::{self, Choices, Chosen, Entry, Key};
 use super::reuse::Reuse;
-use super::snapshot::Snapshot;
-use super::{ResourceOutcome, ResourceSource};
+use super::{Devices, ResourceSource};
+use crate::manager::claims::hardware::Holds;
 use crate::manager::claims::machine::UnprepareRequest;
-use crate::manager::{Manager, interrupted};
+use crate::manager::claims::source::ClaimSource;
+use crate::manager::claims::unprepare::Unprepares;
+use crate::manager::records::RecordStore;
 use nodedock_allocator::resource::{self as choose, DeviceNodes, Step, Want, closest};
+use nodedock_base::locks::Locks;
+use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     ExtendedResource, ObjectRef, PluginDevice, PodRequest, PooledClaim, Problem, ProblemCode, Uid,
     limit, plugin_driver,
@@ -51,28 +60,82 @@ impl Job<'_> {
 
 /// What a request has reserved for a pod: when it ends, in whatever way, the pod's claims have what it was given.
 pub(in crate::manager) struct Reservations<'a> {
-    manager: &'a Manager,
+    choices: &'a DeviceChoices,
     pod: &'a Uid,
 }
 
 impl Drop for Reservations<'_> {
     fn drop(&mut self) {
         let reserved: Vec<_> = {
-            let mut state = self.manager.devices();
-            let own = state
-                .chosen
-                .extract_if(.., |_, known| known.pod == *self.pod);
+            let mut chosen = self.choices.chosen.lock();
+            let own = chosen.extract_if(.., |_, known| known.pod == *self.pod);
             own.map(|(_, known)| known.resource).collect()
         };
         if !reserved.is_empty() {
-            self.manager.report_resources(reserved);
+            self.choices.devices.report_resources(reserved);
         }
     }
 }
 
-impl Manager {
+/// The owner of choices of devices for containers, until their claims are in the table.
+pub struct DeviceChoices {
+    records: Arc<RecordStore>,
+    holds: Arc<Holds>,
+    unprepares: Arc<Unprepares>,
+    devices: Arc<Devices>,
+    source: Arc<dyn ClaimSource>,
+    tasks: Tasks,
+    settings: ChoiceSettings,
+    /// One choice at a time of a resource's devices; no request has two of these locks.
+    resource_locks: Locks<ExtendedResource>,
+    /// Devices for claims that are not in the table yet, by the claim's UID. Not locked over an await.
+    chosen: Mutex<BTreeMap<Uid, Reserved>>,
+}
+
+/// Deadlines and facts of the node for choices.
+pub(in crate::manager) struct ChoiceSettings {
+    /// Deadline of a device plugin's calls while devices are chosen.
+    pub(in crate::manager) call_deadline: Duration,
+    /// How long a choice waits for devices.
+    pub(in crate::manager) exclusive_wait: Duration,
+    /// NUMA nodes of this machine, ascending.
+    pub(in crate::manager) numa_nodes: Vec<u32>,
+    /// A kubelet allocates the devices of native device plugins.
+    pub(in crate::manager) kubelet_allocates: bool,
+}
+
+/// Devices that a pod is about to have by a claim.
+struct Reserved {
+    pod: Uid,
+    resource: ExtendedResource,
+    devices: BTreeSet<String>,
+}
+
+impl DeviceChoices {
+    pub(in crate::manager) fn new(
+        records: Arc<RecordStore>,
+        holds: Arc<Holds>,
+        unprepares: Arc<Unprepares>,
+        devices: Arc<Devices>,
+        source: Arc<dyn ClaimSource>,
+        tasks: Tasks,
+        settings: ChoiceSettings,
+    ) -> Self {
+        Self {
+            records,
+            holds,
+            unprepares,
+            devices,
+            source,
+            tasks,
+            settings,
+            resource_locks: Locks::default(),
+            chosen: Mutex::default(),
+        }
+    }
+
     pub(in crate::manager) fn reservations<'a>(&'a self, pod: &'a Uid) -> Reservations<'a> {
-        Reservations { manager: self, pod }
+        Reservations { choices: self, pod }
     }
 
     /// Chooses the devices of a pod whose lock the caller has, and reserves them as long as the caller has `reservations`. What the pod's claims
@@ -88,7 +151,7 @@ impl Manager {
         if wants.is_empty() {
             return Choices::new();
         }
-        let before = entry::entries(&self.table(), request.pod.uid.as_str());
+        let before = entry::entries(&self.records.table(), request.pod.uid.as_str());
         let job = Job {
             pod: &request.pod,
             before,
@@ -103,30 +166,6 @@ impl Manager {
             .into_iter()
             .map(|(resource, wants)| self.choose_of(&job, resource, wants));
         join_all(choices).await.into_iter().flatten().collect()
-    }
-
-    /// What was chosen for each container and resource of a request.
-    pub(in crate::manager) fn outcomes(
-        request: &PodRequest,
-        choices: &Choices,
-    ) -> Vec<ResourceOutcome> {
-        let outcome = |key: Key| {
-            let end = choices
-                .get(&key)
-                .cloned()
-                .unwrap_or_else(|| Err(interrupted()));
-            let (container, resource) = key;
-            if let Err(problem) = &end {
-                tracing::info!(pod = %request.pod, container, %resource, code = problem.code, %problem, "no devices");
-            }
-            let end = end.map(|entry| entry.map(|entry| entry.devices).unwrap_or_default());
-            ResourceOutcome {
-                container,
-                resource,
-                end,
-            }
-        };
-        entry::keys(request).map(outcome).collect()
     }
 
     async fn choose_of(
@@ -145,10 +184,7 @@ impl Manager {
         // One deadline for all containers, and for the wait as well: pods that queue behind a plugin that hangs end with the first.
         let started = Instant::now();
         let deadline = started + self.settings.call_deadline;
-        let (mut freed, mut changed) = (
-            self.claims_freed.subscribe(),
-            self.devices_changed.subscribe(),
-        );
+        let (mut freed, mut changed) = (self.records.freed(), self.devices.changes());
         let mut may_wait = true;
         loop {
             let Ok(lock) = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await
@@ -168,8 +204,8 @@ impl Manager {
                 return choices;
             }
             // Nothing of the pod is reserved while it waits: others may take it.
-            self.devices()
-                .chosen
+            self.chosen
+                .lock()
                 .retain(|_, known| known.pod != job.pod.uid || known.resource != *resource);
             drop(lock);
             tokio::select! {
@@ -217,9 +253,8 @@ impl Manager {
             let is_wait = WAITS.iter().any(|code| problem.code == *code);
             is_wait
                 && self
-                    .devices()
-                    .resources
-                    .source(resource)
+                    .devices
+                    .offer(resource)
                     .is_some_and(|of| of.devices.len() >= count)
         };
         choices.iter().any(is_short)
@@ -228,13 +263,13 @@ impl Manager {
     /// Reserves an entry, so that no other pod takes its devices before its claim is in the table.
     fn reserve(&self, pod: &ObjectRef, entry: &Entry) {
         let devices = entry.devices.keys().cloned().collect();
-        let reserved = super::Reserved {
+        let reserved = Reserved {
             pod: pod.uid.clone(),
             resource: entry.resource.clone(),
             devices,
         };
-        self.devices()
-            .chosen
+        self.chosen
+            .lock()
             .insert(entry.claim.id.uid.clone(), reserved);
     }
 
@@ -245,12 +280,7 @@ impl Manager {
         reuse: &Reuse,
         deadline: Instant,
     ) -> Result<Entry, Problem> {
-        let driver = match self
-            .devices()
-            .resources
-            .source(&want.resource)
-            .map(|offer| offer.source.clone())
-        {
+        let driver = match self.devices.offer(&want.resource).map(|offer| offer.source) {
             Some(ResourceSource::Pools(driver)) => driver,
             _ => plugin_driver(&want.resource),
         };
@@ -299,6 +329,7 @@ impl Manager {
             Step::Chosen(ids) => (ids, snapshot.offer.devices.clone()),
             Step::Open(open) => {
                 let preferred = self
+                    .devices
                     .preferred(&want.resource, &job.request_id, &open.question(), deadline)
                     .await;
                 // The call took some time: the choice is made from the newest list.
@@ -314,7 +345,8 @@ impl Manager {
 
     async fn unprepare_for_pod(&self, job: &Job<'_>, claim: &Uid) -> Result<(), Problem> {
         let by = UnprepareRequest::Pod(&job.pod.uid);
-        self.unprepare_one_claim(claim, by, job.request_id.clone())
+        self.unprepares
+            .unprepare_one_claim(claim, by, job.request_id.clone())
             .await
     }
 

@@ -6,28 +6,34 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use tokio::time::Instant;
 
+use super::Devices;
 use crate::driver::plugin_calls::{self, within};
 use crate::driver::{Call, ClaimDriver, DeviceDriver, Driver, DriverIdentity, Outcomes};
-use crate::manager::{Manager, interrupted, pool_claims};
+use crate::manager::pool_claims;
+use crate::manager::records::RecordStore;
+use crate::manager::request::interrupted;
+use crate::resources::Offer;
 use nodedock_model::{
     ClaimRecord, DeviceAccess, DriverClaim, DriverClaimRecord, ExtendedResource, PluginAnswer,
     PreparedClaim, Problem, ProblemCode, plugin_driver,
 };
 
 pub(super) struct PluginDriver {
-    manager: Weak<Manager>,
+    records: Arc<RecordStore>,
+    devices: Weak<Devices>,
     resource: ExtendedResource,
 }
 
 impl PluginDriver {
-    pub(super) fn driver(manager: &Weak<Manager>, resource: &ExtendedResource) -> Driver {
+    fn driver(devices: &Arc<Devices>, resource: &ExtendedResource) -> Driver {
         let identity = DriverIdentity::of_device_plugin(
             plugin_driver(resource),
             resource,
             source_of(resource),
         );
         let claims = Arc::new(Self {
-            manager: manager.clone(),
+            records: devices.records.clone(),
+            devices: Arc::downgrade(devices),
             resource: resource.clone(),
         });
         Driver {
@@ -43,11 +49,11 @@ impl PluginDriver {
         until: Instant,
         claim: &DriverClaim,
     ) -> Result<PreparedClaim, Problem> {
-        let (manager, resource) = (
-            self.manager.upgrade().ok_or_else(interrupted)?,
+        let (devices, resource) = (
+            self.devices.upgrade().ok_or_else(interrupted)?,
             &self.resource,
         );
-        let known = manager.table().claim(claim.id.uid.as_str()).cloned();
+        let known = self.records.table().claim(claim.id.uid.as_str()).cloned();
         let of = known
             .and_then(|known| known.resource.clone())
             .filter(|of| of.resource == *resource);
@@ -58,17 +64,15 @@ impl PluginDriver {
             );
             Problem::invalid(ProblemCode::AdapterUnknown, message)
         })?;
-        let plugin = manager
+        let plugin = devices
             .plugin(resource)
             .ok_or_else(|| no_plugin(resource))?;
         let ids: Vec<_> = of.devices.into_keys().collect();
         let started = Instant::now();
         let call = plugin_calls::remaining(&call.request_id, until);
-        let hardware = &manager.settings.hardware;
+        let hardware = &devices.settings.hardware;
         let answer = plugin_calls::allocate(resource, plugin.as_ref(), &call, &ids, hardware).await;
-        manager
-            .device_metrics
-            .allocated(resource, started.elapsed());
+        devices.metrics.allocated(resource, started.elapsed());
         let (allocation, nodes) = answer?;
         let pre_start = plugin.options().pre_start_required;
         Ok(PluginAnswer {
@@ -86,8 +90,8 @@ impl ClaimDriver for PluginDriver {
         let until = Instant::now() + call.deadline;
         let mut outcomes = Outcomes::new();
         let mut claims: Vec<_> = claims.iter().collect();
-        if let Some(manager) = self.manager.upgrade() {
-            let table = manager.table();
+        {
+            let table = self.records.table();
             claims.sort_by_cached_key(|claim| pool_claims::place(&table, &claim.id.uid));
         }
         for claim in claims {
@@ -122,10 +126,10 @@ pub(super) fn no_plugin(resource: &ExtendedResource) -> Problem {
     )
 }
 
-impl Manager {
+impl Devices {
     /// Makes the plugin of a resource the driver of the claims that pods have for it.
-    pub(super) fn serve_plugin(&self, resource: &ExtendedResource) {
-        let driver = PluginDriver::driver(&self.this, resource);
+    pub(super) fn serve_plugin(self: &Arc<Self>, resource: &ExtendedResource) {
+        let driver = PluginDriver::driver(self, resource);
         if self.registry.serving(&driver.identity.name).is_ok() {
             return;
         }
@@ -136,9 +140,9 @@ impl Manager {
     }
 
     /// Serves the plugins of which pods had devices before the start: they are freed without their plugin.
-    pub(in crate::manager) fn serve_plugins_of_claims(&self) {
+    pub(super) fn serve_plugins_of_claims(self: &Arc<Self>) {
         let resources: BTreeSet<_> = {
-            let table = self.table();
+            let table = self.records.table();
             let of_plugins = table.claims().filter(|claim| claim.is_of_plugin());
             of_plugins
                 .filter_map(|claim| Some(claim.resource.as_ref()?.resource.clone()))
@@ -152,12 +156,8 @@ impl Manager {
     /// The native device plugin of a resource, while it is connected.
     pub fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
         let known = {
-            let state = self.devices();
-            let offer = state
-                .resources
-                .source(resource)
-                .filter(|offer| offer.is_active());
-            offer.and_then(|offer| offer.plugin.as_ref().map(|(_, driver)| driver.clone()))
+            let offer = self.offer(resource).filter(Offer::is_active);
+            offer.and_then(|offer| offer.plugin.map(|(_, driver)| driver))
         };
         // Pods that had its devices before it was adapted have them by its own IDs.
         known.or_else(|| self.adapters.as_ref()?.plugin(resource))

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Question;
+use super::{Devices, Question};
 use crate::driver::plugin_calls::{self, within};
-use crate::manager::Manager;
 use nodedock_model::{ExtendedResource, Problem, ProblemCode};
 
 /// Deadline of a call: plugins answer from memory.
@@ -17,7 +16,7 @@ const PREFERENCE_PAUSE: Duration = Duration::from_secs(60);
 /// Characters of a fault, which has an ID that the plugin made up.
 const FAULT_SHOWN_MAX: usize = 200;
 
-impl Manager {
+impl Devices {
     /// Returns the devices that the plugin of a resource prefers, as it names them. Empty if it names none, as after a call that failed, which
     /// is a condition of the node.
     pub async fn preferred(
@@ -27,15 +26,20 @@ impl Manager {
         question: &Question,
         deadline: Instant,
     ) -> Vec<String> {
-        let found = self.devices().resources.source(resource).and_then(|offer| {
-            let is_unasked = offer
-                .unasked_until
-                .is_some_and(|until| Instant::now() < until);
-            offer
-                .plugin
-                .clone()
-                .filter(|_| offer.is_active() && !is_unasked)
-        });
+        let found = self
+            .state
+            .lock()
+            .resources
+            .source(resource)
+            .and_then(|offer| {
+                let is_unasked = offer
+                    .unasked_until
+                    .is_some_and(|until| Instant::now() < until);
+                offer
+                    .plugin
+                    .clone()
+                    .filter(|_| offer.is_active() && !is_unasked)
+            });
         let Some((generation, driver)) = found else {
             return Vec::new();
         };
@@ -64,7 +68,8 @@ impl Manager {
                 }
                 Err(failed) => {
                     let until = Instant::now() + PREFERENCE_PAUSE;
-                    self.devices()
+                    self.state
+                        .lock()
                         .resources
                         .leave_unasked(resource, generation, until);
                     (Vec::new(), Some(format!("failed: {failed}")))

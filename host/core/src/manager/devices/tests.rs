@@ -71,7 +71,7 @@ async fn containers_are_given_devices_until_there_are_too_few() {
     assert_eq!(gpu.calls().allocate, [ids(&["dev0", "dev1"])]);
     assert_eq!(nic.calls().allocate, [ids(&["dev0"]), ids(&["dev1"])]);
 
-    let held = daemon.manager.pod("uid-a").unwrap().containers;
+    let held = daemon.manager.pods.get("uid-a").unwrap().containers;
     assert_eq!(held[0].allocation, env("GPU"), "as the plugin said it");
     let view = daemon.view("gpu").unwrap();
     assert_eq!(view.devices[1].pods, [pod("a")]);
@@ -80,7 +80,7 @@ async fn containers_are_given_devices_until_there_are_too_few() {
         (2, 2),
         "allocated or not"
     );
-    assert_eq!(daemon.manager.pods().len(), 2);
+    assert_eq!(daemon.manager.pods.list().len(), 2);
 }
 
 #[tokio::test]
@@ -109,6 +109,7 @@ async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin(
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
     daemon
         .manager
+        .devices
         .plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
     for changed in [0, 1, 3] {
@@ -215,11 +216,14 @@ async fn a_pod_waits_for_devices_that_another_frees() {
 #[tokio::test]
 async fn a_pod_waits_for_devices_that_their_plugin_lists_as_busy() {
     let (_home, daemon, _, id) = waiting(1);
-    daemon.manager.plugin_listed(&id, &[sick("dev0")]);
+    daemon.manager.devices.plugin_listed(&id, &[sick("dev0")]);
     let wanted = app(&[("gpu", 1)]);
     let mut pod = std::pin::pin!(daemon.allocate("a", &wanted));
     assert!(futures::poll!(&mut pod).is_pending());
-    daemon.manager.plugin_listed(&id, &[device("dev0", &[])]);
+    daemon
+        .manager
+        .devices
+        .plugin_listed(&id, &[device("dev0", &[])]);
     assert_eq!(device_ends(&pod.await), ["dev0"]);
 }
 
@@ -241,6 +245,7 @@ async fn a_pod_waits_no_longer_than_a_claim_and_not_for_devices_that_there_are_n
     assert_eq!(started.elapsed().as_secs(), 5);
     daemon
         .manager
+        .devices
         .plugin_listed(&id, &[device("dev0", &[]), sick("dev1")]);
     assert_eq!(daemon.given("a", &[("gpu", 2)]).await, ["too-few-devices"]);
     assert_eq!(started.elapsed().as_secs(), 10);
@@ -267,7 +272,7 @@ async fn a_pod_that_waits_leaves_what_there_is_to_others() {
 impl Daemon {
     /// The conditions of a resource.
     fn conditions_of(&self, short: &str) -> Vec<String> {
-        let list = self.manager.conditions.list();
+        let list = self.conditions.list();
         let of = list
             .iter()
             .filter(|condition| condition.subject == resource(short).as_str());
@@ -453,7 +458,10 @@ async fn what_pods_have_covers_what_a_node_shows_and_lowers_nothing() {
             .iter()
             .map(|(short, count)| (resource(short), *count))
             .collect();
-        daemon.manager.cover_allocated(&uid(pod), &mut shown);
+        daemon
+            .manager
+            .devices
+            .cover_allocated(&uid(pod), &mut shown);
         shown
             .into_iter()
             .map(|(name, count)| (name.as_str()["example.com/".len()..].to_owned(), count))
@@ -511,6 +519,7 @@ async fn hints_look_at_what_a_pod_has_and_what_its_containers_leave() {
     let hints = |short: &str, containers: &[_], scope| {
         let hints = daemon
             .manager
+            .choices
             .hints(&device_request(short, containers), scope);
         let words = |hint: &super::TopologyHint| (hint.numa_nodes.clone(), hint.preferred);
         hints
@@ -571,7 +580,7 @@ async fn hints_are_computed_while_lists_change() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     let id = daemon.plug("gpu", &gpu, &numbered(8));
-    let (devices, few, many) = (daemon.manager.clone(), numbered(2), numbered(8));
+    let (devices, few, many) = (daemon.manager.devices.clone(), numbered(2), numbered(8));
     let lists = std::thread::spawn(move || {
         for n in 0..500 {
             devices.plugin_listed(&id, if n % 2 == 0 { &few } else { &many });
@@ -583,6 +592,7 @@ async fn hints_are_computed_while_lists_change() {
         for scope in [HintScope::Container, HintScope::Pod] {
             let hints = daemon
                 .manager
+                .choices
                 .hints(&request, scope)
                 .remove(0)
                 .hints

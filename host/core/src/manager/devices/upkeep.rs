@@ -8,9 +8,9 @@ use futures::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::checkpoint::Change;
+use super::Devices;
+use crate::checkpoint::{Change, Checkpoint};
 use crate::driver::Published;
-use crate::manager::Manager;
 use crate::resources::{Contender, pools};
 use nodedock_base::clock::now_ms;
 use nodedock_model::{
@@ -26,28 +26,28 @@ const OWNERS_RETRY: Duration = Duration::from_secs(5);
 
 type Followed = Vec<(DriverName, watch::Receiver<Arc<Published>>)>;
 
-impl Manager {
+impl Devices {
     /// Reports a change of resources, or of what pods have of them.
     pub(in crate::manager) fn report_resources(
         &self,
         resources: impl IntoIterator<Item = ExtendedResource>,
     ) {
         let contenders = {
-            let mut state = self.devices();
+            let mut state = self.state.lock();
             state.unreported.extend(resources);
             state.resources.contenders()
         };
         self.set_contender_conditions(&contenders);
-        self.devices_changed.send_modify(|count| *count += 1);
+        self.changed.send_modify(|count| *count += 1);
         self.changes_unreported.notify_one();
     }
 
     /// Keeps the sources of resources in the checkpoint, so that they have their names after a restart.
-    pub(crate) async fn keep_owners(&self) {
-        let mut changes = self.device_changes();
+    pub(crate) async fn keep_owners(self: Arc<Self>, checkpoint: Checkpoint) {
+        let mut changes = self.changes();
         loop {
             changes.mark_unchanged();
-            let retry = self.store_owners().await.err().map(|problem| {
+            let retry = self.store_owners(&checkpoint).await.err().map(|problem| {
                 tracing::warn!(%problem, "the sources of extended resources are not stored yet");
                 Instant::now() + OWNERS_RETRY
             });
@@ -60,8 +60,8 @@ impl Manager {
         }
     }
 
-    async fn store_owners(&self) -> Result<(), Problem> {
-        let new = self.devices().resources.new_owners();
+    async fn store_owners(&self, checkpoint: &Checkpoint) -> Result<(), Problem> {
+        let new = self.state.lock().resources.new_owners();
         let change = |(name, owner): &(ExtendedResource, Option<NameSource>)| match owner {
             Some(owner) => Change::PutName(Arc::new(NameRecord::new(
                 Named::Resource(name.clone()),
@@ -75,11 +75,11 @@ impl Manager {
             return Ok(());
         }
         let changes = new.iter().map(change).collect();
-        self.checkpoint
+        checkpoint
             .commit(changes)
             .await
             .map_err(|error| error.problem())?;
-        self.devices().resources.set_owners(new);
+        self.state.lock().resources.set_owners(new);
         Ok(())
     }
 
@@ -106,14 +106,14 @@ impl Manager {
     }
 
     /// Sends changes to the subscribers of `changes`, each resource at most once per period.
-    pub(crate) async fn report_changes(&self) {
+    pub(crate) async fn report_changes(self: Arc<Self>) {
         loop {
             tokio::select! {
                 // At a stop no subscriber is left.
                 () = self.tasks.stopped() => return,
                 () = self.changes_unreported.notified() => {}
             }
-            let unreported = std::mem::take(&mut self.devices().unreported);
+            let unreported = std::mem::take(&mut self.state.lock().unreported);
             for resource in unreported {
                 self.changes.tell(ChangedKind::Device, resource, "changed");
             }
@@ -125,26 +125,23 @@ impl Manager {
         }
     }
 
-    pub(crate) async fn end_grace(&self) {
+    pub(crate) async fn end_grace(self: Arc<Self>) {
         loop {
-            let next = self
-                .devices()
-                .resources
-                .next_expiry(self.settings.resource_grace);
+            let next = self.state.lock().resources.next_expiry(self.settings.grace);
             tokio::select! {
                 // Nothing is lost: after a restart the grace period begins again.
                 () = self.tasks.stopped() => return,
                 // The next round checks all sources.
                 () = self.source_gone.notified() => {}
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
-                    self.expire(self.settings.resource_grace);
+                    self.expire(self.settings.grace);
                 }
             }
         }
     }
 
     fn expire(&self, grace: Duration) {
-        let gone = self.devices().resources.expire(Instant::now(), grace);
+        let gone = self.state.lock().resources.expire(Instant::now(), grace);
         for resource in &gone {
             tracing::warn!(%resource, "a source of the resource did not come back");
             self.conditions
@@ -158,7 +155,7 @@ impl Manager {
     }
 
     /// Keeps resources in step with the pools of drivers that serve.
-    pub(crate) async fn follow_pools(&self) {
+    pub(crate) async fn follow_pools(self: Arc<Self>) {
         let (mut serving, mut freed) = (
             self.registry.serving_changes(),
             self.registry.freed_changes(),
@@ -197,7 +194,11 @@ impl Manager {
         };
         let now: Vec<_> = followed.iter_mut().map(now).collect();
         let offers = pools::offers(&now);
-        let changed = self.devices().resources.set_pools(offers, Instant::now());
+        let changed = self
+            .state
+            .lock()
+            .resources
+            .set_pools(offers, Instant::now());
         if !changed.is_empty() {
             self.source_gone.notify_one();
             self.report_resources(changed);

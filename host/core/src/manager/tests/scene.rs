@@ -45,6 +45,13 @@ pub(crate) struct Home(tempfile::TempDir);
 
 pub(crate) struct Daemon {
     pub(crate) manager: Arc<Manager>,
+    pub(crate) claims: Arc<SharedClaimTable>,
+    pub(crate) values: Arc<RecordedValues>,
+    pub(crate) registry: Registry,
+    pub(crate) changes: Changes,
+    pub(crate) conditions: Conditions,
+    checkpoint: Checkpoint,
+    tasks: Tasks,
     pub(crate) source: Arc<FakeSource>,
     pub(crate) cdi: PathBuf,
 }
@@ -186,13 +193,18 @@ impl Home {
         let values =
             RecordedValues::new(opened.dump.values, boot_id, opened.checkpoint.clone(), sys);
         let cdi = self.0.path().join("cdi");
+        let claims = Arc::new(SharedClaimTable::new(claims));
+        let values = Arc::new(values);
+        let registry = Registry::new(changes.clone(), Conditions::default(), stored);
+        let conditions = Conditions::new(changes.clone());
+        let checkpoint = opened.checkpoint;
         let manager = Manager::new(ManagerParts {
             adapters: None,
-            claims: Arc::new(SharedClaimTable::new(claims)),
-            checkpoint: opened.checkpoint,
-            values: Arc::new(values),
+            claims: claims.clone(),
+            checkpoint: checkpoint.clone(),
+            values: values.clone(),
             cdi: CdiDir::open(&cdi, &[], "test").unwrap(),
-            registry: Registry::new(changes.clone(), Conditions::default(), stored),
+            registry: registry.clone(),
             source: source.clone(),
             settings: ManagerSettings {
                 node: NodeFacts {
@@ -215,12 +227,19 @@ impl Home {
                 kubelet_allocates: false,
                 hardware: self.hardware(),
             },
-            conditions: Conditions::new(changes.clone()),
-            changes,
-            tasks,
+            conditions: conditions.clone(),
+            changes: changes.clone(),
+            tasks: tasks.clone(),
         });
         Daemon {
             manager,
+            claims,
+            values,
+            registry,
+            changes,
+            conditions,
+            checkpoint,
+            tasks,
             source,
             cdi,
         }
@@ -230,7 +249,7 @@ impl Home {
 /// Names and lifecycle.
 impl Daemon {
     pub(crate) fn checkpoint(&self) -> &Checkpoint {
-        &self.manager.checkpoint
+        &self.checkpoint
     }
 
     pub(crate) fn commits(&self) -> u64 {
@@ -238,7 +257,7 @@ impl Daemon {
     }
 
     pub(crate) fn tasks(&self) -> &Tasks {
-        &self.manager.tasks
+        &self.tasks
     }
 
     /// Starts all tasks that need no request.
@@ -254,30 +273,25 @@ impl Daemon {
     /// Starts the task that finishes unprepares, and none that checks files periodically: with a paused clock those fire while the
     /// checkpoint's thread writes.
     pub(crate) fn start_unprepares(&self) {
-        self.manager
-            .spawn("resume-unprepare", |manager| async move {
-                manager.resume_unprepares().await
-            });
+        let work = self.manager.unfinished.clone().resume_unprepares();
+        self.tasks.spawn("resume-unprepare", work);
     }
 
     /// Starts the task that follows changes of drivers.
     pub(crate) fn start_driver_changes(&self) {
-        self.manager.spawn("driver-changes", |manager| async move {
-            manager.follow_drivers().await
-        });
+        let work = self.manager.driver_changes.clone().follow_drivers();
+        self.tasks.spawn("driver-changes", work);
     }
 
     /// Starts the tasks of extended resources.
     pub(crate) fn start_devices(&self) {
-        self.manager.spawn("device-pools", |manager| async move {
-            manager.follow_pools().await
-        });
-        self.manager.spawn("device-grace", |manager| async move {
-            manager.end_grace().await
-        });
-        self.manager.spawn("device-changes", |manager| async move {
-            manager.report_changes().await
-        });
+        let devices = &self.manager.devices;
+        self.tasks
+            .spawn("device-pools", devices.clone().follow_pools());
+        self.tasks
+            .spawn("device-grace", devices.clone().end_grace());
+        self.tasks
+            .spawn("device-changes", devices.clone().report_changes());
     }
 
     /// Waits for requests under way, then closes the checkpoint.
@@ -293,8 +307,7 @@ impl Daemon {
 
     /// Code and subject of each condition.
     pub(crate) fn conditions(&self) -> Vec<(String, String)> {
-        self.manager
-            .conditions
+        self.conditions
             .list()
             .into_iter()
             .map(|c| (c.problem.code, c.subject))
@@ -310,7 +323,7 @@ impl Daemon {
 
     /// Waits until exactly these conditions are set, by code and subject.
     pub(crate) async fn until_conditions(&self, wanted: &[(&str, &str)]) {
-        let mut changes = self.manager.changes.listen();
+        let mut changes = self.changes.listen();
         let is_wanted = || {
             let conditions = self.conditions();
             let conditions = conditions
@@ -348,7 +361,7 @@ impl Daemon {
             driver.inventory(),
         );
         self.serve_any(&driver.name, DriverKind::Wasm, claims, inventory, digest);
-        self.manager.registry.tell_devices(&driver.name);
+        self.registry.tell_devices(&driver.name);
     }
 
     pub(crate) fn serve_any(
@@ -372,18 +385,17 @@ impl Daemon {
             claims,
             inventory,
         };
-        self.manager.registry.serve(name.as_str(), driver).unwrap();
+        self.registry.serve(name.as_str(), driver).unwrap();
     }
 
     /// A driver's file whose name is not known is in this state.
     pub(crate) fn loads(&self, source: &str, state: DriverState) {
-        self.manager
-            .registry
+        self.registry
             .update(DriverKind::Wasm, source, |view| view.state = state);
     }
 
     pub(crate) fn retire(&self, driver: &FakeDriver) {
-        self.manager.registry.retire(driver.name.as_str());
+        self.registry.retire(driver.name.as_str());
     }
 
     /// Registers a plugin of `example.com/SHORT`, which lists these devices.
@@ -396,8 +408,9 @@ impl Daemon {
         let socket = format!("/{short}.sock").into();
         let id = self
             .manager
+            .devices
             .plugin_arrived(resource(short), socket, plugin.clone());
-        self.manager.plugin_listed(&id, listed);
+        self.manager.devices.plugin_listed(&id, listed);
         id
     }
 }
@@ -414,14 +427,16 @@ impl Daemon {
         inline: Vec<Claim>,
     ) -> PodOutcome {
         self.manager
-            .prepare_pod(request, inline, "test".into())
+            .pods
+            .prepare(request, inline, "test".into())
             .await
     }
 
     pub(crate) async fn unprepare_outcomes(&self, pod: &ObjectRef) -> Vec<PodOutcome> {
         let selector = PodSelector::Uid(pod.uid.clone());
         self.manager
-            .unprepare_pod(selector, "test".into())
+            .pods
+            .unprepare(selector, "test".into())
             .await
             .unwrap()
     }
@@ -442,7 +457,8 @@ impl Daemon {
         claim: &Claim,
     ) -> Result<Vec<KubeletDevice>, Problem> {
         self.manager
-            .prepare_for_kubelet(driver, &claim.id, "test".into())
+            .kubelet
+            .prepare(driver, &claim.id, "test".into())
             .await
     }
 
@@ -452,14 +468,16 @@ impl Daemon {
         claim: &Claim,
     ) -> Result<(), Problem> {
         self.manager
-            .unprepare_for_kubelet(driver, &claim.id, "test".into())
+            .kubelet
+            .unprepare(driver, &claim.id, "test".into())
             .await
     }
 
     /// An operator releases a claim by force.
     pub(crate) async fn release(&self, claim: &str) -> Result<ReleaseRecord, Problem> {
         self.manager
-            .release_claim(release_request(claim), "test".into())
+            .releases
+            .release(release_request(claim), "test".into())
             .await
             .map(Arc::unwrap_or_clone)
     }
@@ -490,7 +508,8 @@ impl Daemon {
     /// What a pod has of extended resources.
     pub(crate) fn devices_of(&self, short: &str) -> Vec<PodResource> {
         self.manager
-            .pod(pod(short).uid.as_str())
+            .pods
+            .get(pod(short).uid.as_str())
             .map(|view| view.resources)
             .unwrap_or_default()
     }
@@ -499,7 +518,7 @@ impl Daemon {
 /// State.
 impl Daemon {
     pub(crate) fn state(&self, uid: &str) -> Option<ClaimState> {
-        let claims = self.manager.claims();
+        let claims = self.manager.records.claims();
         claims
             .into_iter()
             .find(|record| record.id.uid.as_str() == uid)
@@ -508,12 +527,12 @@ impl Daemon {
 
     /// Whether no claim and no pod is known.
     pub(crate) fn is_empty(&self) -> bool {
-        self.manager.claims().is_empty() && self.manager.pods().is_empty()
+        self.manager.records.claims().is_empty() && self.manager.pods.list().is_empty()
     }
 
     /// Waits until a claim is gone.
     pub(crate) async fn gone(&self, uid: &str) {
-        let mut changes = self.manager.changes.listen();
+        let mut changes = self.changes.listen();
         while self.state(uid).is_some() {
             changes.recv().await.unwrap();
         }
@@ -532,18 +551,19 @@ impl Daemon {
     /// Does what the manager does when files of the CDI directory changed, without waiting for events.
     pub(crate) async fn touched(&self, names: &[&str]) {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        let found = self.manager.claims_of_files(names).await;
-        self.manager.repair_files(found).await;
+        let found = self.manager.files.claims_of_files(names).await;
+        self.manager.files.repair_files(found).await;
     }
 
     /// Does what the manager does periodically for files.
     pub(crate) async fn sweep(&self) {
-        let found = self.manager.sweep_files().await;
-        self.manager.repair_files(found).await;
+        let found = self.manager.files.sweep_files().await;
+        self.manager.files.repair_files(found).await;
     }
 
     pub(crate) fn view(&self, short: &str) -> Option<ResourceView> {
         self.manager
+            .devices
             .capacity()
             .resources
             .into_iter()
@@ -558,7 +578,7 @@ impl Daemon {
 
     /// Waits until the resources are as wanted.
     pub(crate) async fn until(&self, wanted: impl Fn(&Self) -> bool) {
-        let mut changes = self.manager.device_changes();
+        let mut changes = self.manager.devices.changes();
         while !wanted(self) {
             changes.changed().await.unwrap();
         }
@@ -567,7 +587,7 @@ impl Daemon {
     /// Lets another claim hold a device `POOL/DEVICE` of the driver `gpu`.
     pub(crate) fn hold(&self, device: &str, by: &ObjectRef) {
         let (pool, name) = pool_claims::split_id(device).unwrap();
-        let mut table = self.manager.table();
+        let mut table = self.manager.records.table();
         let mut holding = claim("x", &["gpu/0"], &[]).allocation.unwrap();
         (holding.devices[0].pool, holding.devices[0].device) = (pool, name);
         let new = ClaimRecord::new(by.clone(), ClaimState::Prepared, "boot-1");

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
+use nodedock_core::manager::claims::KubeletClaims;
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::Reconcile;
@@ -15,7 +16,7 @@ use nodedock_model::{ChangedKind, ClaimStatuses, ReportedDevice};
 
 /// Reports to the cache of the API server's claims which of them are prepared here, and wakes the reconcile when one was lost.
 pub(super) async fn report_prepared(
-    claims: Arc<Manager>,
+    kubelet: Arc<KubeletClaims>,
     api_claims: ApiClaims,
     reconcile: Reconcile,
     changes: Changes,
@@ -24,11 +25,7 @@ pub(super) async fn report_prepared(
     let (mut changes, mut lost) = (changes.listen(), api_claims.lost());
     let mut reported = None;
     loop {
-        let prepared: Vec<_> = claims
-            .held_for_kubelet()
-            .into_iter()
-            .map(|held| held.claim)
-            .collect();
+        let prepared: Vec<_> = kubelet.held().into_iter().map(|held| held.claim).collect();
         if reported.as_ref() != Some(&prepared) {
             api_claims.hold(&prepared);
             reported = Some(prepared);
@@ -48,16 +45,16 @@ pub(super) async fn report_prepared(
 /// Reports to the writer of statuses what drivers report of claims' devices, and `early` what is known of claims for which a scheduler
 /// waits, until the tasks stop.
 pub(in crate::app) async fn report_statuses(
-    claims: Arc<Manager>,
+    manager: Arc<Manager>,
     pools: NodePools,
     mut early: watch::Receiver<Reported>,
     statuses: Statuses,
     tasks: Tasks,
 ) {
-    let mut changes = claims.device_status_changes();
+    let mut changes = manager.records.device_status_changes();
     loop {
         changes.mark_unchanged();
-        let mut reported = with_early(reported(&claims), &early.borrow_and_update());
+        let mut reported = with_early(reported(&manager), &early.borrow_and_update());
         for device in reported
             .values_mut()
             .flat_map(|statuses| &mut statuses.devices)
@@ -75,14 +72,14 @@ pub(in crate::app) async fn report_statuses(
 }
 
 /// What drivers report of each prepared claim; of some nothing.
-fn reported(claims: &Manager) -> Reported {
-    let prepared = claims.held_for_kubelet().into_iter();
+fn reported(manager: &Manager) -> Reported {
+    let prepared = manager.kubelet.held().into_iter();
     let prepared = prepared.map(|held| ClaimStatuses {
         claim: held.claim,
         allocated_ms: 0,
         devices: Vec::new(),
     });
-    let all = prepared.chain(claims.device_statuses());
+    let all = prepared.chain(manager.records.device_statuses());
     all.map(|statuses| (statuses.claim.uid.clone(), statuses))
         .collect()
 }

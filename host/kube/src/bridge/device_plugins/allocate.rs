@@ -187,10 +187,10 @@ impl Allocate {
             },
             request,
         ) = (unused, &self.request_id);
-        let unprepare =
-            self.context()
-                .manager()?
-                .unprepare_for_kubelet(driver, claim, request.clone());
+        let unprepare = self
+            .context()
+            .kubelet_claims()?
+            .unprepare(driver, claim, request.clone());
         let why = match tokio::time::timeout(UNPREPARE_WAIT, unprepare).await {
             Ok(Ok(())) => {
                 tracing::info!(%driver, %claim, %request, "released devices of a pod that is gone");
@@ -222,10 +222,10 @@ impl Allocate {
             .insert(uid.clone(), Instant::now());
         context.allocations.begun.notify_one();
         let claim = claim::claim(id, driver, devices)?;
-        let prepared = match context.manager() {
-            Ok(manager) => {
-                manager
-                    .prepare_given_for_kubelet(driver, claim, self.request_id.clone())
+        let prepared = match context.kubelet_claims() {
+            Ok(kubelet) => {
+                kubelet
+                    .prepare_given(driver, claim, self.request_id.clone())
                     .await
             }
             Err(problem) => Err(problem),
@@ -267,8 +267,8 @@ impl Context {
         if self.requested_at(&claim.uid) != *requested {
             return Ok(false);
         }
-        self.manager()?
-            .unprepare_for_kubelet(driver, claim, new_id())
+        self.kubelet_claims()?
+            .unprepare(driver, claim, new_id())
             .await?;
         self.allocations.requested.lock().remove(&claim.uid);
         Ok(true)

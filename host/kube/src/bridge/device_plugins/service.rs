@@ -90,10 +90,10 @@ impl DevicePluginService {
     async fn plugin(&self) -> Result<Arc<dyn DeviceDriver>, Problem> {
         let (context, resource) = (&self.resource.context, &self.resource.name);
         let manager = context.manager()?;
-        let mut changes = manager.device_changes();
+        let mut changes = manager.devices.changes();
         let arrived = async {
             loop {
-                match manager.plugin(resource) {
+                match manager.devices.plugin(resource) {
                     Some(plugin) => return plugin,
                     // The sender is part of the manager.
                     None => drop(changes.changed().await),
@@ -136,6 +136,7 @@ impl DevicePluginService {
             let device_ids = match &asked {
                 Ok(manager) => {
                     manager
+                        .devices
                         .preferred(&self.resource.name, request_id, &question, deadline)
                         .await
                 }

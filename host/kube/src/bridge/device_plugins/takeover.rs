@@ -64,7 +64,7 @@ impl Seen {
 
 /// Runs until it is dropped.
 pub(super) async fn run(context: Arc<Context>, sockets: watch::Receiver<Arc<Sockets>>) {
-    let Some(adapters) = context.parts.manager.adapters().cloned() else {
+    let Some(adapters) = context.parts.manager.adapters.clone() else {
         return;
     };
     let mut changes = adapters.changes();

@@ -149,7 +149,7 @@ impl OfferedDriver {
     async fn handle(&self, call: &Call, claim: &ObjectRef) -> Result<Vec<KubeletDevice>, Problem> {
         let (context, is_prepare) = (&self.context, call.method.is_prepare);
         let held = (!is_prepare)
-            .then(|| context.parts.manager.claim_held_for_kubelet(&claim.uid))
+            .then(|| context.parts.manager.kubelet.held_claim(&claim.uid))
             .flatten();
         let mut outcome = self.attempt(call, claim).await;
         if outcome
@@ -185,31 +185,16 @@ impl OfferedDriver {
             && (was_missed || self.context.may_come(&self.name))
     }
 
-    /// Not cancelled when the caller's future is dropped: what is begun with a driver is brought to its end.
+    /// Not cancelled when the caller's future is dropped: the owner of claims brings to its end what is begun with a driver.
     async fn attempt(&self, call: &Call, claim: &ObjectRef) -> Result<Vec<KubeletDevice>, Problem> {
-        let (context, driver, claim) = (self.context.clone(), self.name.clone(), claim.clone());
-        let (is_prepare, request_id) = (call.method.is_prepare, call.request_id.clone());
-        let work = async move {
-            if is_prepare {
-                return context.prepare(&driver, &claim, request_id).await;
-            }
-            context
-                .manager()?
-                .unprepare_for_kubelet(&driver, &claim, request_id)
-                .await
-                .map(|()| Vec::new())
-        };
-        let interrupted = || {
-            Problem::internal(
-                ProblemCode::CallBroke,
-                "the call broke off: the log says where",
-            )
-        };
+        let request_id = call.request_id.clone();
+        if call.method.is_prepare {
+            return self.context.prepare(&self.name, claim, request_id).await;
+        }
         self.context
-            .parts
-            .tasks
-            .complete("kubelet-claim", work)
+            .kubelet_claims()?
+            .unprepare(&self.name, claim, request_id)
             .await
-            .unwrap_or_else(|| Err(interrupted()))
+            .map(|()| Vec::new())
     }
 }

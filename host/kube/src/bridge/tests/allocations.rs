@@ -133,7 +133,7 @@ async fn the_same_devices_are_the_same_claim_and_containers_of_a_pod_share() {
         ["prepare ab", "prepare c"],
         "repeated ones are answered from the record"
     );
-    assert_eq!(admission.node.manager.claims().len(), 2);
+    assert_eq!(admission.node.manager.records.claims().len(), 2);
     assert_eq!(admission.allocate("").await.unwrap(), "0 of 0");
 
     let unknown = admission.allocate("z").await.unwrap_err();
@@ -220,7 +220,7 @@ async fn devices_of_a_withdrawn_pool_stay_with_their_pods_and_no_other_is_alloca
         "a container starts again"
     );
 
-    for claim in admission.node.manager.claims() {
+    for claim in admission.node.manager.records.claims() {
         admission.node.unprepare(&claim.id).await;
     }
     admission
@@ -330,7 +330,7 @@ async fn a_container_may_have_more_devices_than_a_claim() {
         let answer = soon(client.allocate(request)).await.unwrap().into_inner();
         assert_eq!(answer.container_responses[0].cdi_devices.len(), 70);
         assert_eq!(
-            node.manager.claims().len(),
+            node.manager.records.claims().len(),
             3,
             "the same again is the same claims"
         );
@@ -372,7 +372,7 @@ async fn devices_of_a_pod_that_ended_are_released_and_those_of_others_stay() {
             running.bridge.metrics().released.get() == 1
         })
         .await;
-    assert_eq!(admission.node.manager.claims().len(), 1);
+    assert_eq!(admission.node.manager.records.claims().len(), 1);
     assert!(admission.calls().iter().all(|call| call == "unprepare a"));
 }
 

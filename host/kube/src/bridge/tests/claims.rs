@@ -156,7 +156,7 @@ async fn every_claim_is_answered_in_both_versions() {
         .into_inner()
         .into_claims();
     assert_eq!(gone["uid-two"].error, "");
-    assert!(node.manager.claims().is_empty());
+    assert!(node.manager.records.claims().is_empty());
     assert_eq!(running.bridge.metrics().calls_in_flight.get(), 0);
     assert_eq!(calls(&running, Code::Ok), 5);
     for (service, prepares) in [

@@ -105,15 +105,18 @@ impl Node {
         plugin: &Arc<FakePlugin>,
         devices: &[&str],
     ) -> nodedock_core::manager::devices::PluginId {
-        let id =
-            self.manager
-                .plugin_arrived(resource(), "/plugins/gpu.sock".into(), plugin.clone());
+        let id = self.manager.devices.plugin_arrived(
+            resource(),
+            "/plugins/gpu.sock".into(),
+            plugin.clone(),
+        );
         let device = |id: &&str| PluginDevice {
             id: id.to_lowercase(),
             healthy: id.to_lowercase() == **id,
             numa_nodes: vec![],
         };
         self.manager
+            .devices
             .plugin_listed(&id, &devices.iter().map(device).collect::<Vec<_>>());
         id
     }
@@ -175,7 +178,7 @@ async fn every_call_of_the_kubelet_is_passed_on_and_so_is_every_answer() {
     };
     assert_eq!(allocation.answer, expected);
     assert!(
-        node.manager.claims().is_empty(),
+        node.manager.records.claims().is_empty(),
         "the kubelet alone has the allocation"
     );
 
@@ -202,6 +205,7 @@ async fn every_call_of_the_kubelet_is_passed_on_and_so_is_every_answer() {
     }
 
     node.manager
+        .devices
         .plugin_left(&id, &Problem::unavailable("gone", "of the test"));
     listed(&kubelet, "ABREFUSED").await;
     node.plug(&plugin, &["a"]);

@@ -69,7 +69,7 @@ async fn a_prepare_that_waits_goes_on_when_the_other_claim_is_unprepared_or_rele
             let names = [other.id.name.as_str()];
             let (outcome, ()) = tokio::join!(daemon.prepare(&b, &names), leave);
             assert_eq!(ends(&outcome), ["prepared"]);
-            let claims = daemon.manager.claims();
+            let claims = daemon.manager.records.claims();
             assert_eq!(
                 claims
                     .iter()

@@ -33,7 +33,7 @@ fn condition(code: &str) -> Vec<(String, String)> {
 }
 
 fn notes(daemon: &Daemon) -> Vec<String> {
-    let claims = daemon.manager.claims();
+    let claims = daemon.manager.records.claims();
     let entries = claims[0]
         .timeline
         .iter()
@@ -105,7 +105,10 @@ async fn whatever_becomes_of_a_file_it_is_rendered_again() {
 async fn what_a_power_loss_took_of_a_file_is_there_again_before_the_first_answer() {
     let (home, daemon, a, gpu) = with_prepared().await;
     let path = daemon.cdi.join(NAME);
-    let (whole, claims) = (std::fs::read(&path).unwrap(), daemon.manager.claims());
+    let (whole, claims) = (
+        std::fs::read(&path).unwrap(),
+        daemon.manager.records.claims(),
+    );
     daemon.crash().await;
     let losses: [&dyn Fn() -> std::io::Result<()>; 4] = [
         &|| std::fs::remove_file(&path),
@@ -125,7 +128,7 @@ async fn what_a_power_loss_took_of_a_file_is_there_again_before_the_first_answer
         daemon.serve(&gpu);
         assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
         assert_eq!(std::fs::read(&path).unwrap(), whole);
-        assert_eq!(daemon.manager.claims(), claims);
+        assert_eq!(daemon.manager.records.claims(), claims);
         daemon.crash().await;
     }
     assert_eq!(gpu.counts(), (1, 0), "the record suffices");
@@ -296,9 +299,10 @@ async fn a_locked_claim_keeps_no_other_waiting() {
         files
             .iter()
             .for_each(|file| std::fs::remove_file(file).unwrap());
-        let busy = daemon.manager.sweep_files().await;
+        let busy = daemon.manager.files.sweep_files().await;
         let busy = daemon
             .manager
+            .files
             .repair_files(busy.into_iter().chain([uid("uid-one")]).collect())
             .await;
         assert_eq!(busy.into_iter().collect::<Vec<_>>(), [uid("uid-one")]);
@@ -371,18 +375,27 @@ async fn a_file_names_the_pods_that_hold_its_claim_now() {
 async fn lost_files_are_repaired_before_a_pods_claims_are_reported() {
     let (_home, daemon, a, _gpu) = with_prepared().await;
     std::fs::remove_file(daemon.cdi.join(NAME)).unwrap();
-    daemon.manager.check_files_of(a.uid.as_str()).await.unwrap();
+    daemon
+        .manager
+        .files
+        .check_files_of(a.uid.as_str())
+        .await
+        .unwrap();
     std::fs::write(daemon.cdi.join(NAME), "kind: vendor.com/gpu").unwrap();
     assert_eq!(
         daemon
             .manager
+            .files
             .check_files_of(a.uid.as_str())
             .await
             .unwrap_err()
             .code,
         "cdi-file-foreign"
     );
-    assert_eq!(daemon.manager.check_files_of("uid-unknown").await, Ok(()));
+    assert_eq!(
+        daemon.manager.files.check_files_of("uid-unknown").await,
+        Ok(())
+    );
 }
 
 #[tokio::test]
@@ -430,7 +443,7 @@ async fn a_changed_device_node_is_reported_until_the_claim_is_prepared_again() {
     let files = daemon.cdi_files();
     daemon.sweep().await;
     assert_eq!(daemon.conditions(), condition("device-node-moved"));
-    let problem = daemon.manager.conditions.list().remove(0).problem;
+    let problem = daemon.conditions.list().remove(0).problem;
     for part in [
         "/dev/null",
         "default/one",

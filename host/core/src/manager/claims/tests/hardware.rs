@@ -91,6 +91,7 @@ async fn a_node_of_a_claim_is_given_by_no_other_driver_and_the_next_claim_is_dec
     );
     let holders = daemon
         .manager
+        .holds
         .holders_of_device(&driver("gpu"), "pool", "0");
     assert_eq!(holders.len(), 1, "{holders:?}");
 }

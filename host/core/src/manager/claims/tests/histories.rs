@@ -261,7 +261,7 @@ impl World {
                 .serve_any(&driver.name, DriverKind::Wasm, claims, None, "sha256:00");
             self.serving.insert(index);
         } else {
-            self.daemon.manager.registry.retire(driver.name.as_str());
+            self.daemon.registry.retire(driver.name.as_str());
             self.serving.remove(&index);
         }
     }
@@ -377,7 +377,7 @@ impl World {
     }
 
     fn assert_answers_are_durable(&self) {
-        let records = self.daemon.manager.claims();
+        let records = self.daemon.manager.records.claims();
         for ((user, claim), (boot, ..)) in &self.answers {
             let record = records.iter().find(|record| record.id.uid == *claim);
             let record = record
@@ -405,7 +405,7 @@ impl World {
 
     /// What holds whenever no request is under way, whatever the daemon does by itself.
     fn assert_sound(&self) {
-        let records = self.daemon.manager.claims();
+        let records = self.daemon.manager.records.claims();
         for driver in &self.drivers {
             for uid in self.claims_of(driver) {
                 let known = records
@@ -419,7 +419,10 @@ impl World {
 
     /// Claims that a driver has, without those that were released while it could not unprepare them.
     fn claims_of(&self, driver: &Hardware) -> BTreeSet<Uid> {
-        let (mut uids, released) = (driver.holds(), self.daemon.manager.released_claims());
+        let (mut uids, released) = (
+            driver.holds(),
+            self.daemon.manager.records.released_claims(),
+        );
         uids.retain(|uid| {
             !released
                 .iter()
@@ -487,13 +490,11 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
                 .ok();
         }
         Request::KubeletUnprepare { claim, part: None } => {
-            if let Some(seen) = daemon
-                .manager
-                .claim_held_for_kubelet(&claims()[*claim].id.uid)
-            {
+            if let Some(seen) = daemon.manager.kubelet.held_claim(&claims()[*claim].id.uid) {
                 daemon
                     .manager
-                    .unprepare_all_for_kubelet(&seen, "its pods are gone")
+                    .kubelet
+                    .unprepare_all(&seen, "its pods are gone")
                     .await
                     .ok();
             }
@@ -516,6 +517,7 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
             // Nothing is promised to a kubelet yet.
             daemon
                 .manager
+                .kubelet
                 .prepare_early(&name, claim, "test".into())
                 .await
                 .ok();
@@ -524,6 +526,7 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
             // What a kubelet requested meanwhile stays.
             daemon
                 .manager
+                .kubelet
                 .unprepare_early(&claims()[*claim].id.uid, "not nominated")
                 .await
                 .ok();
@@ -537,7 +540,8 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
             // It is refused where the claim is in use.
             daemon
                 .manager
-                .release_claim(request, "test".into())
+                .releases
+                .release(request, "test".into())
                 .await
                 .ok();
         }

@@ -12,17 +12,19 @@ async fn a_pod_with_a_request_under_way_keeps_its_record_until_that_ends() {
     assert!(daemon.unprepare(&a).await[0].is_err());
     daemon.serve(&gpu);
     let inner = &daemon.manager;
-    let held = inner.pod_locks.take([a.uid.clone()]).await;
+    let held = inner.records.lock_pods([a.uid.clone()]).await;
     let request = async {
         daemon.gone("uid-one").await;
-        assert_eq!(daemon.manager.pods_count(), 1);
+        assert_eq!(daemon.manager.pods.count(), 1);
         drop(held);
     };
     tokio::join!(
-        inner.finish_unprepares([uid("uid-one")].into_iter()),
+        inner
+            .unfinished
+            .finish_unprepares([uid("uid-one")].into_iter()),
         request
     );
-    assert!(daemon.manager.pods().is_empty() && daemon.manager.claims().is_empty());
+    assert!(daemon.manager.pods.list().is_empty() && daemon.manager.records.claims().is_empty());
 }
 
 #[tokio::test]
@@ -44,6 +46,7 @@ async fn no_driver_is_called_while_the_checkpoint_accepts_nothing() {
     assert!(
         daemon
             .manager
+            .records
             .users_of_device(&driver("gpu"), "pool", "0")
             .is_empty()
     );

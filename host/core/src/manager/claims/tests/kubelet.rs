@@ -102,7 +102,8 @@ fn held(daemon: &Daemon) -> Vec<(String, Vec<String>)> {
     };
     daemon
         .manager
-        .held_for_kubelet()
+        .kubelet
+        .held()
         .into_iter()
         .map(names)
         .collect()
@@ -138,7 +139,7 @@ async fn the_drivers_of_a_claim_are_called_one_by_one() {
         ((1, 0), (1, 0), 2)
     );
     assert_eq!(held(&daemon).len(), 1);
-    let known = &daemon.manager.held_for_kubelet()[0];
+    let known = &daemon.manager.kubelet.held()[0];
     assert_eq!(
         (known.consumers.as_slice(), known.drivers.len()),
         (both.reserved_for.as_slice(), 2)
@@ -176,7 +177,7 @@ async fn the_drivers_of_a_claim_are_called_one_by_one() {
     );
     assert_eq!(daemon.kubelet_unprepare(&nic.name, &both).await, Ok(()));
     assert!(
-        daemon.manager.claims().is_empty()
+        daemon.manager.records.claims().is_empty()
             && daemon.cdi_files().is_empty()
             && held(&daemon).is_empty()
     );
@@ -224,7 +225,7 @@ async fn a_claim_that_is_not_ours_to_prepare_is_refused_before_anything_is_writt
         "done"
     );
     assert!(
-        daemon.manager.claims().is_empty(),
+        daemon.manager.records.claims().is_empty(),
         "without a device of the driver there is nothing to do"
     );
     let absent = claim("absent", &["nic/0"], &[&a]);
@@ -233,7 +234,7 @@ async fn a_claim_that_is_not_ours_to_prepare_is_refused_before_anything_is_writt
         code(daemon.kubelet_prepare(&driver("nic"), &absent).await),
         "driver-unknown"
     );
-    assert!(daemon.manager.claims().is_empty());
+    assert!(daemon.manager.records.claims().is_empty());
 }
 
 #[tokio::test]
@@ -308,7 +309,7 @@ async fn while_its_source_is_away_a_known_claim_is_answered_and_one_that_is_gone
             "which needs no source"
         );
     }
-    assert!(daemon.manager.claims().is_empty());
+    assert!(daemon.manager.records.claims().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -392,8 +393,8 @@ async fn a_part_that_its_driver_does_not_unprepare_is_tried_again_while_the_rest
         daemon.kubelet_unprepare(&gpu.name, &both).await,
         Err(transient())
     );
-    let mut changes = daemon.manager.changes.listen();
-    while daemon.manager.claims()[0].is_leaving() {
+    let mut changes = daemon.changes.listen();
+    while daemon.manager.records.claims()[0].is_leaving() {
         changes.recv().await.unwrap();
     }
     assert_eq!((gpu.counts(), nic.counts()), ((1, 4), (1, 0)));
@@ -434,7 +435,7 @@ async fn a_pod_and_a_kubelet_hold_a_claim_together() {
         "the kubelet has the gpu still"
     );
     assert_eq!(
-        (daemon.manager.pods_count(), daemon.cdi_files().len()),
+        (daemon.manager.pods.count(), daemon.cdi_files().len()),
         (1, 1),
         "for the kubelet"
     );
@@ -445,7 +446,7 @@ async fn a_pod_and_a_kubelet_hold_a_claim_together() {
     assert_eq!(gpu.counts(), (1, 0), "the pod has it still");
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
     assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (2, 2)));
-    assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
+    assert!(daemon.manager.records.claims().is_empty() && daemon.cdi_files().is_empty());
 }
 
 #[tokio::test]
@@ -504,7 +505,7 @@ async fn a_prepare_whose_caller_goes_away_is_finished_and_found_by_what_comes_af
                 (Ok(()), (1, 1)),
                 "it waits for what was begun"
             );
-            assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
+            assert!(daemon.manager.records.claims().is_empty() && daemon.cdi_files().is_empty());
         } else {
             let (again, ()) = tokio::join!(daemon.kubelet_prepare(&gpu.name, &one), open);
             assert_eq!((code(again).as_str(), gpu.counts()), ("done", (1, 0)));
@@ -575,12 +576,13 @@ async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
         both,
     } = Both::prepared().await;
     nic.refuse_unprepare(transient());
-    let seen = daemon.manager.claim_held_for_kubelet(&both.id.uid).unwrap();
+    let seen = daemon.manager.kubelet.held_claim(&both.id.uid).unwrap();
     // The kubelet requests the claim again, with the same consumers, before it is unprepared.
     daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
     let refused = daemon
         .manager
-        .unprepare_all_for_kubelet(&seen, "its pods are gone")
+        .kubelet
+        .unprepare_all(&seen, "its pods are gone")
         .await;
     assert_eq!(
         refused.as_ref().map_err(|problem| problem.code.as_str()),
@@ -591,14 +593,15 @@ async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
         (daemon.state("uid-both"), nic.counts()),
         (Some(ClaimState::Prepared), (1, 0))
     );
-    let seen = daemon.manager.claim_held_for_kubelet(&both.id.uid).unwrap();
+    let seen = daemon.manager.kubelet.held_claim(&both.id.uid).unwrap();
     let unprepare = || {
         daemon
             .manager
-            .unprepare_all_for_kubelet(&seen, "its pods are gone")
+            .kubelet
+            .unprepare_all(&seen, "its pods are gone")
     };
     assert_eq!(unprepare().await, Err(transient()));
-    let record = daemon.manager.claims().remove(0);
+    let record = daemon.manager.records.claims().remove(0);
     assert!(
         record
             .timeline
@@ -626,7 +629,8 @@ async fn a_claim_given_with_the_request_is_listed_apart() {
     let ask = || {
         daemon
             .manager
-            .prepare_given_for_kubelet(&gpu.name, given.clone(), "test".into())
+            .kubelet
+            .prepare_given(&gpu.name, given.clone(), "test".into())
     };
     let first = ask().await.unwrap();
     assert_eq!(
@@ -645,6 +649,7 @@ async fn a_claim_given_with_the_request_is_listed_apart() {
         let is_given = |claim: &ClaimRecord| claim.kubelet.as_ref().is_some_and(|hold| hold.given);
         let claims = daemon
             .manager
+            .records
             .claims()
             .into_iter()
             .filter(|claim| is_given(claim));
@@ -670,9 +675,9 @@ async fn statuses_of_devices_are_reported_while_the_kubelet_holds_them() {
         claim("quiet", &["gpu/1"], &[&a]),
     );
     let daemon = start(&home, &[&gpu, &nic], &[&both, &quiet]);
-    let mut changes = daemon.manager.device_status_changes();
+    let mut changes = daemon.manager.records.device_status_changes();
     daemon.kubelet_prepare(&gpu.name, &quiet).await.unwrap();
-    assert!(!changes.has_changed().unwrap() && daemon.manager.device_statuses().is_empty());
+    assert!(!changes.has_changed().unwrap() && daemon.manager.records.device_statuses().is_empty());
     let status = DeviceStatus {
         data: Some("{\"mtu\":9000}".to_owned()),
         ..DeviceStatus::default()
@@ -681,7 +686,7 @@ async fn statuses_of_devices_are_reported_while_the_kubelet_holds_them() {
     daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
     daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
     assert!(changes.has_changed().unwrap());
-    let statuses = daemon.manager.device_statuses();
+    let statuses = daemon.manager.records.device_statuses();
     assert_eq!(
         (
             statuses.len(),
@@ -697,7 +702,7 @@ async fn statuses_of_devices_are_reported_while_the_kubelet_holds_them() {
     );
     changes.mark_unchanged();
     daemon.kubelet_unprepare(&gpu.name, &both).await.unwrap();
-    assert!(changes.has_changed().unwrap() && daemon.manager.device_statuses().is_empty());
+    assert!(changes.has_changed().unwrap() && daemon.manager.records.device_statuses().is_empty());
 }
 
 #[tokio::test]
@@ -734,16 +739,17 @@ async fn a_claim_that_was_prepared_early_has_the_hosts_condition_and_needs_no_se
         ..DeviceStatus::default()
     };
     gpu.reply("uid-one", Reply::Status(status));
-    let mut changes = daemon.manager.device_status_changes();
+    let mut changes = daemon.manager.records.device_status_changes();
     daemon
         .manager
+        .kubelet
         .prepare_early(&gpu.name, one.clone(), "test".into())
         .await
         .unwrap();
     assert!(changes.has_changed().unwrap());
     changes.mark_unchanged();
     let types = || {
-        let statuses = daemon.manager.device_statuses();
+        let statuses = daemon.manager.records.device_statuses();
         let conditions = statuses
             .iter()
             .flat_map(|claim| &claim.devices)
@@ -758,7 +764,8 @@ async fn a_claim_that_was_prepared_early_has_the_hosts_condition_and_needs_no_se
     assert!(
         daemon
             .manager
-            .claim_held_for_kubelet(&one.id.uid)
+            .kubelet
+            .held_claim(&one.id.uid)
             .unwrap()
             .early
     );
@@ -768,12 +775,14 @@ async fn a_claim_that_was_prepared_early_has_the_hosts_condition_and_needs_no_se
     assert!(
         !daemon
             .manager
-            .claim_held_for_kubelet(&one.id.uid)
+            .kubelet
+            .held_claim(&one.id.uid)
             .unwrap()
             .early
     );
     daemon
         .manager
+        .kubelet
         .unprepare_early(&one.id.uid, "not nominated")
         .await
         .unwrap();
@@ -789,6 +798,7 @@ async fn a_claim_that_was_prepared_early_is_unprepared_after_a_restart_too() {
     let daemon = start(&home, &[&gpu], &[&one]);
     daemon
         .manager
+        .kubelet
         .prepare_early(&gpu.name, one.clone(), "test".into())
         .await
         .unwrap();
@@ -797,21 +807,24 @@ async fn a_claim_that_was_prepared_early_is_unprepared_after_a_restart_too() {
     assert!(
         daemon
             .manager
-            .claim_held_for_kubelet(&one.id.uid)
+            .kubelet
+            .held_claim(&one.id.uid)
             .unwrap()
             .early
     );
     daemon
         .manager
+        .kubelet
         .unprepare_early(&one.id.uid, "not nominated")
         .await
         .unwrap();
     assert_eq!(gpu.counts(), (1, 1));
-    assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
+    assert!(daemon.manager.records.claims().is_empty() && daemon.cdi_files().is_empty());
     // Of a claim that is not there nothing has to be released.
     assert_eq!(
         daemon
             .manager
+            .kubelet
             .unprepare_early(&one.id.uid, "not nominated")
             .await,
         Ok(())

@@ -211,7 +211,7 @@ async fn a_claim_that_is_rebuilt_from_its_cdi_file_has_the_same_metadata() {
         ends(&daemon.prepare(&pod("a"), &["one"]).await),
         ["prepared"]
     );
-    let known = daemon.manager.claims();
+    let known = daemon.manager.records.claims();
     let directory = CdiDir::open(&daemon.cdi, &[], "test").unwrap();
     let rebuilt = cdi::rebuild(directory.list_ours().unwrap());
     let settings = MetadataSettings {

@@ -27,10 +27,10 @@ async fn a_prepare_is_one_commit_and_is_durable_with_its_pod() {
     let before = daemon.commits();
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
     assert_eq!(daemon.commits() - before, 1);
-    let claims = daemon.manager.claims();
+    let claims = daemon.manager.records.claims();
     let daemon = restarted(&home, daemon).await;
     assert_eq!(
-        (daemon.manager.claims(), daemon.manager.pods_count()),
+        (daemon.manager.records.claims(), daemon.manager.pods.count()),
         (claims, 1)
     );
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Prepared));
@@ -52,6 +52,7 @@ async fn a_second_pod_joins_in_one_commit_with_a_new_claim() {
     assert!(
         daemon
             .manager
+            .records
             .claims()
             .iter()
             .all(|claim| claim.pods.contains_key(&b.uid))
@@ -87,17 +88,17 @@ async fn a_crash_during_the_call_leaves_nothing_and_meanwhile_the_device_is_take
         daemon.crash().await;
         gpu.shut(false);
     };
-    let mut changes = daemon.manager.changes.listen();
+    let mut changes = daemon.changes.listen();
     let (outcome, ()) = tokio::join!(daemon.prepare(&a, &["one"]), crash);
     let states = std::iter::from_fn(|| changes.try_recv().ok())
         .filter(|changed| changed.kind == ChangedKind::Claim);
     assert_eq!(states.last().unwrap().state, "gone");
     assert_eq!(ends(&outcome), ["checkpoint-unavailable"]);
-    assert!(daemon.is_empty() && daemon.manager.pods().is_empty());
+    assert!(daemon.is_empty() && daemon.manager.pods.list().is_empty());
     assert!(daemon.cdi_files().is_empty());
 
     let daemon = home.start();
-    assert!(daemon.is_empty() && daemon.manager.pods().is_empty());
+    assert!(daemon.is_empty() && daemon.manager.pods.list().is_empty());
     daemon.serve(&gpu);
     daemon.source.put(claim("two", &["gpu/0"], &[&b]));
     assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), ["prepared"]);
@@ -125,9 +126,11 @@ async fn an_unprepare_is_one_commit_and_takes_the_pod_with_it() {
     let before = daemon.commits();
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
     assert_eq!((daemon.commits() - before, gpu.counts()), (1, (1, 1)));
-    assert!(daemon.is_empty() && daemon.manager.pods().is_empty() && daemon.cdi_files().is_empty());
+    assert!(
+        daemon.is_empty() && daemon.manager.pods.list().is_empty() && daemon.cdi_files().is_empty()
+    );
     let daemon = restarted(&home, daemon).await;
-    assert!(daemon.is_empty() && daemon.manager.pods().is_empty());
+    assert!(daemon.is_empty() && daemon.manager.pods.list().is_empty());
 }
 
 #[tokio::test]
@@ -151,7 +154,7 @@ async fn a_refused_unprepare_is_durable_and_retried() {
 async fn after_a_crash_during_an_unprepare_the_claim_is_as_before() {
     let (home, daemon, a, gpu) = with_pure();
     daemon.prepare(&a, &["one"]).await;
-    let (claims, files) = (daemon.manager.claims(), daemon.cdi_files());
+    let (claims, files) = (daemon.manager.records.claims(), daemon.cdi_files());
     gpu.shut(true);
     let crash = async {
         gpu.called(|calls| calls.unprepare.len() == 1).await;
@@ -162,14 +165,14 @@ async fn after_a_crash_during_an_unprepare_the_claim_is_as_before() {
     assert_eq!(ends[0].as_ref().unwrap_err().code, "checkpoint-unavailable");
     // Its file was removed, and is there again.
     assert_eq!(
-        (daemon.manager.claims(), daemon.cdi_files()),
+        (daemon.manager.records.claims(), daemon.cdi_files()),
         (claims.clone(), files.clone())
     );
-    assert_eq!(daemon.manager.pods_count(), 1);
+    assert_eq!(daemon.manager.pods.count(), 1);
 
     let daemon = home.start();
     assert_eq!(
-        (daemon.manager.claims(), daemon.cdi_files()),
+        (daemon.manager.records.claims(), daemon.cdi_files()),
         (claims, files)
     );
     daemon.serve(&gpu);

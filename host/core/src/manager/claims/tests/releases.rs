@@ -33,10 +33,10 @@ async fn a_driver_that_serves_is_called_once_more_and_the_claim_is_released_if_i
         let before = gpu.counts().1;
         assert_eq!(daemon.release("one").await.unwrap().untold.len(), untold);
         assert_eq!(gpu.counts().1, before + 1);
-        assert!(daemon.manager.claims().is_empty());
+        assert!(daemon.manager.records.claims().is_empty());
     }
     assert_eq!(
-        daemon.manager.released_claims().len(),
+        daemon.manager.records.released_claims().len(),
         1,
         "the same claim once"
     );
@@ -53,7 +53,8 @@ async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
     assert_eq!(
         daemon
             .manager
-            .look_at_release(&release_request("one"))
+            .releases
+            .preview(&release_request("one"))
             .await,
         Err(problem)
     );
@@ -72,7 +73,8 @@ async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
     assert_eq!(
         daemon
             .manager
-            .look_at_release(&other)
+            .releases
+            .preview(&other)
             .await
             .unwrap_err()
             .code,
@@ -84,10 +86,11 @@ async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
 #[tokio::test]
 async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
     let (_home, daemon, _, _) = with_stuck().await;
-    let mut newer = ClaimRecord::clone(&daemon.manager.claims()[0]);
+    let mut newer = ClaimRecord::clone(&daemon.manager.records.claims()[0]);
     newer.id.uid = uid("uid-newer");
     daemon
         .manager
+        .records
         .commit_claims(vec![newer.into()])
         .await
         .unwrap();
@@ -102,8 +105,8 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
     }
     assert_eq!(
         (
-            daemon.manager.claims().len(),
-            daemon.manager.released_claims().len()
+            daemon.manager.records.claims().len(),
+            daemon.manager.records.released_claims().len()
         ),
         (2, 0)
     );
@@ -114,12 +117,14 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
         };
         let released = daemon
             .manager
-            .release_claim(of(uid(wanted)), "test".into())
+            .releases
+            .release(of(uid(wanted)), "test".into())
             .await
             .unwrap();
         assert_eq!(released.id.uid, uid(wanted));
         let known: Vec<_> = daemon
             .manager
+            .records
             .claims()
             .iter()
             .map(|record| record.id.uid.clone())
@@ -127,13 +132,14 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
         assert_eq!(known, left.into_iter().collect::<Vec<_>>());
         let again = daemon
             .manager
-            .release_claim(of(uid(wanted)), "test".into())
+            .releases
+            .release(of(uid(wanted)), "test".into())
             .await
             .unwrap_err();
         assert_eq!(again.code, "no-such-claim");
     }
     assert!(
-        daemon.manager.pods().is_empty(),
+        daemon.manager.pods.list().is_empty(),
         "it goes with the last of its claims"
     );
 }
@@ -142,13 +148,14 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
 #[tokio::test]
 async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
     let (_home, daemon, _a, _gpu) = with_prepared().await;
-    let record = daemon.manager.claims().remove(0);
+    let record = daemon.manager.records.claims().remove(0);
     let orphan = ClaimRecord {
         pods: Default::default(),
         ..ClaimRecord::clone(&record)
     };
     daemon
         .manager
+        .records
         .commit_claims(vec![orphan.into()])
         .await
         .unwrap();
@@ -183,6 +190,7 @@ async fn the_newest_released_claims_are_kept() {
     let uids = |daemon: &Daemon| {
         daemon
             .manager
+            .records
             .released_claims()
             .iter()
             .map(|r| r.id.uid.clone())

@@ -101,6 +101,6 @@ async fn pods_that_share_a_claim_come_and_go_in_any_order() {
         assert_eq!(left, [ClaimEnd::Kept, ClaimEnd::Kept, ClaimEnd::Unprepared]);
         assert_eq!(gpu.counts(), (round + 1, round + 1));
     }
-    assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
+    assert!(daemon.manager.records.claims().is_empty() && daemon.cdi_files().is_empty());
     assert!(daemon.tasks().drain(Duration::from_secs(1)).await);
 }

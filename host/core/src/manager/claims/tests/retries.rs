@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::manager::PodOutcome;
 use crate::manager::claims::Retry;
-use crate::manager::claims::calls::CALL_MARGIN;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
+use crate::manager::claims::timed_calls::CALL_MARGIN;
 use crate::manager::claims::unprepare_retry::UNPREPARE_RETRY_MIN;
 use crate::manager::tests::scene::{
     Daemon, FakeDriver, Home, Reply, ends, with_claim, with_gpu, with_two_drivers,
@@ -27,11 +27,12 @@ fn retry_after(outcome: &PodOutcome) -> Option<u64> {
 fn retry_of(daemon: &Daemon, uid: &str) -> (u32, Retry) {
     let record = daemon
         .manager
+        .records
         .claims()
         .into_iter()
         .find(|record| record.id.uid.as_str() == uid)
         .unwrap();
-    let retries = daemon.manager.claim_view(record).retries;
+    let retries = daemon.manager.retries.claim_view(record).retries;
     assert_eq!(retries.len(), 1, "{retries:?}");
     (retries[0].attempts, retries[0].retry)
 }

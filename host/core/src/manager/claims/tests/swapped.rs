@@ -189,7 +189,7 @@ async fn each_claim_goes_to_the_version_that_prepared_it_however_many_came_since
         (vec![memo(&["one"])], vec![memo(&["two"])])
     );
     assert_eq!(calls(third)[0].len(), 3);
-    assert_eq!(daemon.manager.claims().len(), 1);
+    assert_eq!(daemon.manager.records.claims().len(), 1);
 }
 
 #[tokio::test]
@@ -225,7 +225,7 @@ async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
 
     new.refuse_unprepare(permanent());
     daemon.release("one").await.unwrap();
-    assert!(daemon.manager.claims().is_empty());
+    assert!(daemon.manager.records.claims().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -372,7 +372,7 @@ async fn code_is_forgotten_with_the_last_claim_that_needs_it() {
         if let Some(pod) = pod {
             daemon.unprepare(pod).await;
         }
-        daemon.manager.forget_code();
+        daemon.manager.driver_changes.forget_code();
         let forgotten: Vec<_> = forgotten.into_iter().map(digest).collect();
         assert_eq!(*stored.forgotten.lock().unwrap(), forgotten);
     }
@@ -390,7 +390,7 @@ async fn code_is_kept_while_there_is_a_claim_that_cannot_be_read() {
     home.make_unreadable("uid-one");
     let stored = store(std::slice::from_ref(&old));
     let daemon = start_storing(&home, &stored);
-    daemon.manager.forget_code();
+    daemon.manager.driver_changes.forget_code();
     assert!(stored.forgotten.lock().unwrap().is_empty());
 }
 
@@ -418,7 +418,7 @@ async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are
     daemon
         .until_conditions(&[("claim-devices-gone", "gpu.example.com")])
         .await;
-    let message = daemon.manager.conditions.list().remove(0).problem.message;
+    let message = daemon.conditions.list().remove(0).problem.message;
     assert!(
         message.contains("pool/0 (claim default/one") && !message.contains("pool/1"),
         "{message}"
@@ -440,7 +440,7 @@ async fn a_driver_that_is_gone_for_longer_than_a_replacement_is_a_condition_whil
     let (_home, daemon, a, gpu) = with_prepared().await;
     daemon.start_driver_changes();
     let reported = || {
-        let conditions = daemon.manager.conditions.list();
+        let conditions = daemon.conditions.list();
         let mut gone = conditions
             .into_iter()
             .filter(|c| c.problem.code == "claim-driver-gone");

@@ -18,7 +18,7 @@ async fn a_claim_that_cannot_be_read_keeps_its_file_and_its_values() {
             before: Some("0"),
             value: "1",
         };
-        daemon.manager.values.intend(&write).await.unwrap();
+        daemon.values.intend(&write).await.unwrap();
         daemon.source.put(claim);
     }
     daemon.prepare(&a, &["one", "two"]).await;
@@ -28,14 +28,16 @@ async fn a_claim_that_cannot_be_read_keeps_its_file_and_its_values() {
 
     let daemon = home.start();
     assert_eq!(
-        (daemon.state("uid-one"), daemon.manager.claims().len()),
+        (
+            daemon.state("uid-one"),
+            daemon.manager.records.claims().len()
+        ),
         (None, 1)
     );
     daemon.sweep().await;
     assert_eq!(daemon.cdi_files(), files);
-    daemon.manager.resume_values().await;
+    daemon.manager.unfinished.resume_values().await;
     assert!(
-        daemon.manager.values.of(&uid("uid-one")).is_some()
-            && daemon.manager.values.of(&uid("uid-two")).is_some()
+        daemon.values.of(&uid("uid-one")).is_some() && daemon.values.of(&uid("uid-two")).is_some()
     );
 }

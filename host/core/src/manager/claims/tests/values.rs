@@ -13,7 +13,7 @@ use crate::checkpoint::Change;
 use crate::driver::values::{Journal, Write};
 use crate::driver::{Call, ClaimDriver, Outcomes};
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, prepared, transient, uid};
-use crate::manager::claims::upkeep::RELEASE_GRACE;
+use crate::manager::claims::retries::RELEASE_GRACE;
 use crate::manager::claims::{RecordedValues, machine};
 use crate::manager::tests::scene::{Daemon, Home, ends, release_request};
 use nodedock_model::{
@@ -58,7 +58,7 @@ impl Writer {
     fn with(home: &Home, daemon: &Daemon, together: bool) -> Arc<Self> {
         Arc::new(Self {
             name: driver("led"),
-            values: daemon.manager.values.clone(),
+            values: daemon.values.clone(),
             sys: home.sys(),
             prepares: Mutex::default(),
             unprepares: Mutex::default(),
@@ -197,7 +197,7 @@ async fn stuck(daemon: &Daemon, led: &Arc<Writer>, short: &str, device: &str) {
     led.serve(daemon);
     daemon.source.put(claim(short, &[device], &[&a]));
     assert_eq!(ends(&daemon.prepare(&a, &[short]).await), ["prepared"]);
-    daemon.manager.registry.retire(led.name.as_str());
+    daemon.registry.retire(led.name.as_str());
     assert!(daemon.unprepare(&a).await[0].is_err());
 }
 
@@ -228,7 +228,8 @@ async fn a_released_claims_values_are_restored_the_newest_first_also_after_a_res
     let daemon = home.start();
     let values = daemon
         .manager
-        .look_at_release(&release_request("one"))
+        .releases
+        .preview(&release_request("one"))
         .await
         .unwrap()
         .values;
@@ -241,7 +242,10 @@ async fn a_released_claims_values_are_restored_the_newest_first_also_after_a_res
         ("3".into(), "2".into()),
         "looking changes nothing"
     );
-    let view = daemon.manager.claim_view(daemon.manager.claims().remove(0));
+    let view = daemon
+        .manager
+        .retries
+        .claim_view(daemon.manager.records.claims().remove(0));
     assert_eq!(view.values.unwrap().newest_first().len(), 2);
 
     let released = daemon.release("one").await.unwrap();
@@ -252,8 +256,12 @@ async fn a_released_claims_values_are_restored_the_newest_first_also_after_a_res
     assert_eq!((is(&home, LED), is(&home, FAN)), ("0".into(), "0".into()));
     daemon.stop().await;
     let daemon = home.start();
-    assert_eq!(*daemon.manager.released_claims()[0], released, "durable");
-    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
+    assert_eq!(
+        *daemon.manager.records.released_claims()[0],
+        released,
+        "durable"
+    );
+    assert_eq!(daemon.values.of(&uid("uid-one")), None);
 }
 
 #[tokio::test]
@@ -266,7 +274,6 @@ async fn nothing_is_written_that_is_not_durable_before() {
     assert_eq!(is(&home, LED), "0");
     assert!(
         daemon
-            .manager
             .values
             .of(&uid("uid-one"))
             .is_none_or(|values| values.newest_first().is_empty())
@@ -329,7 +336,6 @@ async fn a_driver_that_unprepares_has_decided_what_is_left() {
     daemon.prepare(&a, &["one"]).await;
     assert_eq!(
         daemon
-            .manager
             .values
             .of(&uid("uid-one"))
             .unwrap()
@@ -343,9 +349,9 @@ async fn a_driver_that_unprepares_has_decided_what_is_left() {
         ("0".into(), "2".into()),
         "it left the fan on"
     );
-    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
+    assert_eq!(daemon.values.of(&uid("uid-one")), None);
     daemon.stop().await;
-    assert_eq!(home.start().manager.values.of(&uid("uid-one")), None);
+    assert_eq!(home.start().values.of(&uid("uid-one")), None);
 }
 
 #[tokio::test]
@@ -370,7 +376,7 @@ async fn a_prepare_that_is_refused_for_good_leaves_no_value_behind() {
             ("0".into(), "0".into()),
             "clears up: {clears_up}"
         );
-        assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
+        assert_eq!(daemon.values.of(&uid("uid-one")), None);
     }
 }
 
@@ -386,7 +392,7 @@ async fn a_refusal_for_now_keeps_what_was_there_first() {
     *led.refusal.lock().unwrap() = None;
     led.writes("one", &[(LED, "2")]);
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
-    let values = daemon.manager.values.of(&uid("uid-one")).unwrap();
+    let values = daemon.values.of(&uid("uid-one")).unwrap();
     let [(_, kept)] = values.newest_first()[..] else {
         panic!("{values:?}")
     };
@@ -398,8 +404,17 @@ async fn a_refusal_for_now_keeps_what_was_there_first() {
 
 /// A release whose intent is durable, and nothing else of it.
 async fn begin_release(daemon: &Daemon, claim: &str) {
-    let (intent, _) = machine::release(&daemon.manager.claims()[0], 1, &release_request(claim).by);
-    daemon.manager.commit_claims(vec![intent]).await.unwrap();
+    let (intent, _) = machine::release(
+        &daemon.manager.records.claims()[0],
+        1,
+        &release_request(claim).by,
+    );
+    daemon
+        .manager
+        .records
+        .commit_claims(vec![intent])
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -420,7 +435,7 @@ async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
         started.elapsed() >= RELEASE_GRACE,
         "its driver may have come"
     );
-    let released = daemon.manager.released_claims().remove(0);
+    let released = daemon.manager.records.released_claims().remove(0);
     assert_eq!(released.by, release_request("one").by);
     assert_eq!(
         outcomes(&released),
@@ -448,7 +463,7 @@ async fn the_driver_of_an_interrupted_release_is_called_when_it_comes_after_the_
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     Writer::new(&home, &daemon).serve(&daemon);
     daemon.gone("uid-one").await;
-    let released = daemon.manager.released_claims().remove(0);
+    let released = daemon.manager.records.released_claims().remove(0);
     assert_eq!((released.untold.len(), outcomes(&released)), (0, vec![]));
     assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
 }
@@ -465,7 +480,7 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
     let daemon = home.start_in("boot-2");
     daemon.start_unprepares();
     daemon.gone("uid-one").await;
-    let released = daemon.manager.released_claims().remove(0);
+    let released = daemon.manager.records.released_claims().remove(0);
     assert_eq!(
         (&released.by, released.untold.len()),
         (&release_request("one").by, 1)
@@ -478,7 +493,7 @@ async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() 
     for boot in ["boot-1", "boot-2"] {
         let home = Home::new();
         let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
-        let mut values = daemon.manager.values.of(&uid("uid-one")).unwrap();
+        let mut values = daemon.values.of(&uid("uid-one")).unwrap();
         values.releasing = Some(release_request("one").by);
         daemon
             .checkpoint()
@@ -491,7 +506,7 @@ async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() 
         daemon.start_unprepares();
         daemon.gone("uid-one").await;
         assert_eq!(
-            daemon.manager.released_claims()[0].by,
+            daemon.manager.records.released_claims()[0].by,
             release_request("one").by
         );
         tokio::time::resume();
@@ -504,14 +519,14 @@ async fn values_of_another_boot_are_never_restored() {
     let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
     daemon.stop().await;
     let daemon = home.start_in("boot-2");
-    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
+    assert_eq!(daemon.values.of(&uid("uid-one")), None);
     assert_eq!(outcomes(&daemon.release("one").await.unwrap()), []);
     assert_eq!(is(&home, LED), "1");
-    daemon.manager.resume_values().await;
+    daemon.manager.unfinished.resume_values().await;
     daemon.stop().await;
     let daemon = home.start_in("boot-1");
     assert_eq!(
-        daemon.manager.values.of(&uid("uid-one")),
+        daemon.values.of(&uid("uid-one")),
         None,
         "they are gone from the checkpoint"
     );
@@ -561,7 +576,6 @@ async fn what_is_inherited_of_an_unknown_claim_is_durable() {
         .await
         .unwrap();
     daemon
-        .manager
         .values
         .tidy(|known| *known == uid("uid-two"))
         .await
@@ -569,8 +583,8 @@ async fn what_is_inherited_of_an_unknown_claim_is_durable() {
     drop(led);
     daemon.stop().await;
     let daemon = home.start();
-    assert_eq!(daemon.manager.values.of(&uid("uid-one")), None);
-    let values = daemon.manager.values.of(&uid("uid-two")).unwrap();
+    assert_eq!(daemon.values.of(&uid("uid-one")), None);
+    let values = daemon.values.of(&uid("uid-two")).unwrap();
     assert_eq!(values.newest_first()[0].1.before.as_deref(), Some("0"));
 }
 
@@ -594,7 +608,7 @@ async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
         ends(&daemon.prepare(&a, &["one", "two"]).await),
         ["prepared"; 2]
     );
-    daemon.manager.registry.retire(led.name.as_str());
+    daemon.registry.retire(led.name.as_str());
     assert!(daemon.unprepare(&a).await.iter().all(Result::is_err));
     assert_eq!(
         outcomes(&daemon.release("two").await.unwrap()),
@@ -623,8 +637,8 @@ async fn claims_of_one_call_that_are_rolled_back_together_restore_the_value() {
     assert_eq!(is(&home, LED), "0");
     assert_eq!(
         (
-            daemon.manager.values.of(&uid("uid-one")),
-            daemon.manager.values.of(&uid("uid-two"))
+            daemon.values.of(&uid("uid-one")),
+            daemon.values.of(&uid("uid-two"))
         ),
         (None, None)
     );

@@ -121,6 +121,7 @@ impl Node {
                 let id = self.plug();
                 self.daemon
                     .manager
+                    .devices
                     .plugin_left(&id, &Problem::unavailable("eof", "its stream ended"));
             }
             Event::Refuse => self
@@ -179,13 +180,13 @@ impl Node {
     }
 
     async fn restart(&mut self) {
-        let before = self.daemon.manager.pods();
+        let before = self.daemon.manager.pods.list();
         self.daemon.checkpoint().close().await;
         let next = self.home.start_at_once();
         let old = std::mem::replace(&mut self.daemon, next);
         drop(old);
         for pod in &before {
-            let found = self.daemon.manager.pod(pod.pod.uid.as_str());
+            let found = self.daemon.manager.pods.get(pod.pod.uid.as_str());
             let found = found
                 .unwrap_or_else(|| panic!("{} is lost", pod.pod))
                 .resources;
@@ -202,7 +203,7 @@ impl Node {
 
     fn check(&self) {
         let mut owners = BTreeMap::new();
-        let pods = self.daemon.manager.pods();
+        let pods = self.daemon.manager.pods.list();
         for pod in &pods {
             assert!(!pod.resources.is_empty());
             for known in &pod.resources {

@@ -106,7 +106,7 @@ async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
         1,
         "it is free after the commit only"
     );
-    assert_eq!(home.start_at_once().manager.pods().len(), 1);
+    assert_eq!(home.start_at_once().manager.pods.list().len(), 1);
 }
 
 #[tokio::test]
@@ -221,6 +221,7 @@ async fn devices_that_become_unhealthy_during_a_plugin_call_are_not_allocated() 
         gpu.called(|calls| calls.preferred.len() == 1).await;
         daemon
             .manager
+            .devices
             .plugin_listed(&id, &[sick("dev0"), device("dev1", &[])]);
         gpu.shut(false);
     };
@@ -234,7 +235,7 @@ async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
     let good = checkpoint::verify(&home.checkpoint_path()).unwrap();
     assert_eq!((good.extended_resources, good.findings.len()), (1, 0));
-    let [claim] = &daemon.manager.claims()[..] else {
+    let [claim] = &daemon.manager.records.claims()[..] else {
         panic!("one claim")
     };
     let mut twin = ClaimRecord::clone(claim);

@@ -11,6 +11,7 @@ use nodedock_model::{ChangedKind, DriverKind, Problem};
 fn gone(daemon: &Daemon, id: &PluginId) {
     daemon
         .manager
+        .devices
         .plugin_left(id, &Problem::unavailable("eof", "its stream ended"));
 }
 
@@ -21,10 +22,11 @@ async fn a_plugin_that_registers_again_has_the_devices_that_it_lists_then() {
     daemon.plug("gpu", &first, &numbered(2));
     assert_eq!(daemon.counts("gpu"), Some((2, 2)));
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
-    let again =
-        daemon
-            .manager
-            .plugin_arrived(resource("gpu"), "/again.sock".into(), second.clone());
+    let again = daemon.manager.devices.plugin_arrived(
+        resource("gpu"),
+        "/again.sock".into(),
+        second.clone(),
+    );
     assert_eq!(
         daemon.counts("gpu"),
         Some((2, 2)),
@@ -34,7 +36,7 @@ async fn a_plugin_that_registers_again_has_the_devices_that_it_lists_then() {
         daemon.view("gpu").unwrap().source,
         ResourceSource::Plugin("/again.sock".into())
     );
-    daemon.manager.plugin_listed(&again, &numbered(2));
+    daemon.manager.devices.plugin_listed(&again, &numbered(2));
     assert_eq!(daemon.counts("gpu"), Some((2, 2)));
     daemon.plug("gpu", &second, &[device("other", &[])]);
     assert_eq!(
@@ -70,18 +72,20 @@ async fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
     );
     daemon
         .manager
+        .devices
         .plugin_listed(&id, &[device("a", &[]), sick("b")]);
     assert_eq!(daemon.counts("gpu"), Some((2, 1)));
     assert_eq!(daemon.given("p", &[("gpu", 2)]).await, ["too-few-devices"]);
     daemon
         .manager
+        .devices
         .plugin_listed(&id, &[device("a", &[]), device("b", &[])]);
     assert_eq!(
         daemon.given("p", &[("gpu", 2)]).await,
         ["a,b"],
         "healthy again"
     );
-    daemon.manager.plugin_listed(&id, &[]);
+    daemon.manager.devices.plugin_listed(&id, &[]);
     assert_eq!(
         daemon.counts("gpu"),
         Some((0, 0)),
@@ -112,13 +116,13 @@ async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_ti
 
     gone(&daemon, &id);
     daemon.until(|daemon| daemon.counts("gpu").is_none()).await;
-    assert_eq!(daemon.manager.capacity().removed, [resource("gpu")]);
+    assert_eq!(daemon.manager.devices.capacity().removed, [resource("gpu")]);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["resource-unknown"]);
     daemon.plug("gpu", &gpu, &numbered(1));
     assert_eq!(
         (
             daemon.counts("gpu"),
-            daemon.manager.capacity().removed.len()
+            daemon.manager.devices.capacity().removed.len()
         ),
         (Some((1, 1)), 0)
     );
@@ -143,7 +147,7 @@ async fn a_resource_of_records_is_remembered_for_a_time() {
     );
     pause();
     daemon.until(|daemon| daemon.counts("gpu").is_none()).await;
-    assert_eq!(daemon.manager.capacity().removed, [resource("gpu")]);
+    assert_eq!(daemon.manager.devices.capacity().removed, [resource("gpu")]);
     assert_eq!(
         daemon.given("a", &[("gpu", 1)]).await,
         ["dev0"],
@@ -159,7 +163,7 @@ async fn a_plugin_that_was_replaced_does_the_newer_one_no_harm() {
     let old = daemon.plug("gpu", &gpu, &numbered(1));
     let new = daemon.plug("gpu", &gpu, &numbered(2));
     gone(&daemon, &old);
-    daemon.manager.plugin_listed(&old, &numbered(7));
+    daemon.manager.devices.plugin_listed(&old, &numbered(7));
     assert_eq!(daemon.counts("gpu"), Some((2, 2)));
     gone(&daemon, &new);
     gone(&daemon, &new);
@@ -179,7 +183,7 @@ async fn a_faulty_list_is_a_condition_until_a_good_one_comes() {
         (daemon.counts("gpu"), daemon.condition_codes()),
         (Some((1, 1)), vec!["device-list-faulty".to_owned()])
     );
-    daemon.manager.plugin_listed(&id, &numbered(1));
+    daemon.manager.devices.plugin_listed(&id, &numbered(1));
     assert!(daemon.condition_codes().is_empty());
 }
 
@@ -189,13 +193,10 @@ async fn health_that_flaps_is_reported_once_per_period() {
     let daemon = home.start_at_once();
     pause();
     daemon.start_devices();
-    let (mut changes, mut followed) = (
-        daemon.manager.changes.listen(),
-        daemon.manager.device_changes(),
-    );
+    let (mut changes, mut followed) = (daemon.changes.listen(), daemon.manager.devices.changes());
     let id = daemon.plug("gpu", &gpu, &[device("a", &[])]);
     for n in 0..1000 {
-        daemon.manager.plugin_listed(
+        daemon.manager.devices.plugin_listed(
             &id,
             &[if n % 2 == 0 {
                 sick("a")
@@ -210,7 +211,10 @@ async fn health_that_flaps_is_reported_once_per_period() {
         "who follows sees the newest state, and no queue of them"
     );
     followed.mark_unchanged();
-    daemon.manager.plugin_listed(&id, &[device("a", &[])]);
+    daemon
+        .manager
+        .devices
+        .plugin_listed(&id, &[device("a", &[])]);
     assert!(
         !followed.has_changed().unwrap(),
         "a list that is as before changes nothing"
@@ -246,7 +250,7 @@ async fn of_two_sources_of_one_name_the_first_keeps_it_until_it_is_gone() {
         .until(|daemon| daemon.condition_codes() == ["resource-taken"])
         .await;
     assert_eq!(daemon.counts("gpu"), Some((1, 1)));
-    let condition = daemon.manager.conditions.list().remove(0);
+    let condition = daemon.conditions.list().remove(0);
     assert!(
         condition.problem.message.contains("/gpu.sock")
             && condition.subject.contains("gpu.example.com"),

@@ -67,7 +67,7 @@ async fn start(home: &Home, pools: &watch::Sender<Arc<Published>>) -> Daemon {
 
 /// The claims of a pod.
 fn claims_of(daemon: &Daemon, pod: &str) -> Vec<Arc<ClaimRecord>> {
-    let claims = daemon.manager.claims().into_iter();
+    let claims = daemon.manager.records.claims().into_iter();
     claims
         .filter(|claim| claim.pods.contains_key(pod))
         .collect()
@@ -199,8 +199,8 @@ async fn a_device_that_a_claim_took_meanwhile_is_chosen_again() {
     let home = Home::new();
     let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/0"]);
-    let had = entry::entries(&daemon.manager.table(), "uid-a").remove(0);
-    let again = async || daemon.manager.choose_others(&pod("a"), &had).await;
+    let had = entry::entries(&daemon.manager.records.table(), "uid-a").remove(0);
+    let again = async || daemon.manager.choices.choose_others(&pod("a"), &had).await;
     daemon.hold("pool/0", &stranger());
     assert_eq!(
         again()
@@ -218,7 +218,7 @@ async fn a_device_that_a_claim_took_meanwhile_is_chosen_again() {
     );
     daemon.hold("pool/1", &stranger());
     assert_eq!(again().await.unwrap_err().code, "too-few-devices");
-    daemon.manager.registry.retire(driver("gpu").as_str());
+    daemon.registry.retire(driver("gpu").as_str());
     daemon
         .until(|daemon| daemon.counts("gpu") == Some((2, 0)))
         .await;
@@ -273,7 +273,7 @@ async fn pools_follow_their_driver() {
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/1"]);
     assert_eq!(daemon.view("gpu").unwrap().devices[1].pods, [pod("a")]);
 
-    daemon.manager.registry.retire(driver("gpu").as_str());
+    daemon.registry.retire(driver("gpu").as_str());
     daemon
         .until(|daemon| daemon.counts("gpu") == Some((2, 0)))
         .await;
@@ -292,5 +292,5 @@ async fn pools_follow_their_driver() {
     );
     pause();
     daemon.until(|daemon| daemon.counts("gpu").is_none()).await;
-    assert_eq!(daemon.manager.capacity().removed, [resource("gpu")]);
+    assert_eq!(daemon.manager.devices.capacity().removed, [resource("gpu")]);
 }

@@ -15,7 +15,6 @@ async fn restore(daemon: &Daemon, short: &str, deadline: Duration) -> Restored {
         },
     );
     daemon
-        .manager
         .values
         .restore(&id, |_| true, |_| false, &RestoreRequest::of(&call))
         .await
@@ -34,6 +33,7 @@ async fn a_value_stays_locked_from_its_restore_to_the_end_of_its_claim() {
     assert!(futures::poll!(&mut earlier).is_pending());
     daemon
         .manager
+        .records
         .commit(vec![Change::DeleteClaim(uid("uid-two"))], Undo::default())
         .await
         .unwrap();
@@ -67,7 +67,7 @@ async fn a_value_that_was_restored_before_a_crash_is_known_in_whatever_order_cla
 async fn a_locked_path_is_left_and_delays_no_other() {
     let home = Home::new();
     let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
-    let _kept = daemon.manager.values.lock_path(LED).await;
+    let _kept = daemon.values.lock_path(LED).await;
     tokio::time::pause();
     let released = daemon.release("one").await.unwrap();
     assert_eq!(

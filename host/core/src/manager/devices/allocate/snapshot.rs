@@ -1,19 +1,17 @@
-//! Resources at one moment: for choices, for hints, and for those who list them.
+//! Resources at one moment, for choices and for hints.
 
 use std::collections::BTreeSet;
 
-use super::entry;
-use super::reuse::Reuse;
-use super::{
-    Capacity, DeviceView, HintScope, ResourceHints, ResourceSource, ResourceView, TopologyHint,
-};
+use super::DeviceChoices;
 use crate::manager::claims::machine;
-use crate::manager::{Manager, pool_claims};
-use crate::resources::Offer;
-use nodedock_allocator::resource::{self as choose, Stock, Want};
+use crate::manager::devices::entry;
+use crate::manager::devices::reuse::Reuse;
+use crate::manager::pool_claims;
+use crate::resources::{HintScope, Offer, ResourceHints, ResourceSource};
+use nodedock_allocator::resource::{self as choose, Stock, TopologyHint, Want};
 use nodedock_model::{
-    DeviceName, DriverName, ExtendedResource, HeldKeys, PluginDevice, PodContainer, PodRequest,
-    Problem, Uid, device_name, plugin_driver,
+    DeviceName, DriverName, ExtendedResource, HeldKeys, PodContainer, PodRequest, Problem, Uid,
+    device_name, plugin_driver,
 };
 
 pub(super) struct Snapshot {
@@ -38,32 +36,28 @@ impl Snapshot {
     }
 }
 
-impl Manager {
+impl DeviceChoices {
     /// Returns a resource, if it has a source. `own`: the claim whose devices do not count as taken.
     pub(super) fn snapshot(
         &self,
         resource: &ExtendedResource,
         own: Option<&Uid>,
     ) -> Result<Snapshot, Problem> {
-        let mut snapshot = {
-            let state = self.devices();
-            let offer = state
-                .resources
-                .source(resource)
-                .ok_or_else(|| choose::unregistered(resource))?;
-            let reserved = state
-                .chosen
+        let offer = self
+            .devices
+            .offer(resource)
+            .ok_or_else(|| choose::unregistered(resource))?;
+        // Before the claims are read: a device that is reserved no more is in one of them.
+        let taken = {
+            let chosen = self.chosen.lock();
+            let reserved = chosen
                 .iter()
                 .filter(|(claim, of)| of.resource == *resource && own != Some(claim));
-            let taken = reserved
+            reserved
                 .flat_map(|(_, of)| of.devices.iter().cloned())
-                .collect();
-            Snapshot {
-                offer: offer.clone(),
-                taken,
-            }
+                .collect()
         };
-        // After the lock of the devices was dropped: the claims have their own.
+        let mut snapshot = Snapshot { offer, taken };
         let held = match &snapshot.offer.source {
             ResourceSource::Pools(driver) => self.held_of_pools(driver, &snapshot, own),
             ResourceSource::Plugin(_) => self.held_of_plugin(resource, &snapshot, own),
@@ -103,7 +97,7 @@ impl Manager {
     ) -> Vec<String> {
         let driver = plugin_driver(resource);
         let mut held: BTreeSet<DeviceName> = {
-            let table = self.table();
+            let table = self.records.table();
             let others = table
                 .claims_of_driver(&driver)
                 .filter(|claim| own != Some(&claim.id.uid));
@@ -113,7 +107,7 @@ impl Manager {
                 .collect()
         };
         // Whose nodes are known may be with another driver.
-        let known = self.remembered.of_driver(&driver);
+        let known = self.holds.of_driver(&driver);
         let allocated = if known.is_empty() {
             HeldKeys::default()
         } else {
@@ -141,9 +135,10 @@ impl Manager {
         own: Option<&Uid>,
         allocated: &HeldKeys<Uid>,
     ) -> bool {
-        let holders = self.holders_of_device(driver, pool, device);
+        let holders = self.holds.holders_of_device(driver, pool, device);
         let is_allocated = || {
             let holds = self
+                .holds
                 .facts(driver, pool, device)
                 .exclusive_holds(driver, pool, device);
             holds
@@ -156,7 +151,7 @@ impl Manager {
     /// What claims have that are allocated and not prepared.
     fn held_by_allocations(&self) -> HeldKeys<Uid> {
         let facts =
-            |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
+            |driver: &DriverName, pool: &str, device: &str| self.holds.facts(driver, pool, device);
         let mut held = HeldKeys::default();
         for (uid, allocation) in self.source.allocated() {
             machine::holds(&allocation, facts)
@@ -180,7 +175,7 @@ impl Manager {
             let devices = ids
                 .iter()
                 .filter_map(|id| pool_claims::device_of(&want.resource, &driver, id));
-            self.fit_together(&driver, devices)
+            self.holds.fit_together(&driver, devices)
         };
         if fit(&chosen) {
             return Ok(chosen);
@@ -201,48 +196,6 @@ impl Manager {
         Err(choose::too_few(want, want.count, fitting.len()))
     }
 
-    /// Every resource, as a kubelet counts it.
-    pub fn capacity(&self) -> Capacity {
-        let owners = entry::owners(&self.table());
-        let state = self.devices();
-        let view = |name: &ExtendedResource, device: &PluginDevice| DeviceView {
-            device: device.clone(),
-            pods: owners
-                .get(name)
-                .and_then(|of| of.get(&device.id))
-                .cloned()
-                .unwrap_or_default(),
-        };
-        let resources = state.resources.iter().map(|(name, offer)| ResourceView {
-            name: name.clone(),
-            source: offer.source.clone(),
-            active: offer.is_active(),
-            options: offer
-                .plugin
-                .as_ref()
-                .filter(|_| offer.has_listed)
-                .map(|(_, plugin)| plugin.options()),
-            devices: offer
-                .devices
-                .values()
-                .map(|device| view(name, device))
-                .collect(),
-        });
-        Capacity {
-            resources: resources.collect(),
-            removed: state.resources.removed().cloned().collect(),
-        }
-    }
-
-    /// Whether a claim has a device of a pool, by its ID in the resource.
-    pub fn is_claimed(&self, driver: &DriverName, id: &str) -> bool {
-        pool_claims::split_id(id).is_some_and(|(pool, device)| {
-            !self
-                .users_of_device(driver, pool.as_str(), device.as_str())
-                .is_empty()
-        })
-    }
-
     /// NUMA nodes that can serve a pod's requests: for each container and known resource, or each resource of the pod.
     pub fn hints(&self, request: &PodRequest, scope: HintScope) -> Vec<ResourceHints> {
         match scope {
@@ -252,7 +205,7 @@ impl Manager {
     }
 
     fn pod_hints(&self, request: &PodRequest) -> Vec<ResourceHints> {
-        let entries = entry::entries(&self.table(), request.pod.uid.as_str());
+        let entries = entry::entries(&self.records.table(), request.pod.uid.as_str());
         let hint = |(resource, count): (ExtendedResource, usize)| {
             let held = entries
                 .iter()
@@ -295,7 +248,7 @@ impl Manager {
         container: &PodContainer,
         resource: &ExtendedResource,
     ) -> (BTreeSet<String>, BTreeSet<String>) {
-        let entries = entry::entries(&self.table(), request.pod.uid.as_str());
+        let entries = entry::entries(&self.records.table(), request.pod.uid.as_str());
         let mut reuse = Reuse::default();
         let of = entries.iter().filter(|entry| entry.resource == *resource);
         of.clone()

@@ -5,17 +5,19 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use super::machine::DriverResult;
+use super::SpecFiles;
 use crate::cdi;
 use crate::device_metadata::{self, MetadataDir, MetadataFile, MetadataSettings};
-use crate::manager::Manager;
+use crate::manager::claims::machine::DriverResult;
+use crate::registry::Registry;
 use nodedock_base::error::chain;
 use nodedock_model::{ClaimRecord, Problem, ProblemCode, Uid};
 
-impl Manager {
+impl SpecFiles {
     /// Adds metadata to the results of a claim's drivers. A claim that cannot have any is refused: it would be started without.
-    pub(super) fn with_metadata(
+    pub(in crate::manager::claims) fn with_metadata(
         &self,
+        registry: &Registry,
         record: &ClaimRecord,
         mut results: Vec<DriverResult>,
     ) -> Vec<DriverResult> {
@@ -23,7 +25,7 @@ impl Manager {
             let Ok(prepared) = &mut result.outcome else {
                 continue;
             };
-            let serving = self.registry.serving(&result.driver).ok();
+            let serving = registry.serving(&result.driver).ok();
             let published = serving.and_then(|driver| Some(driver.inventory?.borrow().clone()));
             let inventory = published.as_ref().map(|published| &published.inventory);
             let settings = &self.settings.metadata;
@@ -68,8 +70,8 @@ impl Manager {
         };
         for (driver, uid) in listed {
             // Under its claim's lock: a pod may just be requesting it.
-            let lock = self.claim_locks.try_take(&uid);
-            if lock.is_some() && !self.has_part(&uid, &driver) {
+            let lock = self.records.try_lock_claim(&uid);
+            if lock.is_some() && !self.records.has_part(&uid, &driver) {
                 tracing::info!(claim = %uid, %driver, "removing metadata files that no claim owns");
                 self.remove_metadata(&[cdi::file_name(&driver, &uid)]);
             }

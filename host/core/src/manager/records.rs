@@ -1,0 +1,230 @@
+//! The records of claims and pods: the table in memory, the locks by which requests take turns, and the commits to the checkpoint.
+//!
+//! Is given the table and the recorded sysfs values, with which records are committed. Reports each change of a claim, and each time that a
+//! claim may have freed devices. Never calls a driver and never touches a file of a claim.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+use tokio::sync::watch;
+
+use crate::checkpoint::Change;
+use crate::manager::claims::statuses::{has_status, statuses};
+use crate::manager::claims::table::{ClaimTable, Undo};
+use crate::manager::claims::{RecordedValues, SharedClaimTable};
+use crate::resources::pools::split_id;
+use nodedock_base::changes::Changes;
+use nodedock_base::error::chain;
+use nodedock_base::locks::{LockGuard, Locks};
+use nodedock_model::{
+    ChangedKind, ClaimRecord, ClaimStatuses, DriverName, ObjectRef, Problem, ReleaseRecord, Uid,
+};
+
+/// The owner of the records of claims and pods.
+pub struct RecordStore {
+    table: Arc<SharedClaimTable>,
+    /// Commits records, and with them what they mean for recorded sysfs values.
+    values: Arc<RecordedValues>,
+    /// One request at a time for a pod.
+    pod_locks: Locks<Uid>,
+    /// One operation at a time for a claim.
+    claim_locks: Locks<Uid>,
+    changes: Changes,
+    /// Changes when a claim may have freed devices: prepares that wait for one decide again.
+    freed: watch::Sender<u64>,
+    /// Changes when the statuses that drivers report for a kubelet's claims may have changed.
+    statuses_changed: watch::Sender<u64>,
+}
+
+impl RecordStore {
+    pub(super) fn new(
+        table: Arc<SharedClaimTable>,
+        values: Arc<RecordedValues>,
+        changes: Changes,
+    ) -> Self {
+        Self {
+            table,
+            values,
+            pod_locks: Locks::default(),
+            claim_locks: Locks::default(),
+            changes,
+            freed: watch::Sender::default(),
+            statuses_changed: watch::Sender::default(),
+        }
+    }
+
+    pub(crate) fn table(&self) -> MutexGuard<'_, ClaimTable> {
+        self.table.lock()
+    }
+
+    /// Locks pods. Taken before the locks of claims.
+    pub(super) async fn lock_pods(
+        &self,
+        pods: impl IntoIterator<Item = Uid>,
+    ) -> Vec<LockGuard<Uid>> {
+        self.pod_locks.take(pods).await
+    }
+
+    /// Locks a pod, unless a request has the lock.
+    pub(super) fn try_lock_pod(&self, pod: &Uid) -> Option<LockGuard<Uid>> {
+        self.pod_locks.try_take(pod)
+    }
+
+    /// Locks claims, in the order of their UIDs.
+    pub(super) async fn lock_claims(
+        &self,
+        claims: impl IntoIterator<Item = Uid>,
+    ) -> Vec<LockGuard<Uid>> {
+        self.claim_locks.take(claims).await
+    }
+
+    /// Locks a claim, unless an operation has the lock.
+    pub(super) fn try_lock_claim(&self, claim: &Uid) -> Option<LockGuard<Uid>> {
+        self.claim_locks.try_take(claim)
+    }
+
+    /// Every claim, by namespace and name.
+    pub fn claims(&self) -> Vec<Arc<ClaimRecord>> {
+        let mut claims: Vec<_> = self.table().claims().cloned().collect();
+        claims.sort_by(|a, b| (&a.id.namespace, &a.id.name).cmp(&(&b.id.namespace, &b.id.name)));
+        claims
+    }
+
+    /// Claims that operators released by force, the oldest first.
+    pub fn released_claims(&self) -> Vec<Arc<ReleaseRecord>> {
+        self.table().released()
+    }
+
+    pub fn users_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
+        self.table()
+            .users_of(driver, pool, device)
+            .map(|record| record.id.clone())
+            .collect()
+    }
+
+    /// Whether a claim has a device of a pool, by its ID in the resource.
+    pub fn is_claimed(&self, driver: &DriverName, id: &str) -> bool {
+        split_id(id).is_some_and(|(pool, device)| {
+            !self
+                .users_of_device(driver, pool.as_str(), device.as_str())
+                .is_empty()
+        })
+    }
+
+    /// Whether a claim has devices of a driver. One whose record cannot be read may have them.
+    pub(super) fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
+        let table = self.table();
+        match table.claim(uid.as_str()) {
+            Some(claim) => claim.allocation.has_driver(driver),
+            None => table.is_known(uid.as_str()),
+        }
+    }
+
+    /// Puts records into the table, then makes them durable; restores the table if that fails.
+    pub(crate) async fn commit_claims(
+        &self,
+        records: Vec<Arc<ClaimRecord>>,
+    ) -> Result<(), Problem> {
+        self.commit_with(records, Vec::new(), Undo::default()).await
+    }
+
+    /// The same with changes that are in the table already. `undo`: of these, if the commit fails.
+    pub(super) async fn commit_with(
+        &self,
+        records: Vec<Arc<ClaimRecord>>,
+        mut changes: Vec<Change>,
+        mut undo: Undo,
+    ) -> Result<(), Problem> {
+        {
+            let mut table = self.table();
+            records
+                .iter()
+                .for_each(|record| undo.put(&mut table, record));
+        }
+        changes.extend(records.iter().cloned().map(Change::PutClaim));
+        self.commit(changes, undo).await?;
+        self.report_claims(&records);
+        Ok(())
+    }
+
+    /// Makes changes durable that are in the table already, and with them what they mean for recorded sysfs values; restores the
+    /// table if that fails.
+    pub(super) async fn commit(&self, changes: Vec<Change>, undo: Undo) -> Result<(), Problem> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let Err(error) = self.values.commit_claims(changes, Vec::new()).await else {
+            return Ok(());
+        };
+        undo.restore(&mut self.table());
+        // A request that was refused because of the restored claims decides again.
+        self.report_freed();
+        tracing::error!(error = chain(&error), "commit to the checkpoint failed");
+        Err(error.problem())
+    }
+
+    /// Removes claims, and those of `pods` that hold nothing else, durably and with more changes in the same commit; returns the claims.
+    /// They leave the table after the commit: if it failed, a device that another claim took before would be in two claims. The caller has
+    /// the pods' locks. `undo`: of changes that are in the table already, if the commit fails.
+    pub(super) async fn remove(
+        &self,
+        uids: &[Uid],
+        pods: &BTreeSet<Uid>,
+        mut changes: Vec<Change>,
+        undo: Undo,
+    ) -> Result<Vec<Arc<ClaimRecord>>, Problem> {
+        let pods = self.table().pods_with_nothing_but(pods, uids);
+        changes.extend(uids.iter().cloned().map(Change::DeleteClaim));
+        changes.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
+        self.commit(changes, undo).await?;
+        let mut table = self.table();
+        pods.iter()
+            .for_each(|pod| drop(table.remove_pod(pod.as_str())));
+        Ok(uids.iter().filter_map(|uid| table.remove(uid)).collect())
+    }
+
+    pub(super) fn report_claims(&self, records: &[Arc<ClaimRecord>]) {
+        for record in records {
+            self.changes
+                .tell(ChangedKind::Claim, &record.id, record.state.as_str());
+        }
+        self.report_statuses(records);
+    }
+
+    /// Reports a claim that is not in the table any more. `report_statuses` follows, for all of them.
+    pub(super) fn report_gone(&self, claim: &ObjectRef) {
+        self.changes.tell(ChangedKind::Claim, claim, "gone");
+    }
+
+    /// Reports that statuses may have changed, if these records have any.
+    pub(super) fn report_statuses(&self, records: &[Arc<ClaimRecord>]) {
+        let mut records = records.iter();
+        if records.any(|record| record.kubelet.is_some() && has_status(record)) {
+            self.statuses_changed.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// The statuses that drivers reported for the devices of a kubelet's claims, by UID; claims without any are left out.
+    pub fn device_statuses(&self) -> Vec<ClaimStatuses> {
+        self.table()
+            .claims()
+            .filter_map(|record| statuses(record))
+            .collect()
+    }
+
+    /// Changes whenever `device_statuses` may have changed.
+    pub fn device_status_changes(&self) -> watch::Receiver<u64> {
+        self.statuses_changed.subscribe()
+    }
+
+    /// Changes when a claim may have freed devices.
+    pub(super) fn freed(&self) -> watch::Receiver<u64> {
+        self.freed.subscribe()
+    }
+
+    /// Reports that a claim may have freed devices.
+    pub(super) fn report_freed(&self) {
+        self.freed.send_modify(|count| *count += 1);
+    }
+}
