@@ -1,6 +1,7 @@
 //! `nodedock driver`: commands about driver files, for authors and operators.
 
 mod bench;
+mod bindings;
 mod build;
 mod check;
 mod image_layout;
@@ -47,6 +48,8 @@ pub(super) enum DriverCommand {
     New(new::NewArgs),
     /// Build a driver with the tool of its language, into NAME.wasm beside its sources
     Build(build::BuildArgs),
+    /// Generate the bindings of a driver in C or Go from its contract, again after the contract changed
+    Bindings(bindings::BindingsArgs),
     /// Check a driver and its files: the contract, the grant, the config, and its devices on a machine
     Check(check::CheckArgs),
     /// Show the devices that a driver finds on a recorded machine and what a container gets for each, and compare with a golden file
@@ -77,6 +80,7 @@ pub(super) fn execute(location: &Location, command: DriverCommand) -> Result<()>
     match command {
         DriverCommand::New(args) => new::run(&args),
         DriverCommand::Build(args) => build::run(&args),
+        DriverCommand::Bindings(args) => bindings::run(&args),
         DriverCommand::Check(args) => block_on_until_stopped(check::run(args)),
         DriverCommand::Test(args) => block_on_until_stopped(test::run(args)),
         DriverCommand::Bench(args) => block_on_until_stopped(bench::run(args)),
@@ -182,6 +186,14 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes).with_context(context)?;
     file.persist(path).with_context(context)?;
     Ok(())
+}
+
+/// Writes a file and the directories above it.
+fn write_below(directory: &Path, path: &str, bytes: &[u8]) -> Result<()> {
+    let path = directory.join(path);
+    let parent = nodedock_base::file::directory_of(&path);
+    std::fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
+    write_file(&path, bytes)
 }
 
 async fn print_grant(file: &Path) -> Result<()> {
