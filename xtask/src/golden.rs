@@ -61,9 +61,22 @@ impl Language {
         }
     }
 
-    /// Directory of npm's modules for JavaScript: Node looks for them beside the sources, which are copied there.
+    /// Directory of the bindings for C. For JavaScript that of npm's modules: Node looks for them beside the sources, which are
+    /// copied there.
     fn workplace(self, workspace: &Workspace) -> PathBuf {
         workspace.target.join("golden-tools").join(self.name())
+    }
+
+    /// Returns what is generated from the contract, which the tools of the other languages read themselves.
+    fn bindings(self, workspace: &Workspace) -> Result<Vec<(String, Vec<u8>)>> {
+        match self {
+            Self::C => nodedock_bindings::generate(
+                nodedock_bindings::Language::C,
+                &workspace.root.join("wit"),
+                WORLD,
+            ),
+            Self::Python | Self::JavaScript => Ok(Vec::new()),
+        }
     }
 
     fn sources(self, workspace: &Workspace) -> PathBuf {
@@ -160,7 +173,7 @@ fn is_same(before: &[u8], now: &[u8], with_tool: bool) -> bool {
     }
 }
 
-/// Returns the tool in the first line, then all sources.
+/// Returns the tool in the first line, then all sources, and what another version of a generator may generate from them.
 fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Result<Vec<u8>> {
     let mut inputs = tool
         .map_or("", |tool| tool.version.as_str())
@@ -172,6 +185,10 @@ fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Res
     for path in paths {
         let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         inputs.extend(format!("\n{} {}\n", path.display(), bytes.len()).into_bytes());
+        inputs.extend(bytes);
+    }
+    for (path, bytes) in language.bindings(workspace)? {
+        inputs.extend(format!("\n{path} {}\n", bytes.len()).into_bytes());
         inputs.extend(bytes);
     }
     Ok(inputs)
@@ -213,12 +230,19 @@ fn compile(workspace: &Workspace, language: Language, tool: &Tool, output: &Path
         Language::C => {
             command.args(["--target=wasm32-wasi", "-Os", "-Wall", "-nostartfiles"]);
             command.args(["-Wl,--no-entry", "-Wl,--strip-all", "golden.c"]);
-            command.args([
-                "bindings/driver.c",
-                "bindings/driver_component_type.o",
-                "-o",
-            ]);
-            command.arg(output).current_dir(&sources);
+            let workplace = language.workplace(workspace);
+            let bindings = workplace.join(nodedock_bindings::DIRECTORY);
+            fs::create_dir_all(&bindings)
+                .with_context(|| format!("creating {}", bindings.display()))?;
+            for (name, bytes) in language.bindings(workspace)? {
+                let file = bindings.join(name);
+                fs::write(&file, bytes).with_context(|| format!("writing {}", file.display()))?;
+                if file.extension().is_some_and(|extension| extension != "h") {
+                    command.arg(file);
+                }
+            }
+            command.arg("-I").arg(workplace).arg("-o").arg(output);
+            command.current_dir(&sources);
         }
         Language::Python => {
             command.arg("-d").arg(wit).args([

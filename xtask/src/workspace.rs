@@ -26,8 +26,7 @@ pub(crate) struct DriverPackage {
 
 impl Workspace {
     pub(crate) fn load() -> Result<Self> {
-        let mut command = Command::new(cargo_path());
-        command.current_dir(env!("CARGO_MANIFEST_DIR"));
+        let mut command = cargo(Path::new(env!("CARGO_MANIFEST_DIR")));
         command.args(["metadata", "--no-deps", "--format-version", "1"]);
         Self::from_metadata(&shell::read(&mut command)?)
     }
@@ -50,16 +49,7 @@ impl Workspace {
     }
 
     pub(crate) fn cargo(&self) -> Command {
-        let mut command = Command::new(cargo_path());
-        command.current_dir(&self.root);
-        // `cargo run` describes this package to this program; build scripts that watch these variables would run again for each of
-        // `cargo build` and `cargo xtask`, and everything above them would be built again.
-        for (name, _) in env::vars_os() {
-            if name.to_str().is_some_and(describes_a_package) {
-                command.env_remove(name);
-            }
-        }
-        command
+        cargo(&self.root)
     }
 
     pub(crate) fn drivers_dir(&self) -> PathBuf {
@@ -74,16 +64,33 @@ impl Workspace {
     }
 }
 
-/// Returns whether cargo sets this variable for the package that it builds or runs; none of them is a setting of cargo.
-fn describes_a_package(name: &str) -> bool {
-    name.starts_with("CARGO_PKG_")
-        || name.starts_with("CARGO_MANIFEST_")
-        || name == "CARGO_PRIMARY_PACKAGE"
+/// Returns the cargo that runs this program, so that nested builds use the same toolchain, without the variables by which that cargo
+/// describes this package: build scripts that watch them would run again for each of `cargo build` and `cargo xtask`, and everything
+/// above them would be built again.
+fn cargo(directory: &Path) -> Command {
+    let program = env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from);
+    let mut command = Command::new(program);
+    command.current_dir(directory);
+    for (name, _) in env::vars_os() {
+        if name.to_str().is_some_and(describes_a_package) {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
-/// Returns the cargo that runs this program, so that nested builds use the same toolchain.
-fn cargo_path() -> PathBuf {
-    env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
+/// Returns whether cargo sets this variable for the crate that it builds, runs or tests ("Environment variables Cargo sets for crates"
+/// in its book). None of them is a setting of cargo, so a user has no reason to set one.
+fn describes_a_package(name: &str) -> bool {
+    const NAMES: [&str; 5] = [
+        "CARGO_CRATE_NAME",
+        "CARGO_PRIMARY_PACKAGE",
+        "CARGO_RUSTC_CURRENT_DIR",
+        "CARGO_TARGET_TMPDIR",
+        "OUT_DIR",
+    ];
+    const PREFIXES: [&str; 3] = ["CARGO_BIN_", "CARGO_MANIFEST_", "CARGO_PKG_"];
+    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[derive(Deserialize)]
@@ -158,6 +165,38 @@ mod tests {
             Path::new("/w/example-drivers/device-nodes")
         );
         assert_eq!(workspace.drivers_dir(), Path::new("/t/drivers"));
+    }
+
+    /// `cargo test` describes the package of a test to it, so some variables are there to be removed.
+    #[test]
+    fn nested_cargo_keeps_settings_alone() {
+        let command = cargo(Path::new("/w"));
+        let removed: Vec<_> = command
+            .get_envs()
+            .map(|(name, value)| {
+                assert_eq!(value, None, "nothing is added");
+                name.to_str().unwrap()
+            })
+            .collect();
+        assert!(removed.contains(&"CARGO_MANIFEST_DIR") && removed.contains(&"CARGO_PKG_NAME"));
+        assert!(removed.iter().all(|name| describes_a_package(name)));
+        for name in ["CARGO_BIN_EXE_nodedock", "CARGO_CRATE_NAME", "OUT_DIR"] {
+            assert!(describes_a_package(name), "{name}");
+        }
+        for name in [
+            "CARGO",
+            "CARGO_BUILD_JOBS",
+            "CARGO_HOME",
+            "CARGO_INCREMENTAL",
+            "CARGO_NET_OFFLINE",
+            "CARGO_PROFILE_DEV_DEBUG",
+            "CARGO_TARGET_DIR",
+            "CARGO_TERM_COLOR",
+            "RUSTFLAGS",
+            "RUSTUP_TOOLCHAIN",
+        ] {
+            assert!(!describes_a_package(name), "{name}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::Deserialize;
 
+use super::bindings::WORLD;
 use super::language::Language;
 use super::write_file;
 use nodedock_base::file;
@@ -17,8 +18,6 @@ use nodedock_wasm::{file_watch, wrap_module};
 
 const RUST_TARGET: &str = "wasm32-unknown-unknown";
 const GRANT: &str = ".grant.yaml";
-/// Of the contract.
-const WORLD: &str = "driver";
 
 #[derive(Args)]
 pub struct BuildArgs {

@@ -3,6 +3,7 @@
 //! A driver runs here without a daemon, on a recorded machine (`workbench.rs`), or with a daemon on a temporary root.
 
 mod bench;
+mod bindings;
 mod build;
 mod check;
 mod conform;
@@ -53,6 +54,8 @@ pub enum DriverFileCommand {
     New(new::NewArgs),
     /// Build a driver with the tool of its language, into NAME.wasm beside its sources
     Build(build::BuildArgs),
+    /// Generate the bindings of a driver in C or Go from its contract, again after the contract changed
+    Bindings(bindings::BindingsArgs),
     /// Check a driver and its files: the contract, the grant, the config, and its devices on a machine
     Check(check::CheckArgs),
     /// Show the devices that a driver finds on a recorded machine and what a container gets for each, and compare with a golden file
@@ -74,6 +77,7 @@ pub fn execute(command: DriverFileCommand) -> Result<()> {
     match command {
         DriverFileCommand::New(args) => new::run(&args),
         DriverFileCommand::Build(args) => build::run(&args),
+        DriverFileCommand::Bindings(args) => bindings::run(&args),
         DriverFileCommand::Check(args) => block_on_until_stopped(check::run(args)),
         DriverFileCommand::Test(args) => block_on_until_stopped(test::run(args)),
         DriverFileCommand::Bench(args) => block_on_until_stopped(bench::run(args)),
@@ -186,6 +190,14 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes).with_context(context)?;
     file.persist(path).with_context(context)?;
     Ok(())
+}
+
+/// Writes a file and the directories above it.
+fn write_below(directory: &Path, path: &str, bytes: &[u8]) -> Result<()> {
+    let path = directory.join(path);
+    let parent = nodedock_base::file::directory_of(&path);
+    std::fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
+    write_file(&path, bytes)
 }
 
 async fn print_grant(file: &Path) -> Result<()> {

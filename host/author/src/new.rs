@@ -6,10 +6,11 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Deserialize;
 
+use super::bindings;
 use super::inspect::labelled;
 use super::language::Language;
 use super::templates::{self, Values};
-use super::write_file;
+use super::write_below;
 use nodedock_command::CommandError;
 use nodedock_command::output::{join, print_text};
 use nodedock_model::DriverName;
@@ -50,8 +51,9 @@ pub(super) fn run(args: &NewArgs) -> Result<()> {
     let directory = args.dir.clone().unwrap_or_else(|| stem.into());
     ensure_empty(&directory)?;
     for (path, bytes) in &templates::files(args.lang, &values) {
-        write(&directory.join(path), bytes)?;
+        write_below(&directory, path, bytes)?;
     }
+    bindings::write_new(args.lang, &directory)?;
     print_text(&join(lines(&directory, stem, sdk.as_ref())))
 }
 
@@ -169,12 +171,6 @@ fn ensure_empty(directory: &Path) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| format!("{shown} is not a directory")),
     }
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let parent = path.parent().unwrap_or(path);
-    std::fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
-    write_file(path, bytes)
 }
 
 #[cfg(test)]

@@ -2,8 +2,6 @@
 //!
 //! The sources of a template are those of a driver `my-gpu.example.com`, so that they build and have tests as they are.
 
-use include_dir::{Dir, include_dir};
-
 use super::language::Language;
 
 /// What the placeholders of a template stand for.
@@ -36,8 +34,6 @@ struct Template {
     /// Steps of the workflow that build the driver.
     build: &'static str,
     files: &'static [File],
-    /// More files, as they are in the directory of the new driver.
-    directory: Option<&'static Dir<'static>>,
 }
 
 macro_rules! text {
@@ -100,7 +96,6 @@ const RUST: Template = Template {
         ("src/lib.rs", text!("rust/lib.rs")),
         (".gitignore", Content::Text("/target/\n/my-gpu.wasm\n")),
     ],
-    directory: None,
 };
 
 const PYTHON: Template = Template {
@@ -119,7 +114,6 @@ const PYTHON: Template = Template {
             Content::Text("/.venv/\n__pycache__/\n/my-gpu.wasm\n"),
         ),
     ],
-    directory: None,
 };
 
 const JAVASCRIPT: Template = Template {
@@ -139,14 +133,13 @@ const JAVASCRIPT: Template = Template {
             Content::Text("/node_modules/\n/my-gpu.wasm\n"),
         ),
     ],
-    directory: None,
 };
 
 const C: Template = Template {
     language: "C",
     source: "driver.c",
-    setup: "The tools are, on Debian and Ubuntu, the packages `clang`, `lld`, `wasi-libc` and `libclang-rt-VERSION-dev-wasm32`. `wit-bindgen c wit --world driver \
-            --out-dir bindings` of `wit-bindgen-cli` 0.61.1 generated `bindings/`.",
+    setup: "The tools are, on Debian and Ubuntu, the packages `clang`, `lld`, `wasi-libc` and `libclang-rt-VERSION-dev-wasm32`. `nodedock driver bindings` \
+            generated `bindings/` of `wit/`.",
     build:
         "      - run: sudo apt-get install --yes clang-18 lld-18 wasi-libc libclang-rt-18-dev-wasm32
       - run: >-
@@ -154,40 +147,45 @@ const C: Template = Template {
           driver.c bindings/driver.c bindings/driver_component_type.o -o my-gpu.wasm",
     files: &[
         ("driver.c", text!("c/driver.c")),
-        (
-            "bindings/driver.c",
-            plain!("example-drivers/golden/c/bindings/driver.c"),
-        ),
-        (
-            "bindings/driver.h",
-            plain!("example-drivers/golden/c/bindings/driver.h"),
-        ),
-        (
-            "bindings/driver_component_type.o",
-            plain!("example-drivers/golden/c/bindings/driver_component_type.o"),
-        ),
         (".gitignore", Content::Text("/my-gpu.wasm\n")),
     ],
-    directory: None,
 };
-
-static GO_DIRECTORY: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/templates/driver/go");
 
 const GO: Template = Template {
     language: "Go",
     source: "driver/driver.go",
-    setup: "The tool is [Go](https://go.dev) 1.25 or newer, without TinyGo. `wit-bindgen go --world driver wit` of `wit-bindgen-cli` 0.61.1 generated `main.go` and what is in \
-            `bindings/`; `bindings/wit` is `go.bytecodealliance.org/pkg` 0.2.3. `nodedock driver build` makes a component of the module that Go builds.",
+    setup: "The tool is [Go](https://go.dev) 1.25 or newer, without TinyGo. `nodedock driver bindings` generated `bindings/` of `wit/`; the packages in `exports/` give its \
+            functions to the bindings. `nodedock driver build` makes a component of the module that Go builds.",
     build: "      - uses: actions/setup-go@v5
         with: {go-version: \"1.25\"}
       - run: go vet ./driver
       - run: GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -ldflags='-s -w -checklinkname=0' -o module.wasm .
       - run: $NODEDOCK driver build --module module.wasm # into my-gpu.wasm",
-    files: &[(".gitignore", Content::Text("/my-gpu.wasm\n/module.wasm\n"))],
-    directory: Some(&GO_DIRECTORY),
+    files: &[
+        ("go.mod", text!("go/go.mod")),
+        ("go.sum", text!("go/go.sum")),
+        ("main.go", text!("go/main.go")),
+        ("driver/driver.go", text!("go/driver.go")),
+        (
+            "exports/export_nodedock_driver_discovery/export.go",
+            text!("go/exports/discovery.go"),
+        ),
+        (
+            "exports/export_nodedock_driver_identity/export.go",
+            text!("go/exports/identity.go"),
+        ),
+        (
+            "exports/export_nodedock_driver_preparation/export.go",
+            text!("go/exports/preparation.go"),
+        ),
+        (
+            ".gitignore",
+            Content::Text("/my-gpu.wasm\n/module.wasm\n"),
+        ),
+    ],
 };
 
-/// Returns the files of a new driver by path.
+/// Returns the files of a new driver by path, without generated ones.
 pub(super) fn files(language: Language, values: &Values<'_>) -> Vec<(String, Vec<u8>)> {
     let template = match language {
         Language::Rust => &RUST,
@@ -204,24 +202,7 @@ pub(super) fn files(language: Language, values: &Values<'_>) -> Vec<(String, Vec
         };
         (fill(path), bytes)
     };
-    let mut files: Vec<_> = COMMON.iter().chain(template.files).map(file).collect();
-    for (path, bytes) in template
-        .directory
-        .iter()
-        .flat_map(|directory| files_below(directory))
-    {
-        let filled = std::str::from_utf8(bytes)
-            .map_or_else(|_| bytes.to_vec(), |text| fill(text).into_bytes());
-        files.push((path.to_owned(), filled));
-    }
-    files
-}
-
-fn files_below(directory: &'static Dir<'static>) -> Vec<(&'static str, &'static [u8])> {
-    let own = directory
-        .files()
-        .filter_map(|file| Some((file.path().to_str()?, file.contents())));
-    own.chain(directory.dirs().flat_map(files_below)).collect()
+    COMMON.iter().chain(template.files).map(file).collect()
 }
 
 fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
@@ -310,10 +291,7 @@ mod tests {
                     "{language:?} lacks {name}"
                 );
             }
-            for (path, bytes) in all
-                .iter()
-                .filter(|(path, _)| !path.starts_with("bindings/"))
-            {
+            for (path, bytes) in &all {
                 let text = String::from_utf8(bytes.clone()).unwrap();
                 let placeholder = [
                     "NAME", "STEM", "ENV", "SDK", "SETUP", "BUILD", "NOTE", "CONTRACT", "VERSION",
@@ -327,6 +305,16 @@ mod tests {
                     .find(|name| text.contains(*name));
                 assert_eq!(example, None, "{language:?} {path}");
             }
+        }
+    }
+
+    #[test]
+    fn go_requires_what_its_bindings_import() {
+        let files = files_of(Language::Go);
+        for file in ["go.mod", "go.sum"] {
+            let text = String::from_utf8(files[file].clone()).unwrap();
+            let requirement = nodedock_bindings::go_requirement();
+            assert!(text.contains(&requirement), "{file}: {requirement}");
         }
     }
 

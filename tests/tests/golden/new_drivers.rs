@@ -133,6 +133,19 @@ async fn a_new_driver_in_go_is_complete() {
         return;
     };
     let new = New::of("go", &[], compiler.parent().map(Path::to_owned)).await;
+    let fetched = new
+        .runs(Command::new(&compiler).args(["mod", "download"]))
+        .await;
+    let found = match fetched.code {
+        Some(0) => Ok(()),
+        _ => Err(format!(
+            "Go modules cannot be fetched: {}",
+            fetched.stderr.trim()
+        )),
+    };
+    if or_skip("a new driver in Go", found).is_none() {
+        return;
+    }
     new.is_complete().await;
     new.runs(Command::new(&compiler).args(["vet", "./driver"]))
         .await

@@ -1,3 +1,5 @@
 module nodedock-driver
 
 go 1.25
+
+require go.bytecodealliance.org/pkg v0.2.3

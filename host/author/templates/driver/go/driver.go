@@ -7,6 +7,7 @@ package driver
 import (
 	"strings"
 
+	. "go.bytecodealliance.org/pkg/wit/types"
 	. "nodedock-driver/bindings/nodedock_driver_claims"
 	"nodedock-driver/bindings/nodedock_driver_common"
 	edits "nodedock-driver/bindings/nodedock_driver_container_edits"
@@ -14,7 +15,6 @@ import (
 	"nodedock-driver/bindings/nodedock_driver_discovery"
 	"nodedock-driver/bindings/nodedock_driver_identity"
 	"nodedock-driver/bindings/nodedock_driver_inventory"
-	. "nodedock-driver/bindings/wit/types"
 )
 
 const pool = "nodes"

@@ -1,0 +1,129 @@
+//! Generates the bindings of the driver contract for the languages whose own tools do not: C and Go, by wit-bindgen's generators.
+//!
+//! Reads the WIT files of a project and returns the files of its bindings. Writes nothing.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use wit_bindgen_core::wit_parser::Resolve;
+use wit_bindgen_core::{Files, WorldGenerator};
+
+/// Directory of the bindings in a project, by which its sources name them.
+pub const DIRECTORY: &str = "bindings";
+/// Directory of the packages in which a project in Go implements the exports, one package `export_INTERFACE` for each.
+const GO_EXPORTS: &str = "exports";
+
+/// A language, with what its bindings depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Language<'a> {
+    C,
+    Go {
+        /// Path of the project's module, as in its `go.mod`.
+        module: &'a str,
+    },
+}
+
+/// Returns the bindings of a world of the WIT package in a directory: paths relative to [`DIRECTORY`], in their order, and contents.
+///
+/// Go's are formatted if `gofmt` is installed.
+///
+/// # Errors
+///
+/// Fails if the directory has no valid WIT package, or the package no such world.
+pub fn generate(language: Language<'_>, wit: &Path, world: &str) -> Result<Vec<(String, Vec<u8>)>> {
+    let shown = wit.display();
+    let mut resolve = Resolve::default();
+    let (package, _) = resolve
+        .push_dir(wit)
+        .with_context(|| format!("read the WIT files in {shown}"))?;
+    let id = resolve
+        .select_world(&[package], Some(world))
+        .with_context(|| format!("find the world {world} in {shown}"))?;
+    let mut files = Files::default();
+    generator(language)
+        .generate(&mut resolve, id, &mut files)
+        .with_context(|| format!("generate the bindings of the world {world} in {shown}"))?;
+    Ok(files
+        .iter()
+        .map(|(path, bytes)| (path.to_owned(), bytes.to_vec()))
+        .collect())
+}
+
+fn generator(language: Language<'_>) -> Box<dyn WorldGenerator> {
+    match language {
+        Language::C => wit_bindgen_c::Opts::default().build(),
+        Language::Go { module } => wit_bindgen_go::Opts {
+            pkg_name: Some(format!("{module}/{DIRECTORY}")),
+            export_pkg_name: Some(format!("{module}/{GO_EXPORTS}")),
+            ..Default::default()
+        }
+        .build(),
+    }
+}
+
+/// Returns the requirement of Go's bindings, as in `go.mod`: a path and a version.
+#[must_use]
+pub fn go_requirement() -> String {
+    wit_bindgen_go::remote_pkg_version()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONTRACT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit");
+
+    fn text(files: &[(String, Vec<u8>)], path: &str) -> String {
+        let file = files.iter().find(|file| file.0 == path);
+        String::from_utf8(file.unwrap_or_else(|| panic!("no {path}")).1.clone()).unwrap()
+    }
+
+    #[test]
+    fn c_has_a_header_code_and_the_contract() {
+        let files = generate(Language::C, Path::new(CONTRACT), "driver").unwrap();
+        let paths: Vec<_> = files.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(paths, ["driver.c", "driver.h", "driver_component_type.o"]);
+        assert!(text(&files, "driver.h").contains("exports_nodedock_driver_preparation_prepare("));
+        assert!(files[2].1.starts_with(b"\0asm"));
+        let full = generate(Language::C, Path::new(CONTRACT), "full-driver").unwrap();
+        assert!(
+            text(&full, "full_driver.h").contains("exports_nodedock_driver_health_check"),
+            "the world was chosen"
+        );
+    }
+
+    #[test]
+    fn go_has_packages_of_the_projects_module() {
+        let language = Language::Go {
+            module: "example.com/gpu",
+        };
+        let files = generate(language, Path::new(CONTRACT), "driver").unwrap();
+        let exports = text(&files, "wit_exports/wit_exports.go");
+        assert!(exports.contains("//go:wasmexport nodedock:driver/preparation@"));
+        for package in [
+            "exports/export_nodedock_driver_identity",
+            "bindings/nodedock_driver_claims",
+        ] {
+            assert!(
+                exports.contains(&format!("\"example.com/gpu/{package}\"")),
+                "{package}"
+            );
+        }
+        assert!(
+            files
+                .iter()
+                .all(|(path, _)| !path.starts_with("export_") && path != "go.mod"),
+            "what the author writes is not generated"
+        );
+    }
+
+    #[test]
+    fn a_contract_that_cannot_be_read_is_named() {
+        let error = |wit: &str, world: &str| {
+            let error = generate(Language::C, Path::new(wit), world).unwrap_err();
+            format!("{error:#}")
+        };
+        assert!(error("/nowhere", "driver").starts_with("read the WIT files in /nowhere: "));
+        assert!(error(CONTRACT, "plane").starts_with("find the world plane in "));
+    }
+}
