@@ -1,22 +1,21 @@
-//! The checkpoint: the durable state of claims and pods, and the sources that drivers' names belong to.
+//! The checkpoint: the durable state of claims and pods, the sources that drivers' names belong to, and how devices are offered.
 //!
 //! Owns one SQLite file with its log. Given changes, it responds when they are durable. Requests that
 //! wait during a commit are committed together, with one sync. Never decides the next state of a claim,
 //! and never deletes or overwrites a file that it cannot read. `docs/checkpoint-format.md` describes the format.
 
-mod adopted;
 mod carry;
 mod database;
 mod error;
 mod file;
 mod format;
-mod format_1;
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "checkpoint/testing/fuzz.rs"]
 pub mod fuzz;
 mod inspect;
 mod monitor;
 mod status;
+mod stored;
 mod upgrade;
 mod writer;
 
@@ -32,10 +31,9 @@ use tokio::sync::watch;
 use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-#[cfg(test)]
-use nodedock_model::PodAllocation;
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodRecord, ReleaseRecord, Uid,
+    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameRecord,
+    NodeRecord, PodRecord, ReleaseRecord, ResourceOffer, Uid,
 };
 
 pub use database::StoreError;
@@ -43,6 +41,7 @@ pub use error::{CommitError, OpenError, ReadError};
 pub use format::{Dump, FORMAT_VERSION, Meta, Skipped, Table};
 pub use inspect::{Integrity, Report, read, verify};
 pub use status::{CommitMetrics, Health};
+pub use stored::{StoredRecord, StoredRecords};
 
 use database::{Database, Write};
 use format::META_RECOVERED;
@@ -61,10 +60,6 @@ pub enum Change {
     DeletePod(Uid),
     PutReleased(Arc<ReleaseRecord>),
     DeleteReleased(Uid),
-    /// As an older release wrote it.
-    #[cfg(test)]
-    PutAllocation(Arc<PodAllocation>),
-    DeleteAllocation(Uid),
     PutValues(Arc<ClaimValues>),
     DeleteValues(Uid),
     PutObject(Arc<ApiObject>),
@@ -72,6 +67,13 @@ pub enum Change {
     PutName(Arc<NameRecord>),
     DeleteName(Uid),
     PutNode(Arc<NodeRecord>),
+    PutAdapter(Arc<AdapterRecord>),
+    DeleteAdapter(Uid),
+    PutMechanisms(Arc<MechanismsRecord>),
+    PutDriverOffer(Arc<DriverOffer>),
+    DeleteDriverOffer(Uid),
+    PutResourceOffer(Arc<ResourceOffer>),
+    DeleteResourceOffer(Uid),
 }
 
 /// Handle to the checkpoint. Clones write to the same file, which is closed when the last one is dropped.
@@ -97,8 +99,7 @@ pub struct SetAside {
     pub reason: String,
 }
 
-/// Opens the checkpoint, or creates a new one: with the records of one of format 1, if there is one beside it. Blocks as long as a read
-/// of the whole file takes.
+/// Opens the checkpoint, or creates a new one. Blocks as long as a read of the whole file takes.
 ///
 /// A damaged file, and another program's, is set aside, never deleted or overwritten. A file of a newer format, one
 /// that another daemon has locked, and one that the system does not allow to open are errors, and the file stays unchanged.
@@ -129,7 +130,6 @@ pub fn open_or_recover<E: From<OpenError> + From<CommitError>>(
         );
         dump.claims.extend(claims);
     }
-    changes.extend(adopted::adopt(&mut dump));
     changes.extend(settle(&mut dump)?);
     if mark.is_some() || !changes.is_empty() {
         // What the next start finds again.

@@ -16,36 +16,37 @@ use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameError, NameRecord, NodeRecord, PodAllocation,
-    PodRecord, ReleaseRecord, Uid,
+    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameError,
+    NameRecord, NodeRecord, PodRecord, ReleaseRecord, ResourceOffer, Uid,
 };
 
 /// Version of the tables and of the meaning of their keys.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 1;
 /// Version of the JSON of a record.
 pub(super) const RECORD_VERSION: u8 = 1;
 
 pub(super) const META_FORMAT: &str = "format";
 pub(super) const META_WRITTEN_BY: &str = "written-by";
 pub(super) const META_CREATED: &str = "created";
-/// When the checkpoint of format 1 was marked as taken over.
-pub(super) const META_TAKEN_OVER: &str = "taken-over";
 pub(super) const META_PROBED: &str = "probed";
 pub(super) const META_RECOVERED: &str = "recovered";
 
 worded! {
     /// A kind of records. A release that does not know a kind leaves its records unchanged.
     #[derive(Serialize)]
-    #[serde(rename_all = "lowercase")]
+    #[serde(rename_all = "kebab-case")]
     Table {
         Claims = "claims",
         Pods = "pods",
         Released = "released",
-        Allocations = "allocations",
         Values = "values",
         Objects = "objects",
         Names = "names",
         Machine = "machine",
+        Adapters = "adapters",
+        Mechanisms = "mechanisms",
+        DriverOffers = "driver-offers",
+        ResourceOffers = "resource-offers",
     }
 }
 
@@ -120,9 +121,6 @@ pub struct Dump {
     pub pods: Vec<PodRecord>,
     /// Claims that an operator released.
     pub released: Vec<ReleaseRecord>,
-    /// As older releases wrote them: they become claims.
-    #[serde(skip)]
-    pub(super) allocations: Vec<PodAllocation>,
     /// Values below `/sys` that drivers changed for claims.
     pub values: Vec<ClaimValues>,
     /// Of the local API.
@@ -134,6 +132,17 @@ pub struct Dump {
     /// The name of this node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRecord>,
+    /// Of device plugins, by resource.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterRecord>,
+    /// `None`: no slices of pools with an extended-resource name were ever written, or the record is unreadable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mechanisms: Option<MechanismsRecord>,
+    /// What the kubelet was offered last.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub driver_offers: Vec<DriverOffer>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub resource_offers: Vec<ResourceOffer>,
     pub skipped: Vec<Skipped>,
     /// Unreadable values whose key was written again.
     pub unreadable: u64,
@@ -144,39 +153,39 @@ impl Dump {
         self.claims.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.pods.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
         self.released.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
-        self.allocations.sort_by(|a, b| a.uid().cmp(b.uid()));
         self.values.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
         self.names
             .sort_by(|a, b| a.name.as_str().cmp(b.name.as_str()));
+        self.adapters.sort_by(|a, b| a.resource.cmp(&b.resource));
+        self.driver_offers.sort_by(|a, b| a.driver.cmp(&b.driver));
+        self.resource_offers
+            .sort_by(|a, b| a.resource.cmp(&b.resource));
         self.skipped
             .sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
     }
 
     /// Returns whether there is no record: the checkpoint is new, or every claim was released.
     pub fn is_empty(&self) -> bool {
-        self.claims.is_empty()
-            && self.pods.is_empty()
-            && self.allocations.is_empty()
-            && self.skipped.is_empty()
+        self.claims.is_empty() && self.pods.is_empty() && self.skipped.is_empty()
     }
 
     /// Returns the names whose records are unreadable.
     pub fn unreadable_names(&self) -> Vec<String> {
-        let names = self
-            .skipped
-            .iter()
-            .filter(|skipped| skipped.table == Table::Names);
-        names.map(|skipped| skipped.key.clone()).collect()
+        self.unreadable_of(Table::Names).collect()
     }
 
     /// Returns the UIDs of claims with unreadable records.
     pub fn unreadable_claims(&self) -> BTreeSet<String> {
-        let claims = self
-            .skipped
+        self.unreadable_of(Table::Claims).collect()
+    }
+
+    /// Returns the keys of a kind's unreadable records.
+    pub fn unreadable_of(&self, table: Table) -> impl Iterator<Item = String> {
+        self.skipped
             .iter()
-            .filter(|skipped| skipped.table == Table::Claims);
-        claims.map(|skipped| skipped.key.clone()).collect()
+            .filter(move |skipped| skipped.table == table)
+            .map(|skipped| skipped.key.clone())
     }
 }
 
@@ -211,63 +220,49 @@ pub(super) fn writer_name() -> &'static str {
 /// Serializes a change, on the caller's thread, so that the commit only copies bytes.
 pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
     match change {
-        Change::PutClaim(record) => put(Table::Claims, &record.id.uid, &*record),
-        Change::PutPod(record) => put(Table::Pods, &record.pod.uid, &record),
-        Change::DeleteClaim(uid) => Ok(Write {
-            table: Table::Claims,
-            key: uid,
-            value: None,
-        }),
-        Change::DeletePod(uid) => Ok(Write {
-            table: Table::Pods,
-            key: uid,
-            value: None,
-        }),
-        Change::PutReleased(record) => put(Table::Released, &record.id.uid, &record),
-        Change::DeleteReleased(uid) => Ok(Write {
-            table: Table::Released,
-            key: uid,
-            value: None,
-        }),
-        #[cfg(test)]
-        Change::PutAllocation(record) => put(Table::Allocations, record.uid(), &*record),
-        Change::DeleteAllocation(uid) => Ok(Write {
-            table: Table::Allocations,
-            key: uid,
-            value: None,
-        }),
-        Change::PutValues(record) => put(Table::Values, &record.id.uid, &*record),
-        Change::DeleteValues(uid) => Ok(Write {
-            table: Table::Values,
-            key: uid,
-            value: None,
-        }),
-        Change::PutObject(record) => put(Table::Objects, &record.uid, &*record),
-        Change::DeleteObject(uid) => Ok(Write {
-            table: Table::Objects,
-            key: uid,
-            value: None,
-        }),
-        Change::PutName(record) => put(Table::Names, &record.uid, &*record),
-        Change::DeleteName(uid) => Ok(Write {
-            table: Table::Names,
-            key: uid,
-            value: None,
-        }),
-        Change::PutNode(record) => put(Table::Machine, &record.uid, &*record),
+        Change::PutClaim(record) => put(Table::Claims, record.id.uid.clone(), &*record),
+        Change::DeleteClaim(uid) => Ok(delete(Table::Claims, uid)),
+        Change::PutPod(record) => put(Table::Pods, record.pod.uid.clone(), &*record),
+        Change::DeletePod(uid) => Ok(delete(Table::Pods, uid)),
+        Change::PutReleased(record) => put(Table::Released, record.id.uid.clone(), &*record),
+        Change::DeleteReleased(uid) => Ok(delete(Table::Released, uid)),
+        Change::PutValues(record) => put(Table::Values, record.id.uid.clone(), &*record),
+        Change::DeleteValues(uid) => Ok(delete(Table::Values, uid)),
+        Change::PutObject(record) => put(Table::Objects, record.uid.clone(), &*record),
+        Change::DeleteObject(uid) => Ok(delete(Table::Objects, uid)),
+        Change::PutName(record) => put(Table::Names, record.uid.clone(), &*record),
+        Change::DeleteName(uid) => Ok(delete(Table::Names, uid)),
+        Change::PutNode(record) => put(Table::Machine, record.uid.clone(), &*record),
+        Change::PutAdapter(record) => put(Table::Adapters, record.key(), &*record),
+        Change::DeleteAdapter(key) => Ok(delete(Table::Adapters, key)),
+        Change::PutMechanisms(record) => put(Table::Mechanisms, MechanismsRecord::key(), &*record),
+        Change::PutDriverOffer(record) => put(Table::DriverOffers, record.key(), &*record),
+        Change::DeleteDriverOffer(key) => Ok(delete(Table::DriverOffers, key)),
+        Change::PutResourceOffer(record) => put(Table::ResourceOffers, record.key(), &*record),
+        Change::DeleteResourceOffer(key) => Ok(delete(Table::ResourceOffers, key)),
     }
 }
 
-fn put(table: Table, uid: &Uid, record: &impl Serialize) -> Result<Write, CommitError> {
-    let value = value_of(record).map_err(|source| CommitError::Encode {
-        uid: uid.clone(),
-        source: Arc::new(source),
-    })?;
-    Ok(Write {
+fn put(table: Table, key: Uid, record: &impl Serialize) -> Result<Write, CommitError> {
+    match value_of(record) {
+        Ok(value) => Ok(Write {
+            table,
+            key,
+            value: Some(value),
+        }),
+        Err(source) => Err(CommitError::Encode {
+            uid: key,
+            source: Arc::new(source),
+        }),
+    }
+}
+
+fn delete(table: Table, key: Uid) -> Write {
+    Write {
         table,
-        key: uid.clone(),
-        value: Some(value),
-    })
+        key,
+        value: None,
+    }
 }
 
 pub(super) fn value_of(record: &impl Serialize) -> Result<String, serde_json::Error> {
@@ -325,11 +320,14 @@ pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<
         Table::Claims => as_known::<ClaimRecord>(&stored),
         Table::Pods => as_known::<PodRecord>(&stored),
         Table::Released => as_known::<ReleaseRecord>(&stored),
-        Table::Allocations => as_known::<PodAllocation>(&stored),
         Table::Values => as_known::<ClaimValues>(&stored),
         Table::Objects => as_known::<ApiObject>(&stored),
         Table::Names => as_known::<NameRecord>(&stored),
         Table::Machine => as_known::<NodeRecord>(&stored),
+        Table::Adapters => as_known::<AdapterRecord>(&stored),
+        Table::Mechanisms => as_known::<MechanismsRecord>(&stored),
+        Table::DriverOffers => as_known::<DriverOffer>(&stored),
+        Table::ResourceOffers => as_known::<ResourceOffer>(&stored),
     };
     let mut new = json_of(Stored::of_this_release(new), &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
@@ -407,14 +405,7 @@ pub(super) fn load_meta(database: &Database) -> Result<Meta, LoadError> {
             names.join(", ")
         )));
     }
-    meta_of(|key| Ok(database.meta(key)?), FORMAT_VERSION)
-}
-
-/// Reads metadata by key. `known`: the newest format that is accepted.
-pub(super) fn meta_of(
-    text: impl Fn(&str) -> Result<Option<String>, LoadError>,
-    known: u32,
-) -> Result<Meta, LoadError> {
+    let text = |key| database.meta(key);
     let (written_by, created) = (
         text(META_WRITTEN_BY)?.unwrap_or_default(),
         text(META_CREATED)?.unwrap_or_default(),
@@ -425,7 +416,7 @@ pub(super) fn meta_of(
             "its format version is {format:?}"
         )));
     };
-    if format > known {
+    if format > FORMAT_VERSION {
         return Err(LoadError::Newer {
             found: format,
             written_by,
@@ -468,11 +459,14 @@ enum Record {
     Claim(ClaimRecord),
     Pod(PodRecord),
     Released(ReleaseRecord),
-    Allocation(PodAllocation),
     Values(ClaimValues),
     Object(ApiObject),
     Name(NameRecord),
     Node(NodeRecord),
+    Adapter(AdapterRecord),
+    Mechanisms(MechanismsRecord),
+    DriverOffer(DriverOffer),
+    ResourceOffer(ResourceOffer),
 }
 
 fn joined(batch: ScopedJoinHandle<'_, Vec<Parsed>>) -> Vec<Parsed> {
@@ -519,18 +513,33 @@ impl Unparsed {
         }
         let uid = uid.map_err(ToString::to_string)?;
         match self.table {
-            Table::Claims => parse_as(Record::Claim, |claim| &claim.id.uid, uid, stored, steps),
-            Table::Pods => parse_as(Record::Pod, |pod| &pod.pod.uid, uid, stored, steps),
+            Table::Claims => parse_as(Record::Claim, |it| it.id.uid.clone(), uid, stored, steps),
+            Table::Pods => parse_as(Record::Pod, |it| it.pod.uid.clone(), uid, stored, steps),
             Table::Released => {
-                parse_as(Record::Released, |claim| &claim.id.uid, uid, stored, steps)
+                parse_as(Record::Released, |it| it.id.uid.clone(), uid, stored, steps)
             }
-            Table::Allocations => {
-                parse_as(Record::Allocation, PodAllocation::uid, uid, stored, steps)
+            Table::Values => parse_as(Record::Values, |it| it.id.uid.clone(), uid, stored, steps),
+            Table::Objects => parse_as(Record::Object, |it| it.uid.clone(), uid, stored, steps),
+            Table::Names => parse_as(Record::Name, |it| it.uid.clone(), uid, stored, steps),
+            Table::Machine => parse_as(Record::Node, |it| it.uid.clone(), uid, stored, steps),
+            Table::Adapters => parse_as(Record::Adapter, AdapterRecord::key, uid, stored, steps),
+            Table::Mechanisms => parse_as(
+                Record::Mechanisms,
+                |_| MechanismsRecord::key(),
+                uid,
+                stored,
+                steps,
+            ),
+            Table::DriverOffers => {
+                parse_as(Record::DriverOffer, DriverOffer::key, uid, stored, steps)
             }
-            Table::Values => parse_as(Record::Values, |values| &values.id.uid, uid, stored, steps),
-            Table::Objects => parse_as(Record::Object, |object| &object.uid, uid, stored, steps),
-            Table::Names => parse_as(Record::Name, |name| &name.uid, uid, stored, steps),
-            Table::Machine => parse_as(Record::Node, |node| &node.uid, uid, stored, steps),
+            Table::ResourceOffers => parse_as(
+                Record::ResourceOffer,
+                ResourceOffer::key,
+                uid,
+                stored,
+                steps,
+            ),
         }
     }
 }
@@ -538,14 +547,15 @@ impl Unparsed {
 /// Parses a record. `key_of` returns its key, which must be that of its row.
 fn parse_as<R: DeserializeOwned + Serialize>(
     of_table: impl Fn(R) -> Record,
-    key_of: impl Fn(&R) -> &Uid,
+    key_of: impl Fn(&R) -> Uid,
     key: &Uid,
     stored: Stored<'_>,
     steps: &[(u8, RecordStep)],
 ) -> Result<(Record, Keep), String> {
     let record: R = decode(stored, steps)?;
-    if key_of(&record) != key {
-        return Err(format!("the record has the key {}", key_of(&record)));
+    let found = key_of(&record);
+    if found != *key {
+        return Err(format!("the record has the key {found}"));
     }
     let keep = if says_more(stored, &record, steps) {
         Keep::Fields
@@ -585,11 +595,14 @@ impl Loading {
                 Ok(Record::Claim(claim)) => dump.claims.push(claim),
                 Ok(Record::Pod(pod)) => dump.pods.push(pod),
                 Ok(Record::Released(claim)) => dump.released.push(claim),
-                Ok(Record::Allocation(pod)) => dump.allocations.push(pod),
                 Ok(Record::Values(values)) => dump.values.push(values),
                 Ok(Record::Object(object)) => dump.objects.push(object),
                 Ok(Record::Name(name)) => dump.names.push(name),
                 Ok(Record::Node(node)) => dump.node = Some(node),
+                Ok(Record::Adapter(adapter)) => dump.adapters.push(adapter),
+                Ok(Record::Mechanisms(mechanisms)) => dump.mechanisms = Some(mechanisms),
+                Ok(Record::DriverOffer(offer)) => dump.driver_offers.push(offer),
+                Ok(Record::ResourceOffer(offer)) => dump.resource_offers.push(offer),
                 Err(reason) => dump.skipped.push(Skipped {
                     table,
                     key,
@@ -630,12 +643,4 @@ pub(super) fn sign_new(database: &Database) -> Result<(), StoreError> {
     database.set_meta(META_FORMAT, &FORMAT_VERSION.to_string())?;
     database.set_meta(META_WRITTEN_BY, writer_name())?;
     database.set_meta(META_CREATED, &clock::rfc3339(clock::now_ms()))
-}
-
-/// Signs a new file that takes over one of format 1.
-pub(super) fn sign_taken_over(database: &Database, found: &Meta) -> Result<(), StoreError> {
-    sign_new(database)?;
-    database.set_meta(META_CREATED, &found.created)?;
-    let recovered = found.is_recovered.then(|| clock::rfc3339(clock::now_ms()));
-    recovered.map_or(Ok(()), |at| database.set_meta(META_RECOVERED, &at))
 }

@@ -180,34 +180,12 @@ impl Unfinished {
 
     /// At the start: removes values of earlier boots and of unknown claims.
     pub(crate) async fn resume_values(&self) {
-        self.adopt_releases().await;
         let is_known = |uid: &Uid| self.records.table().is_known(uid.as_str());
         if let Err(error) = self.values.tidy(is_known).await {
             tracing::warn!(
                 error = chain(&error),
                 "sysfs values of another boot stay in the checkpoint"
             );
-        }
-    }
-
-    /// Takes into the claims' records what an older release of this program noted with their values, which end with their boot.
-    async fn adopt_releases(&self) {
-        for (uid, by) in self.values.take_releasing() {
-            let _claim = self.records.lock_claims([uid.clone()]).await;
-            let known = self.records.table().claim(uid.as_str()).cloned();
-            let is_open = |known: &Arc<ClaimRecord>| {
-                known.state == ClaimState::Unpreparing && known.releasing.is_none()
-            };
-            let Some(known) = known.filter(is_open) else {
-                continue;
-            };
-            let record = ClaimRecord {
-                releasing: Some(by),
-                ..ClaimRecord::clone(&known)
-            };
-            if let Err(problem) = self.records.commit_claims(vec![record.into()]).await {
-                tracing::warn!(claim = %known.id, %problem, "a release that was begun is finished like an unprepare");
-            }
         }
     }
 }

@@ -199,7 +199,7 @@ fn the_failure_of_another_driver_does_not_matter_to_this_one() {
     assert_eq!(drivers, [driver("nic")]);
 }
 
-/// A record that was rebuilt from a CDI file of an older release does not say who holds it.
+/// A CDI file that was written while no pod and no kubelet used the claim names no user.
 #[test]
 fn a_claim_of_which_no_holder_is_known_is_unprepared_when_a_kubelet_says_so() {
     let wanted = claim("one", &["gpu/0"], &[&pod("a")]);
@@ -331,21 +331,6 @@ fn a_refusal_names_the_holders_of_a_claim() {
     assert!(
         problem.message.contains("default/p2, and 2 more"),
         "{problem}"
-    );
-}
-
-/// Records of the release before have none of the kubelet's fields.
-#[test]
-fn a_record_of_an_older_release_reads_as_held_by_its_pods() {
-    let (_, record) = prepared_for(&claim("one", &["gpu/0"], &[&pod("a")]), &pod("a"));
-    let json = serde_json::to_value(&*record).unwrap();
-    assert!(
-        !json.to_string().contains("kubelet") && !json.to_string().contains("leaving"),
-        "{json}"
-    );
-    assert_eq!(
-        serde_json::from_value::<ClaimRecord>(json).unwrap(),
-        *record
     );
 }
 
