@@ -15,7 +15,6 @@ use nodedock_base::watched;
 use nodedock_core::adapters::{AdapterParts, Adapters};
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::manager::claims::SharedClaimTable;
-use nodedock_core::manager::devices::taken_of_plugins;
 use nodedock_model::{Adapter, AdapterRecord, DriverKind, DriverName, Problem, ProblemCode, limit};
 use nodedock_wasm::registry::wasm_files::WasmFiles;
 

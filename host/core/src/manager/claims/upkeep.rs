@@ -16,7 +16,7 @@ use crate::manager::records::RecordStore;
 use crate::registry::Registry;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, Uid};
+use nodedock_model::{ClaimRecord, DriverName, Uid};
 
 /// The owner of the task that finishes what was interrupted.
 pub(crate) struct Unfinished {
