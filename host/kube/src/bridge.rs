@@ -34,6 +34,7 @@ use crate::pools::NodePools;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::listeners::Listeners;
+use nodedock_base::signal::{Listener, Signal};
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::KubeletClaims;
@@ -151,7 +152,7 @@ struct Context {
     /// No other instance has lists of the kubelet.
     alone: watch::Sender<bool>,
     /// Counts the checks of the drivers' sockets.
-    looks: watch::Sender<u64>,
+    looks: Signal,
 }
 
 impl Bridge {
@@ -172,7 +173,7 @@ impl Bridge {
             resources: Mutex::default(),
             allocations: Allocations::default(),
             waiting: Mutex::default(),
-            looks: watch::Sender::new(0),
+            looks: Signal::new(),
         }));
         // Slices without these devices may be written before the bridge starts.
         bridge
@@ -236,7 +237,7 @@ impl Bridge {
     }
 
     /// Changes whenever the drivers' sockets were checked, and missing ones created again.
-    pub fn looks(&self) -> watch::Receiver<u64> {
+    pub fn looks(&self) -> Listener {
         self.0.looks.subscribe()
     }
 

@@ -40,6 +40,7 @@ use crate::pools::PoolNames;
 use crate::slices::{DriverSnapshot, PoolKey};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
+use nodedock_base::signal::Listener;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::adapters::Adapters;
 use nodedock_model::{DriverName, ExtendedResource, ObjectName, PoolName, Problem, ProblemCode};
@@ -621,7 +622,7 @@ fn pools_of(drivers: &DriverSnapshot) -> BTreeMap<LocalPool, Option<ExtendedReso
 }
 
 /// Resolves when an adapter changed.
-pub(crate) async fn changed(adapters: &mut Option<watch::Receiver<u64>>) {
+pub(crate) async fn changed(adapters: &mut Option<Listener>) {
     let is_there = match adapters {
         Some(adapters) => adapters.changed().await.is_ok(),
         None => false,

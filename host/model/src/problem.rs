@@ -67,7 +67,6 @@ pub enum ProblemCode {
     BadValue,
     BindFailed,
     BridgeMemory,
-    CallBroke,
     CdiDeviceClaimedTwice,
     CdiDeviceMissing,
     CdiFileForeign,
