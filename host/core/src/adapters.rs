@@ -149,7 +149,7 @@ impl Adapters {
             changes: Signal::new(),
         }));
         for resource in adapters.resources() {
-            adapters.publication(resource).register();
+            Publication::new(adapters.clone(), adapters.0.parts.clone(), resource).register();
         }
         adapters
     }
@@ -157,14 +157,10 @@ impl Adapters {
     /// Starts the tasks that publish devices, one for each adapter: what one reads below `/sys` may hang.
     pub fn start(&self, tasks: &Tasks) {
         for resource in self.resources() {
-            let publication = self.publication(resource);
+            let publication = Publication::new(self.clone(), self.0.parts.clone(), resource);
             // What is not published is published after the next start.
             tasks.spawn_until_stopped("adapter", publication.run());
         }
-    }
-
-    fn publication(&self, resource: ExtendedResource) -> Publication {
-        Publication::new(self.clone(), self.0.parts.clone(), resource)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
