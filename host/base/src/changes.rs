@@ -18,7 +18,7 @@ impl Default for Changes {
 }
 
 impl Changes {
-    pub fn tell(&self, kind: ChangedKind, name: impl ToString, state: &str) {
+    pub fn report(&self, kind: ChangedKind, name: impl ToString, state: &str) {
         if self.0.receiver_count() == 0 {
             return;
         }

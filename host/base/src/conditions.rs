@@ -53,7 +53,7 @@ impl Conditions {
             },
         );
         drop(current);
-        self.changes.tell(ChangedKind::Node, subject, &code);
+        self.changes.report(ChangedKind::Node, subject, &code);
     }
 
     /// Clears a condition. Clearing an unknown one is no error.
@@ -66,7 +66,7 @@ impl Conditions {
             return;
         };
         tracing::info!(subject, %code, problem = %condition.problem, "the node's problem is over");
-        self.changes.tell(ChangedKind::Node, subject, "over");
+        self.changes.report(ChangedKind::Node, subject, "over");
     }
 
     /// Sets the condition of a code, or clears it where there is no problem.

@@ -23,6 +23,7 @@ pub mod printable;
 pub mod process;
 pub mod rate;
 pub mod request;
+pub mod signal;
 pub mod socket;
 pub mod tasks;
 pub mod tcp;

@@ -1,6 +1,7 @@
 //! Adapters: device plugins that are DRA drivers of this node.
 //!
-//! Owns what operators decided about adapters (records of the checkpoint), the plugins and their lists, and the drivers made of them (`merge`). Is given adapters, the
+//! Owns what operators decided about adapters (records of the checkpoint), and the plugins and their lists (`merge`). The drivers made of them are in
+//! `publication`. Is given adapters, the
 //! arrivals, lists and ends of plugins, and devices that pods have from the time before the adapter. Emits drivers to the registry,
 //! with a pool under the resource's name: claims, slices, CDI files, and whether the scheduler or the kubelet's device manager offers the
 //! pool are the same as for every other driver. Prepares by calling the plugin (`claims`). Reads below `/sys` what the adapter's rules name (`material`).
@@ -19,6 +20,7 @@ mod adapted;
 mod claims;
 mod material;
 mod merge;
+mod publication;
 
 #[cfg(test)]
 mod tests;
@@ -28,32 +30,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
-use self::adapted::Adapted;
-use self::claims::AdapterDriver;
+use self::adapted::{Adapted, KnownAdapter};
+use self::material::Material;
 use self::merge::merged;
+use self::publication::Publication;
 use crate::checkpoint::{Checkpoint, CommitError, StoredRecords};
-use crate::driver::{DeviceDriver, Driver, DriverIdentity, Published};
+use crate::driver::DeviceDriver;
 use crate::hardware::Hardware;
-use crate::registry::names::BindError;
-use crate::registry::{DriverState, Registry};
+use crate::registry::Registry;
 use crate::standard_attributes::NumaNodeForm;
-use crate::sysfs::blocking::blocking;
-use crate::sysfs::{SysfsRoot, read_stuck};
+use crate::sysfs::SysfsRoot;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
+use nodedock_base::signal::{Listener, Signal};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, NameSource, PluginDevice,
-    PoolName, Problem, ProblemCode,
+    Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, PluginDevice, PoolName,
+    Problem, ProblemCode,
 };
-
-/// Time for what the rules of an adapter read of all its devices.
-const PUBLISH_WALL: Duration = Duration::from_secs(10);
-const PUBLISH_RETRY: Duration = Duration::from_secs(10);
 
 /// IDs of devices that pods have, by resource.
 pub type Taken = BTreeMap<ExtendedResource, BTreeSet<String>>;
@@ -94,11 +92,11 @@ pub struct AdapterParts {
 pub struct Adapters(Arc<Shared>);
 
 struct Shared {
-    parts: AdapterParts,
+    parts: Arc<AdapterParts>,
     state: Mutex<State>,
     /// The records as the checkpoint has them, written by one at a time.
     stored: tokio::sync::Mutex<StoredRecords<ExtendedResource, AdapterRecord>>,
-    changes: watch::Sender<u64>,
+    changes: Signal,
 }
 
 #[derive(Default)]
@@ -144,18 +142,19 @@ impl Adapters {
         for (resource, adapted) in &mut adapted {
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
-        let state = Mutex::new(State {
+        let mut state = State {
             adapted,
             generations: 0,
-        });
+        };
+        state.begin();
         let stored = StoredRecords::new(parts.checkpoint.clone(), records);
         let adapters = Self(Arc::new(Shared {
-            parts,
-            state,
+            parts: Arc::new(parts),
+            state: Mutex::new(state),
             stored: tokio::sync::Mutex::new(stored),
-            changes: watch::Sender::default(),
+            changes: Signal::new(),
         }));
-        if let Err(error) = adapters.store_at_start().await {
+        if let Err(error) = adapters.store().await {
             // The checkpoint reports that it takes no writes; the next decision stores these as well.
             tracing::warn!(
                 error = chain(&error),
@@ -163,30 +162,23 @@ impl Adapters {
             );
         }
         for resource in adapters.resources() {
-            adapters.register(&resource);
+            Publication::new(adapters.clone(), adapters.0.parts.clone(), resource).register();
         }
         adapters
     }
 
-    /// Stores that an enabled adapter is not returned: a process after this one knows that slices may have been written.
-    async fn store_at_start(&self) -> Result<(), CommitError> {
-        for adapted in self
-            .state()
-            .adapted
-            .values_mut()
-            .filter(|adapted| adapted.is_enabled())
-        {
-            adapted.record.is_returned = false;
-        }
-        self.0.stored.lock().await.save(&self.records()).await
+    async fn store(&self) -> Result<(), CommitError> {
+        let mut stored = self.0.stored.lock().await;
+        let records = self.state().records();
+        stored.save(&records).await
     }
 
     /// Starts the tasks that publish devices, one for each adapter: what one reads below `/sys` may hang.
     pub fn start(&self, tasks: &Tasks) {
         for resource in self.resources() {
-            let adapters = self.clone();
+            let publication = Publication::new(self.clone(), self.0.parts.clone(), resource);
             // What is not published is published after the next start.
-            tasks.spawn_until_stopped("adapter", async move { adapters.run(&resource).await });
+            tasks.spawn_until_stopped("adapter", publication.run());
         }
     }
 
@@ -204,12 +196,12 @@ impl Adapters {
     }
 
     /// Changes whenever an adapter does.
-    pub fn changes(&self) -> watch::Receiver<u64> {
+    pub fn changes(&self) -> Listener {
         self.0.changes.subscribe()
     }
 
     fn changed(&self) {
-        self.0.changes.send_modify(|count| *count += 1);
+        self.0.changes.send();
     }
 
     /// The plugin of a resource, while it is connected.
@@ -469,7 +461,7 @@ impl Adapters {
         change: impl FnOnce(&mut AdapterRecord),
     ) -> Result<(), Problem> {
         let mut stored = self.0.stored.lock().await;
-        let mut records = self.records();
+        let mut records = self.state().records();
         let Some(record) = records.get_mut(resource) else {
             return Ok(());
         };
@@ -491,14 +483,6 @@ impl Adapters {
         Ok(())
     }
 
-    fn records(&self) -> BTreeMap<ExtendedResource, AdapterRecord> {
-        let state = self.state();
-        let of = |(resource, adapted): (&ExtendedResource, &Adapted)| {
-            (resource.clone(), adapted.record.clone())
-        };
-        state.adapted.iter().map(of).collect()
-    }
-
     /// Pools that the kubelet's device manager is to offer, whatever is decided for the node.
     pub fn disabled(&self) -> BTreeSet<(DriverName, PoolName)> {
         let state = self.state();
@@ -517,25 +501,6 @@ impl Adapters {
             .values()
             .map(|adapted| adapted.view(self.0.parts.has_kubelet))
             .collect()
-    }
-
-    async fn run(&self, resource: &ExtendedResource) {
-        let mut freed = self.0.parts.registry.freed_changes();
-        let mut changes = self.changes();
-        loop {
-            freed.mark_unchanged();
-            changes.mark_unchanged();
-            self.expire(resource);
-            self.register(resource);
-            let retry = (!self.publish(resource).await).then(|| Instant::now() + PUBLISH_RETRY);
-            let next = retry.into_iter().chain(self.expiry(resource)).min();
-            tokio::select! {
-                // Whichever it was, the next round looks at everything.
-                changed = changes.changed() => if changed.is_err() { return },
-                changed = freed.changed() => if changed.is_err() { return },
-                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
-            }
-        }
     }
 
     /// When the devices of a plugin that is gone are withdrawn.
@@ -575,189 +540,53 @@ impl Adapters {
         self.0.parts.conditions.set(resource.as_str(), problem);
     }
 
-    /// Makes the adapter the driver of its name, without an inventory. Another driver may have the name.
-    fn register(&self, resource: &ExtendedResource) {
-        let driver = {
-            let mut state = self.state();
-            let Some(adapted) = state.adapted.get_mut(resource) else {
-                return;
-            };
-            let owner = self.0.parts.registry.owner_of(&adapted.adapter.driver);
-            if owner.is_some_and(|owner| owner != NameSource::adapter(resource)) {
-                // The driver is not in the registry any more.
-                (adapted.published, adapted.is_dirty) = (None, true);
-            }
-            if adapted.published.is_some()
-                || (adapted.refused.is_none() && adapted.is_registered(&self.0.parts.registry))
-            {
-                return;
-            }
-            self.driver(adapted, None)
-        };
-        self.serve(resource, driver);
+    /// An adapter as its driver is made of it.
+    fn known(&self, resource: &ExtendedResource) -> Option<KnownAdapter> {
+        self.state().adapted.get(resource).map(Adapted::known)
     }
 
-    fn driver(
-        &self,
-        adapted: &Adapted,
-        inventory: Option<watch::Receiver<Arc<Published>>>,
-    ) -> Driver {
-        let Adapter {
-            resource, driver, ..
-        } = &adapted.adapter;
-        let identity =
-            DriverIdentity::of_device_plugin(driver.clone(), resource, source_of(resource));
-        let claims = AdapterDriver::new(self.clone(), resource.clone(), adapted.calling.clone());
-        Driver {
-            identity: Arc::new(identity),
-            claims: Some(Arc::new(claims)),
-            inventory,
+    /// What is to be published of an adapter, and its threads below `/sys`. None: nothing changed since it was taken last, or the devices that
+    /// pods have from before are not known yet.
+    fn take_changed(&self, resource: &ExtendedResource) -> Option<(Material, Arc<Semaphore>)> {
+        let mut state = self.state();
+        let is_due = |adapted: &&mut Adapted| {
+            adapted.refused.is_none()
+                && adapted.is_ready(self.0.parts.has_kubelet)
+                && adapted.is_dirty
+        };
+        let adapted = state.adapted.get_mut(resource).filter(is_due)?;
+        adapted.is_dirty = false;
+        Some((adapted.material(), adapted.looks.clone()))
+    }
+
+    /// What was taken is not published.
+    fn set_changed(&self, resource: &ExtendedResource) {
+        if let Some(adapted) = self.state().adapted.get_mut(resource) {
+            adapted.is_dirty = true;
         }
     }
 
-    fn serve(&self, resource: &ExtendedResource, driver: Driver) {
-        let (registry, conditions) = (&self.0.parts.registry, &self.0.parts.conditions);
-        let (name, source) = (driver.identity.name.clone(), source_of(resource));
-        let summary = driver.identity.summary.clone();
-        registry.set_source(&source, Some(NameSource::adapter(resource)));
-        registry.set_described(&source, &name);
-        let held = registry
-            .hold_name(&source, &name)
-            .map_err(|why| why.to_string());
-        let served = held.and_then(|()| {
-            registry
-                .serve(&source, driver)
-                .map_err(|other| format!("it is taken by {other}, which came first"))
-        });
-        let refused = served.err().map(|why| {
-            format!("the adapter of {resource} does not serve under the driver name {name}: {why}")
-        });
-        let problem = refused
-            .clone()
-            .map(|why| Problem::conflict(ProblemCode::AdapterConflict, why));
-        conditions.update(ProblemCode::AdapterConflict, resource.as_str(), problem);
-        registry.update(DriverKind::Adapter, &source, |view| {
-            let state = if refused.is_none() {
-                DriverState::Serving
-            } else {
-                DriverState::Failed
-            };
-            if view.state != state {
-                view.note(
-                    state.as_str(),
-                    refused.as_deref().unwrap_or_default(),
-                    0,
-                    None,
-                );
-            }
-            (view.name, view.state, view.summary) = (Some(name), state, summary);
-            view.reason = refused.clone().unwrap_or_default();
-        });
+    /// Sets why an adapter does not serve under the name of its driver; None: it does.
+    fn set_refused(&self, resource: &ExtendedResource, refused: Option<String>) {
         if let Some(adapted) = self.state().adapted.get_mut(resource) {
             adapted.refused = refused;
         }
     }
-
-    /// Makes the name of a registered driver its own durably. False: the checkpoint takes no writes now.
-    async fn bind_name(&self, resource: &ExtendedResource) -> bool {
-        let name = {
-            let state = self.state();
-            let adapted = state
-                .adapted
-                .get(resource)
-                .filter(|adapted| adapted.refused.is_none());
-            let Some(adapted) = adapted else { return true };
-            adapted.adapter.driver.clone()
-        };
-        match self
-            .0
-            .parts
-            .registry
-            .bind_name(&source_of(resource), &name)
-            .await
-        {
-            Err(BindError::NotStored(problem)) => {
-                tracing::warn!(%resource, driver = %name, %problem, "the name of an adapter's driver is not stored yet");
-                false
-            }
-            // A name that belongs to another source is found by the next look at it.
-            Ok(()) | Err(BindError::Refused(_)) => true,
-        }
-    }
-
-    /// Publishes the devices of a list, once the devices that pods have from before are known. False: `/sys` cannot be read now.
-    async fn publish(&self, resource: &ExtendedResource) -> bool {
-        if !self.bind_name(resource).await {
-            return false;
-        }
-        let (made, looks) = {
-            let mut state = self.state();
-            let Some(adapted) = state.adapted.get_mut(resource) else {
-                return true;
-            };
-            if adapted.refused.is_some()
-                || !adapted.is_ready(self.0.parts.has_kubelet)
-                || !adapted.is_dirty
-            {
-                return true;
-            }
-            adapted.is_dirty = false;
-            (adapted.material(), adapted.looks.clone())
-        };
-        let shared = self.0.clone();
-        let look = move || made.publish(&shared.parts);
-        let published = match blocking(&looks, PUBLISH_WALL, read_stuck, look).await {
-            Ok(published) => published,
-            Err(problem) => {
-                tracing::warn!(%resource, %problem, "the devices of an adapter are not published yet");
-                if let Some(adapted) = self.state().adapted.get_mut(resource) {
-                    adapted.is_dirty = true;
-                }
-                return false;
-            }
-        };
-        let devices = published
-            .inventory
-            .pools
-            .values()
-            .map(|pool| pool.devices.len())
-            .sum();
-        let published = Arc::new(published);
-        let (name, driver) = {
-            let mut state = self.state();
-            let Some(adapted) = state.adapted.get_mut(resource) else {
-                return true;
-            };
-            let is_known = adapted.published.is_some();
-            let sender = adapted
-                .published
-                .get_or_insert_with(|| watch::Sender::new(published.clone()));
-            let receiver = sender.subscribe();
-            sender.send_if_modified(|known| {
-                let differs = *known != published;
-                *known = published;
-                differs
-            });
-            (
-                adapted.adapter.driver.clone(),
-                (!is_known).then(|| self.driver(adapted, Some(receiver))),
-            )
-        };
-        if let Some(driver) = driver {
-            self.serve(resource, driver);
-        }
-        self.0
-            .parts
-            .registry
-            .update(DriverKind::Adapter, &source_of(resource), |view| {
-                view.devices = devices
-            });
-        self.0.parts.registry.tell_devices(&name);
-        true
-    }
 }
 
-/// The registry's source of an adapter.
-fn source_of(resource: &ExtendedResource) -> String {
-    format!("device plugin {resource}")
+impl State {
+    fn records(&self) -> BTreeMap<ExtendedResource, AdapterRecord> {
+        let of = |(resource, adapted): (&ExtendedResource, &Adapted)| {
+            (resource.clone(), adapted.record.clone())
+        };
+        self.adapted.iter().map(of).collect()
+    }
+
+    /// What is enabled is not returned: a process after this one knows that slices may have been written.
+    fn begin(&mut self) {
+        let adapted = self.adapted.values_mut();
+        adapted
+            .filter(|adapted| adapted.is_enabled())
+            .for_each(|adapted| adapted.record.is_returned = false);
+    }
 }

@@ -87,7 +87,7 @@ pub struct ManagerParts {
     pub values: Arc<RecordedValues>,
     pub cdi: CdiDir,
     pub registry: Registry,
-    /// Device plugins that are drivers; they are given to no other part of the manager.
+    /// Device plugins that are drivers.
     pub adapters: Option<Adapters>,
     pub source: Arc<dyn ClaimSource>,
     pub settings: ManagerSettings,

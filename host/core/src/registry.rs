@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use instances::Instances;
@@ -28,6 +28,7 @@ use crate::driver::{Driver, DriverStats, Published, StoredDrivers};
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
+use nodedock_base::signal::{Listener, Signal};
 use nodedock_base::worded;
 use nodedock_model::{
     ChangedKind, CounterSet, Device, DeviceName, DriverKind, DriverName, HealthReport,
@@ -205,9 +206,9 @@ struct Drivers {
     changes: Changes,
     conditions: Conditions,
     /// Incremented when a driver begins to serve, or serves again after a quarantine.
-    serving: watch::Sender<u64>,
+    serving: Signal,
     /// Incremented when a name or an endpoint becomes free, or may belong to another source.
-    freed: watch::Sender<u64>,
+    freed: Signal,
     /// Whether every file that is there has a source.
     listed: AtomicBool,
     wasm_reloads: Reloads,
@@ -264,8 +265,8 @@ impl Registry {
             state: RwLock::default(),
             changes,
             conditions,
-            serving: watch::Sender::new(0),
-            freed: watch::Sender::new(0),
+            serving: Signal::new(),
+            freed: Signal::new(),
             listed: AtomicBool::new(true),
             wasm_reloads: Reloads::new(),
             grpc_reloads: Reloads::new(),
@@ -314,7 +315,7 @@ impl Registry {
     /// Says whether every file that is there has a source: not yet after a start.
     pub fn set_listed(&self, listed: bool) {
         self.0.listed.store(listed, Relaxed);
-        self.0.freed.send_modify(|count| *count += 1);
+        self.0.freed.send();
     }
 
     fn is_listed(&self) -> bool {
@@ -524,12 +525,12 @@ impl Registry {
     }
 
     /// Returns a watch that changes whenever a driver begins to serve.
-    pub fn serving_changes(&self) -> watch::Receiver<u64> {
+    pub fn serving_changes(&self) -> Listener {
         self.0.serving.subscribe()
     }
 
     /// Returns a watch that changes whenever a name or an endpoint becomes free, or may belong to another source.
-    pub fn freed_changes(&self) -> watch::Receiver<u64> {
+    pub fn freed_changes(&self) -> Listener {
         self.0.freed.subscribe()
     }
 
@@ -655,7 +656,9 @@ impl Registry {
         let changed = before != (now, view.reason.clone(), view.trust.clone());
         drop(state);
         if changed {
-            self.0.changes.tell(ChangedKind::Driver, name, now.as_str());
+            self.0
+                .changes
+                .report(ChangedKind::Driver, name, now.as_str());
         }
     }
 
@@ -678,9 +681,9 @@ impl Registry {
             state.serving.insert(name, Instances::one(source, driver));
             left
         };
-        self.0.serving.send_modify(|count| *count += 1);
+        self.0.serving.send();
         if left.is_some() {
-            self.0.freed.send_modify(|count| *count += 1);
+            self.0.freed.send();
         }
         Ok(())
     }
@@ -693,7 +696,7 @@ impl Registry {
             state.drop_source(source)
         };
         if let Some(name) = left {
-            self.0.freed.send_modify(|count| *count += 1);
+            self.0.freed.send();
             self.settle(&name);
         }
     }
@@ -708,14 +711,16 @@ impl Registry {
             state.forget_facts(source, kind);
             view
         };
-        self.0.freed.send_modify(|count| *count += 1);
+        self.0.freed.send();
         if let Some(view) = view {
             let name = view.name.as_ref().map_or(source, DriverName::as_str);
-            self.0.changes.tell(ChangedKind::Driver, name, "gone");
+            self.0.changes.report(ChangedKind::Driver, name, "gone");
         }
     }
 
     pub fn tell_devices(&self, driver: &DriverName) {
-        self.0.changes.tell(ChangedKind::Device, driver, "changed");
+        self.0
+            .changes
+            .report(ChangedKind::Device, driver, "changed");
     }
 }

@@ -33,6 +33,7 @@ use crate::pools::NodePools;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::listeners::Listeners;
+use nodedock_base::signal::{Listener, Signal};
 use nodedock_base::tasks::Tasks;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::manager::Manager;
@@ -159,7 +160,7 @@ struct Context {
     /// No other instance has lists of the kubelet.
     alone: watch::Sender<bool>,
     /// Counts the checks of the drivers' sockets.
-    looks: watch::Sender<u64>,
+    looks: Signal,
 }
 
 impl Bridge {
@@ -180,7 +181,7 @@ impl Bridge {
             resources: Mutex::default(),
             allocations: Allocations::default(),
             waiting: Mutex::default(),
-            looks: watch::Sender::new(0),
+            looks: Signal::new(),
         }));
         // Slices without these devices may be written before the bridge starts.
         bridge
@@ -239,7 +240,7 @@ impl Bridge {
     }
 
     /// Changes whenever the drivers' sockets were checked, and missing ones created again.
-    pub fn looks(&self) -> watch::Receiver<u64> {
+    pub fn looks(&self) -> Listener {
         self.0.looks.subscribe()
     }
 

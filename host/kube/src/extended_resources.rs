@@ -39,6 +39,7 @@ use crate::slices::{DriverSnapshot, PoolKey};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
+use nodedock_base::signal::Listener;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::adapters::Adapters;
 use nodedock_core::checkpoint::{Change, Checkpoint};
@@ -637,7 +638,7 @@ fn pools_of(drivers: &DriverSnapshot) -> BTreeMap<LocalPool, Option<ExtendedReso
 }
 
 /// Resolves when an adapter changed.
-pub(crate) async fn changed(adapters: &mut Option<watch::Receiver<u64>>) {
+pub(crate) async fn changed(adapters: &mut Option<Listener>) {
     let is_there = match adapters {
         Some(adapters) => adapters.changed().await.is_ok(),
         None => false,

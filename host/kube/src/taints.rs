@@ -256,6 +256,6 @@ impl RuleWatch {
     }
 
     fn tell(&self) {
-        self.changes.tell(ChangedKind::Device, SUBJECT, "changed");
+        self.changes.report(ChangedKind::Device, SUBJECT, "changed");
     }
 }

@@ -65,7 +65,6 @@ pub enum ProblemCode {
     BadRequest,
     BadValue,
     BindFailed,
-    CallBroke,
     CdiDeviceClaimedTwice,
     CdiDeviceMissing,
     CdiFileForeign,

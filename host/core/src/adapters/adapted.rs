@@ -3,17 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::AdapterView;
 use super::material::Material;
-use crate::driver::{DeviceDriver, Published};
-use crate::registry::Registry;
+use crate::driver::DeviceDriver;
 use crate::sysfs::blocking::SYSFS_THREADS_PER_DRIVER;
-use nodedock_model::{
-    Adapter, AdapterRecord, DeviceName, DriverKind, PluginDevice, device_id, device_name,
-};
+use nodedock_model::{Adapter, AdapterRecord, DeviceName, PluginDevice, device_id, device_name};
 
 /// An adapter and its plugin.
 pub(super) struct Adapted {
@@ -32,7 +29,6 @@ pub(super) struct Adapted {
     pub(super) is_expired: bool,
     /// Devices that pods of the node API have by the plugin's IDs.
     pub(super) taken: BTreeSet<String>,
-    pub(super) published: Option<watch::Sender<Arc<Published>>>,
     /// The name of the driver is another's.
     pub(super) refused: Option<String>,
     pub(super) is_dirty: bool,
@@ -40,6 +36,14 @@ pub(super) struct Adapted {
     pub(super) calling: Arc<tokio::sync::Mutex<()>>,
     /// Threads that read below `/sys`.
     pub(super) looks: Arc<Semaphore>,
+}
+
+/// An adapter as its driver is made of it.
+pub(super) struct KnownAdapter {
+    pub(super) adapter: Adapter,
+    pub(super) calling: Arc<tokio::sync::Mutex<()>>,
+    /// The name of the driver is another's.
+    pub(super) is_refused: bool,
 }
 
 impl Adapted {
@@ -62,7 +66,6 @@ impl Adapted {
             listed: None,
             is_expired: false,
             taken: BTreeSet::new(),
-            published: None,
             refused: None,
             is_dirty: true,
             calling: Arc::default(),
@@ -72,10 +75,6 @@ impl Adapted {
 
     pub(super) fn is_enabled(&self) -> bool {
         !self.is_removed && self.record.enabled.unwrap_or(self.adapter.enabled)
-    }
-
-    pub(super) fn is_registered(&self, registry: &Registry) -> bool {
-        registry.kind(&self.adapter.driver) == Some(DriverKind::Adapter)
     }
 
     pub(super) fn set_left(&mut self, left: Option<(Instant, String)>) {
@@ -164,6 +163,14 @@ impl Adapted {
             devices: self.listed.as_ref().map_or(0, BTreeMap::len),
             held,
             waits_for,
+        }
+    }
+
+    pub(super) fn known(&self) -> KnownAdapter {
+        KnownAdapter {
+            adapter: self.adapter.clone(),
+            calling: self.calling.clone(),
+            is_refused: self.refused.is_some(),
         }
     }
 

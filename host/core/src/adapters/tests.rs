@@ -4,6 +4,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
+use super::publication::source_of;
 use super::*;
 use crate::checkpoint;
 use crate::driver::{Call, Driver};
@@ -585,7 +586,8 @@ async fn an_adapter_whose_reads_hang_delays_no_other() {
         .listed(&hanging, registration, list(&[("a", true)]));
     run.plug(&FakePlugin::new(), &[("a", true)]);
     run.until_published(&[("a", HEALTHY)]).await;
-    assert!(run.adapters.state().adapted[&hanging].published.is_none());
+    let hanging = run.registry.serving(&"aaa.example.com".parse().unwrap());
+    assert!(hanging.unwrap().inventory.is_none());
 }
 
 #[tokio::test]

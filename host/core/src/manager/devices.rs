@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::adapters::Adapters;
@@ -49,6 +49,7 @@ use crate::manager::request::interrupted;
 use crate::registry::Registry;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
+use nodedock_base::signal::{Listener, Signal};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     ExtendedResource, NameRecord, Named, PluginDevice, PodRequest, Problem, ProblemCode, Uid, limit,
@@ -86,7 +87,7 @@ pub struct Devices {
     state: Mutex<DeviceState>,
     metrics: DeviceMetrics,
     /// Changes when resources, their devices or their allocations did.
-    changed: watch::Sender<u64>,
+    changed: Signal,
     /// Wakes the task that ends the grace period of resources without a source.
     source_gone: Notify,
     /// Wakes the task that reports changes of resources.
@@ -163,7 +164,7 @@ impl Devices {
             settings,
             state: Mutex::new(state),
             metrics: DeviceMetrics::default(),
-            changed: watch::Sender::default(),
+            changed: Signal::new(),
             source_gone: Notify::new(),
             changes_unreported: Notify::new(),
         });
@@ -280,7 +281,7 @@ impl Devices {
     }
 
     /// Changes whenever `capacity` may have changed.
-    pub fn changes(&self) -> watch::Receiver<u64> {
+    pub fn changes(&self) -> Listener {
         self.changed.subscribe()
     }
 

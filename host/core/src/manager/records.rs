@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
-use tokio::sync::watch;
 
 use crate::checkpoint::Change;
 use crate::manager::claims::statuses::{has_status, statuses};
@@ -17,6 +16,7 @@ use crate::resources::pools::split_id;
 use nodedock_base::changes::Changes;
 use nodedock_base::error::chain;
 use nodedock_base::locks::{LockGuard, Locks};
+use nodedock_base::signal::{Listener, Signal};
 use nodedock_model::{
     ChangedKind, ClaimRecord, ClaimStatuses, DriverName, ObjectRef, Problem, ReleaseRecord, Uid,
 };
@@ -32,9 +32,9 @@ pub struct RecordStore {
     claim_locks: Locks<Uid>,
     changes: Changes,
     /// Changes when a claim may have freed devices: prepares that wait for one decide again.
-    freed: watch::Sender<u64>,
+    freed: Signal,
     /// Changes when the statuses that drivers report for a kubelet's claims may have changed.
-    statuses_changed: watch::Sender<u64>,
+    statuses_changed: Signal,
 }
 
 impl RecordStore {
@@ -49,8 +49,8 @@ impl RecordStore {
             pod_locks: Locks::default(),
             claim_locks: Locks::default(),
             changes,
-            freed: watch::Sender::default(),
-            statuses_changed: watch::Sender::default(),
+            freed: Signal::new(),
+            statuses_changed: Signal::new(),
         }
     }
 
@@ -187,21 +187,21 @@ impl RecordStore {
     pub(super) fn report_claims(&self, records: &[Arc<ClaimRecord>]) {
         for record in records {
             self.changes
-                .tell(ChangedKind::Claim, &record.id, record.state.as_str());
+                .report(ChangedKind::Claim, &record.id, record.state.as_str());
         }
         self.report_statuses(records);
     }
 
     /// Reports a claim that is not in the table any more. `report_statuses` follows, for all of them.
     pub(super) fn report_gone(&self, claim: &ObjectRef) {
-        self.changes.tell(ChangedKind::Claim, claim, "gone");
+        self.changes.report(ChangedKind::Claim, claim, "gone");
     }
 
     /// Reports that statuses may have changed, if these records have any.
     pub(super) fn report_statuses(&self, records: &[Arc<ClaimRecord>]) {
         let mut records = records.iter();
         if records.any(|record| record.kubelet.is_some() && has_status(record)) {
-            self.statuses_changed.send_modify(|count| *count += 1);
+            self.statuses_changed.send();
         }
     }
 
@@ -214,17 +214,17 @@ impl RecordStore {
     }
 
     /// Changes whenever `device_statuses` may have changed.
-    pub fn device_status_changes(&self) -> watch::Receiver<u64> {
+    pub fn device_status_changes(&self) -> Listener {
         self.statuses_changed.subscribe()
     }
 
     /// Changes when a claim may have freed devices.
-    pub(super) fn freed(&self) -> watch::Receiver<u64> {
+    pub(super) fn freed(&self) -> Listener {
         self.freed.subscribe()
     }
 
     /// Reports that a claim may have freed devices.
     pub(super) fn report_freed(&self) {
-        self.freed.send_modify(|count| *count += 1);
+        self.freed.send();
     }
 }

@@ -277,13 +277,13 @@ impl Registry {
             }
             self.0
                 .changes
-                .tell(ChangedKind::Driver, name, state.as_str());
+                .report(ChangedKind::Driver, name, state.as_str());
         }
         if changed
             .iter()
             .any(|(_, state)| *state == DriverState::Serving)
         {
-            self.0.serving.send_modify(|count| *count += 1);
+            self.0.serving.send();
         }
     }
 }

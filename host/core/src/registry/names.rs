@@ -304,7 +304,7 @@ impl Registry {
     }
 
     fn names_changed(&self) {
-        self.0.freed.send_modify(|count| *count += 1);
+        self.0.freed.send();
     }
 
     /// Whether a source may serve under a name now.

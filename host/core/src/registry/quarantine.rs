@@ -118,11 +118,11 @@ impl Registry {
         };
         drop(state);
         if quarantined.is_none() {
-            self.0.serving.send_modify(|count| *count += 1);
+            self.0.serving.send();
         }
         self.0
             .changes
-            .tell(ChangedKind::Driver, driver, now.as_str());
+            .report(ChangedKind::Driver, driver, now.as_str());
     }
 
     /// Ends a driver's quarantine, by driver name or file name.

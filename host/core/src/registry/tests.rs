@@ -2,6 +2,8 @@ mod quarantine;
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use super::*;
 use crate::driver::{DriverIdentity, Link, Published};
 use nodedock_model::{Inventory, Pool};

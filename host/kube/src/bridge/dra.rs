@@ -120,7 +120,7 @@ impl DriverController {
         // Resources refer to the context, which refers to them.
         self.context.drivers.lock().clear();
         self.context.resources.lock().clear();
-        self.context.looks.send_modify(|count| *count += 1);
+        self.context.looks.send();
         drained(closed).await;
     }
 
@@ -181,7 +181,7 @@ impl DriverController {
             // The checkpoint reports that it takes no writes; the next round saves again.
             tracing::debug!(error = chain(&error), "offered drivers are not stored yet");
         }
-        self.context.looks.send_modify(|count| *count += 1);
+        self.context.looks.send();
     }
 
     /// Removes sockets of earlier starts as soon as the kubelet has registered this one's: it calls the newest that is connected.

@@ -205,7 +205,7 @@ mod tests {
 
         fn connect(&self, connected: &[&str]) {
             *self.connected.lock() = drivers(connected);
-            self.changes.tell(ChangedKind::Driver, "a.dev", "changed");
+            self.changes.report(ChangedKind::Driver, "a.dev", "changed");
         }
 
         async fn after(&self, seconds: u64) -> Vec<String> {

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::Plugins;
@@ -18,6 +18,7 @@ use crate::grpc::{
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 use nodedock_base::own_sockets;
+use nodedock_base::signal::Listener;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{ClaimDriver, Driver, DriverIdentity};
 use nodedock_core::registry::names::{BindError, NameRefusal, name_problem};
@@ -45,7 +46,7 @@ pub(super) struct Worker<S: PluginSink> {
     /// The user of the plugin, once it was connected.
     user: Option<NameSource>,
     /// Changes when a name may belong to another source.
-    names: watch::Receiver<u64>,
+    names: Listener,
 }
 
 enum Registered {
@@ -116,7 +117,7 @@ impl<S: PluginSink> Worker<S> {
     async fn step(
         &mut self,
         inbox: &mut mpsc::Receiver<Order>,
-        freed: &mut watch::Receiver<u64>,
+        freed: &mut Listener,
     ) -> ControlFlow<()> {
         let is_dra = self.instance().is_some();
         tokio::select! {
@@ -182,7 +183,7 @@ impl<S: PluginSink> Worker<S> {
 
     /// Registers from the first step. The previous registration of the socket stays until the new one succeeds, so that a plugin
     /// that is replaced under the same names stays available; a kubelet removes it first. If a step fails it is removed.
-    async fn register(&mut self, cause: &str, freed: &mut watch::Receiver<u64>) {
+    async fn register(&mut self, cause: &str, freed: &mut Listener) {
         if self.registered.is_none() && self.waiting.is_none() {
             self.show(|view| view.state = DriverState::Seen);
         }
@@ -489,7 +490,7 @@ impl<S: PluginSink> Worker<S> {
 }
 
 /// Resolves when the next attempt is due, or when the name or endpoint that it waits for is free.
-async fn retry(waiting: Option<&Waiting>, freed: &mut watch::Receiver<u64>) {
+async fn retry(waiting: Option<&Waiting>, freed: &mut Listener) {
     let Some(waiting) = waiting else {
         return std::future::pending().await;
     };

@@ -38,6 +38,7 @@ use crate::{DriverFile, LoadError, Trigger, WasmDriver, WasmHost};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
+use nodedock_base::signal::Listener;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Driver, DriverIdentity, Published};
 use nodedock_core::registry::names::{BindError, NameRefusal, NameReservation, name_problem};
@@ -152,7 +153,7 @@ struct Worker {
     files: watch::Receiver<Option<DriverFiles>>,
     policies: watch::Receiver<Arc<Policy>>,
     /// Changes when a driver's name becomes free.
-    names_freed: watch::Receiver<u64>,
+    names_freed: Listener,
     reloads: mpsc::Receiver<oneshot::Sender<Reloaded>>,
     /// A reload that did not end.
     interrupted_reload: Option<oneshot::Sender<Reloaded>>,

@@ -443,7 +443,7 @@ impl Unprepares {
     ) -> Result<(), Problem> {
         let gone = self.records.remove(uids, pods, changes, undo).await?;
         self.report_gone(&gone);
-        self.tell_adapters();
+        self.report_taken();
         self.records.report_freed();
         Ok(())
     }
@@ -457,8 +457,8 @@ impl Unprepares {
         self.records.report_statuses(gone);
     }
 
-    /// Tells the adapters what pods have by the plugins' IDs, from the time before them.
-    fn tell_adapters(&self) {
+    /// Reports to the adapters what pods have by the plugins' IDs, from the time before them.
+    fn report_taken(&self) {
         if let Some(adapters) = self
             .adapters
             .as_ref()

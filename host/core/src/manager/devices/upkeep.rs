@@ -38,7 +38,7 @@ impl Devices {
             state.resources.contenders()
         };
         self.set_contender_conditions(&contenders);
-        self.changed.send_modify(|count| *count += 1);
+        self.changed.send();
         self.changes_unreported.notify_one();
     }
 
@@ -115,7 +115,8 @@ impl Devices {
             }
             let unreported = std::mem::take(&mut self.state.lock().unreported);
             for resource in unreported {
-                self.changes.tell(ChangedKind::Device, resource, "changed");
+                self.changes
+                    .report(ChangedKind::Device, resource, "changed");
             }
             tokio::select! {
                 () = self.tasks.stopped() => return,

@@ -22,6 +22,7 @@ use crate::bridge::convert::{self, transcode};
 use crate::pools::PoolNames;
 use nodedock_base::clock::now_ms;
 use nodedock_base::grpc::begin;
+use nodedock_base::signal::Listener;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::Published;
 use nodedock_model::HealthReport;
@@ -94,7 +95,7 @@ impl HealthService {
 /// One stream.
 struct HealthWatch {
     driver: Arc<OfferedDriver>,
-    serving: watch::Receiver<u64>,
+    serving: Listener,
     /// Of the serving driver, when it publishes its devices here.
     inventory: Option<watch::Receiver<Arc<Published>>>,
     sent: Option<(HealthReport, Instant)>,
