@@ -243,7 +243,7 @@ async fn one_refused_file_does_not_keep_others_waiting_and_leaves_nothing_behind
 #[tokio::test]
 async fn what_a_crash_left_half_written_is_swept_at_the_start() {
     let home = Home::new();
-    home.put(".nodedock-ad5e7ceb-7-1.tmp", "half");
+    home.put(".nodedock-cb1cffee-7-1.tmp", "half");
     home.put(".other.tmp", "theirs");
     home.open();
     assert_eq!(home.names(), [".other.tmp"]);

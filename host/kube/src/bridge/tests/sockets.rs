@@ -191,9 +191,8 @@ async fn sockets_that_a_crash_left_go_when_the_kubelet_has_registered_the_new_on
     assert!(node.registration(GPU).exists() && node.service(GPU).exists());
     running
         .until("forgotten", |_| {
-            !std::fs::read_to_string(node.dir.path().join("drivers"))
-                .unwrap()
-                .contains("crashed")
+            let offers = node.offered().drivers;
+            offers.len() == 1 && !offers[0].starts.contains("crashed")
         })
         .await;
 }

@@ -411,32 +411,3 @@ fn what_was_prepared_early_is_released_until_a_kubelet_requests_it_and_is_the_ku
     let (_, drivers) = unprepares(leave_part(&table, &wanted, "gpu"));
     assert_eq!(drivers, [driver("gpu")]);
 }
-
-#[test]
-fn a_claim_of_a_release_without_binding_conditions_is_the_same_claim() {
-    let wanted = claim("one", &["gpu/0"], &[&pod("a")]);
-    let mut table = held(&wanted, &["gpu"]);
-    let mut with_conditions = wanted.clone();
-    let binding = nodedock_model::BindingConditions {
-        conditions: vec!["example.com/attached".to_owned()],
-        failures: vec!["example.com/failed".to_owned()],
-    };
-    with_conditions.allocation.as_mut().unwrap().devices[0].binding = binding;
-    let PrepareStep::Known {
-        record,
-        changed: true,
-    } = ask_part(&table, &with_conditions, "gpu")
-    else {
-        panic!("the record is completed")
-    };
-    assert_eq!(
-        Some(&record.allocation),
-        with_conditions.allocation.as_ref()
-    );
-    table.put(record);
-    // An allocation has the conditions of its time.
-    assert!(matches!(
-        ask_part(&table, &wanted, "gpu"),
-        PrepareStep::Refuse(_)
-    ));
-}
