@@ -126,11 +126,6 @@ impl Root {
         self.state().join("checkpoint.db")
     }
 
-    /// The file that a release of format 1 used.
-    pub fn checkpoint_of_format_1(&self) -> PathBuf {
-        self.state().join("checkpoint.redb")
-    }
-
     pub fn cdi(&self) -> PathBuf {
         self.path().join("var/run/cdi")
     }

@@ -4,13 +4,11 @@
 //! wait during a commit are committed together, with one sync. Never decides the next state of a claim,
 //! and never deletes or overwrites a file that it cannot read. `docs/checkpoint-format.md` describes the format.
 
-mod adopted;
 mod carry;
 mod database;
 mod error;
 mod file;
 mod format;
-mod format_1;
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "checkpoint/testing/fuzz.rs"]
 pub mod fuzz;
@@ -32,8 +30,6 @@ use tokio::sync::watch;
 use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-#[cfg(test)]
-use nodedock_model::PodAllocation;
 use nodedock_model::{
     ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodRecord, ReleaseRecord, Uid,
 };
@@ -61,10 +57,6 @@ pub enum Change {
     DeletePod(Uid),
     PutReleased(Arc<ReleaseRecord>),
     DeleteReleased(Uid),
-    /// As an older release wrote it.
-    #[cfg(test)]
-    PutAllocation(Arc<PodAllocation>),
-    DeleteAllocation(Uid),
     PutValues(Arc<ClaimValues>),
     DeleteValues(Uid),
     PutObject(Arc<ApiObject>),
@@ -97,8 +89,7 @@ pub struct SetAside {
     pub reason: String,
 }
 
-/// Opens the checkpoint, or creates a new one: with the records of one of format 1, if there is one beside it. Blocks as long as a read
-/// of the whole file takes.
+/// Opens the checkpoint, or creates a new one. Blocks as long as a read of the whole file takes.
 ///
 /// A damaged file, and another program's, is set aside, never deleted or overwritten. A file of a newer format, one
 /// that another daemon has locked, and one that the system does not allow to open are errors, and the file stays unchanged.
@@ -129,7 +120,6 @@ pub fn open_or_recover<E: From<OpenError> + From<CommitError>>(
         );
         dump.claims.extend(claims);
     }
-    changes.extend(adopted::adopt(&mut dump));
     changes.extend(settle(&mut dump)?);
     if mark.is_some() || !changes.is_empty() {
         // What the next start finds again.

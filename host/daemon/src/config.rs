@@ -374,13 +374,9 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Returns what identifies this daemon in CDI files, since several daemons may write to one directory: the path that the checkpoint had
-    /// in format 1, which running claims' files name.
+    /// Returns what identifies this daemon in CDI files, since several daemons may write to one directory: the path of its checkpoint.
     pub fn identity(&self) -> String {
-        self.checkpoint
-            .with_extension("redb")
-            .to_string_lossy()
-            .into_owned()
+        self.checkpoint.to_string_lossy().into_owned()
     }
 
     /// Returns the default paths below a root.

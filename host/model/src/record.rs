@@ -59,7 +59,6 @@ pub struct ClaimRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub releasing: Option<Caller>,
     /// The newest last, at most `limit::TIMELINE_MAX`.
-    #[serde(default)]
     pub timeline: VecDeque<Transition>,
     /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
@@ -235,7 +234,7 @@ pub struct Hold {
     /// Other claims may use it as well, if they share it too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
-    /// The driver whose device has the identity string. `None`: the key names it, or an older release wrote the record.
+    /// The driver whose device has the identity string. `None`: the key names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverName>,
     /// The host derived it from what the container gets: it excludes devices of other drivers only.
@@ -448,7 +447,6 @@ pub struct ReleaseRecord {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub put_back: Vec<PutBack>,
     /// The claim's history to its end.
-    #[serde(default)]
     pub timeline: VecDeque<Transition>,
     /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]

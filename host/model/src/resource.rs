@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{ContainerKind, DriverName, ExtendedResource, ObjectName, ObjectRef, Uid};
+use super::{DriverName, ExtendedResource, ObjectName, ObjectRef, Uid};
 
 /// A device as the device plugin API lists it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,42 +58,6 @@ pub struct ResourceDevices {
     pub resource: ExtendedResource,
     /// Devices with their NUMA nodes when they were chosen: the IDs of a device plugin, or `POOL/DEVICE`.
     pub devices: BTreeMap<String, Vec<u32>>,
-}
-
-/// Extended resources of a pod, as older releases recorded them under its UID: they become claims when a checkpoint is opened.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PodAllocation {
-    pub pod: ObjectRef,
-    /// In the order of the pod's containers (init containers and sidecars first), then by resource.
-    pub entries: Vec<AllocationEntry>,
-    /// Milliseconds since the Unix epoch.
-    pub since_ms: u64,
-    /// Fields of a newer version, preserved unchanged.
-    #[serde(flatten)]
-    pub unknown: BTreeMap<String, serde_json::Value>,
-}
-
-/// Devices of one resource for one container.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AllocationEntry {
-    pub container: String,
-    #[serde(default, skip_serializing_if = "ContainerKind::is_app")]
-    pub kind: ContainerKind,
-    pub resource: ExtendedResource,
-    /// Devices with their NUMA nodes at the allocation.
-    pub devices: BTreeMap<String, Vec<u32>>,
-    /// `None`: a device plugin's. `Some`: the driver whose pools have the devices, which a synthetic claim reserves.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub claim: Option<PooledClaim>,
-    /// The plugin's Allocate response. `None`: an intent, the plugin may or may not have been called; always `None` for a claim.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub response: Option<ContainerAllocation>,
-    /// The plugin requests a call before each start of the container: recorded for the time when the plugin is not connected.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub pre_start: bool,
-    /// Fields of a newer version, preserved unchanged.
-    #[serde(flatten)]
-    pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
 /// The request of a claim that the host makes for an extended resource.
@@ -148,12 +112,6 @@ fn label(name: &str) -> String {
         .map(|c| if c == '.' { '-' } else { c })
         .collect();
     cut.trim_end_matches('-').to_owned()
-}
-
-impl PodAllocation {
-    pub fn uid(&self) -> &Uid {
-        &self.pod.uid
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-use super::{Caller, DriverName, ObjectRef, Problem};
+use super::{DriverName, ObjectRef, Problem};
 
 /// Changes of drivers for one claim, in one boot: the kernel resets them at the next one. Progress outlives a boot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,9 +19,6 @@ pub struct ClaimValues {
     /// What drivers saved in the middle of a prepare.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub progress: BTreeMap<DriverName, Progress>,
-    /// Caller of a release in progress, written by older releases; newer ones store it in the claim's record.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub releasing: Option<Caller>,
     /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,

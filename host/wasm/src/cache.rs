@@ -30,8 +30,8 @@ const FILE_MODE: u32 = 0o600;
 const OTHERS_WRITE: u32 = 0o022;
 /// Hex digits of the source's digest, with which all our names begin.
 const NAME_DIGITS: usize = 64;
-/// Endings of files that this version and former ones wrote.
-const ENDINGS: &[&str] = &[".cwasm", ".cwasm.new", ".sha256", ".sha256.new"];
+/// Endings of our files.
+const ENDINGS: &[&str] = &[".cwasm", ".cwasm.new"];
 
 /// Where compiled drivers are.
 #[derive(Debug, Clone)]

@@ -9,7 +9,7 @@ use crate::{assert_frozen, fixture};
 /// A root with the recorded checkpoint.
 fn root() -> Root {
     let root = Root::new();
-    std::fs::copy(fixture("checkpoint.redb"), root.checkpoint_of_format_1())
+    std::fs::copy(fixture("checkpoint.db"), root.checkpoint())
         .expect("copy the recorded checkpoint");
     root
 }

@@ -51,10 +51,7 @@ fn root_with_cache() -> Root {
     for entry in std::fs::read_dir(golden::cache().directory).expect("read the cache") {
         let from = entry.expect("read the cache").path();
         // What another test is writing just now has another ending.
-        if from
-            .extension()
-            .is_some_and(|ending| ending == "cwasm" || ending == "sha256")
-        {
+        if from.extension().is_some_and(|ending| ending == "cwasm") {
             std::fs::copy(&from, cache.join(from.file_name().expect("a file")))
                 .expect("copy a file");
         }

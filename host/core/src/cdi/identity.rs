@@ -31,16 +31,13 @@ pub struct Identity {
     pub driver_version: String,
     pub boot_id: String,
     /// Pods that used the claim when the file was written.
-    #[serde(default)]
     pub pods: Vec<ObjectRef>,
     /// Whether a kubelet used the driver's part when the file was written, without its consumers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubelet: Option<KubeletHold>,
     /// One for each device of the spec, in its order.
-    #[serde(default)]
     pub devices: Vec<IdentityDevice>,
     /// The allocation from this driver.
-    #[serde(default)]
     pub allocated: Vec<AllocatedDevice>,
     /// As in the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -56,13 +56,6 @@ pub enum OpenError {
         doing: &'static str,
         source: StoreError,
     },
-    /// The file of format 1, which this release only takes over.
-    #[error("{doing} the checkpoint {}", .path.display())]
-    Format1 {
-        path: PathBuf,
-        doing: &'static str,
-        source: Box<redb::Error>,
-    },
 }
 
 /// Why changes are not known to be durable.

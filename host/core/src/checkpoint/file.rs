@@ -1,5 +1,4 @@
-//! The file: creates it, opens it, takes over one of format 1, and sets aside what cannot be read. Two daemons that start concurrently
-//! exclude each other by a lock on the directory, so that neither sets aside a file that the other has just created.
+//! The file: creates it, opens it, and sets aside what cannot be read. Two daemons that start concurrently exclude each other by a lock on the directory, so that neither sets aside a file that the other has just created.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -8,12 +7,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, RenameFlags};
 
-use super::database::{APPLICATION_ID, Database, LOG_BYTES, LOG_HEADER, StoreError};
-use super::format::{self, Dump, FORMAT_VERSION, LoadError, META_TAKEN_OVER};
-use super::format_1;
+use super::database::{APPLICATION_ID, Database, LOG_BYTES, LOG_HEADER};
+use super::format::{self, Dump, FORMAT_VERSION, LoadError};
 use super::upgrade::Upgrades;
 use super::{OpenError, SetAside};
-use nodedock_base::clock;
 
 /// Attempts to name a file that is set aside: more than one only within the same second.
 const NAMES_MAX: u32 = 1000;
@@ -88,21 +85,20 @@ pub(super) fn open(
         .map_err(|error| io("lock the directory of")(error.into()))?;
     let mut aside = None;
     if is_missing(path).map_err(io("look for"))? {
-        aside = make_first(path, &directory)?;
+        make(path, &directory)?;
     }
     let opened = match open_existing(path, upgrades)? {
         Err(error) => match error.damage() {
             Some(reason) => {
                 aside = Some(set_aside(path, &directory, reason)?);
-                make(path, &directory, None)?;
+                make(path, &directory)?;
                 open_existing(path, upgrades)?
             }
             None => Err(error),
         },
         opened => opened,
     };
-    let (mut database, dump) = opened.map_err(|error| error.into_open_error(path))?;
-    mark_format_1(path, &mut database)?;
+    let (database, dump) = opened.map_err(|error| error.into_open_error(path))?;
     Ok((database, dump, aside))
 }
 
@@ -238,91 +234,8 @@ pub(super) fn log_of(path: &Path) -> PathBuf {
     sibling(path, "-wal")
 }
 
-/// Creates the first file: with the records of one of format 1, if there is one that is not taken over yet. Returns one that is set aside.
-fn make_first(path: &Path, directory: &File) -> Result<Option<SetAside>, OpenError> {
-    let old = format_1::beside(path);
-    let io = |source| OpenError::Io {
-        path: old.clone(),
-        doing: "read",
-        source,
-    };
-    if !old.try_exists().map_err(io)? {
-        return make(path, directory, None).map(|()| None);
-    }
-    // Held until the new file is complete: a daemon of format 1 must not write into the old one meanwhile.
-    let read = std::fs::read(&old).map_err(io)?;
-    match format_1::read(&read) {
-        Ok(contents) if contents.meta.format < FORMAT_VERSION => {
-            let _lock =
-                format_1::open(&old).map_err(|error| format_1_error(&old, "open", error))?;
-            make(path, directory, Some(&contents))?;
-            tracing::info!(from = %old.display(), "the records of a checkpoint of format 1 are taken over");
-            Ok(None)
-        }
-        // Taken over by a file that an operator has moved away since.
-        Ok(_) => make(path, directory, None).map(|()| None),
-        Err(error) => match error.damage() {
-            Some(reason) => {
-                let aside = set_aside(&old, directory, reason)?;
-                make(path, directory, None)?;
-                Ok(Some(aside))
-            }
-            None => Err(error.into_open_error(&old)),
-        },
-    }
-}
-
-fn format_1_error(path: &Path, doing: &'static str, error: redb::Error) -> OpenError {
-    match error {
-        redb::Error::DatabaseAlreadyOpen => OpenError::InUse(path.to_owned()),
-        redb::Error::Io(source) => OpenError::Io {
-            path: path.to_owned(),
-            doing,
-            source,
-        },
-        source => OpenError::Format1 {
-            path: path.to_owned(),
-            doing,
-            source: source.into(),
-        },
-    }
-}
-
-/// Marks the file of format 1 that the database took over, once.
-fn mark_format_1(path: &Path, database: &mut Database) -> Result<(), OpenError> {
-    let store = |source| OpenError::Store {
-        path: path.to_owned(),
-        doing: "write",
-        source,
-    };
-    let old = format_1::beside(path);
-    let is_there = old.try_exists().map_err(|source| OpenError::Io {
-        path: old.clone(),
-        doing: "read",
-        source,
-    })?;
-    if !is_there || database.meta(META_TAKEN_OVER).map_err(store)?.is_some() {
-        return Ok(());
-    }
-    match format_1::mark(&old) {
-        Ok(()) => {}
-        Err(redb::Error::DatabaseAlreadyOpen) => return Err(OpenError::InUse(old)),
-        Err(error) => {
-            // Not worth refusing to start: it only keeps an older release from starting with it.
-            let (path, error) = (old.display(), nodedock_base::error::chain(&error));
-            tracing::warn!(%path, error, "the checkpoint of format 1 is not marked as taken over");
-            return Ok(());
-        }
-    }
-    database
-        .transaction(|database| {
-            database.set_meta(META_TAKEN_OVER, &clock::rfc3339(clock::now_ms()))
-        })
-        .map_err(store)
-}
-
 /// Creates a file under another name and renames it when it is complete: a crash leaves no partial checkpoint.
-fn make(path: &Path, directory: &File, from: Option<&format_1::Contents>) -> Result<(), OpenError> {
+fn make(path: &Path, directory: &File) -> Result<(), OpenError> {
     let io = |source| OpenError::Io {
         path: path.to_owned(),
         doing: "make",
@@ -347,12 +260,7 @@ fn make(path: &Path, directory: &File, from: Option<&format_1::Contents>) -> Res
         .mode(0o600)
         .open(&new)
         .map_err(io)?;
-    let fill = |database: &Database| match from {
-        Some(contents) => contents.write(database),
-        None => format::sign_new(database),
-    };
-    let created: Result<(), StoreError> = Database::create(&new, None, fill);
-    created.map_err(|source| OpenError::Store {
+    Database::create(&new, None, format::sign_new).map_err(|source| OpenError::Store {
         path: path.to_owned(),
         doing: "make",
         source,

@@ -16,20 +16,18 @@ use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameError, NameRecord, NodeRecord, PodAllocation,
-    PodRecord, ReleaseRecord, Uid,
+    ApiObject, ClaimRecord, ClaimValues, NameError, NameRecord, NodeRecord, PodRecord,
+    ReleaseRecord, Uid,
 };
 
 /// Version of the tables and of the meaning of their keys.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 1;
 /// Version of the JSON of a record.
 pub(super) const RECORD_VERSION: u8 = 1;
 
 pub(super) const META_FORMAT: &str = "format";
 pub(super) const META_WRITTEN_BY: &str = "written-by";
 pub(super) const META_CREATED: &str = "created";
-/// When the checkpoint of format 1 was marked as taken over.
-pub(super) const META_TAKEN_OVER: &str = "taken-over";
 pub(super) const META_PROBED: &str = "probed";
 pub(super) const META_RECOVERED: &str = "recovered";
 
@@ -41,7 +39,6 @@ worded! {
         Claims = "claims",
         Pods = "pods",
         Released = "released",
-        Allocations = "allocations",
         Values = "values",
         Objects = "objects",
         Names = "names",
@@ -120,9 +117,6 @@ pub struct Dump {
     pub pods: Vec<PodRecord>,
     /// Claims that an operator released.
     pub released: Vec<ReleaseRecord>,
-    /// As older releases wrote them: they become claims.
-    #[serde(skip)]
-    pub(super) allocations: Vec<PodAllocation>,
     /// Values below `/sys` that drivers changed for claims.
     pub values: Vec<ClaimValues>,
     /// Of the local API.
@@ -144,7 +138,6 @@ impl Dump {
         self.claims.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.pods.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
         self.released.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
-        self.allocations.sort_by(|a, b| a.uid().cmp(b.uid()));
         self.values.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
         self.names
@@ -155,10 +148,7 @@ impl Dump {
 
     /// Returns whether there is no record: the checkpoint is new, or every claim was released.
     pub fn is_empty(&self) -> bool {
-        self.claims.is_empty()
-            && self.pods.is_empty()
-            && self.allocations.is_empty()
-            && self.skipped.is_empty()
+        self.claims.is_empty() && self.pods.is_empty() && self.skipped.is_empty()
     }
 
     /// Returns the names whose records are unreadable.
@@ -226,13 +216,6 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::PutReleased(record) => put(Table::Released, &record.id.uid, &record),
         Change::DeleteReleased(uid) => Ok(Write {
             table: Table::Released,
-            key: uid,
-            value: None,
-        }),
-        #[cfg(test)]
-        Change::PutAllocation(record) => put(Table::Allocations, record.uid(), &*record),
-        Change::DeleteAllocation(uid) => Ok(Write {
-            table: Table::Allocations,
             key: uid,
             value: None,
         }),
@@ -325,7 +308,6 @@ pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<
         Table::Claims => as_known::<ClaimRecord>(&stored),
         Table::Pods => as_known::<PodRecord>(&stored),
         Table::Released => as_known::<ReleaseRecord>(&stored),
-        Table::Allocations => as_known::<PodAllocation>(&stored),
         Table::Values => as_known::<ClaimValues>(&stored),
         Table::Objects => as_known::<ApiObject>(&stored),
         Table::Names => as_known::<NameRecord>(&stored),
@@ -407,14 +389,7 @@ pub(super) fn load_meta(database: &Database) -> Result<Meta, LoadError> {
             names.join(", ")
         )));
     }
-    meta_of(|key| Ok(database.meta(key)?), FORMAT_VERSION)
-}
-
-/// Reads metadata by key. `known`: the newest format that is accepted.
-pub(super) fn meta_of(
-    text: impl Fn(&str) -> Result<Option<String>, LoadError>,
-    known: u32,
-) -> Result<Meta, LoadError> {
+    let text = |key| database.meta(key);
     let (written_by, created) = (
         text(META_WRITTEN_BY)?.unwrap_or_default(),
         text(META_CREATED)?.unwrap_or_default(),
@@ -425,7 +400,7 @@ pub(super) fn meta_of(
             "its format version is {format:?}"
         )));
     };
-    if format > known {
+    if format > FORMAT_VERSION {
         return Err(LoadError::Newer {
             found: format,
             written_by,
@@ -468,7 +443,6 @@ enum Record {
     Claim(ClaimRecord),
     Pod(PodRecord),
     Released(ReleaseRecord),
-    Allocation(PodAllocation),
     Values(ClaimValues),
     Object(ApiObject),
     Name(NameRecord),
@@ -523,9 +497,6 @@ impl Unparsed {
             Table::Pods => parse_as(Record::Pod, |pod| &pod.pod.uid, uid, stored, steps),
             Table::Released => {
                 parse_as(Record::Released, |claim| &claim.id.uid, uid, stored, steps)
-            }
-            Table::Allocations => {
-                parse_as(Record::Allocation, PodAllocation::uid, uid, stored, steps)
             }
             Table::Values => parse_as(Record::Values, |values| &values.id.uid, uid, stored, steps),
             Table::Objects => parse_as(Record::Object, |object| &object.uid, uid, stored, steps),
@@ -585,7 +556,6 @@ impl Loading {
                 Ok(Record::Claim(claim)) => dump.claims.push(claim),
                 Ok(Record::Pod(pod)) => dump.pods.push(pod),
                 Ok(Record::Released(claim)) => dump.released.push(claim),
-                Ok(Record::Allocation(pod)) => dump.allocations.push(pod),
                 Ok(Record::Values(values)) => dump.values.push(values),
                 Ok(Record::Object(object)) => dump.objects.push(object),
                 Ok(Record::Name(name)) => dump.names.push(name),
@@ -630,12 +600,4 @@ pub(super) fn sign_new(database: &Database) -> Result<(), StoreError> {
     database.set_meta(META_FORMAT, &FORMAT_VERSION.to_string())?;
     database.set_meta(META_WRITTEN_BY, writer_name())?;
     database.set_meta(META_CREATED, &clock::rfc3339(clock::now_ms()))
-}
-
-/// Signs a new file that takes over one of format 1.
-pub(super) fn sign_taken_over(database: &Database, found: &Meta) -> Result<(), StoreError> {
-    sign_new(database)?;
-    database.set_meta(META_CREATED, &found.created)?;
-    let recovered = found.is_recovered.then(|| clock::rfc3339(clock::now_ms()));
-    recovered.map_or(Ok(()), |at| database.set_meta(META_RECOVERED, &at))
 }

@@ -9,11 +9,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::adopted;
 use super::database::{Database, LOG_HEADER};
 use super::format::{self, Dump, FORMAT_VERSION, LoadError, Meta, Skipped};
 use super::upgrade::UPGRADES;
-use super::{ReadError, file, format_1};
+use super::{ReadError, file};
 use nodedock_base::error::chain;
 use nodedock_model::{ClaimRecord, ClaimValues, ObjectRef, PodRecord};
 
@@ -43,7 +42,6 @@ pub struct Report {
     pub pods: usize,
     /// Claims that an operator released.
     pub released: usize,
-    /// Pods with devices of extended resources.
     /// Claims that the host made for extended resources of pods.
     pub extended_resources: usize,
     /// Claims for which drivers changed values below `/sys`.
@@ -93,20 +91,8 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
     })
 }
 
-/// Returns the state of a file's pages, its content and its size with its log; of the file of format 1 beside it, if it does not exist.
+/// Returns the state of a file's pages, its content and its size with its log.
 fn copy(path: &Path) -> Result<(Integrity, Dump, u64), ReadError> {
-    let old = format_1::beside(path);
-    let is_there = |path: &Path| {
-        path.try_exists().map_err(|source| ReadError::Io {
-            path: path.to_owned(),
-            source,
-        })
-    };
-    let path = if !is_there(path)? && is_there(&old)? {
-        &old
-    } else {
-        path
-    };
     let io = |source| ReadError::Io {
         path: path.to_owned(),
         source,
@@ -125,25 +111,13 @@ fn copy(path: &Path) -> Result<(Integrity, Dump, u64), ReadError> {
             max: FILE_BYTES_MAX,
         });
     }
-    let mut magic = Vec::new();
-    file.take(format_1::MAGIC.len() as u64)
-        .read_to_end(&mut magic)
-        .map_err(io)?;
-    let read = if magic == format_1::MAGIC {
-        let bytes = std::fs::read(path).map_err(io)?;
-        open_format_1(&bytes).map(|(integrity, dump)| (integrity, dump, length))
-    } else {
-        if let Err(reason) = File::open(path)
-            .and_then(|file| file::check_header(&file))
-            .map_err(io)?
-        {
-            return Err(damaged(reason));
-        }
-        let directory = tempfile::tempdir().map_err(io)?;
-        let copied = directory.path().join("checkpoint.db");
-        let bytes = copy_with_log(path, &copied)?;
-        open_copy(&copied).map(|(integrity, dump)| (integrity, dump, bytes))
-    };
+    if let Err(reason) = file::check_header(&file).map_err(io)? {
+        return Err(damaged(reason));
+    }
+    let directory = tempfile::tempdir().map_err(io)?;
+    let copied = directory.path().join("checkpoint.db");
+    let bytes = copy_with_log(path, &copied)?;
+    let read = open_copy(&copied).map(|(integrity, dump)| (integrity, dump, bytes));
     read.map_err(|error| match error {
         LoadError::Newer { found, written_by } => ReadError::Newer {
             path: path.to_owned(),
@@ -209,27 +183,8 @@ fn open_copy(path: &Path) -> Result<(Integrity, Dump), LoadError> {
     };
     // An older file is upgraded in the copy, and reported with its own format.
     let meta = format::load_meta(&database)?;
-    let mut dump = file::load(&mut database, &UPGRADES)?;
-    // As a start would take them over.
-    drop(adopted::adopt(&mut dump));
-    dump.sort();
+    let dump = file::load(&mut database, &UPGRADES)?;
     Ok((integrity, Dump { meta, ..dump }))
-}
-
-/// Reads a file of format 1 as a start would take it over.
-fn open_format_1(bytes: &[u8]) -> Result<(Integrity, Dump), LoadError> {
-    let contents = format_1::read(bytes)?;
-    let directory = tempfile::tempdir().map_err(|error| LoadError::Foreign(error.to_string()))?;
-    let path = directory.path().join("checkpoint.db");
-    Database::create(&path, None, |database| contents.write(database))?;
-    let (integrity, dump) = open_copy(&path)?;
-    Ok((
-        integrity,
-        Dump {
-            meta: contents.meta,
-            ..dump
-        },
-    ))
 }
 
 /// Returns inconsistent references between records.

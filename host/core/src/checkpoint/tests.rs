@@ -7,9 +7,8 @@ use super::format::Stored;
 use super::*;
 use nodedock_base::batches::{Entered, Leader, Serve as _};
 use nodedock_model::{
-    AllocationEntry, Caller, ClaimState, ContainerAllocation, ContainerKind, DeviceAccess,
-    DeviceName, DriverName, DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer,
-    PoolName, PooledClaim, PreparedClaim, PreparedDevice, Transition,
+    Caller, ClaimState, DeviceAccess, DeviceName, DriverName, DriverPart, ObjectRef, PodContainer,
+    PoolName, PreparedClaim, PreparedDevice, ResourceDevices, Transition,
 };
 
 /// Stored files of each format, so that a later release proves that it reads them.
@@ -52,47 +51,6 @@ fn pod(n: usize) -> PodRecord {
         pod: pod_ref(n),
         claims: BTreeMap::from([("gpu".to_owned(), claim(n, "").id)]),
         containers: Vec::new(),
-        unknown: BTreeMap::new(),
-    }
-}
-
-/// One entry with a plugin's response, one intent, and one of a pool.
-fn allocation(n: usize) -> PodAllocation {
-    let entry = |container: &str, kind, device: &str| AllocationEntry {
-        container: container.to_owned(),
-        kind,
-        resource: ExtendedResource::new("example.com/gpu").unwrap(),
-        devices: BTreeMap::from([
-            (format!("{device}-{n}"), vec![0, 1]),
-            (format!("{device}-without-{n}"), vec![]),
-        ]),
-        claim: None,
-        response: None,
-        pre_start: false,
-        unknown: BTreeMap::from([("later".to_owned(), serde_json::json!(1))]),
-    };
-    let env = BTreeMap::from([("GPU".to_owned(), "1".to_owned())]);
-    let answered = AllocationEntry {
-        response: Some(ContainerAllocation {
-            env,
-            ..ContainerAllocation::default()
-        }),
-        pre_start: true,
-        ..entry("init", ContainerKind::Init, "a")
-    };
-    let claim = PooledClaim {
-        driver: DriverName::new("gpu.example.com").unwrap(),
-        id: claim(n, "").id,
-    };
-    let pooled = AllocationEntry {
-        claim: Some(claim),
-        ..entry("main", ContainerKind::App, "pool/a")
-    };
-    let entries = vec![answered, entry("side", ContainerKind::Sidecar, "b"), pooled];
-    PodAllocation {
-        pod: pod_ref(n),
-        entries,
-        since_ms: 7,
         unknown: BTreeMap::new(),
     }
 }
@@ -225,7 +183,7 @@ async fn records_come_back_as_they_were_put() {
         opened.dump.claims.is_empty() && opened.dump.pods.is_empty() && opened.set_aside.is_none()
     );
     let prepared = Change::PutClaim(Arc::new(prepared_claim(2)));
-    let mut changes = vec![
+    let changes = vec![
         put(2),
         put(1),
         prepared,
@@ -233,16 +191,10 @@ async fn records_come_back_as_they_were_put() {
         Change::PutPod(Arc::new(pod(1))),
         Change::PutPod(Arc::new(pod(2))),
     ];
-    changes.extend([2, 1].map(|n| Change::PutAllocation(Arc::new(allocation(n)))));
     opened.checkpoint.commit(changes).await.unwrap();
     opened
         .checkpoint
         .commit(vec![Change::DeleteClaim(uid(3)), Change::DeletePod(uid(2))])
-        .await
-        .unwrap();
-    opened
-        .checkpoint
-        .commit(vec![Change::DeleteAllocation(uid(2))])
         .await
         .unwrap();
     opened.checkpoint.close().await;
@@ -254,83 +206,7 @@ async fn records_come_back_as_they_were_put() {
         "of two puts the later one"
     );
     assert_eq!(opened.dump.pods, [pod(1)]);
-    assert_eq!(opened.dump.allocations, [allocation(1)]);
     assert!(opened.dump.skipped.is_empty() && opened.set_aside.is_none());
-}
-
-/// Older releases recorded the devices of pods apart from claims.
-#[tokio::test]
-async fn allocations_of_older_releases_become_claims() {
-    let home = Home::new();
-    let opened = home.open();
-    let changes = vec![put(1), Change::PutAllocation(Arc::new(allocation(1)))];
-    opened.checkpoint.commit(changes).await.unwrap();
-    opened.checkpoint.close().await;
-    let open = || {
-        open_or_recover::<Box<dyn std::error::Error>>(
-            &home.path(),
-            || Ok(Vec::new()),
-            |_| Ok(Vec::new()),
-        )
-    };
-    for _ in 0..2 {
-        let mut opened = open().unwrap();
-        opened.dump.claims.sort_by_key(ClaimRecord::is_of_plugin);
-        let (pod, claims) = (pod_ref(1), &opened.dump.claims);
-        let [pooled, plugin] = &claims[..] else {
-            panic!("{claims:#?}")
-        };
-        assert_eq!(
-            pooled
-                .resource
-                .as_ref()
-                .unwrap()
-                .devices
-                .keys()
-                .next()
-                .unwrap(),
-            "pool/a-1"
-        );
-        assert!(
-            plugin.is_of_plugin() && plugin.pods.contains_key(&pod.uid),
-            "{plugin:#?}"
-        );
-        let of = plugin.resource.as_ref().unwrap();
-        assert_eq!(
-            of.devices,
-            [
-                ("a-1".to_owned(), vec![0, 1]),
-                ("a-without-1".to_owned(), vec![])
-            ]
-            .into()
-        );
-        assert_eq!(plugin.holds.len(), 2);
-        let part = plugin
-            .drivers
-            .values()
-            .next()
-            .unwrap()
-            .prepared
-            .as_ref()
-            .unwrap();
-        let DeviceAccess::Plugin(answer) = &part.devices[0].access else {
-            panic!("{part:#?}")
-        };
-        assert!(answer.pre_start && answer.allocation.env["GPU"] == "1");
-        let record = opened
-            .dump
-            .pods
-            .iter()
-            .find(|record| record.pod == pod)
-            .unwrap();
-        assert_eq!(record.containers[0].name, "init");
-        assert_eq!(
-            record.claims[&record.containers[0].claims[0].pod_claim_name],
-            plugin.id
-        );
-        assert!(opened.dump.allocations.is_empty());
-        opened.checkpoint.close().await;
-    }
 }
 
 #[tokio::test]
@@ -565,8 +441,18 @@ async fn verify_counts_every_kind_of_record() {
     let mut changes: Vec<_> = (1..=4)
         .map(|n| Change::PutReleased(Arc::new(released(n))))
         .collect();
-    changes.extend((1..=3).map(|n| Change::PutAllocation(Arc::new(allocation(n)))));
-    changes.extend([Change::PutPod(Arc::new(pod(1))), put(1)]);
+    let of_a_resource = ClaimRecord {
+        resource: Some(ResourceDevices {
+            resource: "example.com/gpu".parse().unwrap(),
+            devices: BTreeMap::from([("gpu-0".to_owned(), vec![0])]),
+        }),
+        ..claim(2, "test")
+    };
+    changes.extend([
+        Change::PutPod(Arc::new(pod(1))),
+        put(1),
+        Change::PutClaim(Arc::new(of_a_resource)),
+    ]);
     checkpoint.commit(changes).await.unwrap();
     let report = verify(&home.path()).unwrap();
     let found = (
@@ -575,11 +461,7 @@ async fn verify_counts_every_kind_of_record() {
         report.released,
         report.extended_resources,
     );
-    assert_eq!(
-        found,
-        (4, 3, 4, 4),
-        "three claims more, and one that was a pool's"
-    );
+    assert_eq!(found, (2, 1, 4, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,7 +15,7 @@ pub(super) struct Upgrades {
 pub(super) type FormatStep = fn(&Connection) -> rusqlite::Result<()>;
 pub(super) type RecordStep = fn(Value) -> Result<Value, String>;
 
-/// Format 1 was another file, which `format_1` reads; no record is older than its first version.
+/// Empty: no format and no record is older than its first version.
 pub(super) const UPGRADES: Upgrades = Upgrades {
     formats: &[],
     records: &[],

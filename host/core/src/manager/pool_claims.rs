@@ -69,7 +69,7 @@ pub(super) fn device_of(
     }
 }
 
-/// The devices of a claim by their IDs in the resource, with their NUMA nodes. A claim of an older release has the names alone.
+/// The devices of a claim by their IDs in the resource, with their NUMA nodes. A claim that was rebuilt from CDI files has the names alone.
 pub(super) fn devices_of(claim: &ClaimRecord) -> DeviceNodes {
     let by_name = || {
         let devices = claim.allocation.devices.iter();

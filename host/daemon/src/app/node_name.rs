@@ -2,7 +2,7 @@
 //!
 //! A node keeps its name when its host is renamed, and says so. A name from the config or a flag is taken if no claim has devices under the one
 //! before; the commit that writes it removes the Node object and the slices of the old name. With claims the start is refused.
-//! The decision is pure. A checkpoint of a release that kept no name has the names of its Node objects.
+//! The decision is pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,16 +16,13 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_core::checkpoint::{Change, Dump};
 use nodedock_model::{
-    ApiObject, DELETED_REVISION_KEY, NodeRecord, ObjectName, PoolName, PoolNames, Problem,
-    ProblemCode, Uid,
+    ApiObject, DELETED_REVISION_KEY, NodeRecord, ObjectName, Problem, ProblemCode, Uid,
 };
 
 /// Claims that an error names.
 const CLAIMS_NAMED_MAX: usize = 8;
 /// Subject of the condition.
 const SUBJECT: &str = "node";
-/// Reason of the condition that the daemon sets on its Node object.
-const OWN_NODE: &str = "DaemonReady";
 
 /// What becomes of the name.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,10 +70,7 @@ pub(super) fn settle(
     conditions: &Conditions,
 ) -> Result<Vec<Change>> {
     let recorded = dump.node.as_ref().map(|record| record.name.clone());
-    let known = recorded
-        .clone()
-        .map_or_else(|| names_of_own_nodes(&dump.objects), |name| vec![name]);
-    let name = match decide(wanted, known.first(), claims_with_devices(dump)) {
+    let name = match decide(wanted, recorded.as_ref(), claims_with_devices(dump)) {
         Decision::Take => wanted.name.clone(),
         Decision::Keep(name) => {
             conditions.set(SUBJECT, kept(&name, &wanted.name));
@@ -87,11 +81,13 @@ pub(super) fn settle(
     if recorded.as_ref() == Some(&name) {
         return Ok(Vec::new());
     }
-    let former: Vec<_> = known.into_iter().filter(|known| *known != name).collect();
-    former
-        .iter()
-        .for_each(|former| tracing::info!(%former, %name, "the node has another name"));
-    let (removed, revision) = removed(&dump.objects, &former);
+    let (removed, revision) = match recorded {
+        Some(former) => {
+            tracing::info!(%former, %name, "the node has another name");
+            removed(&dump.objects, &former)
+        }
+        None => Default::default(),
+    };
     let record = NodeRecord::new(name, now_ms());
     let mut changes = vec![Change::PutNode(Arc::new(record.clone()))];
     changes.extend(removed.iter().cloned().map(Change::DeleteObject));
@@ -110,7 +106,7 @@ pub(super) fn settle(
     Ok(changes)
 }
 
-/// `claims`: those with devices under the known name.
+/// `known`: the name that the checkpoint has. `claims`: those with devices under it.
 fn decide(wanted: &NodeName, known: Option<&ObjectName>, claims: BTreeSet<String>) -> Decision {
     match known {
         None => Decision::Take,
@@ -149,35 +145,6 @@ fn claims_with_devices(dump: &Dump) -> BTreeSet<String> {
     prepared.chain(unreadable).chain(allocated).collect()
 }
 
-/// The names under which a release that kept no name made Node objects in the local API. First the one that most claims are allocated under; of
-/// several such, the one that was used last.
-fn names_of_own_nodes(objects: &[ApiObject]) -> Vec<ObjectName> {
-    let ready = |node: &ApiObject| -> Option<(usize, String, ObjectName)> {
-        let conditions = node.object.pointer("/status/conditions")?.as_array()?;
-        let own = conditions
-            .iter()
-            .find(|condition| condition["reason"] == OWN_NODE)?;
-        let name = ObjectName::new(text(&node.object, "/metadata/name")).ok()?;
-        let pools = PoolNames { node: name.clone() };
-        let is_here = |pool: &&str| PoolName::new(pool).is_ok_and(|pool| pools.is_of_node(&pool));
-        let claims = objects
-            .iter()
-            .filter(|object| pools_of_claim(object).iter().any(&is_here));
-        Some((
-            claims.count(),
-            text(own, "/lastHeartbeatTime").to_owned(),
-            name,
-        ))
-    };
-    let mut found: Vec<_> = objects
-        .iter()
-        .filter(|object| object.resource == "nodes")
-        .filter_map(ready)
-        .collect();
-    found.sort();
-    found.into_iter().rev().map(|(.., name)| name).collect()
-}
-
 /// The pools of an allocated claim's devices; none of any other object.
 fn pools_of_claim(object: &ApiObject) -> Vec<&str> {
     let results = object
@@ -192,12 +159,11 @@ fn pools_of_claim(object: &ApiObject) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the Node objects and the slices of former names, by UID. With them the record of the last revision, so that none is given twice.
-fn removed(objects: &[ApiObject], former: &[ObjectName]) -> (BTreeSet<Uid>, Option<ApiObject>) {
-    let is_former = |name: &str| former.iter().any(|former| former.as_str() == name);
+/// Returns the Node object and the slices of the former name, by UID. With them the record of the last revision, so that none is given twice.
+fn removed(objects: &[ApiObject], former: &ObjectName) -> (BTreeSet<Uid>, Option<ApiObject>) {
     let is_removed = |object: &&ApiObject| match object.resource.as_str() {
-        "nodes" => is_former(text(&object.object, "/metadata/name")),
-        "resourceslices" => is_former(text(&object.object, "/spec/nodeName")),
+        "nodes" => text(&object.object, "/metadata/name") == former.as_str(),
+        "resourceslices" => text(&object.object, "/spec/nodeName") == former.as_str(),
         _ => false,
     };
     let removed: BTreeSet<_> = objects
@@ -256,11 +222,13 @@ mod tests {
         }
     }
 
-    fn node(of: &str, reason: &str, at: &str) -> ApiObject {
-        let condition = json!({ "reason": reason, "lastHeartbeatTime": at });
+    fn node(of: &str) -> ApiObject {
         let metadata = json!({ "name": of, "resourceVersion": "7" });
-        let node = json!({ "metadata": metadata, "status": { "conditions": [condition] } });
-        object("nodes", &format!("node-{of}"), node)
+        object(
+            "nodes",
+            &format!("node-{of}"),
+            json!({ "metadata": metadata }),
+        )
     }
 
     fn slice(of: &str) -> ApiObject {
@@ -338,27 +306,6 @@ mod tests {
         assert!(!text.contains("c8"), "{text}");
     }
 
-    #[test]
-    fn a_checkpoint_without_a_name_has_that_of_the_node_with_claims_or_of_the_newest() {
-        let nodes = vec![
-            node("elsewhere", "KubeletReady", "2027-01-01T00:00:00Z"),
-            node("first", OWN_NODE, "2026-01-01T00:00:00Z"),
-            node("last", OWN_NODE, "2026-03-01T00:00:00Z"),
-            node("second", OWN_NODE, "2026-02-01T00:00:00Z"),
-            claim("waits", None),
-        ];
-        assert_eq!(
-            names_of_own_nodes(&nodes),
-            ["last", "second", "first"].map(name)
-        );
-        let with_claim = [nodes, vec![claim("a", Some("first/gpus"))]].concat();
-        assert_eq!(
-            names_of_own_nodes(&with_claim),
-            ["first", "last", "second"].map(name)
-        );
-        assert!(names_of_own_nodes(&[claim("a", Some("first/gpus"))]).is_empty());
-    }
-
     async fn settled(
         path: &std::path::Path,
         wanted: &NodeName,
@@ -395,7 +342,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
         let objects = vec![
-            node("old", OWN_NODE, "2026-01-01T00:00:00Z"),
+            node("old"),
             slice("old"),
             slice("new"),
             slice(""),
@@ -452,16 +399,16 @@ mod tests {
     {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
-        let objects = vec![
-            node("old", OWN_NODE, "2026-01-01T00:00:00Z"),
-            slice("old"),
-            claim("a", Some("old/gpus")),
-        ];
-        // The checkpoint of an older release.
-        let (refused, ..) = settled(&path, &wanted("new", true), objects).await;
+        let objects = vec![node("old"), slice("old"), claim("a", Some("old/gpus"))];
+        let (first, ..) = settled(&path, &wanted("old", true), objects).await;
+        assert_eq!(first.unwrap(), "old");
+        let (refused, ..) = settled(&path, &wanted("new", true), Vec::new()).await;
         assert!(refused.unwrap_err().to_string().contains("default/a"));
         let stored = checkpoint::open(&path).unwrap().dump;
-        assert_eq!((stored.objects.len(), stored.node), (3, None));
+        assert_eq!(
+            (stored.objects.len(), stored.node.unwrap().name),
+            (3, name("old"))
+        );
         let (kept, ..) = settled(&path, &wanted("new", false), Vec::new()).await;
         assert_eq!(kept.unwrap(), "old");
         let (refused, ..) = settled(&path, &wanted("new", true), Vec::new()).await;

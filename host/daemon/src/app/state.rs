@@ -244,13 +244,13 @@ mod tests {
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         let (record, uid) = (prepared(), prepared().id.uid);
         cdi.write(cdi::render(&record).unwrap()).await.unwrap();
-        // As an older release left it.
-        let older = checkpoint::open(&path).unwrap().checkpoint;
-        older
+        // As a start leaves it whose first commit failed: without the mark.
+        let first = checkpoint::open(&path).unwrap().checkpoint;
+        first
             .commit(vec![Change::PutClaim(record.into())])
             .await
             .unwrap();
-        older.close().await;
+        first.close().await;
         let opened = open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap();
         opened
             .checkpoint

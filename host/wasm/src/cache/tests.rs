@@ -413,11 +413,7 @@ async fn what_other_versions_left_goes_and_what_is_not_ours_stays() {
     let scene = Scene::new();
     scene.fill(&scene.open()).await;
     let digits = "0".repeat(64);
-    let old = [
-        "-0123456789abcdef.cwasm",
-        "-0123456789abcdef.sha256",
-        "-0123456789abcdef.cwasm.new",
-    ];
+    let old = ["-0123456789abcdef.cwasm", "-0123456789abcdef.cwasm.new"];
     let old: Vec<_> = old
         .iter()
         .map(|ending| scene.path().join(format!("{digits}{ending}")))

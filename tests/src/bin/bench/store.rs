@@ -1,5 +1,4 @@
-//! The checkpoint alone, without a daemon: durable commits against a bare log and against redb, which held it before; its size on the
-//! disk and the time of a start after many commits.
+//! The checkpoint alone, without a daemon: durable commits against a bare log; its size on the disk and the time of a start after many commits.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -38,12 +37,6 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
             table,
         )
         .await;
-        redb(
-            &directory.path().join(format!("{live}.redb")),
-            live,
-            size,
-            table,
-        );
     }
     churn(&directory.path().join("churn.db"), size, table).await;
 }
@@ -170,34 +163,6 @@ async fn commits(path: &Path, live: usize, size: Size, table: &mut Table) {
         "",
         "read and parsed",
     );
-}
-
-/// The same records in redb.
-fn redb(path: &Path, live: usize, size: Size, table: &mut Table) {
-    const CLAIMS: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("claims");
-    const PODS: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("pods");
-    let database = redb::Database::create(path).expect("a new file");
-    let put = |numbers: std::ops::Range<usize>| -> Result<(), redb::Error> {
-        let write = database.begin_write()?;
-        {
-            let (mut claims, mut pods) = (write.open_table(CLAIMS)?, write.open_table(PODS)?);
-            for n in numbers {
-                claims.insert(uid(n).as_str(), vec![1; CLAIM_BYTES].as_slice())?;
-                pods.insert(uid(n).as_str(), vec![1; POD_BYTES].as_slice())?;
-            }
-        }
-        Ok(write.commit()?)
-    };
-    for n in (0..live).step_by(AT_ONCE) {
-        put(n..live.min(n + AT_ONCE)).expect("fill the file");
-    }
-    let mut puts = Times::default();
-    for n in live..live + size.single {
-        let started = Instant::now();
-        put(n..n + 1).expect("commit");
-        puts.add(started.elapsed());
-    }
-    table.times(&format!("redb: claim and pod, {live} live"), &puts, LOG, "");
 }
 
 /// Claims that come and go: what the file and its log take on the disk, and the start afterwards.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::*;
 
-const DAEMON: &str = "/var/lib/nodedock/checkpoint.redb";
+const DAEMON: &str = "/var/lib/nodedock/checkpoint.db";
 
 struct Home(tempfile::TempDir);
 
@@ -243,7 +243,7 @@ async fn one_refused_file_does_not_keep_others_waiting_and_leaves_nothing_behind
 #[tokio::test]
 async fn what_a_crash_left_half_written_is_swept_at_the_start() {
     let home = Home::new();
-    home.put(".nodedock-ad5e7ceb-7-1.tmp", "half");
+    home.put(".nodedock-cb1cffee-7-1.tmp", "half");
     home.put(".other.tmp", "theirs");
     home.open();
     assert_eq!(home.names(), [".other.tmp"]);
@@ -303,7 +303,7 @@ async fn a_device_of_another_program_with_the_same_name_is_found() {
 async fn daemons_that_share_a_directory_leave_each_others_files_alone() {
     let home = Home::new();
     let (one, file) = (home.open(), file("a", "1"));
-    let two = CdiDir::open(&home.path(), &[], "/elsewhere/\"checkpoint\".redb").unwrap();
+    let two = CdiDir::open(&home.path(), &[], "/elsewhere/\"checkpoint\".db").unwrap();
     one.write(vec![file.clone()]).await.unwrap();
     assert_eq!(
         (

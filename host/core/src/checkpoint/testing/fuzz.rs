@@ -9,8 +9,7 @@ use serde_json::Value;
 use super::format::{self, RECORD_VERSION, Stored, Table};
 use super::upgrade::UPGRADES;
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodAllocation, PodRecord,
-    ReleaseRecord,
+    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodRecord, ReleaseRecord,
 };
 
 /// Checks that a record round-trips.
@@ -44,7 +43,6 @@ pub fn record(data: &[u8]) -> bool {
         Some(Table::Claims) => read::<ClaimRecord>(Table::Claims, value),
         Some(Table::Pods) => read::<PodRecord>(Table::Pods, value),
         Some(Table::Released) => read::<ReleaseRecord>(Table::Released, value),
-        Some(Table::Allocations) => read::<PodAllocation>(Table::Allocations, value),
         Some(Table::Values) => read::<ClaimValues>(Table::Values, value),
         Some(Table::Objects) => read::<ApiObject>(Table::Objects, value),
         Some(Table::Names) => read::<NameRecord>(Table::Names, value),

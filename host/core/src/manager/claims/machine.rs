@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use super::table::ClaimTable;
 use super::{name_few, overlap};
 use nodedock_model::{
-    Allocation, BindingConditions, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold,
-    Inventory, KubeletHold, ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy,
-    PreparedClaim, Problem, ProblemCode, ProblemKind, Transition, Uid,
+    Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
+    KubeletHold, ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim,
+    Problem, ProblemCode, ProblemKind, Transition, Uid,
 };
 
 pub(super) use holds::holds_of;
@@ -192,8 +192,7 @@ pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep 
     }
 }
 
-/// Whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had files, and
-/// one of an older release has no binding conditions.
+/// Whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had files.
 fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
     let is_rest = || {
         let is_same = |driver: &DriverName| known.of_driver(driver).eq(wanted.of_driver(driver));
@@ -201,16 +200,7 @@ fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
             && known.node_name.is_none()
             && known.drivers().into_iter().all(is_same)
     };
-    known == wanted || is_rest() || *known == without_binding(wanted)
-}
-
-fn without_binding(allocation: &Allocation) -> Allocation {
-    let mut allocation = allocation.clone();
-    allocation
-        .devices
-        .iter_mut()
-        .for_each(|device| device.binding = BindingConditions::default());
-    allocation
+    known == wanted || is_rest()
 }
 
 /// Completes a record that was rebuilt, from the claim's source.

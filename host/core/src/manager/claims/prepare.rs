@@ -170,7 +170,7 @@ impl Manager {
                 .flat_map(|known| &known.allocation.devices)
                 .nth(place);
             if let Some(before) = before.filter(|before| device_of(before) == device_of(device)) {
-                // As when it was prepared, also by an older release, which wrote none.
+                // As when it was prepared, whatever the driver has published since.
                 (device.share_id, device.consumed) =
                     (before.share_id.clone(), before.consumed.clone());
                 continue;

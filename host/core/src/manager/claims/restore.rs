@@ -1,13 +1,11 @@
 //! When the manager restores sysfs values that drivers changed: for a claim that is released without its drivers, and for a driver that
 //! failed to prepare the claim. A driver that unprepares what it prepared decides itself which values it leaves.
 
-use std::sync::Arc;
-
 use super::machine::UnprepareResult;
 use super::values::{RestoreRequest, Restored};
 use crate::manager::Manager;
 use nodedock_base::error::chain;
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, Uid};
+use nodedock_model::{ClaimRecord, DriverName, Uid};
 
 impl Manager {
     /// Restores the values of a released claim, except those of drivers that prepared and unprepared it.
@@ -57,34 +55,12 @@ impl Manager {
 
     /// At the start: removes values of earlier boots and of unknown claims.
     pub(super) async fn resume_values(&self) {
-        self.adopt_releases().await;
         let is_known = |uid: &Uid| self.table().is_known(uid.as_str());
         if let Err(error) = self.values.tidy(is_known).await {
             tracing::warn!(
                 error = chain(&error),
                 "sysfs values of another boot stay in the checkpoint"
             );
-        }
-    }
-
-    /// Takes into the claims' records what an older release of this program noted with their values, which end with their boot.
-    async fn adopt_releases(&self) {
-        for (uid, by) in self.values.take_releasing() {
-            let _claim = self.claim_locks.take([uid.clone()]).await;
-            let known = self.table().claim(uid.as_str()).cloned();
-            let is_open = |known: &Arc<ClaimRecord>| {
-                known.state == ClaimState::Unpreparing && known.releasing.is_none()
-            };
-            let Some(known) = known.filter(is_open) else {
-                continue;
-            };
-            let record = ClaimRecord {
-                releasing: Some(by),
-                ..ClaimRecord::clone(&known)
-            };
-            if let Err(problem) = self.commit_claims(vec![record.into()]).await {
-                tracing::warn!(claim = %known.id, %problem, "a release that was begun is finished like an unprepare");
-            }
         }
     }
 }

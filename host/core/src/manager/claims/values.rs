@@ -18,7 +18,7 @@ use crate::checkpoint::{Change, Checkpoint, CommitError};
 use crate::driver::values::{Journal, Write};
 use crate::sysfs::SysfsTree;
 use nodedock_base::locks::{LockGuard, Locks};
-use nodedock_model::{Caller, ClaimValues, DriverName, ObjectRef, Problem, Uid};
+use nodedock_model::{ClaimValues, DriverName, ObjectRef, Problem, Uid};
 
 pub struct RecordedValues {
     records: Mutex<Records>,
@@ -52,11 +52,6 @@ impl RecordedValues {
     /// What a driver saved for the claim in a prepare that did not succeed; empty if there is none.
     pub(super) fn progress_for(&self, uid: &Uid, driver: &DriverName) -> Vec<u8> {
         self.records.lock().progress(uid, driver)
-    }
-
-    /// Claims whose release was begun by an older release of this program, and by whom; returned once.
-    pub(super) fn take_releasing(&self) -> Vec<(Uid, Caller)> {
-        std::mem::take(&mut self.records.lock().releasing)
     }
 
     /// Removes records of another boot, or of unknown claims.

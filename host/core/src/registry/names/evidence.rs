@@ -1,5 +1,4 @@
-//! What claims and stored files say about the sources of drivers whose names have no record: those of a daemon that wrote none, or of a lost
-//! checkpoint. Pure.
+//! What claims and stored files say about the sources of drivers whose names have no record, since the checkpoint was lost. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

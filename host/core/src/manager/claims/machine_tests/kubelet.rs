@@ -199,7 +199,7 @@ fn the_failure_of_another_driver_does_not_matter_to_this_one() {
     assert_eq!(drivers, [driver("nic")]);
 }
 
-/// A record that was rebuilt from a CDI file of an older release does not say who holds it.
+/// A CDI file that was written while no pod and no kubelet used the claim names no user.
 #[test]
 fn a_claim_of_which_no_holder_is_known_is_unprepared_when_a_kubelet_says_so() {
     let wanted = claim("one", &["gpu/0"], &[&pod("a")]);
@@ -334,21 +334,6 @@ fn a_refusal_names_the_holders_of_a_claim() {
     );
 }
 
-/// Records of the release before have none of the kubelet's fields.
-#[test]
-fn a_record_of_an_older_release_reads_as_held_by_its_pods() {
-    let (_, record) = prepared_for(&claim("one", &["gpu/0"], &[&pod("a")]), &pod("a"));
-    let json = serde_json::to_value(&*record).unwrap();
-    assert!(
-        !json.to_string().contains("kubelet") && !json.to_string().contains("leaving"),
-        "{json}"
-    );
-    assert_eq!(
-        serde_json::from_value::<ClaimRecord>(json).unwrap(),
-        *record
-    );
-}
-
 fn ask_early(table: &ClaimTable, claim: &Claim, short: &str) -> PrepareStep {
     let holder = Holder::Early {
         driver: &driver(short),
@@ -425,33 +410,4 @@ fn what_was_prepared_early_is_released_until_a_kubelet_requests_it_and_is_the_ku
     assert!(!record.is_held_early());
     let (_, drivers) = unprepares(leave_part(&table, &wanted, "gpu"));
     assert_eq!(drivers, [driver("gpu")]);
-}
-
-#[test]
-fn a_claim_of_a_release_without_binding_conditions_is_the_same_claim() {
-    let wanted = claim("one", &["gpu/0"], &[&pod("a")]);
-    let mut table = held(&wanted, &["gpu"]);
-    let mut with_conditions = wanted.clone();
-    let binding = nodedock_model::BindingConditions {
-        conditions: vec!["example.com/attached".to_owned()],
-        failures: vec!["example.com/failed".to_owned()],
-    };
-    with_conditions.allocation.as_mut().unwrap().devices[0].binding = binding;
-    let PrepareStep::Known {
-        record,
-        changed: true,
-    } = ask_part(&table, &with_conditions, "gpu")
-    else {
-        panic!("the record is completed")
-    };
-    assert_eq!(
-        Some(&record.allocation),
-        with_conditions.allocation.as_ref()
-    );
-    table.put(record);
-    // An allocation has the conditions of its time.
-    assert!(matches!(
-        ask_part(&table, &wanted, "gpu"),
-        PrepareStep::Refuse(_)
-    ));
 }

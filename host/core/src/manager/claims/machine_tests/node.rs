@@ -69,9 +69,6 @@ impl Durable {
                 drop(self.released.insert(record.id.uid.clone(), record))
             }
             Change::DeleteReleased(_) => unreachable!("there is room for all"),
-            Change::PutAllocation(_) | Change::DeleteAllocation(_) => {
-                unreachable!("not the claim manager's")
-            }
             Change::PutValues(_) | Change::DeleteValues(_) => {
                 unreachable!("no driver of these writes")
             }

@@ -472,32 +472,6 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
     );
 }
 
-/// Such a mark is the last release's; it ended with the boot, and the release was never finished.
-#[tokio::test]
-async fn a_release_that_is_noted_with_the_values_is_finished_in_whatever_boot() {
-    for boot in ["boot-1", "boot-2"] {
-        let home = Home::new();
-        let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
-        let mut values = daemon.manager.values.of(&uid("uid-one")).unwrap();
-        values.releasing = Some(release_request("one").by);
-        daemon
-            .checkpoint()
-            .commit(vec![Change::PutValues(Arc::new(values))])
-            .await
-            .unwrap();
-        daemon.stop().await;
-        tokio::time::pause();
-        let daemon = home.start_in(boot);
-        daemon.start_unprepares();
-        daemon.gone("uid-one").await;
-        assert_eq!(
-            daemon.manager.released_claims()[0].by,
-            release_request("one").by
-        );
-        tokio::time::resume();
-    }
-}
-
 #[tokio::test]
 async fn values_of_another_boot_are_never_restored() {
     let home = Home::new();

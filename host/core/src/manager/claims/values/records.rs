@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::checkpoint::Change;
 use crate::driver::values::Write;
 use nodedock_model::{
-    Caller, ClaimValues, DriverName, KeptValue, ObjectRef, Problem, ProblemCode, Progress, Uid,
+    ClaimValues, DriverName, KeptValue, ObjectRef, Problem, ProblemCode, Progress, Uid,
 };
 
 /// Values below `/sys` that one driver changes for a claim, and bytes of them with their paths: each write makes all values of a claim
@@ -23,15 +23,10 @@ pub(crate) struct Records {
     last_order: u64,
     /// Claims of which the checkpoint has values of another boot.
     pub(super) outlived: Vec<Uid>,
-    /// Claims whose release was begun by an older release of this program, which noted that here, in whatever boot.
-    pub(super) releasing: Vec<(Uid, Caller)>,
 }
 
 impl Records {
     pub(super) fn new(mut records: Vec<ClaimValues>, boot_id: &str) -> Self {
-        let begun =
-            |record: &mut ClaimValues| Some((record.id.uid.clone(), record.releasing.take()?));
-        let releasing = records.iter_mut().filter_map(begun).collect();
         let mut outlived = Vec::new();
         records.retain_mut(|record| {
             if record.boot_id != boot_id {
@@ -52,7 +47,6 @@ impl Records {
                 .collect(),
             boot_id: boot_id.to_owned(),
             outlived,
-            releasing,
         }
     }
 
@@ -385,7 +379,6 @@ fn new_record(claim: &ObjectRef, boot_id: String) -> ClaimValues {
         boot_id,
         drivers,
         progress,
-        releasing: None,
         unknown,
     }
 }
