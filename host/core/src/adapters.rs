@@ -1,6 +1,6 @@
 //! Adapters: device plugins that are DRA drivers of this node.
 //!
-//! Owns what operators decided about adapters (`record`), the plugins and their lists, and the drivers made of them (`merge`). Is given adapters, the
+//! Owns what operators decided about adapters (records of the checkpoint), the plugins and their lists, and the drivers made of them (`merge`). Is given adapters, the
 //! arrivals, lists and ends of plugins, and devices that pods have from the time before the adapter. Emits drivers to the registry,
 //! with a pool under the resource's name: claims, slices, CDI files, and whether the scheduler or the kubelet's device manager offers the
 //! pool are the same as for every other driver. Prepares by calling the plugin (`claims`). Reads below `/sys` what the adapter's rules name (`material`).
@@ -19,13 +19,11 @@ mod adapted;
 mod claims;
 mod material;
 mod merge;
-mod record;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +34,7 @@ use tokio::time::{Instant, sleep_until};
 use self::adapted::Adapted;
 use self::claims::AdapterDriver;
 use self::merge::merged;
-use self::record::{AdapterRecord, Record};
+use crate::checkpoint::{Checkpoint, CommitError, StoredRecords};
 use crate::driver::{DeviceDriver, Driver, DriverIdentity, Published};
 use crate::hardware::Hardware;
 use crate::registry::names::BindError;
@@ -45,11 +43,12 @@ use crate::standard_attributes::NumaNodeForm;
 use crate::sysfs::blocking::blocking;
 use crate::sysfs::{SysfsRoot, read_stuck};
 use nodedock_base::conditions::Conditions;
+use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Adapter, DriverKind, DriverName, ExtendedResource, NameSource, PluginDevice, PoolName, Problem,
-    ProblemCode,
+    Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, NameSource, PluginDevice,
+    PoolName, Problem, ProblemCode,
 };
 
 /// Time for what the rules of an adapter read of all its devices.
@@ -76,8 +75,8 @@ pub struct AdapterEntries {
 
 /// What adapters are built of.
 pub struct AdapterParts {
-    /// What operators decided, beside the checkpoint.
-    pub file: PathBuf,
+    /// Stores what operators decided.
+    pub checkpoint: Checkpoint,
     pub registry: Registry,
     pub conditions: Conditions,
     pub sysfs: SysfsRoot,
@@ -97,8 +96,8 @@ pub struct Adapters(Arc<Shared>);
 struct Shared {
     parts: AdapterParts,
     state: Mutex<State>,
-    /// Writes of the record, one at a time.
-    writing: tokio::sync::Mutex<()>,
+    /// The records as the checkpoint has them, written by one at a time.
+    stored: tokio::sync::Mutex<StoredRecords<ExtendedResource, AdapterRecord>>,
     changes: watch::Sender<u64>,
 }
 
@@ -128,16 +127,20 @@ pub struct AdapterView {
 }
 
 impl Adapters {
-    /// Reads what operators decided, and registers the drivers. `taken`: what pods of the node API have by the plugins' IDs. `claimed`: drivers that
-    /// have claims, each with the kind that prepared them, if that is known.
-    pub fn load(
+    /// Registers the drivers. `records`: what operators decided before the start. `taken`: what pods of the node API have by the plugins' IDs.
+    /// `claimed`: drivers that have claims, each with the kind that prepared them, if that is known.
+    pub async fn load(
         parts: AdapterParts,
         entries: AdapterEntries,
+        records: Vec<AdapterRecord>,
         mut taken: Taken,
         claimed: &BTreeMap<DriverName, Option<DriverKind>>,
     ) -> Self {
-        let record = record::read(&parts.file, &parts.conditions);
-        let mut adapted = merged(&parts, entries, record.clone(), claimed);
+        let records: BTreeMap<_, _> = records
+            .into_iter()
+            .map(|record| (record.resource.clone(), record))
+            .collect();
+        let mut adapted = merged(&parts, entries, records.clone(), claimed);
         for (resource, adapted) in &mut adapted {
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
@@ -145,22 +148,28 @@ impl Adapters {
             adapted,
             generations: 0,
         });
-        let (writing, changes) = Default::default();
+        let stored = StoredRecords::new(parts.checkpoint.clone(), records);
         let adapters = Self(Arc::new(Shared {
             parts,
             state,
-            writing,
-            changes,
+            stored: tokio::sync::Mutex::new(stored),
+            changes: watch::Sender::default(),
         }));
-        adapters.write_at_start(&record);
+        if let Err(error) = adapters.store_at_start().await {
+            // The checkpoint reports that it takes no writes; the next decision stores these as well.
+            tracing::warn!(
+                error = chain(&error),
+                "the adapters of this start are not stored yet"
+            );
+        }
         for resource in adapters.resources() {
             adapters.register(&resource);
         }
         adapters
     }
 
-    /// What is enabled is not returned: a process after this one knows that slices may have been written. `before`: what the file has.
-    fn write_at_start(&self, before: &Record) {
+    /// Stores that an enabled adapter is not returned: a process after this one knows that slices may have been written.
+    async fn store_at_start(&self) -> Result<(), CommitError> {
         for adapted in self
             .state()
             .adapted
@@ -169,18 +178,7 @@ impl Adapters {
         {
             adapted.record.is_returned = false;
         }
-        let records = self.records();
-        if records.adapters == before.adapters {
-            return;
-        }
-        if let Err(error) = record::write(&self.0.parts.file, &records) {
-            let subject = self.0.parts.file.display().to_string();
-            let problem = Problem::unavailable(
-                ProblemCode::AdapterNotStored,
-                format!("write {subject}: {error}"),
-            );
-            self.0.parts.conditions.set(&subject, problem);
-        }
+        self.0.stored.lock().await.save(&self.records()).await
     }
 
     /// Starts the tasks that publish devices, one for each adapter: what one reads below `/sys` may hang.
@@ -470,32 +468,22 @@ impl Adapters {
         resource: &ExtendedResource,
         change: impl FnOnce(&mut AdapterRecord),
     ) -> Result<(), Problem> {
-        let _writing = self.0.writing.lock().await;
+        let mut stored = self.0.stored.lock().await;
         let mut records = self.records();
-        let Some(record) = records.adapters.get_mut(resource) else {
+        let Some(record) = records.get_mut(resource) else {
             return Ok(());
         };
-        let before = record.clone();
         change(record);
         let changed = record.clone();
-        if changed == before {
+        if stored.has(&records) {
             return Ok(());
         }
         failpoint::pass(Point::AdapterDecided);
-        let path = self.0.parts.file.clone();
-        let written = tokio::task::spawn_blocking(move || record::write(&path, &records)).await;
-        written
-            .unwrap_or_else(|error| Err(error.into()))
-            .map_err(|error| {
-                let message = format!("write {}: {error}", self.0.parts.file.display());
-                Problem::unavailable(ProblemCode::AdapterNotStored, message)
-            })?;
-        let subject = self.0.parts.file.display().to_string();
+        stored
+            .save(&records)
+            .await
+            .map_err(|error| error.problem())?;
         failpoint::pass(Point::AdapterRecorded);
-        self.0
-            .parts
-            .conditions
-            .clear(ProblemCode::AdapterNotStored, &subject);
         if let Some(adapted) = self.state().adapted.get_mut(resource) {
             (adapted.record, adapted.is_dirty) = (changed, true);
         }
@@ -503,12 +491,12 @@ impl Adapters {
         Ok(())
     }
 
-    fn records(&self) -> Record {
+    fn records(&self) -> BTreeMap<ExtendedResource, AdapterRecord> {
         let state = self.state();
         let of = |(resource, adapted): (&ExtendedResource, &Adapted)| {
             (resource.clone(), adapted.record.clone())
         };
-        Record::of(state.adapted.iter().map(of).collect())
+        state.adapted.iter().map(of).collect()
     }
 
     /// Pools that the kubelet's device manager is to offer, whatever is decided for the node.

@@ -1,4 +1,4 @@
-//! The checkpoint: the durable state of claims and pods, and the sources that drivers' names belong to.
+//! The checkpoint: the durable state of claims and pods, the sources that drivers' names belong to, and how devices are offered.
 //!
 //! Owns one SQLite file with its log. Given changes, it responds when they are durable. Requests that
 //! wait during a commit are committed together, with one sync. Never decides the next state of a claim,
@@ -15,6 +15,7 @@ pub mod fuzz;
 mod inspect;
 mod monitor;
 mod status;
+mod stored;
 mod upgrade;
 mod writer;
 
@@ -31,7 +32,8 @@ use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodRecord, ReleaseRecord, Uid,
+    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameRecord,
+    NodeRecord, PodRecord, ReleaseRecord, ResourceOffer, Uid,
 };
 
 pub use database::StoreError;
@@ -39,6 +41,7 @@ pub use error::{CommitError, OpenError, ReadError};
 pub use format::{Dump, FORMAT_VERSION, Meta, Skipped, Table};
 pub use inspect::{Integrity, Report, read, verify};
 pub use status::{CommitMetrics, Health};
+pub use stored::{StoredRecord, StoredRecords};
 
 use database::{Database, Write};
 use format::META_RECOVERED;
@@ -64,6 +67,13 @@ pub enum Change {
     PutName(Arc<NameRecord>),
     DeleteName(Uid),
     PutNode(Arc<NodeRecord>),
+    PutAdapter(Arc<AdapterRecord>),
+    DeleteAdapter(Uid),
+    PutMechanisms(Arc<MechanismsRecord>),
+    PutDriverOffer(Arc<DriverOffer>),
+    DeleteDriverOffer(Uid),
+    PutResourceOffer(Arc<ResourceOffer>),
+    DeleteResourceOffer(Uid),
 }
 
 /// Handle to the checkpoint. Clones write to the same file, which is closed when the last one is dropped.

@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 use tokio::sync::watch;
 
+pub use nodedock_model::DeviceOptions;
 use nodedock_model::{
     ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ExtendedResource,
     HealthReport, Inventory, PluginDevice, PreparedClaim, Problem, ProblemCode, Uid,
@@ -175,15 +175,6 @@ pub trait StoredDrivers: Send + Sync {
 
     /// Deletes a digest's file, unless a driver uses it again.
     fn forget(&self, digest: &str);
-}
-
-/// Options of a device plugin.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceOptions {
-    /// `pre_start` must be called before each start of a container.
-    pub pre_start_required: bool,
-    /// `preferred_allocation` may be called.
-    pub preferred_allocation_available: bool,
 }
 
 /// The newest list of a device plugin. `None`: it has not listed yet. The channel ends with the plugin's stream.

@@ -68,7 +68,7 @@ use nodedock_wasm::trust::Trust;
 use nodedock_wasm::{CachePaths, Compiler, WasmHost, WasmSettings};
 
 use self::adapters::AdapterFiles;
-use self::cluster::{Connected, KubeletSockets};
+use self::cluster::{Connected, KubeletSockets, StoredOffers};
 use self::local::LocalApi;
 use self::reload::Reload;
 
@@ -187,6 +187,7 @@ struct Built {
     wasm: WasmFiles,
     /// Of a Kubernetes node.
     client: Option<KubeClient>,
+    offers: Option<StoredOffers>,
     local: Option<LocalApi>,
     recordings: Recordings,
     tasks: DaemonTasks,
@@ -284,7 +285,7 @@ impl Built {
             config.cdi_access,
         )?;
         let settle = |dump: &mut Dump| node_name::settle(&config.node, dump, &conditions);
-        let opened = state::open(&paths.checkpoint, &cdi, &conditions, settle)?;
+        let mut opened = state::open(&paths.checkpoint, &cdi, &conditions, settle)?;
         failpoint::pass(Point::Recovered);
         config.rename_node(opened.dump.node.as_ref().map(|record| &record.name));
         let (paths, node) = (
@@ -294,6 +295,10 @@ impl Built {
                 boot_id,
             },
         );
+        let offers = match config.kubernetes {
+            Some(_) => Some(StoredOffers::take(&opened.checkpoint, &mut opened.dump).await),
+            None => None,
+        };
         let unreadable = opened.dump.unreadable_claims();
         let unreadable_names = opened.dump.unreadable_names();
         let table =
@@ -388,7 +393,9 @@ impl Built {
             tasks: tasks.drivers.clone(),
         };
         let (checkpoint, names) = (opened.checkpoint, opened.dump.names);
-        let (adapters, adapter_files) = adapters::load(&config, &wasm, &claims)?;
+        let records = opened.dump.adapters;
+        let (adapters, adapter_files) =
+            adapters::load(&config, &wasm, &claims, checkpoint.clone(), records).await?;
         Ok(Self {
             adapters,
             adapter_files,
@@ -403,6 +410,7 @@ impl Built {
             values,
             wasm,
             client,
+            offers,
             local,
             recordings,
             tasks,
@@ -495,18 +503,22 @@ impl Built {
             conditions.clone(),
         );
         serve_plugins(paths, drivers, plugins, of_plugins, sockets.device_plugins);
-        let kubelet_sockets = match connected {
-            Some(connected) => connected.start(&cluster::Parts {
-                config: &config,
-                listeners: start.listeners.clone(),
-                is_alone,
-                manager: manager.clone(),
-                registry: registry.clone(),
-                changes: changes.clone(),
-                conditions: conditions.clone(),
-                at_start: at_start.clone(),
-                tasks: intake.clone(),
-            })?,
+        let kubelet_sockets = match connected.zip(self.offers) {
+            Some((connected, offers)) => {
+                let parts = cluster::Parts {
+                    config: &config,
+                    listeners: start.listeners.clone(),
+                    is_alone,
+                    checkpoint: checkpoint.clone(),
+                    manager: manager.clone(),
+                    registry: registry.clone(),
+                    changes: changes.clone(),
+                    conditions: conditions.clone(),
+                    at_start: at_start.clone(),
+                    tasks: intake.clone(),
+                };
+                connected.start(&parts, offers)?
+            }
             None => KubeletSockets::default(),
         };
         let local_claims = self.local.as_ref().map(|local| local.claims.clone());

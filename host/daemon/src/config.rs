@@ -359,13 +359,6 @@ pub struct Paths {
     pub instances: PathBuf,
     /// Where a newer instance requests the handover from the one that serves.
     pub handover: PathBuf,
-    /// Names of drivers, and devices under names of resources, as they were last offered to the kubelet.
-    pub offered_drivers: PathBuf,
-    pub offered_devices: PathBuf,
-    /// The mechanism of each pool with an extended-resource name.
-    pub extended_resources: PathBuf,
-    /// What operators decided about adapters of device plugins.
-    pub adapters: PathBuf,
     pub cdi: PathBuf,
     /// Where runtimes look for specs, by priority; `cdi` is read as well.
     pub cdi_spec_dirs: Vec<PathBuf>,
@@ -400,10 +393,6 @@ impl Paths {
             instance_lock: root.join("var/lib/nodedock/instance.lock"),
             instances: root.join("var/lib/nodedock/instances"),
             handover: root.join("run/nodedock/handover.sock"),
-            offered_drivers: root.join("var/lib/nodedock/bridge-drivers"),
-            offered_devices: root.join("var/lib/nodedock/bridge-devices.json"),
-            adapters: root.join("var/lib/nodedock/adapters.json"),
-            extended_resources: root.join("var/lib/nodedock/extended-resources.json"),
             cdi: root.join("var/run/cdi"),
             cdi_spec_dirs: vec![root.join("etc/cdi"), root.join("var/run/cdi")],
         }

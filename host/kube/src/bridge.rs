@@ -3,7 +3,7 @@
 //!
 //! Is given the manager and the registry; owns the sockets in the kubelet's directories, their registrations, and the claims that stand
 //! for devices that the kubelet's device manager allocated. `dra` serves drivers, `device_plugins` extended resources; both prepare
-//! through `claims`. What is offered is stored for a restart (`state_file`), so that the kubelet finds it before drivers are loaded.
+//! through `claims`. What is offered is stored in the checkpoint, so that after a restart the kubelet finds it before drivers are loaded.
 //! Never calls a driver. A socket is created under a hidden name and renamed into place, because a kubelet dials what it sees. It may
 //! outlive this process and pass from instance to instance (`sockets`).
 
@@ -14,7 +14,6 @@ mod dra;
 mod metrics;
 mod paths;
 mod sockets;
-pub(crate) mod state_file;
 
 #[cfg(test)]
 mod tests;
@@ -29,16 +28,19 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::events::Refusal;
-use crate::extended_resources::{ExtendedResources, LocalPool};
+use crate::extended_resources::ExtendedResources;
 use crate::pools::NodePools;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::listeners::Listeners;
 use nodedock_base::tasks::Tasks;
+use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
-use nodedock_model::{DriverName, ExtendedResource, ObjectName, Problem};
+use nodedock_model::{
+    DriverName, DriverOffer, ExtendedResource, ObjectName, Problem, ResourceOffer,
+};
 
 pub use device_plugins::{PluginRegistration, PluginStatus};
 pub use dra::{DriverBridgeStatus, Registration};
@@ -113,10 +115,9 @@ pub struct BridgeParts {
     pub own_pod: Option<(ObjectName, ObjectName)>,
     /// The directory in which native plugins register with this daemon.
     pub own_registry: PathBuf,
-    /// Stores the names of offered drivers for a restart.
-    pub drivers_file: PathBuf,
-    /// Stores the offered devices for a restart.
-    pub devices_file: PathBuf,
+    /// Stores what is offered, for a restart.
+    pub checkpoint: Checkpoint,
+    pub offered_before: OfferedBefore,
     pub manager: Arc<Manager>,
     pub registry: Registry,
     pub pools: NodePools,
@@ -129,6 +130,13 @@ pub struct BridgeParts {
     pub conditions: Conditions,
     pub times: BridgeTimes,
     pub tasks: Tasks,
+}
+
+/// What the kubelet was offered before the start, by the checkpoint.
+#[derive(Debug, Default)]
+pub struct OfferedBefore {
+    pub drivers: Vec<DriverOffer>,
+    pub resources: Vec<ResourceOffer>,
 }
 
 /// Handle to the bridge.
@@ -180,11 +188,6 @@ impl Bridge {
             .extended_resources
             .set_allocated(bridge.0.allocated_devices());
         Ok(bridge)
-    }
-
-    /// Returns the pools whose devices were offered to a kubelet as a device plugin before the start, by the stored list in a file.
-    pub fn offered_before(devices_file: &Path) -> BTreeMap<LocalPool, ExtendedResource> {
-        state_file::offered_pools(devices_file)
     }
 
     /// Offers drivers and resources until the tasks stop. What was offered before a restart is offered at once.

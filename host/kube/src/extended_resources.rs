@@ -16,7 +16,6 @@ mod switch;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,23 +25,28 @@ use tokio::time::{Instant, sleep_until};
 
 pub use apply::{Applied, apply_class};
 pub use classes::{attribute, class_name, manifest};
-pub use decide::{Decision, Mechanism, MechanismSetting, Version};
+pub use decide::{Decision, MechanismSetting, Version};
 pub use switch::{LocalPool, Mechanisms, PoolStatus};
 
 pub(crate) use classes::ATTRIBUTE;
 
 use self::decide::{Cluster, decide};
 use self::observe::Observer;
-use self::switch::{Acknowledged, Classes, PoolRecord, Record, Switch};
-use crate::bridge::state_file::StateFile;
+use self::switch::{Acknowledged, Classes, Record, Switch};
 use crate::client::{ApiError, ErrorKind, KubeClient};
 use crate::pools::PoolNames;
 use crate::slices::{DriverSnapshot, PoolKey};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
+use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::adapters::Adapters;
-use nodedock_model::{DriverName, ExtendedResource, ObjectName, PoolName, Problem, ProblemCode};
+use nodedock_core::checkpoint::{Change, Checkpoint};
+use nodedock_model::{
+    DriverName, ExtendedResource, MechanismsRecord, ObjectName, PoolName, Problem, ProblemCode,
+};
+
+pub use nodedock_model::Mechanism;
 
 /// Interval of reading the versions of the cluster; the second after a failure, and while nothing was decided the third.
 const CLUSTER_PERIOD: Duration = Duration::from_secs(600);
@@ -221,43 +225,55 @@ pub async fn decided(
 pub struct LoadedSwitch {
     handle: ExtendedResources,
     switch: Switch,
-    file: StateFile<Record>,
+    stored: StoredRecord,
 }
 
-/// Reads what was decided before a restart. `offered_before`: pools that an earlier release offered to the kubelet, which count if there is
-/// no record.
-pub fn load(
-    file: PathBuf,
-    offered_before: impl FnOnce() -> BTreeMap<LocalPool, ExtendedResource>,
-    conditions: Conditions,
-) -> LoadedSwitch {
-    let mut file = StateFile::<Record>::new(file, conditions);
-    let mut record = file.load_at_start();
-    // A file that cannot be read says nothing, not even that there was none.
-    let is_missing = record == Record::default() && file.is_missing();
-    if is_missing {
-        let mechanism = Mechanism::DevicePlugin;
-        let before = offered_before().into_iter();
-        let of = |(key, resource)| {
-            (
-                key,
-                PoolRecord {
-                    resource,
-                    mechanism,
-                    claimed: BTreeSet::new(),
-                },
-            )
-        };
-        record.pools = before.map(of).collect();
-        record.decided = (!record.pools.is_empty()).then_some(mechanism);
+/// The record in the checkpoint.
+struct StoredRecord {
+    checkpoint: Checkpoint,
+    /// `None`: there is none that can be read.
+    record: Option<Record>,
+}
+
+impl StoredRecord {
+    /// Makes a record durable, if it differs. False: the checkpoint takes no writes, which it reports itself.
+    async fn save(&mut self, record: &Record) -> bool {
+        if self.record.as_ref() == Some(record) {
+            return true;
+        }
+        let change = Change::PutMechanisms(Arc::new(record.into()));
+        if let Err(error) = self.checkpoint.commit(vec![change]).await {
+            tracing::debug!(
+                error = chain(&error),
+                "the mechanisms of pools are not stored yet"
+            );
+            return false;
+        }
+        self.record = Some(record.clone());
+        true
     }
+}
+
+/// Takes what was decided before a restart. `is_unreadable`: the checkpoint has a record that cannot be read, which says nothing, not even
+/// that there was none.
+pub async fn load(
+    checkpoint: Checkpoint,
+    stored: Option<MechanismsRecord>,
+    is_unreadable: bool,
+) -> LoadedSwitch {
+    let mut stored = StoredRecord {
+        checkpoint,
+        record: stored.map(Record::from),
+    };
+    let is_missing = stored.record.is_none() && !is_unreadable;
+    let record = stored.record.clone().unwrap_or_default();
     // From now on it is there: a process after this one knows that slices may have been written.
-    let is_new_node = is_missing && file.save_at_start(&record);
+    let is_new_node = is_missing && stored.save(&record).await;
     let switch = Switch::new(record, is_new_node, Instant::now());
     LoadedSwitch {
         handle: ExtendedResources::new(switch.mechanisms()),
         switch,
-        file,
+        stored,
     }
 }
 
@@ -271,7 +287,7 @@ impl LoadedSwitch {
         let Self {
             handle,
             switch,
-            file,
+            stored,
         } = self;
         let observer = Observer {
             client: parts.client.clone(),
@@ -282,7 +298,7 @@ impl LoadedSwitch {
         let task = SwitchTask {
             handle,
             switch,
-            file,
+            stored,
             observer,
             parts,
             cluster_at: now,
@@ -301,7 +317,7 @@ impl LoadedSwitch {
 struct SwitchTask {
     handle: ExtendedResources,
     switch: Switch,
-    file: StateFile<Record>,
+    stored: StoredRecord,
     observer: Observer,
     parts: SwitchParts,
     /// When the versions, what a switch waits for, and the classes are read next.
@@ -489,7 +505,7 @@ impl SwitchTask {
 
     /// Makes a record durable, then current. One that cannot be written is proposed again.
     async fn commit(&mut self, record: Record) {
-        if self.file.save(&record).await {
+        if self.stored.save(&record).await {
             self.switch.committed(record, Instant::now());
         }
     }
@@ -497,7 +513,7 @@ impl SwitchTask {
     /// Saves what changed without a read, such as the decision.
     async fn save(&mut self) {
         let record = self.switch.record().clone();
-        self.file.save(&record).await;
+        self.stored.save(&record).await;
     }
 
     fn publish(&self) {

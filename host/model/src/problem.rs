@@ -45,7 +45,6 @@ impl ProblemKind {
 pub enum ProblemCode {
     AdapterConflict,
     AdapterInvalid,
-    AdapterNotStored,
     AdapterParameters,
     AdapterUnknown,
     AdapterWithoutPlugin,
@@ -66,7 +65,6 @@ pub enum ProblemCode {
     BadRequest,
     BadValue,
     BindFailed,
-    BridgeMemory,
     CallBroke,
     CdiDeviceClaimedTwice,
     CdiDeviceMissing,

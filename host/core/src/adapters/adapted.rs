@@ -8,11 +8,12 @@ use tokio::time::Instant;
 
 use super::AdapterView;
 use super::material::Material;
-use super::record::AdapterRecord;
 use crate::driver::{DeviceDriver, Published};
 use crate::registry::Registry;
 use crate::sysfs::blocking::SYSFS_THREADS_PER_DRIVER;
-use nodedock_model::{Adapter, DeviceName, DriverKind, PluginDevice, device_id, device_name};
+use nodedock_model::{
+    Adapter, AdapterRecord, DeviceName, DriverKind, PluginDevice, device_id, device_name,
+};
 
 /// An adapter and its plugin.
 pub(super) struct Adapted {

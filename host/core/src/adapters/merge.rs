@@ -1,12 +1,12 @@
-//! The adapters of a start: those of the files, with what the record knows of them and of others.
+//! The adapters of a start: those of the files, with what the records know of them and of others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::adapted::Adapted;
-use super::record::{AdapterRecord, Record};
 use super::{AdapterEntries, AdapterEntry, AdapterParts};
 use nodedock_model::{
-    Adapter, DriverKind, DriverName, ExtendedResource, PathPatterns, Problem, ProblemCode,
+    Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, PathPatterns, Problem,
+    ProblemCode,
 };
 
 /// Adapters by their resources: of two for a resource, or of one driver, the first counts, and a driver that the record has for a resource is
@@ -15,7 +15,7 @@ use nodedock_model::{
 pub(super) fn merged(
     parts: &AdapterParts,
     entries: AdapterEntries,
-    mut record: Record,
+    mut records: BTreeMap<ExtendedResource, AdapterRecord>,
     claimed: &BTreeMap<DriverName, Option<DriverKind>>,
 ) -> BTreeMap<ExtendedResource, Adapted> {
     let AdapterEntries {
@@ -33,8 +33,7 @@ pub(super) fn merged(
         .map(|entry| entry.adapter.resource.clone())
         .collect();
     // Resources of drivers that the record has.
-    let recorded: BTreeMap<_, _> = record
-        .adapters
+    let recorded: BTreeMap<_, _> = records
         .iter()
         .filter(|(resource, known)| named.contains(*resource) || stays(known))
         .map(|(resource, known)| (known.driver.clone(), resource.clone()))
@@ -77,7 +76,7 @@ pub(super) fn merged(
             );
             continue;
         }
-        let known = match record.adapters.remove(&resource) {
+        let known = match records.remove(&resource) {
             Some(known) if (&known.driver, &known.pool) == (&driver, &adapter.pool) => known,
             Some(known) if has_claims(&known.driver) => {
                 let message = format!(
@@ -96,7 +95,7 @@ pub(super) fn merged(
                 pool: adapter.pool.clone(),
                 ..known
             },
-            None => AdapterRecord::new(driver.clone(), adapter.pool.clone()),
+            None => AdapterRecord::new(resource.clone(), driver.clone(), adapter.pool.clone()),
         };
         let paths = adapter.paths.as_ref().map(|paths| paths.texts().to_vec());
         let known = AdapterRecord {
@@ -106,7 +105,7 @@ pub(super) fn merged(
         };
         adapted.insert(resource, Adapted::new(adapter, source, known, false));
     }
-    for (resource, known) in record.adapters {
+    for (resource, known) in records {
         let is_unread = is_incomplete || refused.contains(&resource);
         if !is_unread && !stays(&known) {
             continue;

@@ -5,6 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
+use crate::checkpoint;
 use crate::driver::{Call, Driver};
 use crate::manager::tests::scene::FakePlugin;
 use nodedock_base::changes::Changes;
@@ -16,8 +17,13 @@ use nodedock_model::{
 const RESOURCE: &str = "example.com/thing";
 const DRIVER: &str = "thing.example.com";
 
-/// A machine with a checkpoint's directory, and `/dev/thing`.
-struct Home(tempfile::TempDir);
+/// A machine with a checkpoint, and `/dev/thing`.
+struct Home {
+    directory: tempfile::TempDir,
+    checkpoint: Checkpoint,
+    /// Of the last start.
+    adapters: Mutex<Option<Adapters>>,
+}
 
 /// Adapters as a daemon has them.
 struct Run {
@@ -52,18 +58,24 @@ impl Home {
             std::fs::create_dir(home.path().join(directory)).unwrap();
         }
         std::fs::write(home.path().join("dev/thing"), "character 10:200").unwrap();
-        Self(home)
+        let opened = checkpoint::open(&home.path().join("checkpoint.db")).unwrap();
+        Self {
+            directory: home,
+            checkpoint: opened.checkpoint,
+            adapters: Mutex::default(),
+        }
     }
 
     fn path(&self) -> &Path {
-        self.0.path()
+        self.directory.path()
     }
 
-    fn start(&self, entries: Vec<AdapterEntry>, has_kubelet: bool) -> Run {
+    async fn start(&self, entries: Vec<AdapterEntry>, has_kubelet: bool) -> Run {
         self.start_with(entries, has_kubelet, Taken::new(), &[])
+            .await
     }
 
-    fn start_with(
+    async fn start_with(
         &self,
         entries: Vec<AdapterEntry>,
         has_kubelet: bool,
@@ -78,10 +90,10 @@ impl Home {
             entries,
             is_incomplete: false,
         };
-        self.load(entries, has_kubelet, taken, &claimed)
+        self.load(entries, has_kubelet, taken, &claimed).await
     }
 
-    fn load(
+    async fn load(
         &self,
         entries: AdapterEntries,
         has_kubelet: bool,
@@ -91,7 +103,7 @@ impl Home {
         let conditions = Conditions::new(Changes::default());
         let registry = Registry::new(Changes::default(), conditions.clone(), None);
         let parts = AdapterParts {
-            file: self.path().join("adapters.json"),
+            checkpoint: self.checkpoint.clone(),
             registry: registry.clone(),
             conditions: conditions.clone(),
             sysfs: SysfsRoot::open(&self.path().join("sys")).unwrap(),
@@ -104,7 +116,21 @@ impl Home {
             .iter()
             .map(|(name, kind)| (name.parse().unwrap(), Some(*kind)))
             .collect();
-        let adapters = Adapters::load(parts, entries, taken, &claimed);
+        let last = self.adapters.lock().take();
+        let records = match &last {
+            Some(last) => last
+                .0
+                .stored
+                .lock()
+                .await
+                .records()
+                .values()
+                .cloned()
+                .collect(),
+            None => Vec::new(),
+        };
+        let adapters = Adapters::load(parts, entries, records, taken, &claimed).await;
+        *self.adapters.lock() = Some(adapters.clone());
         let tasks = Tasks::new();
         adapters.start(&tasks);
         Run {
@@ -231,7 +257,7 @@ const UNHEALTHY: HealthState = HealthState::Unhealthy;
 #[tokio::test]
 async fn a_plugins_list_is_the_drivers_inventory_with_its_health() {
     let home = Home::new();
-    let run = home.start(vec![entry()], false);
+    let run = home.start(vec![entry()], false).await;
     assert!(
         run.driver().inventory.is_none(),
         "claims can be unprepared before the plugin is there"
@@ -262,7 +288,7 @@ async fn a_plugins_list_is_the_drivers_inventory_with_its_health() {
 #[tokio::test(start_paused = true)]
 async fn a_plugin_without_a_list_is_a_condition_that_says_whether_it_has_registered() {
     let home = Home::new();
-    let run = home.start(vec![entry()], false);
+    let run = home.start(vec![entry()], false).await;
     let message = async |wanted: &str| {
         // The clock is paused.
         tokio::time::sleep(Duration::from_secs(301)).await;
@@ -301,7 +327,7 @@ async fn a_plugin_without_a_list_is_a_condition_that_says_whether_it_has_registe
 #[tokio::test(start_paused = true)]
 async fn a_plugin_that_is_gone_leaves_unhealthy_devices_and_then_none() {
     let home = Home::new();
-    let run = home.start(vec![entry()], false);
+    let run = home.start(vec![entry()], false).await;
     let registration = run.plug(&FakePlugin::new(), &[("a", true)]);
     run.until_published(&[("a", HEALTHY)]).await;
     run.adapters.left(
@@ -322,7 +348,7 @@ async fn a_plugin_that_is_gone_leaves_unhealthy_devices_and_then_none() {
 #[tokio::test]
 async fn a_prepare_is_an_allocate_for_each_request_and_its_answer_the_claims_edits() {
     let home = Home::new();
-    let run = home.start(vec![entry()], false);
+    let run = home.start(vec![entry()], false).await;
     let plugin = FakePlugin::wanting_pre_start();
     run.plug(&plugin, &[("a", true), ("B", true), ("c", true)]);
     run.until_published(&[("a", HEALTHY), ("c", HEALTHY), ("x--42", HEALTHY)])
@@ -405,7 +431,7 @@ async fn what_a_plugin_or_a_claim_does_wrong_is_refused_with_both_names() {
     let home = Home::new();
     let text =
         format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\npaths: [/dev/thing]\n");
-    let run = home.start(vec![entry_with(&text)], false);
+    let run = home.start(vec![entry_with(&text)], false).await;
     let refusal = async |claim: DriverClaim| {
         let problem = run.prepare(claim).await.unwrap_err();
         (problem.code.clone(), problem.message)
@@ -469,7 +495,7 @@ async fn what_a_plugin_or_a_claim_does_wrong_is_refused_with_both_names() {
 #[tokio::test(start_paused = true)]
 async fn a_plugin_that_never_answers_ends_at_the_deadline_and_calls_come_one_at_a_time() {
     let home = Home::new();
-    let run = home.start(vec![entry()], false);
+    let run = home.start(vec![entry()], false).await;
     let plugin = FakePlugin::new();
     run.plug(&plugin, &[("a", true), ("b", true)]);
     plugin.shut(true);
@@ -493,7 +519,9 @@ async fn a_plugin_that_never_answers_ends_at_the_deadline_and_calls_come_one_at_
 #[tokio::test]
 async fn devices_that_pods_have_by_the_plugins_ids_are_offered_when_they_are_free() {
     let home = Home::new();
-    let run = home.start_with(vec![entry()], false, taken(&["a", "gone"]), &[]);
+    let run = home
+        .start_with(vec![entry()], false, taken(&["a", "gone"]), &[])
+        .await;
     run.plug(&FakePlugin::new(), &[("a", true), ("b", true)]);
     run.until_published(&[("b", HEALTHY)]).await;
     assert_eq!(
@@ -512,7 +540,9 @@ async fn hardware_that_pods_have_from_before_is_neither_offered_nor_prepared() {
     let home = Home::new();
     let rules = "devices: [{ match: '(?<uuid>gpu-[0-9])-[0-9]', identity: 'gpu:${uuid}' }]";
     let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
-    let run = home.start_with(vec![entry_with(&text)], false, taken(&["gpu-0-0"]), &[]);
+    let run = home
+        .start_with(vec![entry_with(&text)], false, taken(&["gpu-0-0"]), &[])
+        .await;
     run.plug(
         &FakePlugin::new(),
         &[("gpu-0-0", true), ("gpu-0-1", true), ("gpu-1-0", true)],
@@ -541,7 +571,7 @@ async fn hardware_that_pods_have_from_before_is_neither_offered_nor_prepared() {
 async fn an_adapter_whose_reads_hang_delays_no_other() {
     let home = Home::new();
     let other = entry_with("resource: example.com/aaa\ndriver: aaa.example.com\n");
-    let run = home.start(vec![other, entry()], false);
+    let run = home.start(vec![other, entry()], false).await;
     let hanging: ExtendedResource = "example.com/aaa".parse().unwrap();
     // Its threads wait for the kernel.
     run.adapters
@@ -568,7 +598,7 @@ async fn what_a_kubelets_pods_have_is_taken_over_once_and_over_restarts() {
             .collect::<BTreeSet<_>>()
     };
     {
-        let run = home.start(vec![entry()], true);
+        let run = home.start(vec![entry()], true).await;
         run.plug(&plugin, &[("a", true), ("b", true)]);
         assert_eq!(
             run.adapters.awaited(),
@@ -590,7 +620,7 @@ async fn what_a_kubelets_pods_have_is_taken_over_once_and_over_restarts() {
             .unwrap();
         run.until_published(&[("b", HEALTHY)]).await;
     }
-    let run = home.start(vec![entry()], true);
+    let run = home.start(vec![entry()], true).await;
     run.plug(&plugin, &[("a", true), ("b", true)]);
     run.until_published(&[("b", HEALTHY)]).await;
     // What the kubelet lists later under the name is not of that time.
@@ -607,7 +637,7 @@ async fn what_a_kubelets_pods_have_is_taken_over_once_and_over_restarts() {
 #[tokio::test]
 async fn devices_of_a_plugin_that_registers_again_are_healthy_when_it_has_listed_them() {
     let home = Home::new();
-    let run = home.start(vec![entry()], false);
+    let run = home.start(vec![entry()], false).await;
     let registration = run.plug(&FakePlugin::new(), &[("a", true)]);
     run.until_published(&[("a", HEALTHY)]).await;
     run.adapters.left(
@@ -641,7 +671,7 @@ async fn two_adapters_of_one_resource_or_driver_and_a_taken_name_are_conditions_
         format!("resource: {RESOURCE}\ndriver: other.example.com\n"),
         format!("resource: example.com/other\ndriver: {DRIVER}\n"),
     ] {
-        let run = home.start(vec![entry(), other(&text)], false);
+        let run = home.start(vec![entry(), other(&text)], false).await;
         assert_eq!(
             (run.adapters.list().len(), run.codes()),
             (1, vec!["adapter-conflict".to_owned()])
@@ -652,7 +682,7 @@ async fn two_adapters_of_one_resource_or_driver_and_a_taken_name_are_conditions_
             "{message}"
         );
     }
-    let run = home.start(vec![entry()], false);
+    let run = home.start(vec![entry()], false).await;
     let native = Driver {
         inventory: None,
         ..run.driver()
@@ -746,7 +776,7 @@ proptest! {
             let of = |bits: usize| IDS.iter().enumerate().filter(move |(n, _)| bits >> n & 1 == 1).map(|(_, id)| *id);
             let home = Home::new();
             let mut held: BTreeSet<String> = of(had).map(str::to_owned).collect();
-            let mut run = home.start(vec![entry()], true);
+            let mut run = home.start(vec![entry()], true).await;
             let plugin = FakePlugin::new();
             let mut registration = run.adapters.arrived(&resource(), plugin.clone()).unwrap();
             let mut enabled = true;
@@ -759,7 +789,7 @@ proptest! {
                         run.adapters.listed(&resource(), registration, list(&devices));
                     }
                     Step::Restart => {
-                        run = home.start(vec![entry()], true);
+                        run = home.start(vec![entry()], true).await;
                         registration = run.adapters.arrived(&resource(), plugin.clone()).unwrap();
                     }
                     Step::Switch(to) => {

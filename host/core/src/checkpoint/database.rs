@@ -30,8 +30,10 @@ pub(super) const LOG_BYTES: u64 = 32 + LOG_PAGES_MAX as u64 * (24 + 4096);
 /// Bytes of the header of a log. A log whose header is zero is empty.
 pub(super) const LOG_HEADER: usize = 32;
 
-/// Pages that a commit appends to the log for each change, at most, in the usual case: it decides only when the log is copied.
+/// Pages that a commit appends to the log for each change beside those of its value, at most, in the usual case: it decides only when the
+/// log is copied.
 const PAGES_PER_CHANGE: usize = 2;
+const PAGE_BYTES: usize = 4096;
 
 /// Memory for pages, in KiB: a commit needs the pages on the way to its records, which the kernel caches as well.
 const CACHE_KIB: i64 = 1024;
@@ -296,7 +298,7 @@ impl Database {
         });
         self.is_doubtful = outcome.is_err();
         match outcome {
-            Ok(()) => self.log_pages += 1 + writes.len() * PAGES_PER_CHANGE,
+            Ok(()) => self.log_pages += 1 + writes.iter().map(log_pages_of).sum::<usize>(),
             Err(_) => {
                 for (key, before) in replaced.into_iter().rev() {
                     match before {
@@ -557,6 +559,11 @@ impl Database {
         }
         Ok(())
     }
+}
+
+/// Estimates the pages that a write appends to the log.
+fn log_pages_of(write: &Write) -> usize {
+    PAGES_PER_CHANGE + write.value.as_ref().map_or(0, String::len) / PAGE_BYTES
 }
 
 fn connect(path: &Path, flags: OpenFlags, vfs: Option<&str>) -> Result<Connection, StoreError> {

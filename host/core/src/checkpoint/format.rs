@@ -16,8 +16,8 @@ use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameError, NameRecord, NodeRecord, PodRecord,
-    ReleaseRecord, Uid,
+    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameError,
+    NameRecord, NodeRecord, PodRecord, ReleaseRecord, ResourceOffer, Uid,
 };
 
 /// Version of the tables and of the meaning of their keys.
@@ -34,7 +34,7 @@ pub(super) const META_RECOVERED: &str = "recovered";
 worded! {
     /// A kind of records. A release that does not know a kind leaves its records unchanged.
     #[derive(Serialize)]
-    #[serde(rename_all = "lowercase")]
+    #[serde(rename_all = "kebab-case")]
     Table {
         Claims = "claims",
         Pods = "pods",
@@ -43,6 +43,10 @@ worded! {
         Objects = "objects",
         Names = "names",
         Machine = "machine",
+        Adapters = "adapters",
+        Mechanisms = "mechanisms",
+        DriverOffers = "driver-offers",
+        ResourceOffers = "resource-offers",
     }
 }
 
@@ -128,6 +132,17 @@ pub struct Dump {
     /// The name of this node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRecord>,
+    /// Of device plugins, by resource.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterRecord>,
+    /// `None`: no slices of pools with an extended-resource name were ever written, or the record is unreadable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mechanisms: Option<MechanismsRecord>,
+    /// What the kubelet was offered last.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub driver_offers: Vec<DriverOffer>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub resource_offers: Vec<ResourceOffer>,
     pub skipped: Vec<Skipped>,
     /// Unreadable values whose key was written again.
     pub unreadable: u64,
@@ -142,6 +157,10 @@ impl Dump {
         self.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
         self.names
             .sort_by(|a, b| a.name.as_str().cmp(b.name.as_str()));
+        self.adapters.sort_by(|a, b| a.resource.cmp(&b.resource));
+        self.driver_offers.sort_by(|a, b| a.driver.cmp(&b.driver));
+        self.resource_offers
+            .sort_by(|a, b| a.resource.cmp(&b.resource));
         self.skipped
             .sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
     }
@@ -153,20 +172,20 @@ impl Dump {
 
     /// Returns the names whose records are unreadable.
     pub fn unreadable_names(&self) -> Vec<String> {
-        let names = self
-            .skipped
-            .iter()
-            .filter(|skipped| skipped.table == Table::Names);
-        names.map(|skipped| skipped.key.clone()).collect()
+        self.unreadable_of(Table::Names).collect()
     }
 
     /// Returns the UIDs of claims with unreadable records.
     pub fn unreadable_claims(&self) -> BTreeSet<String> {
-        let claims = self
-            .skipped
+        self.unreadable_of(Table::Claims).collect()
+    }
+
+    /// Returns the keys of a kind's unreadable records.
+    pub fn unreadable_of(&self, table: Table) -> impl Iterator<Item = String> {
+        self.skipped
             .iter()
-            .filter(|skipped| skipped.table == Table::Claims);
-        claims.map(|skipped| skipped.key.clone()).collect()
+            .filter(move |skipped| skipped.table == table)
+            .map(|skipped| skipped.key.clone())
     }
 }
 
@@ -201,56 +220,49 @@ pub(super) fn writer_name() -> &'static str {
 /// Serializes a change, on the caller's thread, so that the commit only copies bytes.
 pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
     match change {
-        Change::PutClaim(record) => put(Table::Claims, &record.id.uid, &*record),
-        Change::PutPod(record) => put(Table::Pods, &record.pod.uid, &record),
-        Change::DeleteClaim(uid) => Ok(Write {
-            table: Table::Claims,
-            key: uid,
-            value: None,
-        }),
-        Change::DeletePod(uid) => Ok(Write {
-            table: Table::Pods,
-            key: uid,
-            value: None,
-        }),
-        Change::PutReleased(record) => put(Table::Released, &record.id.uid, &record),
-        Change::DeleteReleased(uid) => Ok(Write {
-            table: Table::Released,
-            key: uid,
-            value: None,
-        }),
-        Change::PutValues(record) => put(Table::Values, &record.id.uid, &*record),
-        Change::DeleteValues(uid) => Ok(Write {
-            table: Table::Values,
-            key: uid,
-            value: None,
-        }),
-        Change::PutObject(record) => put(Table::Objects, &record.uid, &*record),
-        Change::DeleteObject(uid) => Ok(Write {
-            table: Table::Objects,
-            key: uid,
-            value: None,
-        }),
-        Change::PutName(record) => put(Table::Names, &record.uid, &*record),
-        Change::DeleteName(uid) => Ok(Write {
-            table: Table::Names,
-            key: uid,
-            value: None,
-        }),
-        Change::PutNode(record) => put(Table::Machine, &record.uid, &*record),
+        Change::PutClaim(record) => put(Table::Claims, record.id.uid.clone(), &*record),
+        Change::DeleteClaim(uid) => Ok(delete(Table::Claims, uid)),
+        Change::PutPod(record) => put(Table::Pods, record.pod.uid.clone(), &*record),
+        Change::DeletePod(uid) => Ok(delete(Table::Pods, uid)),
+        Change::PutReleased(record) => put(Table::Released, record.id.uid.clone(), &*record),
+        Change::DeleteReleased(uid) => Ok(delete(Table::Released, uid)),
+        Change::PutValues(record) => put(Table::Values, record.id.uid.clone(), &*record),
+        Change::DeleteValues(uid) => Ok(delete(Table::Values, uid)),
+        Change::PutObject(record) => put(Table::Objects, record.uid.clone(), &*record),
+        Change::DeleteObject(uid) => Ok(delete(Table::Objects, uid)),
+        Change::PutName(record) => put(Table::Names, record.uid.clone(), &*record),
+        Change::DeleteName(uid) => Ok(delete(Table::Names, uid)),
+        Change::PutNode(record) => put(Table::Machine, record.uid.clone(), &*record),
+        Change::PutAdapter(record) => put(Table::Adapters, record.key(), &*record),
+        Change::DeleteAdapter(key) => Ok(delete(Table::Adapters, key)),
+        Change::PutMechanisms(record) => put(Table::Mechanisms, MechanismsRecord::key(), &*record),
+        Change::PutDriverOffer(record) => put(Table::DriverOffers, record.key(), &*record),
+        Change::DeleteDriverOffer(key) => Ok(delete(Table::DriverOffers, key)),
+        Change::PutResourceOffer(record) => put(Table::ResourceOffers, record.key(), &*record),
+        Change::DeleteResourceOffer(key) => Ok(delete(Table::ResourceOffers, key)),
     }
 }
 
-fn put(table: Table, uid: &Uid, record: &impl Serialize) -> Result<Write, CommitError> {
-    let value = value_of(record).map_err(|source| CommitError::Encode {
-        uid: uid.clone(),
-        source: Arc::new(source),
-    })?;
-    Ok(Write {
+fn put(table: Table, key: Uid, record: &impl Serialize) -> Result<Write, CommitError> {
+    match value_of(record) {
+        Ok(value) => Ok(Write {
+            table,
+            key,
+            value: Some(value),
+        }),
+        Err(source) => Err(CommitError::Encode {
+            uid: key,
+            source: Arc::new(source),
+        }),
+    }
+}
+
+fn delete(table: Table, key: Uid) -> Write {
+    Write {
         table,
-        key: uid.clone(),
-        value: Some(value),
-    })
+        key,
+        value: None,
+    }
 }
 
 pub(super) fn value_of(record: &impl Serialize) -> Result<String, serde_json::Error> {
@@ -312,6 +324,10 @@ pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<
         Table::Objects => as_known::<ApiObject>(&stored),
         Table::Names => as_known::<NameRecord>(&stored),
         Table::Machine => as_known::<NodeRecord>(&stored),
+        Table::Adapters => as_known::<AdapterRecord>(&stored),
+        Table::Mechanisms => as_known::<MechanismsRecord>(&stored),
+        Table::DriverOffers => as_known::<DriverOffer>(&stored),
+        Table::ResourceOffers => as_known::<ResourceOffer>(&stored),
     };
     let mut new = json_of(Stored::of_this_release(new), &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
@@ -447,6 +463,10 @@ enum Record {
     Object(ApiObject),
     Name(NameRecord),
     Node(NodeRecord),
+    Adapter(AdapterRecord),
+    Mechanisms(MechanismsRecord),
+    DriverOffer(DriverOffer),
+    ResourceOffer(ResourceOffer),
 }
 
 fn joined(batch: ScopedJoinHandle<'_, Vec<Parsed>>) -> Vec<Parsed> {
@@ -493,15 +513,33 @@ impl Unparsed {
         }
         let uid = uid.map_err(ToString::to_string)?;
         match self.table {
-            Table::Claims => parse_as(Record::Claim, |claim| &claim.id.uid, uid, stored, steps),
-            Table::Pods => parse_as(Record::Pod, |pod| &pod.pod.uid, uid, stored, steps),
+            Table::Claims => parse_as(Record::Claim, |it| it.id.uid.clone(), uid, stored, steps),
+            Table::Pods => parse_as(Record::Pod, |it| it.pod.uid.clone(), uid, stored, steps),
             Table::Released => {
-                parse_as(Record::Released, |claim| &claim.id.uid, uid, stored, steps)
+                parse_as(Record::Released, |it| it.id.uid.clone(), uid, stored, steps)
             }
-            Table::Values => parse_as(Record::Values, |values| &values.id.uid, uid, stored, steps),
-            Table::Objects => parse_as(Record::Object, |object| &object.uid, uid, stored, steps),
-            Table::Names => parse_as(Record::Name, |name| &name.uid, uid, stored, steps),
-            Table::Machine => parse_as(Record::Node, |node| &node.uid, uid, stored, steps),
+            Table::Values => parse_as(Record::Values, |it| it.id.uid.clone(), uid, stored, steps),
+            Table::Objects => parse_as(Record::Object, |it| it.uid.clone(), uid, stored, steps),
+            Table::Names => parse_as(Record::Name, |it| it.uid.clone(), uid, stored, steps),
+            Table::Machine => parse_as(Record::Node, |it| it.uid.clone(), uid, stored, steps),
+            Table::Adapters => parse_as(Record::Adapter, AdapterRecord::key, uid, stored, steps),
+            Table::Mechanisms => parse_as(
+                Record::Mechanisms,
+                |_| MechanismsRecord::key(),
+                uid,
+                stored,
+                steps,
+            ),
+            Table::DriverOffers => {
+                parse_as(Record::DriverOffer, DriverOffer::key, uid, stored, steps)
+            }
+            Table::ResourceOffers => parse_as(
+                Record::ResourceOffer,
+                ResourceOffer::key,
+                uid,
+                stored,
+                steps,
+            ),
         }
     }
 }
@@ -509,14 +547,15 @@ impl Unparsed {
 /// Parses a record. `key_of` returns its key, which must be that of its row.
 fn parse_as<R: DeserializeOwned + Serialize>(
     of_table: impl Fn(R) -> Record,
-    key_of: impl Fn(&R) -> &Uid,
+    key_of: impl Fn(&R) -> Uid,
     key: &Uid,
     stored: Stored<'_>,
     steps: &[(u8, RecordStep)],
 ) -> Result<(Record, Keep), String> {
     let record: R = decode(stored, steps)?;
-    if key_of(&record) != key {
-        return Err(format!("the record has the key {}", key_of(&record)));
+    let found = key_of(&record);
+    if found != *key {
+        return Err(format!("the record has the key {found}"));
     }
     let keep = if says_more(stored, &record, steps) {
         Keep::Fields
@@ -560,6 +599,10 @@ impl Loading {
                 Ok(Record::Object(object)) => dump.objects.push(object),
                 Ok(Record::Name(name)) => dump.names.push(name),
                 Ok(Record::Node(node)) => dump.node = Some(node),
+                Ok(Record::Adapter(adapter)) => dump.adapters.push(adapter),
+                Ok(Record::Mechanisms(mechanisms)) => dump.mechanisms = Some(mechanisms),
+                Ok(Record::DriverOffer(offer)) => dump.driver_offers.push(offer),
+                Ok(Record::ResourceOffer(offer)) => dump.resource_offers.push(offer),
                 Err(reason) => dump.skipped.push(Skipped {
                     table,
                     key,

@@ -210,6 +210,85 @@ async fn records_come_back_as_they_were_put() {
 }
 
 #[tokio::test]
+async fn an_owner_of_records_writes_only_what_differs() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    let offer = |name: &str, registered| {
+        let driver = DriverName::new(name).unwrap();
+        let offer = DriverOffer {
+            driver: driver.clone(),
+            starts: Default::default(),
+            registered,
+        };
+        (driver, offer)
+    };
+    let mut stored = StoredRecords::new(checkpoint.clone(), BTreeMap::new());
+    for now in [
+        BTreeMap::from([offer("a", false), offer("b", false)]),
+        BTreeMap::from([offer("a", false), offer("b", true)]),
+        BTreeMap::from([offer("a", false), offer("b", true)]),
+        BTreeMap::from([offer("b", true)]),
+    ] {
+        stored.save(&now).await.unwrap();
+        let read: Vec<_> = read(&home.path()).unwrap().driver_offers;
+        assert_eq!(read, now.values().cloned().collect::<Vec<_>>());
+    }
+    let metrics = checkpoint.metrics();
+    assert_eq!((metrics.changes.sum(), metrics.durable.get()), (4.0, 3));
+    checkpoint.close().await;
+    assert!(stored.save(&BTreeMap::new()).await.is_err());
+    assert_eq!(stored.records().len(), 1, "what is durable is known");
+}
+
+/// The caller of an RPC went away during the commit, which was durable all the same.
+#[tokio::test]
+async fn a_save_without_its_caller_is_repeated() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    let name = DriverName::new("a").unwrap();
+    let offer = |registered| {
+        let offer = DriverOffer {
+            driver: name.clone(),
+            starts: Default::default(),
+            registered,
+        };
+        BTreeMap::from([(name.clone(), offer)])
+    };
+    let mut stored = StoredRecords::new(checkpoint.clone(), BTreeMap::new());
+    stored.save(&offer(false)).await.unwrap();
+    for (dropped, then) in [(offer(true), offer(false)), (offer(true), BTreeMap::new())] {
+        let first = leader(&checkpoint, vec![put(1)]);
+        {
+            let mut save = Box::pin(stored.save(&dropped));
+            assert!(futures::poll!(&mut save).is_pending());
+        }
+        first.lead().unwrap().unwrap();
+        assert!(checkpoint.answers().await && !stored.has(&offer(false)));
+        assert!(read(&home.path()).unwrap().driver_offers[0].registered);
+        stored.save(&then).await.unwrap();
+        let read = read(&home.path()).unwrap().driver_offers;
+        assert_eq!(read, then.into_values().collect::<Vec<_>>());
+    }
+}
+
+/// Records of a megabyte each.
+#[tokio::test]
+async fn the_log_is_copied_after_large_records() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    for round in 0..40 {
+        let mut large = claim(1, "test");
+        let text = round.to_string().repeat(1 << 19);
+        large.unknown.insert("large".to_owned(), text.into());
+        let change = Change::PutClaim(Arc::new(large));
+        checkpoint.commit(vec![change]).await.unwrap();
+        assert!(checkpoint.answers().await);
+    }
+    let log = std::fs::metadata(file::log_of(&home.path())).unwrap().len();
+    assert!(log < 8_000_000, "{log} bytes");
+}
+
+#[tokio::test]
 async fn the_file_is_for_its_owner_only_and_nothing_else_is_left_in_the_directory() {
     use std::os::unix::fs::PermissionsExt;
     let home = Home::new();

@@ -13,9 +13,10 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
 use nodedock_core::adapters::{AdapterParts, Adapters};
+use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::devices::taken_of_plugins;
-use nodedock_model::{Adapter, DriverKind, DriverName, Problem, ProblemCode, limit};
+use nodedock_model::{Adapter, AdapterRecord, DriverKind, DriverName, Problem, ProblemCode, limit};
 use nodedock_wasm::registry::wasm_files::WasmFiles;
 
 /// The files of adapters.
@@ -27,10 +28,12 @@ pub(super) struct AdapterFiles {
 }
 
 /// Loads device plugins that are drivers, by the config and the files beside the plugins' sockets.
-pub(super) fn load(
+pub(super) async fn load(
     config: &Config,
     wasm: &WasmFiles,
     claims: &SharedClaimTable,
+    checkpoint: Checkpoint,
+    records: Vec<AdapterRecord>,
 ) -> Result<(Adapters, AdapterFiles)> {
     let (paths, hardware, conditions) = (&config.paths, &config.hardware, wasm.conditions.clone());
     let directories = [paths.device_plugins.clone(), paths.plugins_registry.clone()];
@@ -57,7 +60,7 @@ pub(super) fn load(
         }
     }
     let parts = AdapterParts {
-        file: paths.adapters.clone(),
+        checkpoint,
         registry: wasm.registry.clone(),
         conditions: conditions.clone(),
         sysfs: hardware
@@ -72,7 +75,7 @@ pub(super) fn load(
         grace: limit::RESOURCE_GRACE,
         has_kubelet: config.kubernetes.is_some(),
     };
-    let adapters = Adapters::load(parts, entries, taken, &claimed);
+    let adapters = Adapters::load(parts, entries, records, taken, &claimed).await;
     Ok((
         adapters,
         AdapterFiles {

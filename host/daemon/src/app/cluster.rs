@@ -19,15 +19,16 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::listeners::Listeners;
 use nodedock_base::request;
 use nodedock_base::tasks::Tasks;
+use nodedock_core::checkpoint::{Checkpoint, Dump, Table};
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
 use nodedock_kube::binding::{Binding, BindingParts, EarlyClaims};
-use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OnRefused};
+use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OfferedBefore, OnRefused};
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::events::{self, Events};
-use nodedock_kube::extended_resources::{self, ExtendedResources, SwitchParts};
+use nodedock_kube::extended_resources::{self, ExtendedResources, LoadedSwitch, SwitchParts};
 use nodedock_kube::facts::Facts;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
@@ -58,6 +59,7 @@ pub(super) struct Parts<'a> {
     pub(super) config: &'a Config,
     pub(super) listeners: Listeners,
     pub(super) is_alone: bool,
+    pub(super) checkpoint: Checkpoint,
     pub(super) manager: Arc<Manager>,
     pub(super) registry: Registry,
     pub(super) changes: Changes,
@@ -65,6 +67,27 @@ pub(super) struct Parts<'a> {
     pub(super) at_start: Arc<AtStart>,
     /// Of what is written to the cluster.
     pub(super) tasks: Tasks,
+}
+
+/// What the checkpoint has of the offers to a cluster before the start.
+pub(super) struct StoredOffers {
+    before: OfferedBefore,
+    switch: LoadedSwitch,
+}
+
+impl StoredOffers {
+    /// Takes the records from the dump.
+    pub(super) async fn take(checkpoint: &Checkpoint, dump: &mut Dump) -> Self {
+        let is_unreadable = dump.unreadable_of(Table::Mechanisms).next().is_some();
+        let mechanisms = dump.mechanisms.take();
+        Self {
+            before: OfferedBefore {
+                drivers: std::mem::take(&mut dump.driver_offers),
+                resources: std::mem::take(&mut dump.resource_offers),
+            },
+            switch: extended_resources::load(checkpoint.clone(), mechanisms, is_unreadable).await,
+        }
+    }
 }
 
 /// The sockets by which a kubelet knows the drivers: those of an instance that hands over become the next one's.
@@ -139,7 +162,7 @@ impl Connected {
     }
 
     /// Starts the node's services. What can never work is refused.
-    pub(super) fn start(self, parts: &Parts<'_>) -> Result<KubeletSockets> {
+    pub(super) fn start(self, parts: &Parts<'_>, offers: StoredOffers) -> Result<KubeletSockets> {
         let tasks = Tasks::new();
         let (node, conditions) = (self.config.node_name.clone(), parts.conditions.clone());
         let facts = Facts::start(&parts.tasks, &self.client, node.clone(), conditions.clone());
@@ -162,14 +185,8 @@ impl Connected {
             conditions.clone(),
             limit::STATUSES_MAX,
         );
-        let paths = &parts.config.paths;
-        let offered_before = || Bridge::offered_before(&paths.offered_devices);
-        let switch = extended_resources::load(
-            paths.extended_resources.clone(),
-            offered_before,
-            parts.conditions.clone(),
-        );
-        let bridge = self.bridge(parts, events.clone(), switch.handle(), &tasks)?;
+        let StoredOffers { before, switch } = offers;
+        let bridge = self.bridge(parts, before, events.clone(), switch.handle(), &tasks)?;
         let prepared = Arc::new(PreparedClaims {
             claims: parts.manager.clone(),
             bridge: bridge.clone(),
@@ -306,6 +323,7 @@ impl Connected {
     fn bridge(
         &self,
         parts: &Parts<'_>,
+        offered_before: OfferedBefore,
         events: Events,
         extended_resources: ExtendedResources,
         tasks: &Tasks,
@@ -318,8 +336,8 @@ impl Connected {
             is_alone: parts.is_alone,
             own_pod: self.config.own_pod.clone(),
             own_registry: paths.plugins_registry.clone(),
-            drivers_file: paths.offered_drivers.clone(),
-            devices_file: paths.offered_devices.clone(),
+            checkpoint: parts.checkpoint.clone(),
+            offered_before,
             manager: parts.manager.clone(),
             registry: parts.registry.clone(),
             pools: self.pools.clone(),

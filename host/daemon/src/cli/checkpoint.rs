@@ -11,7 +11,8 @@ use crate::config::Paths;
 use nodedock_base::clock::rfc3339;
 use nodedock_core::checkpoint::{self, Dump, Integrity, Report};
 use nodedock_model::{
-    ClaimRecord, ClaimValues, DriverName, KeptValue, ObjectRef, ReleaseRecord, ResourceDevices,
+    AdapterRecord, ClaimRecord, ClaimValues, DriverName, KeptValue, ObjectRef, PoolMechanism,
+    ReleaseRecord, ResourceDevices,
 };
 
 #[derive(Subcommand)]
@@ -67,6 +68,14 @@ fn dump_text(dump: &Dump, format: Format) -> String {
     if !dump.values.is_empty() {
         parts.extend([String::new(), table(format, &changed_values(dump), "")]);
     }
+    if !dump.adapters.is_empty() {
+        parts.extend([String::new(), table(format, &dump.adapters, "")]);
+    }
+    let mechanisms = dump.mechanisms.iter().flat_map(|record| &record.pools);
+    let pools: Vec<_> = mechanisms.cloned().collect();
+    if !pools.is_empty() {
+        parts.extend([String::new(), table(format, &pools, "")]);
+    }
     parts.join("\n")
 }
 
@@ -92,6 +101,30 @@ impl Row for (ClaimRecord, ResourceDevices) {
         ("RESOURCE", |(_, of)| of.resource.to_string()),
         ("DEVICES", |(_, of)| joined(of.devices.keys())),
         ("CLAIM", |(claim, _)| claim.id.to_string()),
+    ];
+}
+
+impl Row for AdapterRecord {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("ADAPTER", |adapter| adapter.resource.to_string()),
+        ("DRIVER", |adapter| adapter.driver.to_string()),
+        ("POOL", |adapter| adapter.pool.to_string()),
+        ("DECIDED", |adapter| match adapter.enabled {
+            Some(true) => "enabled".to_owned(),
+            Some(false) => "disabled".to_owned(),
+            None => "by its file".to_owned(),
+        }),
+        ("HELD", |adapter| joined(&adapter.held)),
+    ];
+}
+
+impl Row for PoolMechanism {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("POOL", |pool| pool.pool.to_string()),
+        ("DRIVER", |pool| pool.driver.to_string()),
+        ("RESOURCE", |pool| pool.resource.to_string()),
+        ("MECHANISM", |pool| pool.mechanism.to_string()),
+        ("CLAIMED", |pool| joined(&pool.claimed)),
     ];
 }
 

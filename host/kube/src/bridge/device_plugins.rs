@@ -36,28 +36,30 @@ use tokio::time::Instant;
 
 use super::BRIDGE_LOOK_PERIOD;
 use super::Context;
-use super::state_file::StateFile;
 use crate::extended_resources::Mechanisms;
 use nodedock_base::changes::Changes;
 use nodedock_base::device_plugin_sockets::{self, Sockets};
+use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
+use nodedock_core::checkpoint::StoredRecords;
 use nodedock_core::manager::devices::{DeviceView, ResourceSource};
 use nodedock_model::{
-    ChangedKind, DriverName, ExtendedResource, PluginDevice, Problem, ProblemCode, limit,
+    ChangedKind, DriverName, ExtendedResource, OfferSource, PluginDevice, Problem, ProblemCode,
+    ResourceOffer, limit,
 };
 
 pub(super) use allocate::Allocations;
 pub(super) use claim::{Ids, is_plugin_claim};
 pub(super) use in_use::PodDevices;
 pub(super) use nodedock_core::resources::pools::{device_id, split_id};
-pub(super) use offers::{OfferSource, Offers, ResourceOffer};
+pub(super) use offers::Offers;
 pub use registration::PluginRegistration;
 
 use controller::ResourceController;
 use in_use::UnusedClaims;
 use offers::ObservedPools;
 
-/// Interval between two writes of the stored claims of devices, and the retry delay.
+/// Interval between two writes of the offered devices, and the retry delay.
 const BRIDGE_MEMORY_PERIOD: Duration = Duration::from_secs(1);
 const BRIDGE_MEMORY_RETRY: Duration = Duration::from_secs(30);
 
@@ -112,15 +114,16 @@ pub(super) fn start(context: &Arc<Context>) {
         "device-plugins-directory",
         device_plugin_sockets::follow(directory, tasks.clone(), sender),
     );
+    let before = context.parts.offered_before.resources.iter();
+    let remembered: Offers = before
+        .map(|offer| (offer.resource.clone(), offer.clone()))
+        .collect();
     let controller = DevicePluginController {
         context: context.clone(),
         sockets: sockets.clone(),
-        remembered: Offers::new(),
+        remembered: remembered.clone(),
         remembered_until: Instant::now() + limit::RESOURCE_GRACE,
-        file: StateFile::new(
-            context.parts.devices_file.clone(),
-            context.parts.conditions.clone(),
-        ),
+        stored: StoredRecords::new(context.parts.checkpoint.clone(), remembered),
         next_save: Instant::now(),
     };
     // Both may be dropped anywhere: what they would do is done after the next start.
@@ -149,7 +152,7 @@ struct DevicePluginController {
     /// What was offered before a restart, and is not known yet.
     remembered: Offers,
     remembered_until: Instant,
-    file: StateFile<Offers>,
+    stored: StoredRecords<ExtendedResource, ResourceOffer>,
     next_save: Instant,
 }
 
@@ -168,7 +171,6 @@ impl DevicePluginController {
             .manager
             .adapters()
             .map(|adapters| adapters.changes());
-        self.remembered = self.file.load().await;
         loop {
             pools.mark_unchanged();
             if let Some(adapters) = &mut adapters {
@@ -376,20 +378,31 @@ impl DevicePluginController {
 
     /// Saves what is offered, if it differs and the last write is not too recent. Returns when to try again.
     async fn save(&mut self, offers: &Offers) -> Option<Instant> {
-        if self.file.has(offers) {
+        if self.stored.has(offers) {
+            return None;
+        }
+        let offers = offers::storable(offers);
+        if self.stored.has(&offers) {
             return None;
         }
         let now = Instant::now();
         if now < self.next_save {
             return Some(self.next_save);
         }
-        let is_saved = self.file.save(offers).await;
-        self.next_save = now
-            + if is_saved {
-                BRIDGE_MEMORY_PERIOD
-            } else {
-                BRIDGE_MEMORY_RETRY
-            };
-        (!is_saved).then_some(self.next_save)
+        match self.stored.save(&offers).await {
+            Ok(()) => {
+                self.next_save = now + BRIDGE_MEMORY_PERIOD;
+                None
+            }
+            Err(error) => {
+                // The checkpoint reports that it takes no writes. Until then a restart offers what is stored.
+                tracing::debug!(
+                    error = chain(&error),
+                    "offered resources are not stored yet"
+                );
+                self.next_save = now + BRIDGE_MEMORY_RETRY;
+                Some(self.next_save)
+            }
+        }
     }
 }

@@ -16,7 +16,7 @@ mod registration;
 mod request;
 pub(super) mod service;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,19 +25,18 @@ use nodedock_proto::kubelet::dra::v1beta1::dra_plugin_server::DraPluginServer as
 use nodedock_proto::kubelet::dra_health::v1::dra_resource_health_server::DraResourceHealthServer as HealthV1;
 use nodedock_proto::kubelet::dra_health::v1alpha1::dra_resource_health_server::DraResourceHealthServer as HealthV1alpha1;
 use nodedock_proto::kubelet::registration::registration_server::RegistrationServer;
-use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tonic::service::Routes;
 
 use super::sockets::{ServedSocket, SocketError, make_directory};
-use super::state_file::StateFile;
-use super::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX, Context, SocketPaths};
+use super::{BRIDGE_DRIVERS_MAX, BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX, Context, SocketPaths};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::device_plugin_sockets::socket_id;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
+use nodedock_core::checkpoint::StoredRecords;
 use nodedock_model::limit::{DRAIN, REGISTER_BYTES_MAX};
-use nodedock_model::{DriverName, Problem, ProblemCode};
+use nodedock_model::{DriverName, DriverOffer, Problem, ProblemCode};
 
 pub use registration::{DriverBridgeStatus, Registration};
 
@@ -54,33 +53,26 @@ const DRAIN_OF_SOCKETS: Duration = DRAIN.saturating_sub(Duration::from_secs(1));
 /// Time after the start after which sockets of earlier starts are removed, though no kubelet has registered the new ones.
 const STALE_WAIT: Duration = Duration::from_secs(30);
 
-/// What a driver was offered by.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct OfferedBefore {
-    /// The process starts whose sockets may be there.
-    pub(super) starts: BTreeSet<String>,
-    /// The kubelet has registered it by the sockets of the last one.
-    pub(super) registered: bool,
-}
-
-pub(super) type OfferedDrivers = BTreeMap<DriverName, OfferedBefore>;
-
 /// Keeps the sockets of the offered drivers as they should be.
 struct DriverController {
     context: Arc<Context>,
     offered: OfferedNames,
     sockets: BTreeMap<DriverName, DriverSockets>,
     /// Before this start, as far as it still matters.
-    before: OfferedDrivers,
-    file: StateFile<OfferedDrivers>,
+    before: BTreeMap<DriverName, DriverOffer>,
+    stored: StoredRecords<DriverName, DriverOffer>,
 }
 
 /// Offers drivers until the tasks stop.
 pub(super) async fn offer(context: Arc<Context>) {
     let parts = &context.parts;
-    let mut file =
-        StateFile::<OfferedDrivers>::new(parts.drivers_file.clone(), parts.conditions.clone());
-    let before = file.load().await;
+    let before: BTreeMap<_, _> = parts
+        .offered_before
+        .drivers
+        .iter()
+        .map(|offer| (offer.driver.clone(), offer.clone()))
+        .collect();
+    let stored = StoredRecords::new(parts.checkpoint.clone(), before.clone());
     let remembered = before.keys().cloned().chain(context.prepared_drivers());
     let offered = OfferedNames::new(parts.times, remembered, Instant::now());
     DriverController {
@@ -88,7 +80,7 @@ pub(super) async fn offer(context: Arc<Context>) {
         offered,
         sockets: BTreeMap::new(),
         before,
-        file,
+        stored,
     }
     .run()
     .await;
@@ -168,7 +160,7 @@ impl DriverController {
             .map(|sockets| sockets.driver.clone())
             .collect();
         self.remove_stale();
-        let now = offered.into_iter().map(|driver| {
+        let now = offered.into_iter().take(BRIDGE_DRIVERS_MAX).map(|driver| {
             let sockets = self.sockets.get(&driver);
             let registered = sockets.is_some_and(DriverSockets::is_registered);
             let mut starts = self
@@ -177,10 +169,18 @@ impl DriverController {
                 .map(|before| before.starts.clone())
                 .unwrap_or_default();
             starts.insert(self.context.directories.start().to_owned());
-            (driver, OfferedBefore { starts, registered })
+            let offer = DriverOffer {
+                driver: driver.clone(),
+                starts,
+                registered,
+            };
+            (driver, offer)
         });
         let now = now.collect();
-        self.file.save(&now).await;
+        if let Err(error) = self.stored.save(&now).await {
+            // The checkpoint reports that it takes no writes; the next round saves again.
+            tracing::debug!(error = chain(&error), "offered drivers are not stored yet");
+        }
         self.context.looks.send_modify(|count| *count += 1);
     }
 

@@ -24,7 +24,7 @@ use crate::extended_resources::Mechanism;
 use crate::pools::PoolNames;
 use nodedock_base::socket::connect;
 use nodedock_core::cdi::{CdiDir, FileAccess};
-use nodedock_core::checkpoint;
+use nodedock_core::checkpoint::{self, Change};
 use nodedock_core::device_metadata::MetadataSettings;
 use nodedock_core::driver::{
     Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published,
@@ -105,6 +105,7 @@ fn published<'a>(
 /// A kubelet's root, and the managers of a daemon.
 struct Node {
     dir: tempfile::TempDir,
+    checkpoint: Checkpoint,
     manager: Arc<Manager>,
     registry: Registry,
     source: Arc<FakeSource>,
@@ -151,7 +152,7 @@ impl Node {
             values: Arc::new(RecordedValues::new(
                 opened.dump.values,
                 "boot-1",
-                opened.checkpoint,
+                opened.checkpoint.clone(),
                 sys,
             )),
             cdi: CdiDir::open(&dir.path().join("cdi"), &[], "test").unwrap(),
@@ -187,6 +188,7 @@ impl Node {
         let (driver, published, refusals) = Default::default();
         Self {
             dir,
+            checkpoint: opened.checkpoint,
             manager,
             registry,
             source,
@@ -217,17 +219,15 @@ impl Node {
     }
 
     fn parts(&self) -> BridgeParts {
-        let (refusals, file) = (self.refusals.clone(), |name: &str| {
-            self.dir.path().join(name)
-        });
+        let refusals = self.refusals.clone();
         BridgeParts {
             root: self.root(),
             listeners: Listeners::of_start(START),
             is_alone: true,
             own_pod: None,
-            own_registry: file("ours"),
-            drivers_file: file("drivers"),
-            devices_file: file("devices.json"),
+            own_registry: self.dir.path().join("ours"),
+            checkpoint: self.checkpoint.clone(),
+            offered_before: self.offered(),
             manager: self.manager.clone(),
             registry: self.registry.clone(),
             pools: NodePools {
@@ -269,12 +269,25 @@ impl Node {
         }
     }
 
+    /// What the checkpoint has of earlier offers.
+    fn offered(&self) -> OfferedBefore {
+        let dump = checkpoint::read(&self.dir.path().join("checkpoint.db")).unwrap();
+        assert!(dump.skipped.is_empty(), "{:?}", dump.skipped);
+        OfferedBefore {
+            drivers: dump.driver_offers,
+            resources: dump.resource_offers,
+        }
+    }
+
     /// The GPU driver was offered by another process start, and registered.
-    fn offered_before(&self, start: &str) {
-        let file = format!(
-            r#"{{"version":1,"drivers":{{"{GPU}":{{"starts":["{start}"],"registered":true}}}}}}"#
-        );
-        std::fs::write(self.dir.path().join("drivers"), file).unwrap();
+    async fn offered_by(&self, start: &str) {
+        let offer = DriverOffer {
+            driver: name(GPU),
+            starts: [start.to_owned()].into(),
+            registered: true,
+        };
+        let change = Change::PutDriverOffer(Arc::new(offer));
+        self.checkpoint.commit(vec![change]).await.unwrap();
     }
 
     fn start(&self) -> Running {

@@ -6,38 +6,15 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+
+use nodedock_model::Mechanism;
 
 /// The first version of Kubernetes in which extended resources through DRA are generally available (KEP-5004).
 const DRA_SINCE: Version = Version {
     major: 1,
     minor: 37,
 };
-
-/// What has the free devices of a pool with an extended-resource name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mechanism {
-    /// The kubelet's device manager, to which the daemon is a device plugin.
-    DevicePlugin,
-    /// The scheduler, by ResourceSlices and a DeviceClass.
-    Dra,
-}
-
-impl Mechanism {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::DevicePlugin => "device-plugin",
-            Self::Dra => "dra",
-        }
-    }
-}
-
-impl fmt::Display for Mechanism {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// The operator's setting.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]

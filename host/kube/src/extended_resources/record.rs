@@ -1,105 +1,71 @@
-//! The file of the record, as JSON beside the checkpoint. Without it nothing is known, and both mechanisms are read before either offers.
+//! The record of the checkpoint, as the switch has it. Without it nothing is known, and both mechanisms are read before either offers.
 
-use std::collections::BTreeMap;
-use std::io;
+use super::switch::{LocalPool, PoolRecord, Record};
+use nodedock_model::{MechanismsRecord, PoolMechanism};
 
-use serde::{Deserialize, Serialize};
-
-use super::decide::Mechanism;
-use super::switch::{LocalPool, POOLS_MAX, PoolRecord, Record};
-use crate::bridge::state_file::{Stored, check_version};
-
-const VERSION: u32 = 1;
-
-/// Bytes of a pool without claimed devices, at most: three names and some JSON.
-const POOL_BYTES_MAX: usize = 1024;
-/// Bytes of all claimed devices: sixteen thousand.
-const CLAIMED_BYTES_MAX: usize = 1 << 20;
-
-#[derive(Serialize, Deserialize)]
-struct RecordFile {
-    version: u32,
-    #[serde(default)]
-    decided: Option<Mechanism>,
-    #[serde(default)]
-    pools: Vec<PoolEntry>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct PoolEntry {
-    #[serde(flatten)]
-    key: LocalPool,
-    #[serde(flatten)]
-    record: PoolRecord,
-}
-
-impl Stored for Record {
-    const BYTES_MAX: usize = POOLS_MAX * POOL_BYTES_MAX + CLAIMED_BYTES_MAX;
-    const CONSEQUENCE: &'static str =
-        "pools with an extended-resource name are not offered by another mechanism than before";
-
-    fn decode(bytes: &[u8]) -> io::Result<Self> {
-        let file: RecordFile = serde_json::from_slice(bytes)?;
-        check_version(file.version)?;
-        let pools = file
-            .pools
-            .into_iter()
-            .take(POOLS_MAX)
-            .map(|entry| (entry.key, entry.record));
-        Ok(Self {
-            decided: file.decided,
-            pools: pools.collect::<BTreeMap<_, _>>(),
-        })
-    }
-
-    fn encode(&self) -> io::Result<Vec<u8>> {
-        let pools = self.pools.iter();
-        let pools = pools.map(|(key, record)| PoolEntry {
-            key: key.clone(),
-            record: record.clone(),
+impl From<MechanismsRecord> for Record {
+    fn from(stored: MechanismsRecord) -> Self {
+        let pools = stored.pools.into_iter().map(|stored| {
+            let PoolMechanism {
+                driver,
+                pool,
+                resource,
+                mechanism,
+                claimed,
+            } = stored;
+            let record = PoolRecord {
+                resource,
+                mechanism,
+                claimed,
+            };
+            (LocalPool { driver, pool }, record)
         });
-        Ok(serde_json::to_vec(&RecordFile {
-            version: VERSION,
-            decided: self.decided,
+        Self {
+            decided: stored.decided,
             pools: pools.collect(),
-        })?)
+        }
+    }
+}
+
+impl From<&Record> for MechanismsRecord {
+    fn from(record: &Record) -> Self {
+        let pools = record.pools.iter().map(|(key, record)| PoolMechanism {
+            driver: key.driver.clone(),
+            pool: key.pool.clone(),
+            resource: record.resource.clone(),
+            mechanism: record.mechanism,
+            claimed: record.claimed.clone(),
+        });
+        Self {
+            decided: record.decided,
+            pools: pools.collect(),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nodedock_model::Mechanism;
 
     #[test]
-    fn a_record_is_read_as_it_was_written_and_another_version_is_refused() {
-        let key = |pool: &str| LocalPool {
+    fn a_record_is_the_same_after_it_was_stored() {
+        let pool = |pool: &str, mechanism, claimed: &[&str]| PoolMechanism {
             driver: "gpu.example.com".parse().unwrap(),
             pool: pool.parse().unwrap(),
-        };
-        let record = |mechanism, claimed: &[&str]| PoolRecord {
             resource: "example.com/gpu".parse().unwrap(),
             mechanism,
             claimed: claimed.iter().map(|name| name.parse().unwrap()).collect(),
         };
-        let pools = [
-            (key("a"), record(Mechanism::Dra, &[])),
-            (key("b/c"), record(Mechanism::DevicePlugin, &["0", "1"])),
-        ];
-        let written = Record {
+        let stored = MechanismsRecord {
             decided: Some(Mechanism::Dra),
-            pools: pools.into(),
+            pools: vec![
+                pool("a", Mechanism::Dra, &[]),
+                pool("b/c", Mechanism::DevicePlugin, &["0", "1"]),
+            ],
         };
-        let bytes = written.encode().unwrap();
-        assert_eq!(Record::decode(&bytes).unwrap(), written);
-        let text = String::from_utf8(bytes).unwrap();
-        for (bad, why) in [
-            (text.replace("\"version\":1", "\"version\":2"), "version 2"),
-            (text.replace("\"dra\"", "\"both\""), "both"),
-            (text.replace("example.com/gpu", "gpu"), "gpu"),
-            (String::new(), "EOF"),
-        ] {
-            let error = Record::decode(bad.as_bytes()).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
-        }
+        let record = Record::from(stored.clone());
+        assert_eq!(record.pools.len(), 2);
+        assert_eq!(MechanismsRecord::from(&record), stored);
     }
 }

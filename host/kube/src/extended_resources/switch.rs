@@ -11,11 +11,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::decide::{Decision, Mechanism};
-use nodedock_model::{DeviceName, DriverName, ExtendedResource, PoolName};
+use super::decide::Decision;
+use nodedock_model::{DeviceName, DriverName, ExtendedResource, Mechanism, PoolName};
 
 /// Delay from the withdrawal of devices at the kubelet to a read of the Node object that counts: a kubelet updates the object every 10 s
 /// after a change.
@@ -32,7 +31,7 @@ pub(super) const WITHHELD_LONG: Duration = Duration::from_secs(300);
 pub(super) const POOLS_MAX: usize = 4096;
 
 /// A pool by its driver's own name for it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LocalPool {
     pub driver: DriverName,
     pub pool: PoolName,
@@ -47,12 +46,11 @@ pub(super) struct Record {
 }
 
 /// The only mechanism that may have free devices of a pool.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PoolRecord {
     pub(super) resource: ExtendedResource,
     pub(super) mechanism: Mechanism,
     /// Devices that claims of the API server had when the pool became one of the device plugin: not free yet.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) claimed: BTreeSet<DeviceName>,
 }
 
@@ -188,7 +186,7 @@ struct Withheld {
 pub(super) struct Switch {
     record: Record,
     /// No process before this one wrote slices of the node.
-    is_new_node: bool,
+    pub(super) is_new_node: bool,
     decision: Option<Decision>,
     classes: Classes,
     /// Pools that the kubelet's device manager is to offer, whatever is decided.

@@ -11,6 +11,7 @@ use super::*;
 use crate::client::tests::over;
 use crate::facts::Facts;
 use crate::slices::{FailedDevices, SliceParts, SliceReport, SliceSettings, watch_slices};
+use nodedock_core::checkpoint;
 use nodedock_core::driver::Published;
 use nodedock_model::{Device, Inventory, Pool};
 
@@ -78,17 +79,18 @@ fn claim(devices: &[&str]) -> Allocated {
 /// A daemon on the node, whose driver has a pool of devices `a`, `b` and `c`.
 struct Daemon {
     handle: ExtendedResources,
+    checkpoint: Checkpoint,
     conditions: Conditions,
     tasks: Tasks,
 }
 
 impl Daemon {
-    fn start(server: &Arc<ApiServer>, dir: &Path, setting: MechanismSetting) -> Self {
-        Self::start_after(server, dir, setting, &[])
+    async fn start(server: &Arc<ApiServer>, dir: &Path, setting: MechanismSetting) -> Self {
+        Self::start_after(server, dir, setting, &[]).await
     }
 
     /// `allocated`: devices in durable claims of the device plugin.
-    fn start_after(
+    async fn start_after(
         server: &Arc<ApiServer>,
         dir: &Path,
         setting: MechanismSetting,
@@ -117,7 +119,9 @@ impl Daemon {
         };
         let (client, conditions, tasks) = (over(server), Conditions::default(), Tasks::new());
         let drivers = watch::channel(snapshot).1;
-        let loaded = load(dir.join("record.json"), BTreeMap::new, conditions.clone());
+        let opened = checkpoint::open(&dir.join("checkpoint.db")).unwrap();
+        let (checkpoint, record) = (opened.checkpoint, opened.dump.mechanisms);
+        let loaded = load(checkpoint.clone(), record, false).await;
         let handle = loaded.handle();
         handle.set_allocated(ids(allocated));
         let parts = SliceParts {
@@ -152,6 +156,7 @@ impl Daemon {
         });
         Self {
             handle,
+            checkpoint,
             conditions,
             tasks,
         }
@@ -159,6 +164,7 @@ impl Daemon {
 
     async fn stop(self) {
         assert!(self.tasks.drain(Duration::from_secs(1)).await);
+        self.checkpoint.close().await;
     }
 
     fn mechanism(&self) -> Option<Mechanism> {
@@ -208,7 +214,7 @@ fn published(server: &ApiServer) -> Vec<String> {
 async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there() {
     let (server, dir) = (server(37, 37).await, tempfile::tempdir().unwrap());
     let forbidden = server.fail(Fault::Status(403), When::any().resource("deviceclasses"));
-    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto);
+    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
     pass(60).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
     let refused = daemon.problem(ProblemCode::DeviceClassMissing).unwrap();
@@ -272,7 +278,7 @@ async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there()
 async fn an_upgrade_withdraws_devices_from_the_kubelet_before_they_are_in_slices() {
     let (server, dir) = (server(36, 36).await, tempfile::tempdir().unwrap());
     server.put(manifest(&resource(), &driver()));
-    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto);
+    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
     pass(5).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
     daemon.bridge(&["a"]);
@@ -310,7 +316,7 @@ async fn an_upgrade_withdraws_devices_from_the_kubelet_before_they_are_in_slices
 
     // The API server is gone when the daemon starts again: all stays as it was decided.
     let away = server.fail(Fault::Away, When::any());
-    let daemon = Daemon::start_after(&server, dir.path(), MechanismSetting::Auto, &["a"]);
+    let daemon = Daemon::start_after(&server, dir.path(), MechanismSetting::Auto, &["a"]).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::Dra));
     pass(700).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::Dra));
@@ -331,7 +337,7 @@ async fn an_upgrade_withdraws_devices_from_the_kubelet_before_they_are_in_slices
 async fn the_way_back_waits_for_slices_and_claims() {
     let (server, dir) = (server(37, 37).await, tempfile::tempdir().unwrap());
     server.put(manifest(&resource(), &driver()));
-    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto);
+    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
     pass(5).await;
     daemon.bridge(&[]);
     pass(5).await;
@@ -340,7 +346,7 @@ async fn the_way_back_waits_for_slices_and_claims() {
 
     server.allocate_claim(claim(&["b"]));
     let refused = server.fail(Fault::Away, When::any().verb("delete"));
-    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::DevicePlugin);
+    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::DevicePlugin).await;
     pass(60).await;
     assert_eq!(
         (daemon.mechanism(), published(&server).len()),
@@ -371,7 +377,7 @@ async fn the_way_back_waits_for_slices_and_claims() {
     };
     assert_eq!(claimed(&daemon), ["b"]);
     daemon.stop().await;
-    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::DevicePlugin);
+    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::DevicePlugin).await;
     assert_eq!(claimed(&daemon), ["b"], "after a restart as well");
     server.deallocate_claim("default", "claim");
     pass(601).await;
@@ -390,7 +396,7 @@ async fn the_way_back_waits_for_slices_and_claims() {
 async fn nothing_is_offered_on_a_new_node_before_the_cluster_was_read() {
     let (server, dir) = (server(37, 36).await, tempfile::tempdir().unwrap());
     let away = server.fail(Fault::Away, When::any());
-    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto);
+    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
     pass(60).await;
     let mechanisms = daemon.handle.view().mechanisms;
     assert_eq!((daemon.mechanism(), &mechanisms.decision), (None, &None));
@@ -402,30 +408,27 @@ async fn nothing_is_offered_on_a_new_node_before_the_cluster_was_read() {
     daemon.stop().await;
 }
 
-#[test]
-fn what_an_earlier_release_offered_counts_only_without_a_file() {
+#[tokio::test]
+async fn a_node_is_new_only_without_a_record_and_while_the_checkpoint_takes_writes() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("record.json");
-    let before = || BTreeMap::from([(key(), resource())]);
-    let of = |loaded: &LoadedSwitch| {
-        loaded
-            .handle()
-            .view()
-            .mechanisms
-            .of(&driver(), &key().pool, true)
+    let opened = checkpoint::open(&dir.path().join("checkpoint.db")).unwrap();
+    let checkpoint = opened.checkpoint;
+    let is_new = async |record, is_unreadable| {
+        load(checkpoint.clone(), record, is_unreadable)
+            .await
+            .switch
+            .is_new_node
     };
-    let loaded = load(file.clone(), before, Conditions::default());
-    assert_eq!(of(&loaded), Some(Mechanism::DevicePlugin));
-    for content in [
-        "{",
-        r#"{"version":1,"decided":"dra","pools":[]}"#,
-        r#"{"version":2}"#,
-    ] {
-        std::fs::write(&file, content).unwrap();
-        assert_eq!(
-            of(&load(file.clone(), before, Conditions::default())),
-            None,
-            "{content}"
-        );
-    }
+    assert!(!is_new(None, true).await, "a record is unreadable");
+    let stored = || checkpoint::read(&dir.path().join("checkpoint.db")).unwrap();
+    assert_eq!(stored().mechanisms, None);
+    assert!(is_new(None, false).await);
+    let record = stored().mechanisms;
+    assert_eq!(record, Some(MechanismsRecord::default()));
+    assert!(!is_new(record, false).await);
+    checkpoint.close().await;
+    assert!(
+        !is_new(None, false).await,
+        "the next start would not know that slices were written"
+    );
 }

@@ -8,7 +8,7 @@ async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays
     let home = Home::new();
     let disabled: BTreeSet<_> = [(DRIVER.parse().unwrap(), "things".parse().unwrap())].into();
     {
-        let run = home.start(vec![entry()], true);
+        let run = home.start(vec![entry()], true).await;
         assert!(run.adapters.disabled().is_empty());
         let problem = run
             .adapters
@@ -26,13 +26,13 @@ async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays
         assert_eq!(run.adapters.disabled(), disabled);
     }
     assert_eq!(
-        home.start(vec![entry()], true).adapters.disabled(),
+        home.start(vec![entry()], true).await.adapters.disabled(),
         disabled
     );
-    let run = home.start(vec![entry()], true);
+    let run = home.start(vec![entry()], true).await;
     run.adapters.set_enabled(DRIVER, true).await.unwrap();
     // Without its file it acts as a disabled one, until the device manager has its pool.
-    let run = home.start(Vec::new(), true);
+    let run = home.start(Vec::new(), true).await;
     let view = run.adapters.list().remove(0);
     assert!(view.is_removed && !view.enabled && run.adapters.disabled() == disabled);
     let problem = run.adapters.set_enabled(DRIVER, true).await.unwrap_err();
@@ -43,11 +43,18 @@ async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays
         .unwrap();
     assert!(
         home.start_with(Vec::new(), true, Taken::new(), &[DRIVER])
+            .await
             .adapters
             .adapts(&resource()),
         "it has claims"
     );
-    assert!(!home.start(Vec::new(), true).adapters.adapts(&resource()));
+    assert!(
+        !home
+            .start(Vec::new(), true)
+            .await
+            .adapters
+            .adapts(&resource())
+    );
 }
 
 #[tokio::test]
@@ -55,7 +62,7 @@ async fn an_adapter_that_was_removed_and_is_written_again_takes_over_again() {
     let home = Home::new();
     let ids: BTreeSet<_> = ["a".to_owned()].into();
     {
-        let run = home.start(vec![entry()], true);
+        let run = home.start(vec![entry()], true).await;
         run.adapters
             .set_held(&resource(), &BTreeSet::new())
             .await
@@ -67,8 +74,14 @@ async fn an_adapter_that_was_removed_and_is_written_again_takes_over_again() {
             .unwrap();
     }
     // The kubelet is offered the plugin's own IDs, and a pod gets one of them.
-    assert!(!home.start(Vec::new(), true).adapters.adapts(&resource()));
-    let run = home.start(vec![entry()], true);
+    assert!(
+        !home
+            .start(Vec::new(), true)
+            .await
+            .adapters
+            .adapts(&resource())
+    );
+    let run = home.start(vec![entry()], true).await;
     run.plug(&FakePlugin::new(), &[("a", true), ("b", true)]);
     assert_eq!(run.adapters.awaited().len(), 1);
     run.adapters.set_held(&resource(), &ids).await.unwrap();
@@ -82,15 +95,19 @@ async fn an_adapter_that_was_removed_and_is_written_again_takes_over_again() {
 #[tokio::test]
 async fn an_adapter_beside_another_is_recorded_before_it_has_claims() {
     let home = Home::new();
-    drop(home.start(
-        vec![entry_with(
-            "resource: example.com/first\ndriver: first.example.com\n",
-        )],
-        false,
-    ));
-    drop(home.start(vec![entry()], false));
+    drop(
+        home.start(
+            vec![entry_with(
+                "resource: example.com/first\ndriver: first.example.com\n",
+            )],
+            false,
+        )
+        .await,
+    );
+    drop(home.start(vec![entry()], false).await);
     assert!(
         home.start_with(Vec::new(), false, Taken::new(), &[DRIVER])
+            .await
             .adapters
             .adapts(&resource())
     );
@@ -101,13 +118,13 @@ async fn an_adapter_whose_file_cannot_be_read_stays_as_it_was() {
     let home = Home::new();
     let rules = "devices: [{ match: '(?<n>[a-z])', identity: 'bus:${n}', attributes: { n: { value: '${n}' } } }]";
     let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
-    let before = home.start(vec![entry_with(&text)], true);
+    let before = home.start(vec![entry_with(&text)], true).await;
     let unread = AdapterEntries {
         entries: Vec::new(),
         is_incomplete: true,
     };
-    drop(home.load(unread.clone(), true, Taken::new(), &[]));
-    let run = home.load(unread.clone(), true, Taken::new(), &[]);
+    drop(home.load(unread.clone(), true, Taken::new(), &[]).await);
+    let run = home.load(unread.clone(), true, Taken::new(), &[]).await;
     // Without the identity another driver could give the same hardware to a pod.
     let rules = |run: &Run| {
         run.adapters.state().adapted[&resource()]
@@ -128,6 +145,7 @@ async fn an_adapter_whose_file_cannot_be_read_stays_as_it_was() {
     assert!(
         !home
             .load(unread, true, Taken::new(), &[])
+            .await
             .adapters
             .disabled()
             .is_empty()
@@ -141,7 +159,9 @@ async fn the_name_of_a_driver_of_another_kind_that_has_claims_is_refused() {
         entries: vec![entry()],
         is_incomplete: false,
     };
-    let run = home.load(entries, false, Taken::new(), &[(DRIVER, DriverKind::Wasm)]);
+    let run = home
+        .load(entries, false, Taken::new(), &[(DRIVER, DriverKind::Wasm)])
+        .await;
     assert!(
         !run.adapters.adapts(&resource()) && run.registry.kind(&DRIVER.parse().unwrap()).is_none()
     );
@@ -153,7 +173,7 @@ async fn the_name_of_a_driver_of_another_kind_that_has_claims_is_refused() {
 #[tokio::test]
 async fn a_driver_of_the_record_is_of_no_other_resource_while_it_has_claims_or_a_file() {
     let home = Home::new();
-    drop(home.start(vec![entry()], false));
+    drop(home.start(vec![entry()], false).await);
     let copy = || AdapterEntry {
         source: "/Copy of a.adapter.yaml".to_owned(),
         ..entry_with(&format!(
@@ -172,7 +192,7 @@ async fn a_driver_of_the_record_is_of_no_other_resource_while_it_has_claims_or_a
         (both(), &[DRIVER][..], false),
         (vec![copy()], &[DRIVER][..], true),
     ] {
-        let run = home.start_with(entries, false, Taken::new(), claimed);
+        let run = home.start_with(entries, false, Taken::new(), claimed).await;
         assert_eq!(adapted(&run), [(RESOURCE.to_owned(), is_removed)]);
         let condition = run.conditions.list().remove(0);
         assert_eq!(
@@ -191,13 +211,13 @@ async fn a_driver_of_the_record_is_of_no_other_resource_while_it_has_claims_or_a
         );
     }
     // On a Kubernetes node slices may have it until the device manager does.
-    let run = home.start(vec![copy()], true);
+    let run = home.start(vec![copy()], true).await;
     assert_eq!(adapted(&run), [(RESOURCE.to_owned(), true)]);
     run.adapters
         .set_returned(&[DRIVER.parse().unwrap()].into())
         .await
         .unwrap();
-    let run = home.start(vec![copy()], true);
+    let run = home.start(vec![copy()], true).await;
     assert_eq!(
         (adapted(&run), run.codes().len()),
         (vec![("example.com/other".to_owned(), false)], 0)
@@ -208,8 +228,11 @@ async fn a_driver_of_the_record_is_of_no_other_resource_while_it_has_claims_or_a
 async fn an_adapter_whose_file_is_refused_stays_as_it_was() {
     let home = Home::new();
     let of = |driver: &str| entry_with(&format!("resource: example.com/other\ndriver: {driver}\n"));
-    drop(home.start(vec![entry(), of("other.example.com")], false));
-    let run = home.start(vec![entry(), of(DRIVER)], false);
+    drop(
+        home.start(vec![entry(), of("other.example.com")], false)
+            .await,
+    );
+    let run = home.start(vec![entry(), of(DRIVER)], false).await;
     let views = run.adapters.list();
     let drivers: Vec<_> = views
         .iter()
@@ -222,35 +245,40 @@ async fn an_adapter_whose_file_is_refused_stays_as_it_was() {
 #[tokio::test]
 async fn another_driver_for_a_resource_waits_for_the_claims_of_the_one_before() {
     let home = Home::new();
-    drop(home.start(vec![entry()], false));
+    drop(home.start(vec![entry()], false).await);
     let renamed = || {
         vec![entry_with(&format!(
             "resource: {RESOURCE}\ndriver: new.example.com\n"
         ))]
     };
-    let run = home.start_with(renamed(), false, Taken::new(), &[DRIVER]);
+    let run = home
+        .start_with(renamed(), false, Taken::new(), &[DRIVER])
+        .await;
     assert_eq!(run.adapters.list()[0].driver.as_str(), DRIVER);
     let message = run.conditions.list().remove(0).problem.message;
     assert!(
         message.contains("new.example.com") && message.contains(DRIVER),
         "{message}"
     );
-    let run = home.start(renamed(), false);
+    let run = home.start(renamed(), false).await;
     assert_eq!(run.adapters.list()[0].driver.as_str(), "new.example.com");
     assert!(run.codes().is_empty());
 }
 
 #[tokio::test]
-async fn a_record_that_cannot_be_read_is_a_condition_and_the_files_count() {
+async fn a_decision_is_in_the_checkpoint_and_of_one_that_takes_no_writes_nothing_counts() {
     let home = Home::new();
-    for text in [
-        "{",
-        "{\"version\": 2}",
-        "{\"version\": 1, \"adapters\": {\"cpu\": {}}}",
-    ] {
-        std::fs::write(home.path().join("adapters.json"), text).unwrap();
-        let run = home.start(vec![entry()], true);
-        assert_eq!(run.codes(), ["adapter-not-stored"], "{text}");
-        assert!(run.adapters.list()[0].enabled);
-    }
+    let run = home.start(vec![entry()], true).await;
+    run.adapters.set_enabled(DRIVER, false).await.unwrap();
+    let stored = checkpoint::read(&home.path().join("checkpoint.db")).unwrap();
+    let decided: Vec<_> = stored
+        .adapters
+        .iter()
+        .map(|record| (record.resource.as_str(), record.enabled))
+        .collect();
+    assert_eq!(decided, [(RESOURCE, Some(false))]);
+    home.checkpoint.close().await;
+    let problem = run.adapters.set_enabled(DRIVER, true).await.unwrap_err();
+    assert_eq!(problem.code, "checkpoint-unavailable");
+    assert!(!run.adapters.list()[0].enabled);
 }

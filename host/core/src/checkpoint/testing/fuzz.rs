@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::format::{self, RECORD_VERSION, Stored, Table};
 use super::upgrade::UPGRADES;
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodRecord, ReleaseRecord,
+    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameRecord,
+    NodeRecord, PodRecord, ReleaseRecord, ResourceOffer,
 };
 
 /// Checks that a record round-trips.
@@ -25,7 +26,7 @@ pub fn check_kept<R: Serialize + DeserializeOwned + PartialEq + Debug>(record: &
 
 /// Checks a value of a file: known and unknown fields are preserved when it is written again. Returns whether it could be read.
 ///
-/// The first byte is the first letter of the table; JSON follows, or after a capital letter a whole value with its version.
+/// The first byte is the letter of the table, `a` for the first one; JSON follows, or after a capital letter a whole value with its version.
 pub fn record(data: &[u8]) -> bool {
     let Some((letter, rest)) = data.split_first() else {
         return false;
@@ -47,6 +48,10 @@ pub fn record(data: &[u8]) -> bool {
         Some(Table::Objects) => read::<ApiObject>(Table::Objects, value),
         Some(Table::Names) => read::<NameRecord>(Table::Names, value),
         Some(Table::Machine) => read::<NodeRecord>(Table::Machine, value),
+        Some(Table::Adapters) => read::<AdapterRecord>(Table::Adapters, value),
+        Some(Table::Mechanisms) => read::<MechanismsRecord>(Table::Mechanisms, value),
+        Some(Table::DriverOffers) => read::<DriverOffer>(Table::DriverOffers, value),
+        Some(Table::ResourceOffers) => read::<ResourceOffer>(Table::ResourceOffers, value),
     }
 }
 
@@ -58,7 +63,7 @@ fn named(letter: u8) -> Option<Table> {
 }
 
 fn letter_of(table: Table) -> u8 {
-    table.as_str().as_bytes()[0]
+    b'a' + table as u8
 }
 
 /// The tables, each with the letter that names it.

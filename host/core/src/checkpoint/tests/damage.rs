@@ -1,6 +1,7 @@
 //! Files that are damaged, of another program, or of another release.
 
 use super::*;
+use nodedock_model::{ExtendedResource, OfferSource};
 
 fn prepare_file(home: &Home, bytes: &[u8]) {
     std::fs::create_dir_all(home.path().parent().unwrap()).unwrap();
@@ -355,4 +356,95 @@ async fn a_directory_in_the_files_place_is_an_error_and_stays() {
     std::fs::create_dir_all(home.path().join("precious")).unwrap();
     assert!(matches!(open(&home.path()), Err(OpenError::Io { .. })));
     assert!(home.path().join("precious").exists());
+}
+
+/// Each kind of records about offers: its key, a record, and the change that puts it.
+fn of_offers() -> Vec<(Table, Uid, Change)> {
+    let resource: ExtendedResource = "example.com/gpu".parse().unwrap();
+    let driver: DriverName = "gpu.example.com".parse().unwrap();
+    let adapter = AdapterRecord::new(resource.clone(), driver.clone(), "gpus".parse().unwrap());
+    let driver_offer = DriverOffer {
+        driver: driver.clone(),
+        starts: ["6f1c2d7e".to_owned()].into(),
+        registered: true,
+    };
+    let resource_offer = ResourceOffer {
+        resource,
+        source: OfferSource::Driver(driver),
+        devices: Vec::new(),
+    };
+    let mechanisms = Change::PutMechanisms(Arc::default());
+    vec![
+        (Table::Adapters, adapter.key(), adapter.put()),
+        (Table::Mechanisms, MechanismsRecord::key(), mechanisms),
+        (Table::DriverOffers, driver_offer.key(), driver_offer.put()),
+        (
+            Table::ResourceOffers,
+            resource_offer.key(),
+            resource_offer.put(),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn an_offer_in_a_bad_form_is_named_and_kept() {
+    for (table, key, change) in of_offers() {
+        for (version, record, why) in [
+            (1, "{", "EOF"),
+            (1, "{}", "missing field"),
+            (2, "{}", "the record has version 2"),
+        ] {
+            let home = Home::new();
+            filled(&home).await;
+            write_raw(&home, table, key.as_str(), version, record);
+            let opened = home.open();
+            let [skipped] = &opened.dump.skipped[..] else {
+                panic!("{table}: {:?}", opened.dump.skipped)
+            };
+            assert_eq!((skipped.table, skipped.key.as_str()), (table, key.as_str()));
+            assert!(skipped.reason.contains(why), "{table}: {}", skipped.reason);
+            assert_eq!(opened.dump.unreadable_of(table).count(), 1);
+            assert_eq!(opened.dump.claims.len(), 20);
+            opened
+                .checkpoint
+                .commit(vec![change.clone()])
+                .await
+                .unwrap();
+            opened.checkpoint.close().await;
+            let kept: String = raw(&home)
+                .query_row("SELECT record FROM unreadable", [], |row| row.get(0))
+                .unwrap();
+            assert_eq!(kept, record, "{table}");
+            let dump = read(&home.path()).unwrap();
+            assert!(dump.skipped.is_empty() && dump.unreadable == 1, "{table}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_offer_under_another_key_is_unreadable() {
+    for (table, _, change) in of_offers() {
+        // The one record of its kind says nothing of its key.
+        if table == Table::Mechanisms {
+            continue;
+        }
+        let home = Home::new();
+        filled(&home).await;
+        let opened = home.open();
+        opened.checkpoint.commit(vec![change]).await.unwrap();
+        opened.checkpoint.close().await;
+        let select = "SELECT record FROM records WHERE kind = ?1";
+        let record: String = raw(&home)
+            .query_row(select, [table.as_str()], |row| row.get(0))
+            .unwrap();
+        write_raw(&home, table, "another", 1, &record);
+        let dump = read(&home.path()).unwrap();
+        let [skipped] = &dump.skipped[..] else {
+            panic!("{table}: {:?}", dump.skipped)
+        };
+        assert!(
+            skipped.reason.contains("the record has the key"),
+            "{skipped:?}"
+        );
+    }
 }

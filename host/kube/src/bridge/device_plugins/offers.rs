@@ -2,52 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
 use super::split_id;
 use crate::extended_resources::{DeviceIds, Mechanism, Mechanisms};
-use nodedock_core::driver::DeviceOptions;
-use nodedock_model::{DriverName, ExtendedResource, PluginDevice};
+use nodedock_model::{DriverName, ExtendedResource, OfferSource, PluginDevice, ResourceOffer};
 
-/// What pools of one driver, or a native device plugin, offer under a resource's name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::bridge) struct ResourceOffer {
-    pub(in crate::bridge) resource: ExtendedResource,
-    #[serde(flatten)]
-    pub(in crate::bridge) source: OfferSource,
-    /// By id.
-    pub(in crate::bridge) devices: Vec<PluginDevice>,
-}
-
-/// What has the devices of an offer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(in crate::bridge) enum OfferSource {
-    /// Pools of this driver.
-    Driver(DriverName),
-    /// A native device plugin, with its options.
-    Plugin(DeviceOptions),
-}
-
-impl OfferSource {
-    /// What the kubelet is to call.
-    pub(in crate::bridge) fn options(&self) -> DeviceOptions {
-        match self {
-            Self::Driver(_) => DeviceOptions {
-                pre_start_required: false,
-                preferred_allocation_available: true,
-            },
-            Self::Plugin(options) => *options,
-        }
-    }
-
-    pub(in crate::bridge) fn driver(&self) -> Option<&DriverName> {
-        match self {
-            Self::Driver(driver) => Some(driver),
-            Self::Plugin(_) => None,
-        }
-    }
-}
+/// Devices that are stored for a restart: several megabytes, which one commit writes.
+const STORED_DEVICES_MAX: usize = 100_000;
 
 /// By resource.
 pub(in crate::bridge) type Offers = BTreeMap<ExtendedResource, ResourceOffer>;
@@ -90,6 +50,21 @@ pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offe
             .map(|(resource, offer)| (resource.clone(), offer.clone())),
     );
     offers
+}
+
+/// The offers that are stored for a restart: the first resources whose devices there is room for.
+pub(super) fn storable(offers: &Offers) -> Offers {
+    let mut room = STORED_DEVICES_MAX;
+    let has_room = |(_, offer): &(&ExtendedResource, &ResourceOffer)| {
+        let left = room.checked_sub(offer.devices.len());
+        room = left.unwrap_or(room);
+        left.is_some()
+    };
+    offers
+        .iter()
+        .filter(has_room)
+        .map(|(resource, offer)| (resource.clone(), offer.clone()))
+        .collect()
 }
 
 /// What is offered of it to the kubelet. Of a pool that another mechanism offers, or none, the list has the devices that the kubelet's
@@ -153,6 +128,7 @@ pub(super) fn with_held(
 mod tests {
     use super::*;
     use crate::extended_resources::{LocalPool, PoolStatus};
+    use nodedock_model::DeviceOptions;
 
     fn resource(name: &str) -> ExtendedResource {
         ExtendedResource::new(format!("example.com/{name}")).unwrap()
@@ -174,6 +150,19 @@ mod tests {
             source,
             devices: ids.iter().map(device).collect(),
         }
+    }
+
+    #[test]
+    fn offers_beyond_the_room_are_not_stored() {
+        let ids: Vec<_> = (0..=STORED_DEVICES_MAX).map(|n| format!("p/{n}")).collect();
+        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
+        let offers = Offers::from([
+            (resource("a"), offer("a", &ids[..STORED_DEVICES_MAX - 1])),
+            (resource("b"), offer("b", &ids)),
+            (resource("c"), offer("c", &ids[..1])),
+        ]);
+        let stored: Vec<_> = storable(&offers).into_keys().collect();
+        assert_eq!(stored, [resource("a"), resource("c")]);
     }
 
     #[test]

@@ -12,13 +12,12 @@ use wire::device_plugin_server::DevicePlugin;
 
 use super::OfferedResource;
 use super::allocate::Allocate;
-use super::offers::{OfferSource, ResourceOffer};
 use crate::bridge::convert;
 use nodedock_base::grpc::{begin, status};
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, DeviceDriver};
 use nodedock_core::manager::devices::Question;
-use nodedock_model::{Problem, ProblemCode, limit};
+use nodedock_model::{OfferSource, Problem, ProblemCode, ResourceOffer, limit};
 
 /// Concurrent lists of one resource: a kubelet has one, or two while it registers again.
 const LISTS_AT_ONCE: usize = 16;

@@ -100,7 +100,7 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
 #[tokio::test]
 async fn a_driver_that_loads_or_reports_no_health_is_waited_for_in_the_same_stream() {
     let node = Node::new();
-    node.offered_before("other");
+    node.offered_by("other").await;
     let running = node.start();
     running.open(GPU).await;
     let mut stream = watch(&node).await;

@@ -1,7 +1,9 @@
 //! Native device plugins, which the kubelet calls through the bridge.
 
 use nodedock_core::driver::{DeviceDriver, DeviceLists, DeviceOptions};
-use nodedock_model::{AllocationMount, AllocationNode, ContainerAllocation, PluginDevice};
+use nodedock_model::{
+    AllocationMount, AllocationNode, ContainerAllocation, OfferSource, PluginDevice,
+};
 use nodedock_proto::kubelet::device_plugin::v1beta1 as api;
 use nodedock_proto::kubelet::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 
@@ -254,17 +256,20 @@ async fn after_a_restart_its_devices_are_listed_at_once_and_an_allocation_waits_
     let (before, plugin) = (Node::new(), FakePlugin::new(ALL));
     let run = before.start();
     before.plug(&plugin, &["a", "b"]);
-    let file = before.dir.path().join("devices.json");
+    let is_of_plugin = |offer: &ResourceOffer| matches!(offer.source, OfferSource::Plugin(_));
     run.until("stored", |_| {
-        std::fs::read_to_string(&file).is_ok_and(|text| text.contains("plugin"))
+        before.offered().resources.iter().any(is_of_plugin)
     })
     .await;
     run.drain().await;
 
     // The managers of another start.
     let node = Node::new();
-    std::fs::copy(&file, node.dir.path().join("devices.json")).unwrap();
-    let (kubelet, run) = (kubelet(&node).await, node.start());
+    let parts = BridgeParts {
+        offered_before: before.offered(),
+        ..node.parts()
+    };
+    let (kubelet, run) = (kubelet(&node).await, Running::start(parts));
     listed(&kubelet, "ab").await;
     let (allocation, ()) = tokio::join!(kubelet.allocate(RESOURCE, 1), async {
         // Two looks later the call is there, and waits.

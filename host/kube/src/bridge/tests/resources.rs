@@ -245,9 +245,12 @@ async fn an_instance_that_takes_over_registers_when_the_one_before_has_ended_its
 #[tokio::test]
 async fn what_was_offered_before_a_restart_is_offered_until_the_driver_publishes() {
     let node = Node::new();
-    let file = node.dir.path().join("devices.json");
-    let stored =
-        |text: &str| std::fs::read_to_string(&file).is_ok_and(|stored| stored.contains(text));
+    let stored = |id: &str| {
+        let offers = node.offered().resources.into_iter();
+        offers
+            .flat_map(|offer| offer.devices)
+            .any(|device| device.id.eq_ignore_ascii_case(id))
+    };
     node.offer("aB");
     let kubelet = kubelet(&node).await;
     let run = node.start();
@@ -270,7 +273,10 @@ async fn what_was_offered_before_a_restart_is_offered_until_the_driver_publishes
     node.publish(Published::default());
     node.without_resources().await;
     let run = node.start();
-    run.until("it is not forgotten", |_| stored("[]")).await;
+    run.until("it is not forgotten", |_| {
+        node.offered().resources.is_empty()
+    })
+    .await;
     assert!(run.bridge.resources().is_empty());
     run.drain().await;
 }

@@ -176,7 +176,7 @@ async fn sockets_that_a_crash_left_go_when_the_kubelet_has_registered_the_new_on
         std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
         drop(StdListener::bind(socket).unwrap());
     }
-    node.offered_before("crashed");
+    node.offered_by("crashed").await;
     let running = node.serving().await;
     running.looked().await;
     assert!(paths.registration.exists() && paths.service.exists());
@@ -191,9 +191,8 @@ async fn sockets_that_a_crash_left_go_when_the_kubelet_has_registered_the_new_on
     assert!(node.registration(GPU).exists() && node.service(GPU).exists());
     running
         .until("forgotten", |_| {
-            !std::fs::read_to_string(node.dir.path().join("drivers"))
-                .unwrap()
-                .contains("crashed")
+            let offers = node.offered().drivers;
+            offers.len() == 1 && !offers[0].starts.contains("crashed")
         })
         .await;
 }
@@ -210,12 +209,9 @@ async fn a_driver_whose_sockets_outlived_the_process_before_stays_registered() {
     });
     running.open(GPU).await;
     Registrar::dial(&node, GPU).await.notify("").await.unwrap();
-    let file = node.dir.path().join("drivers");
     running
         .until("stored", |_| {
-            std::fs::read_to_string(&file)
-                .unwrap()
-                .contains(r#""registered":true"#)
+            node.offered().drivers.iter().any(|offer| offer.registered)
         })
         .await;
     let sockets = inode(&node.registration(GPU));
@@ -240,11 +236,9 @@ async fn a_driver_whose_sockets_outlived_the_process_before_stays_registered() {
 async fn of_two_daemons_under_the_same_names_the_second_waits_for_the_first() {
     let node = Node::new();
     let first = node.serving().await;
-    let drivers_file = node.dir.path().join("second");
-    let conditions = Conditions::default();
     let second = Running::start(BridgeParts {
-        drivers_file,
-        conditions,
+        offered_before: OfferedBefore::default(),
+        conditions: Conditions::default(),
         ..node.parts()
     });
     let message = second.condition_comes("kubelet-socket").await;
@@ -350,16 +344,14 @@ async fn a_root_that_can_never_work_is_refused_at_the_start() {
 }
 
 #[tokio::test]
-async fn names_that_cannot_be_stored_are_a_condition_and_nothing_else_suffers() {
+async fn offers_that_cannot_be_stored_are_made_all_the_same() {
     let node = Node::new();
-    let drivers_file = node.dir.path().join("state/offered-drivers");
-    let running = Running::start(BridgeParts {
-        drivers_file,
-        ..node.parts()
-    });
+    let parts = node.parts();
+    node.checkpoint.close().await;
+    let running = Running::start(parts);
     node.serve(GPU);
     running.open(GPU).await;
-    running.condition_comes("bridge-memory").await;
-    std::fs::create_dir(node.dir.path().join("state")).unwrap();
-    running.condition_goes("bridge-memory").await;
+    running.looked().await;
+    assert!(node.offered().drivers.is_empty());
+    Registrar::dial(&node, GPU).await.info().await;
 }

@@ -68,15 +68,7 @@ impl Durable {
             Change::PutReleased(record) => {
                 drop(self.released.insert(record.id.uid.clone(), record))
             }
-            Change::DeleteReleased(_) => unreachable!("there is room for all"),
-            Change::PutValues(_) | Change::DeleteValues(_) => {
-                unreachable!("no driver of these writes")
-            }
-            Change::PutObject(_) | Change::DeleteObject(_) => {
-                unreachable!("of the local API alone")
-            }
-            Change::PutName(_) | Change::DeleteName(_) => unreachable!("of the registry alone"),
-            Change::PutNode(_) => unreachable!("of a start alone"),
+            change => unreachable!("the claim machine writes claims and pods: {change:?}"),
         }
     }
 }
