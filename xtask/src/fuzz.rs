@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -40,25 +41,27 @@ pub(crate) fn run(
     report: bool,
     chosen: &[String],
 ) -> Result<()> {
-    let fuzzer = Fuzzer {
-        workspace,
-        directory: workspace.root.join("fuzz"),
-        target: workspace.target.join("fuzz"),
-    };
+    let fuzzer = Fuzzer::of(workspace);
     let targets = chosen_of(fuzzer.targets()?, chosen)?;
-    for (what, finding) in [
-        ("cargo-fuzz", machine::cargo_fuzz()),
-        ("libFuzzer", machine::cplusplus()),
-    ] {
-        if let Finding::Missing(why) = finding {
-            eprintln!("skipped: fuzzing: {what}: {why}");
-            return Ok(());
-        }
+    if !fuzzer.build()? {
+        return Ok(());
     }
-    shell::run(&mut fuzzer.command("build", &[]))?;
     let mut found = Vec::new();
-    for target in &targets {
-        found.extend(fuzzer.fuzz(target, bounds)?);
+    // Each has a processor of its own.
+    for together in targets.chunks(thread::available_parallelism().map_or(1, usize::from)) {
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let running: Vec<_> = together
+                .iter()
+                .map(|target| scope.spawn(|| fuzzer.fuzz(target, bounds)))
+                .collect();
+            running
+                .into_iter()
+                .map(|one| one.join().expect("it does not panic"))
+                .collect()
+        });
+        for outcome in outcomes {
+            found.extend(outcome?);
+        }
     }
     if found.is_empty() {
         eprintln!(
@@ -72,6 +75,11 @@ pub(crate) fn run(
         eprintln!("{found}");
     }
     Ok(())
+}
+
+/// Builds the targets, if the tools are installed.
+pub(crate) fn build(workspace: &Workspace) -> Result<()> {
+    Fuzzer::of(workspace).build().map(drop)
 }
 
 /// Returns the requested targets, or all.
@@ -89,7 +97,29 @@ fn chosen_of(targets: Vec<String>, chosen: &[String]) -> Result<Vec<String>> {
     })
 }
 
-impl Fuzzer<'_> {
+impl<'a> Fuzzer<'a> {
+    fn of(workspace: &'a Workspace) -> Self {
+        Self {
+            workspace,
+            directory: workspace.root.join("fuzz"),
+            target: workspace.target.join("fuzz"),
+        }
+    }
+
+    /// Returns whether the tools are installed, and then has built the targets.
+    fn build(&self) -> Result<bool> {
+        for (what, finding) in [
+            ("cargo-fuzz", machine::cargo_fuzz()),
+            ("libFuzzer", machine::cplusplus()),
+        ] {
+            if let Finding::Missing(why) = finding {
+                eprintln!("skipped: fuzzing: {what}: {why}");
+                return Ok(false);
+            }
+        }
+        shell::run(&mut self.command("build", &[])).map(|()| true)
+    }
+
     /// Returns all targets, by the names of their files.
     fn targets(&self) -> Result<Vec<String>> {
         let directory = self.directory.join("fuzz_targets");

@@ -70,6 +70,9 @@ enum Task {
         /// Seed of the random generator: the same seed generates the same inputs, as far as the time suffices
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
         seed: Option<u32>,
+        /// Only build the targets
+        #[arg(long, conflicts_with_all = ["seconds", "seed", "report", "targets"])]
+        build: bool,
         /// Report findings without failing
         #[arg(long)]
         report: bool,
@@ -114,12 +117,14 @@ fn run(task: Task) -> anyhow::Result<()> {
             seed,
             report,
             targets,
+            build: false,
         } => fuzz::run(
             &workspace,
             &fuzz::Bounds { seconds, seed },
             report,
             &targets,
         ),
+        Task::Fuzz { build: true, .. } => fuzz::build(&workspace),
         Task::Deploy { check } => deploy::run(&workspace, check),
         Task::Lint { words: true } => lint::words(&workspace),
         Task::Lint { words: false } => lint::run(&workspace),
