@@ -24,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin::{self, Admin, AtStart};
-use crate::config::{Config, RecordedName};
+use crate::config::{Config, DriversConfig, FileConfig, RecordedName};
 use crate::node_api::{self, NodeApi};
 use crate::pod_resources::{self, PodResources};
 use crate::recording::RecordedDrivers;
@@ -44,6 +44,7 @@ use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::{Checkpoint, Dump};
 use nodedock_core::device_metadata::{self, MetadataSettings};
 use nodedock_core::driver::NodeFacts;
+use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::RecordedValues;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
@@ -286,7 +287,7 @@ impl Built {
             &paths.cdi,
             &paths.cdi_spec_dirs,
             &paths.identity(),
-            config.cdi_access,
+            config.cdi.access,
         )?;
         let settle = |dump: &mut Dump| node_name::settle(&config.node, dump, &conditions);
         let opened = state::open(&paths.checkpoint, &cdi, &conditions, settle)?;
@@ -306,13 +307,9 @@ impl Built {
         let claims = Arc::new(SharedClaimTable::new(
             table.with_released(opened.dump.released),
         ));
-        let recorded = config
-            .file
-            .recording
-            .drivers
-            .iter()
-            .map(RecordedName::to_string);
-        let recordings = Recordings::start(&paths.recordings, recorded, config.recording_bytes_max)
+        let recording = &config.recording;
+        let recorded = recording.drivers.iter().map(RecordedName::to_string);
+        let recordings = Recordings::start(&paths.recordings, recorded, recording.bytes_max)
             .context("set up the recordings of drivers")?;
         let settings = WasmSettings {
             cache: Some(CachePaths {
@@ -343,7 +340,7 @@ impl Built {
         let values = Arc::new(values);
         let host = WasmHost::new(settings, claims.clone(), values.clone())
             .context("set up the sandbox for drivers")?;
-        let trust = Trust::new(config.file.policy.clone());
+        let trust = Trust::new(config.drivers.policy.clone());
         let stored = &paths.kept_drivers;
         let previous_versions =
             PreviousVersions::open(stored, host.clone(), trust.clone(), tasks.drivers.clone())
@@ -393,7 +390,14 @@ impl Built {
             tasks: tasks.drivers.clone(),
         };
         let (checkpoint, names) = (opened.checkpoint, opened.dump.names);
-        let (adapters, adapter_files) = adapters::load(&config, &wasm, &claims)?;
+        let (adapters, adapter_files) = adapters::load(
+            paths,
+            hardware,
+            config.kubernetes.as_ref(),
+            &config.drivers.adapters,
+            &wasm,
+            &claims,
+        )?;
         Ok(Self {
             adapters,
             adapter_files,
@@ -481,17 +485,23 @@ impl Built {
         manager.start(events);
         let at_start = Arc::new(AtStart::look(
             &paths.drivers,
-            &config.driver_images,
+            &config.drivers.images,
             &paths.plugins_registry,
         ));
         self.adapter_files.watch(drivers);
         watch_config(
-            &config,
+            &config.file,
             drivers,
             self.wasm.trust.clone(),
             conditions.clone(),
         );
-        watch_drivers(&config, drivers, self.wasm);
+        watch_drivers(
+            &paths.drivers,
+            &config.drivers,
+            &config.hardware,
+            drivers,
+            self.wasm,
+        );
         let of_plugins = recordings.clone();
         let plugins = (
             registry.clone(),
@@ -502,7 +512,7 @@ impl Built {
         serve_plugins(paths, drivers, plugins, of_plugins, sockets.device_plugins);
         let kubelet_sockets = match connected {
             Some(connected) => connected.start(&cluster::Parts {
-                config: &config,
+                paths,
                 listeners: start.listeners.clone(),
                 is_alone,
                 manager: manager.clone(),
@@ -634,8 +644,8 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
     };
     Ok(ManagerSettings {
         node,
-        exclusive_wait: config.exclusive_wait,
-        call_deadline: config.call_deadline,
+        exclusive_wait: config.claims.exclusive_wait,
+        call_deadline: config.claims.call_deadline,
         pre_start_deadline: limit::PRE_START,
         resource_grace: limit::RESOURCE_GRACE,
         // A kernel without NUMA has no such file, and one node.
@@ -644,8 +654,8 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
             .unwrap_or_else(|| vec![0]),
         hardware: config.hardware.clone(),
         metadata: MetadataSettings {
-            is_enabled: config.file.device_metadata.unwrap_or(true),
-            access: config.cdi_access,
+            is_enabled: config.cdi.has_metadata,
+            access: config.cdi.access,
             directory: device_metadata::directory_beside(
                 &config.paths.cdi,
                 &config.paths.identity(),
@@ -658,8 +668,8 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
     })
 }
 
-fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {
-    let Some(path) = config.file_path.clone() else {
+fn watch_config(file: &FileConfig, tasks: &Tasks, trust: Trust, conditions: Conditions) {
+    let Some(path) = file.path.clone() else {
         return;
     };
     // Of the directory and not of the file: tools replace the file by a new one, and a mounted ConfigMap changes a link beside it.
@@ -667,7 +677,7 @@ fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Condit
     let (sender, reports) = mpsc::channel(1);
     let reload = Reload {
         path,
-        started: config.file.clone(),
+        started: file.started.clone(),
         trust,
         conditions,
     };
@@ -678,13 +688,13 @@ fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Condit
     );
 }
 
-fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
-    let Config {
-        paths,
-        hardware,
-        driver_images,
-        ..
-    } = config;
+fn watch_drivers(
+    directory: &Path,
+    config: &DriversConfig,
+    hardware: &Hardware,
+    tasks: &Tasks,
+    wasm: WasmFiles,
+) {
     let kernel = wasm.kernel.clone();
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     if !hardware.is_simulated() {
@@ -699,8 +709,8 @@ fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
     );
     tasks.spawn("wasm-files", wasm.run(events));
     let watch = file_watch::watch(
-        paths.drivers.clone(),
-        driver_images.clone(),
+        directory.to_owned(),
+        config.images.clone(),
         tasks.clone(),
         sender,
     );
