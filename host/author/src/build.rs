@@ -11,10 +11,11 @@ use serde::Deserialize;
 
 use super::bindings::WORLD;
 use super::language::Language;
+use super::wrap_module::wrap_module;
 use super::write_file;
 use nodedock_base::file;
 use nodedock_command::output::print_text;
-use nodedock_wasm::{file_watch, wrap_module};
+use nodedock_wasm::file_watch;
 
 const RUST_TARGET: &str = "wasm32-unknown-unknown";
 const GRANT: &str = ".grant.yaml";

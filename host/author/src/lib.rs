@@ -17,6 +17,7 @@ mod run;
 mod templates;
 mod test;
 mod workbench;
+mod wrap_module;
 
 use std::fs::Permissions;
 use std::io::Write;

@@ -14,6 +14,8 @@ use super::output::{self, Column, Format, Row};
 use super::{CommandError, Location};
 use nodedock_base::error::chain;
 use nodedock_base::file;
+use nodedock_base::paths::Paths;
+use nodedock_core::hardware::Hardware;
 use nodedock_kube::client::{ApiError, KubeClient};
 use nodedock_kube::extended_resources::{self, Decision};
 use nodedock_kube::preflight::{self, MissingRight};
@@ -90,12 +92,15 @@ pub(super) async fn run(location: &Location, args: PreflightArgs) -> Result<()> 
 
 /// Carries out all checks for a daemon of this configuration.
 async fn checks(config: &Config) -> Vec<Check> {
-    let mut checks = vec![cdi_directory(config), spec_directories(config)];
+    let mut checks = vec![
+        writable("CDI directory", &config.paths.cdi),
+        spec_directories(&config.paths),
+    ];
     checks.extend(runtimes::checks(&config.root, &config.paths.cdi));
-    checks.push(state_directory(config));
+    checks.push(state_directory(&config.paths, &config.root));
     checks.push(drivers_directory(&config.paths.drivers));
-    checks.extend(config.driver_images.iter().map(driver_image));
-    checks.push(hardware(config));
+    checks.extend(config.drivers.images.iter().map(driver_image));
+    checks.push(hardware(&config.hardware));
     match &config.kubernetes {
         None => checks.push(Check::new(
             "Kubernetes",
@@ -108,10 +113,6 @@ async fn checks(config: &Config) -> Vec<Check> {
         }
     }
     checks
-}
-
-fn cdi_directory(config: &Config) -> Check {
-    writable("CDI directory", &config.paths.cdi)
 }
 
 /// A directory that exists and can be written, or can be made.
@@ -157,8 +158,8 @@ fn first_existing(path: &Path) -> std::io::Result<Option<(&Path, Metadata)>> {
 }
 
 /// Whether runtimes look where the daemon writes, as far as its own config says.
-fn spec_directories(config: &Config) -> Check {
-    let (cdi, read) = (&config.paths.cdi, &config.paths.cdi_spec_dirs);
+fn spec_directories(paths: &Paths) -> Check {
+    let (cdi, read) = (&paths.cdi, &paths.cdi_spec_dirs);
     let listed = read
         .iter()
         .map(|path| path.display().to_string())
@@ -199,13 +200,12 @@ fn is_same(a: &Path, b: &Path) -> bool {
     real(a) == real(b)
 }
 
-fn state_directory(config: &Config) -> Check {
+fn state_directory(paths: &Paths, root: &Path) -> Check {
     const NAME: &str = "state directory";
-    match app::directories::faults(&config.paths) {
-        Ok(faults) if faults.is_empty() => writable(
-            NAME,
-            config.paths.checkpoint.parent().unwrap_or(&config.root),
-        ),
+    match app::directories::faults(paths) {
+        Ok(faults) if faults.is_empty() => {
+            writable(NAME, paths.checkpoint.parent().unwrap_or(root))
+        }
         Ok(faults) => {
             let finding = format!(
                 "other users can change files of the daemon: {}",
@@ -263,9 +263,9 @@ fn driver_image(image: &DriverImage) -> Check {
     }
 }
 
-fn hardware(config: &Config) -> Check {
-    let sys = config.hardware.sys();
-    match config.hardware.open_sys() {
+fn hardware(hardware: &Hardware) -> Check {
+    let sys = hardware.sys();
+    match hardware.open_sys() {
         Ok(_) => Check::new(
             "/sys",
             Verdict::Ok,

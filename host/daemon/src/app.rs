@@ -24,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin::{self, Admin, AtStart};
-use crate::config::{Config, RecordedName};
+use crate::config::{Config, DriversConfig, FileConfig, RecordedName};
 use crate::node_api::{self, NodeApi};
 use crate::pod_resources::{self, PodResources};
 use crate::recording::RecordedDrivers;
@@ -44,6 +44,7 @@ use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::{Checkpoint, Dump};
 use nodedock_core::device_metadata::{self, MetadataSettings};
 use nodedock_core::driver::NodeFacts;
+use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::RecordedValues;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
@@ -287,7 +288,7 @@ impl Built {
             &paths.cdi,
             &paths.cdi_spec_dirs,
             &paths.identity(),
-            config.cdi_access,
+            config.cdi.access,
         )?;
         let settle = |dump: &mut Dump| node_name::settle(&config.node, dump, &conditions);
         let mut opened = state::open(&paths.checkpoint, &cdi, &conditions, settle)?;
@@ -311,13 +312,9 @@ impl Built {
         let claims = Arc::new(SharedClaimTable::new(
             table.with_released(opened.dump.released),
         ));
-        let recorded = config
-            .file
-            .recording
-            .drivers
-            .iter()
-            .map(RecordedName::to_string);
-        let recordings = Recordings::start(&paths.recordings, recorded, config.recording_bytes_max)
+        let recording = &config.recording;
+        let recorded = recording.drivers.iter().map(RecordedName::to_string);
+        let recordings = Recordings::start(&paths.recordings, recorded, recording.bytes_max)
             .context("set up the recordings of drivers")?;
         let settings = WasmSettings {
             cache: Some(CachePaths {
@@ -348,7 +345,7 @@ impl Built {
         let values = Arc::new(values);
         let host = WasmHost::new(settings, claims.clone(), values.clone())
             .context("set up the sandbox for drivers")?;
-        let trust = Trust::new(config.file.policy.clone());
+        let trust = Trust::new(config.drivers.policy.clone());
         let stored = &paths.kept_drivers;
         let previous_versions =
             PreviousVersions::open(stored, host.clone(), trust.clone(), tasks.drivers.clone())
@@ -399,8 +396,17 @@ impl Built {
         };
         let (checkpoint, names) = (opened.checkpoint, opened.dump.names);
         let records = opened.dump.adapters;
-        let (adapters, adapter_files) =
-            adapters::load(&config, &wasm, &claims, checkpoint.clone(), records).await?;
+        let (adapters, adapter_files) = adapters::load(
+            paths,
+            hardware,
+            config.kubernetes.as_ref(),
+            &config.drivers.adapters,
+            &wasm,
+            &claims,
+            checkpoint.clone(),
+            records,
+        )
+        .await?;
         Ok(Self {
             adapters,
             adapter_files,
@@ -489,17 +495,23 @@ impl Built {
         manager.start(events);
         let at_start = Arc::new(AtStart::look(
             &paths.drivers,
-            &config.driver_images,
+            &config.drivers.images,
             &paths.plugins_registry,
         ));
         self.adapter_files.watch(drivers);
         watch_config(
-            &config,
+            &config.file,
             drivers,
             self.wasm.trust.clone(),
             conditions.clone(),
         );
-        watch_drivers(&config, drivers, self.wasm);
+        watch_drivers(
+            &paths.drivers,
+            &config.drivers,
+            &config.hardware,
+            drivers,
+            self.wasm,
+        );
         let of_plugins = recordings.clone();
         let plugins = (
             registry.clone(),
@@ -511,7 +523,7 @@ impl Built {
         let kubelet_sockets = match connected.zip(self.offers) {
             Some((connected, offers)) => {
                 let parts = cluster::Parts {
-                    config: &config,
+                    paths,
                     listeners: start.listeners.clone(),
                     is_alone,
                     checkpoint: checkpoint.clone(),
@@ -646,8 +658,8 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
     };
     Ok(ManagerSettings {
         node,
-        exclusive_wait: config.exclusive_wait,
-        call_deadline: config.call_deadline,
+        exclusive_wait: config.claims.exclusive_wait,
+        call_deadline: config.claims.call_deadline,
         pre_start_deadline: limit::PRE_START,
         resource_grace: limit::RESOURCE_GRACE,
         // A kernel without NUMA has no such file, and one node.
@@ -656,8 +668,8 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
             .unwrap_or_else(|| vec![0]),
         hardware: config.hardware.clone(),
         metadata: MetadataSettings {
-            is_enabled: config.file.device_metadata.unwrap_or(true),
-            access: config.cdi_access,
+            is_enabled: config.cdi.has_metadata,
+            access: config.cdi.access,
             directory: device_metadata::directory_beside(
                 &config.paths.cdi,
                 &config.paths.identity(),
@@ -670,8 +682,8 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
     })
 }
 
-fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {
-    let Some(path) = config.file_path.clone() else {
+fn watch_config(file: &FileConfig, tasks: &Tasks, trust: Trust, conditions: Conditions) {
+    let Some(path) = file.path.clone() else {
         return;
     };
     // Of the directory and not of the file: tools replace the file by a new one, and a mounted ConfigMap changes a link beside it.
@@ -679,7 +691,7 @@ fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Condit
     let (sender, reports) = mpsc::channel(1);
     let reload = Reload {
         path,
-        started: config.file.clone(),
+        started: file.started.clone(),
         trust,
         conditions,
     };
@@ -690,13 +702,13 @@ fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Condit
     );
 }
 
-fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
-    let Config {
-        paths,
-        hardware,
-        driver_images,
-        ..
-    } = config;
+fn watch_drivers(
+    directory: &Path,
+    config: &DriversConfig,
+    hardware: &Hardware,
+    tasks: &Tasks,
+    wasm: WasmFiles,
+) {
     let kernel = wasm.kernel.clone();
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     if !hardware.is_simulated() {
@@ -711,8 +723,8 @@ fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
     );
     tasks.spawn("wasm-files", wasm.run(events));
     let watch = file_watch::watch(
-        paths.drivers.clone(),
-        driver_images.clone(),
+        directory.to_owned(),
+        config.images.clone(),
         tasks.clone(),
         sender,
     );

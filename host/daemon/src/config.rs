@@ -190,16 +190,12 @@ pub struct Config {
     pub root: PathBuf,
     pub paths: Paths,
     pub node: NodeName,
-    /// Mode and group of CDI files.
-    pub cdi_access: FileAccess,
-    /// How long a prepare waits for another claim to be released from a device.
-    pub exclusive_wait: Duration,
-    /// How long a driver has for a prepare or an unprepare.
-    pub call_deadline: Duration,
+    pub cdi: CdiConfig,
+    pub claims: ClaimsConfig,
+    pub drivers: DriversConfig,
+    pub recording: RecordingConfig,
     /// Where metrics and probes are answered besides the admin socket.
     pub admin_address: Option<SocketAddr>,
-    /// Bytes of the recording of one driver.
-    pub recording_bytes_max: u64,
     /// None: this is no Kubernetes node.
     pub kubernetes: Option<KubernetesConfig>,
     /// None: claims are named in full by who prepares them.
@@ -208,12 +204,52 @@ pub struct Config {
     pub instance: Option<Uid>,
     /// Where the node has its devices: of this machine, or of a recorded one.
     pub hardware: Hardware,
+    pub file: FileConfig,
+}
+
+/// The files that containers read about their devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CdiConfig {
+    /// Mode and group of the files.
+    pub access: FileAccess,
+    /// Containers get files with the attributes of their devices.
+    pub has_metadata: bool,
+}
+
+/// The times of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimsConfig {
+    /// How long a prepare waits for another claim to be released from a device.
+    pub exclusive_wait: Duration,
+    /// How long a driver has for a prepare or an unprepare.
+    pub call_deadline: Duration,
+}
+
+/// Drivers beside those of the drivers directory and the plugins' sockets, and which of all are trusted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriversConfig {
     /// Directories with one driver each.
-    pub driver_images: Vec<DriverImage>,
-    /// The config file as it was at the start.
-    pub file: ConfigFile,
-    /// Path of the config file, which is read again when it changes.
-    pub file_path: Option<PathBuf>,
+    pub images: Vec<DriverImage>,
+    /// Device plugins that are DRA drivers, beside those of files.
+    pub adapters: Vec<Adapter>,
+    pub policy: trust::Policy,
+}
+
+/// The recordings of drivers' calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordingConfig {
+    /// Drivers and extended resources whose calls are recorded from the start.
+    pub drivers: Vec<RecordedName>,
+    /// Bytes of the recording of one driver.
+    pub bytes_max: u64,
+}
+
+/// The config file, which is read again when it changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileConfig {
+    pub path: Option<PathBuf>,
+    /// The file as it was at the start.
+    pub started: ConfigFile,
 }
 
 impl Config {
@@ -240,11 +276,12 @@ impl Config {
         };
         // What a file names has the file.
         let path = flags.config.as_deref().unwrap_or(Path::new(""));
-        let driver_images = file
-            .driver_images
-            .iter()
-            .map(|entry| entry.image(path))
-            .collect();
+        let images = file.driver_images.iter().map(|entry| entry.image(path));
+        let drivers = DriversConfig {
+            images: images.collect(),
+            adapters: file.device_plugin_adapters.clone(),
+            policy: file.policy.clone(),
+        };
         let milliseconds =
             |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
         let kubernetes = kubernetes::resolve(
@@ -263,22 +300,35 @@ impl Config {
         Ok(Self {
             root: root.to_owned(),
             paths,
-            cdi_access: file.cdi_files.resolve()?,
+            cdi: CdiConfig {
+                access: file.cdi_files.resolve()?,
+                has_metadata: file.device_metadata.unwrap_or(true),
+            },
             kubernetes,
             local_api,
             node,
-            exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
-            call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
+            claims: ClaimsConfig {
+                exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
+                call_deadline: milliseconds(
+                    file.claims.call_deadline_ms,
+                    limit::CLAIM_CALL_DEADLINE,
+                ),
+            },
+            drivers,
             admin_address: file.admin.listen,
-            recording_bytes_max: file
-                .recording
-                .max_bytes
-                .unwrap_or(recording::BYTES_MAX_DEFAULT),
+            recording: RecordingConfig {
+                drivers: file.recording.drivers.clone(),
+                bytes_max: file
+                    .recording
+                    .max_bytes
+                    .unwrap_or(recording::BYTES_MAX_DEFAULT),
+            },
             hardware: Hardware::of_node(),
             instance: flags.instance_uid,
-            driver_images,
-            file,
-            file_path: flags.config,
+            file: FileConfig {
+                path: flags.config,
+                started: file,
+            },
         })
     }
 }
@@ -318,11 +368,12 @@ impl Config {
                 .map(|kubernetes| kubernetes.kubelet_root.clone()),
         );
         own.extend(
-            self.driver_images
+            self.drivers
+                .images
                 .iter()
                 .map(|image| image.directory.clone()),
         );
-        own.extend(self.file_path.clone());
+        own.extend(self.file.path.clone());
         own.sort();
         own.dedup();
         own

@@ -60,7 +60,6 @@ pub mod testing {
 pub mod trust;
 mod wasi;
 mod wit_packages;
-mod wrap_module;
 mod writes;
 
 use std::collections::BTreeMap;
@@ -86,7 +85,6 @@ pub use self::driver::WasmDriver;
 pub use self::driver_config::driver_config;
 pub use self::limiter::Reached;
 pub use self::stored_files::StoreError;
-pub use self::wrap_module::{WrapError, wrap_module};
 pub use nodedock_core::driver::containment::{Containment, Quarantined};
 pub use nodedock_core::driver::stats::{Limit, Operation, Outcome, Stats};
 

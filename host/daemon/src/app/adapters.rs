@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tokio::sync::mpsc;
 
-use crate::config::Config;
+use crate::config::KubernetesConfig;
 use crate::config::adapters::{self, FileAdapter};
 use nodedock_base::conditions::Conditions;
+use nodedock_base::paths::Paths;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
 use nodedock_core::adapters::{AdapterParts, Adapters};
 use nodedock_core::checkpoint::Checkpoint;
+use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_model::{Adapter, AdapterRecord, DriverKind, DriverName, Problem, ProblemCode, limit};
 use nodedock_wasm::registry::wasm_files::WasmFiles;
@@ -27,18 +29,22 @@ pub(super) struct AdapterFiles {
 }
 
 /// Loads device plugins that are drivers, by the config and the files beside the plugins' sockets.
+#[expect(clippy::too_many_arguments)]
 pub(super) async fn load(
-    config: &Config,
+    paths: &Paths,
+    hardware: &Hardware,
+    kubernetes: Option<&KubernetesConfig>,
+    entries: &[Adapter],
     wasm: &WasmFiles,
     claims: &SharedClaimTable,
     checkpoint: Checkpoint,
     records: Vec<AdapterRecord>,
 ) -> Result<(Adapters, AdapterFiles)> {
-    let (paths, hardware, conditions) = (&config.paths, &config.hardware, wasm.conditions.clone());
+    let conditions = wasm.conditions.clone();
     let directories = [paths.device_plugins.clone(), paths.plugins_registry.clone()];
     let found = adapters::files(&directories);
     let started = valid(&found);
-    let entries = adapters::entries_of(&config.file.device_plugin_adapters, found, &conditions);
+    let entries = adapters::entries_of(entries, found, &conditions);
     let (taken, claims) = {
         let claims = claims.lock();
         (
@@ -65,14 +71,12 @@ pub(super) async fn load(
         sysfs: hardware
             .open_sys()
             .with_context(|| format!("open {}", hardware.sys().display()))?,
-        numa_node_form: config
-            .kubernetes
-            .as_ref()
+        numa_node_form: kubernetes
             .map(|node| node.numa_node_form)
             .unwrap_or_default(),
         hardware: hardware.clone(),
         grace: limit::RESOURCE_GRACE,
-        has_kubelet: config.kubernetes.is_some(),
+        has_kubelet: kubernetes.is_some(),
     };
     let adapters = Adapters::load(parts, entries, records, taken, &claimed).await;
     Ok((

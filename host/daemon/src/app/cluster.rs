@@ -13,10 +13,11 @@ use tokio::sync::{Semaphore, watch};
 use self::reports::report_prepared;
 pub(super) use self::reports::report_statuses;
 use crate::admin::{AtStart, Cluster};
-use crate::config::{Config, KubernetesConfig};
+use crate::config::KubernetesConfig;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::listeners::Listeners;
+use nodedock_base::paths::Paths;
 use nodedock_base::request;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::checkpoint::{Checkpoint, Dump, Table};
@@ -56,7 +57,7 @@ pub(super) struct Connected {
 
 /// What the node's services are built of.
 pub(super) struct Parts<'a> {
-    pub(super) config: &'a Config,
+    pub(super) paths: &'a Paths,
     pub(super) listeners: Listeners,
     pub(super) is_alone: bool,
     pub(super) checkpoint: Checkpoint,
@@ -333,7 +334,7 @@ impl Connected {
         tasks: &Tasks,
     ) -> Result<Bridge> {
         let on_refused: OnRefused = Arc::new(move |refusal| events.refused(refusal));
-        let paths = &parts.config.paths;
+        let paths = parts.paths;
         let bridge = Bridge::new(BridgeParts {
             root: self.config.kubelet_root.clone(),
             listeners: parts.listeners.clone(),

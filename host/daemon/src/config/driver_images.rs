@@ -106,7 +106,8 @@ mod tests {
             };
             Config::new(Path::new("/"), None, flags, file.clone())
                 .unwrap()
-                .driver_images
+                .drivers
+                .images
         };
         let gpu = DriverImage {
             name: "gpu".to_owned(),

@@ -1,4 +1,4 @@
-//! Makes a driver of a core module that a compiler for WASI 0.1 wrote, such as Go's, for tools of authors.
+//! Makes a driver of a core module that a compiler for WASI 0.1 wrote, such as Go's.
 //!
 //! The host itself takes no module that imports WASI 0.1. The adapter that is put into the component turns these imports into WASI 0.2.
 
@@ -10,11 +10,14 @@ use wasi_preview1_component_adapter_provider::{
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
-use super::admission::bounded_line;
+use nodedock_base::printable::one_line;
+
+/// The most bytes of a message.
+const LINE_BYTES_MAX: usize = 512;
 
 /// Why a module cannot be a driver.
 #[derive(Debug, thiserror::Error)]
-pub enum WrapError {
+pub(super) enum WrapError {
     #[error("the WIT files in {directory}: {message}")]
     Wit { directory: String, message: String },
     #[error("the module does not implement the world {world}: {message}")]
@@ -22,10 +25,14 @@ pub enum WrapError {
 }
 
 /// Returns the component of a core module that implements a world of the WIT package in a directory.
-pub fn wrap_module(mut module: Vec<u8>, wit: &Path, world: &str) -> Result<Vec<u8>, WrapError> {
+pub(super) fn wrap_module(
+    mut module: Vec<u8>,
+    wit: &Path,
+    world: &str,
+) -> Result<Vec<u8>, WrapError> {
     let bad_wit = |error: &dyn std::fmt::Display| WrapError::Wit {
         directory: wit.display().to_string(),
-        message: bounded_line(&format!("{error:#}")),
+        message: one_line(&format!("{error:#}"), LINE_BYTES_MAX),
     };
     let mut resolve = Resolve::default();
     let (package, _) = resolve.push_dir(wit).map_err(|error| bad_wit(&error))?;
@@ -34,7 +41,7 @@ pub fn wrap_module(mut module: Vec<u8>, wit: &Path, world: &str) -> Result<Vec<u
         .map_err(|error| bad_wit(&error))?;
     let bad_module = |error: &dyn std::fmt::Display| WrapError::Module {
         world: world.to_owned(),
-        message: bounded_line(&format!("{error:#}")),
+        message: one_line(&format!("{error:#}"), LINE_BYTES_MAX),
     };
     embed_component_metadata(&mut module, &resolve, id, StringEncoding::UTF8)
         .map_err(|error| bad_module(&error))?;
