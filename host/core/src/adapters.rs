@@ -37,7 +37,7 @@ use self::adapted::{Adapted, KnownAdapter};
 use self::material::Material;
 use self::merge::merged;
 use self::publication::Publication;
-use crate::checkpoint::{Checkpoint, CommitError, StoredRecords};
+use crate::checkpoint::{CommitError, StoredRecords};
 use crate::driver::DeviceDriver;
 use crate::hardware::Hardware;
 use crate::registry::Registry;
@@ -73,8 +73,6 @@ pub struct AdapterEntries {
 
 /// What adapters are built of.
 pub struct AdapterParts {
-    /// Stores what operators decided.
-    pub checkpoint: Checkpoint,
     pub registry: Registry,
     pub conditions: Conditions,
     pub sysfs: SysfsRoot,
@@ -125,20 +123,16 @@ pub struct AdapterView {
 }
 
 impl Adapters {
-    /// Registers the drivers. `records`: what operators decided before the start. `taken`: what pods of the node API have by the plugins' IDs.
+    /// Registers the drivers. `stored`: what operators decided before the start. `taken`: what pods of the node API have by the plugins' IDs.
     /// `claimed`: drivers that have claims, each with the kind that prepared them, if that is known.
     pub async fn load(
         parts: AdapterParts,
         entries: AdapterEntries,
-        records: Vec<AdapterRecord>,
+        stored: StoredRecords<ExtendedResource, AdapterRecord>,
         mut taken: Taken,
         claimed: &BTreeMap<DriverName, Option<DriverKind>>,
     ) -> Self {
-        let records: BTreeMap<_, _> = records
-            .into_iter()
-            .map(|record| (record.resource.clone(), record))
-            .collect();
-        let mut adapted = merged(&parts, entries, records.clone(), claimed);
+        let mut adapted = merged(&parts, entries, stored.records().clone(), claimed);
         for (resource, adapted) in &mut adapted {
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
@@ -147,7 +141,6 @@ impl Adapters {
             generations: 0,
         };
         state.begin();
-        let stored = StoredRecords::new(parts.checkpoint.clone(), records);
         let adapters = Self(Arc::new(Shared {
             parts: Arc::new(parts),
             state: Mutex::new(state),

@@ -41,7 +41,7 @@ use nodedock_base::watched;
 use nodedock_core::adapters::Adapters;
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
-use nodedock_core::checkpoint::{Checkpoint, Dump};
+use nodedock_core::checkpoint::{Checkpoint, Dump, StoredRecords};
 use nodedock_core::device_metadata::{self, MetadataSettings};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::hardware::Hardware;
@@ -395,7 +395,9 @@ impl Built {
             tasks: tasks.drivers.clone(),
         };
         let (checkpoint, names) = (opened.checkpoint, opened.dump.names);
-        let records = opened.dump.adapters;
+        let records = opened.dump.adapters.into_iter();
+        let records = records.map(|record| (record.resource.clone(), record));
+        let stored = StoredRecords::new(checkpoint.clone(), records.collect());
         let (adapters, adapter_files) = adapters::load(
             paths,
             hardware,
@@ -403,8 +405,7 @@ impl Built {
             &config.drivers.adapters,
             &wasm,
             &claims,
-            checkpoint.clone(),
-            records,
+            stored,
         )
         .await?;
         Ok(Self {

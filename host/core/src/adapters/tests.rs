@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::publication::source_of;
 use super::*;
-use crate::checkpoint;
+use crate::checkpoint::{self, Checkpoint};
 use crate::driver::{Call, Driver};
 use crate::manager::tests::scene::FakePlugin;
 use nodedock_base::changes::Changes;
@@ -104,7 +104,6 @@ impl Home {
         let conditions = Conditions::new(Changes::default());
         let registry = Registry::new(Changes::default(), conditions.clone(), None);
         let parts = AdapterParts {
-            checkpoint: self.checkpoint.clone(),
             registry: registry.clone(),
             conditions: conditions.clone(),
             sysfs: SysfsRoot::open(&self.path().join("sys")).unwrap(),
@@ -119,18 +118,11 @@ impl Home {
             .collect();
         let last = self.adapters.lock().take();
         let records = match &last {
-            Some(last) => last
-                .0
-                .stored
-                .lock()
-                .await
-                .records()
-                .values()
-                .cloned()
-                .collect(),
-            None => Vec::new(),
+            Some(last) => last.0.stored.lock().await.records().clone(),
+            None => BTreeMap::new(),
         };
-        let adapters = Adapters::load(parts, entries, records, taken, &claimed).await;
+        let stored = StoredRecords::new(self.checkpoint.clone(), records);
+        let adapters = Adapters::load(parts, entries, stored, taken, &claimed).await;
         *self.adapters.lock() = Some(adapters.clone());
         let tasks = Tasks::new();
         adapters.start(&tasks);

@@ -14,10 +14,12 @@ use nodedock_base::paths::Paths;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
 use nodedock_core::adapters::{AdapterParts, Adapters};
-use nodedock_core::checkpoint::Checkpoint;
+use nodedock_core::checkpoint::StoredRecords;
 use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::SharedClaimTable;
-use nodedock_model::{Adapter, AdapterRecord, DriverKind, DriverName, Problem, ProblemCode, limit};
+use nodedock_model::{
+    Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, Problem, ProblemCode, limit,
+};
 use nodedock_wasm::registry::wasm_files::WasmFiles;
 
 /// The files of adapters.
@@ -29,7 +31,6 @@ pub(super) struct AdapterFiles {
 }
 
 /// Loads device plugins that are drivers, by the config and the files beside the plugins' sockets.
-#[expect(clippy::too_many_arguments)]
 pub(super) async fn load(
     paths: &Paths,
     hardware: &Hardware,
@@ -37,8 +38,7 @@ pub(super) async fn load(
     entries: &[Adapter],
     wasm: &WasmFiles,
     claims: &SharedClaimTable,
-    checkpoint: Checkpoint,
-    records: Vec<AdapterRecord>,
+    stored: StoredRecords<ExtendedResource, AdapterRecord>,
 ) -> Result<(Adapters, AdapterFiles)> {
     let conditions = wasm.conditions.clone();
     let directories = [paths.device_plugins.clone(), paths.plugins_registry.clone()];
@@ -65,7 +65,6 @@ pub(super) async fn load(
         }
     }
     let parts = AdapterParts {
-        checkpoint,
         registry: wasm.registry.clone(),
         conditions: conditions.clone(),
         sysfs: hardware
@@ -78,7 +77,7 @@ pub(super) async fn load(
         grace: limit::RESOURCE_GRACE,
         has_kubelet: kubernetes.is_some(),
     };
-    let adapters = Adapters::load(parts, entries, records, taken, &claimed).await;
+    let adapters = Adapters::load(parts, entries, stored, taken, &claimed).await;
     Ok((
         adapters,
         AdapterFiles {
