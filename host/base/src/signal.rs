@@ -1,6 +1,6 @@
 //! A signal that something changed, without what: listeners read the state itself.
 //!
-//! Signals that come while nobody listens, or faster than a listener reads, count as one.
+//! Signals that come without a listener, or faster than a listener reads, count as one.
 
 use tokio::sync::watch;
 

@@ -20,7 +20,8 @@
 //! later container reuses devices of init containers that belong to a pool as a whole claim or not at all.
 
 mod allocate;
-mod entry;
+pub(in crate::manager) mod entry;
+mod held;
 mod plugin;
 mod preference;
 mod reuse;
@@ -289,10 +290,10 @@ impl Devices {
     /// plugin is gone. Never lowers it.
     pub fn cover_allocated(&self, pod: &Uid, allocatable: &mut BTreeMap<ExtendedResource, u64>) {
         let table = self.records.table();
-        if entry::entries(&table, pod.as_str()).is_empty() {
+        if held::entries(&table, pod.as_str()).is_empty() {
             return;
         }
-        for (resource, devices) in entry::owners(&table) {
+        for (resource, devices) in held::owners(&table) {
             let known = allocatable.entry(resource).or_default();
             *known = (*known).max(devices.len() as u64);
         }
@@ -300,7 +301,7 @@ impl Devices {
 
     /// Every resource, as a kubelet counts it.
     pub fn capacity(&self) -> Capacity {
-        let owners = entry::owners(&self.records.table());
+        let owners = held::owners(&self.records.table());
         let state = self.state.lock();
         let view = |name: &ExtendedResource, device: &PluginDevice| DeviceView {
             device: device.clone(),

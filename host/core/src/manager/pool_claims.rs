@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::manager::claims::table::ClaimTable;
-use crate::manager::devices::{Choices, Entry};
+use crate::manager::devices::entry::{Choices, Entry};
 pub(crate) use crate::resources::pools::{device_id, split_id};
 use nodedock_allocator::resource::DeviceNodes;
 use nodedock_model::{

@@ -22,8 +22,8 @@ pub(super) use holds::holds_of;
 pub use holds::{CounterFacts, DerivedKey, DeviceFacts, holds};
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
 pub use unprepare::{
-    UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, check_release,
-    finish_unprepare, release, released, roll_back, unprepare,
+    UnprepareEnd, UnprepareRequest, UnprepareResult, check_release, finish_unprepare, release,
+    released, roll_back, unprepare,
 };
 
 /// Who requests a claim.
@@ -111,6 +111,20 @@ pub enum PrepareStep {
         problem: Problem,
     },
     Refuse(Problem),
+}
+
+/// The decision about an unprepare.
+#[derive(Debug, Clone, PartialEq)]
+pub enum UnprepareStep {
+    /// Nothing to do: the claim is unknown, or the pod or kubelet does not hold it.
+    Nothing,
+    /// Others hold all of it: commit and answer.
+    Left(Arc<ClaimRecord>),
+    /// The intent to commit, and the drivers to call then.
+    Call {
+        record: Arc<ClaimRecord>,
+        drivers: Vec<DriverName>,
+    },
 }
 
 impl PrepareStep {
@@ -300,7 +314,11 @@ fn begin(
         return PrepareStep::wait(held(id, holder, key));
     }
     if let Err(overlap) = overlap::check(table, id, &holds) {
-        return overlap.step();
+        let problem = overlap.problem;
+        return match overlap.others {
+            true => PrepareStep::Wait { at: None, problem },
+            false => PrepareStep::Refuse(problem),
+        };
     }
     let mut record = known.map_or_else(|| new_record(request), |known| ClaimRecord::clone(known));
     complete(&mut record, request);

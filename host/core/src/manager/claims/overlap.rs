@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::machine::PrepareStep;
 use super::name_few;
 use super::table::ClaimTable;
 use nodedock_model::{Hold, ObjectRef, Problem, ProblemCode, Use, quantity};
@@ -14,21 +13,9 @@ const CLAIMS_NAMED_MAX: usize = 3;
 /// Why a claim does not fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Overlap {
-    problem: Problem,
+    pub(super) problem: Problem,
     /// Others have to be unprepared first. Without them it never fits.
-    others: bool,
-}
-
-impl Overlap {
-    pub(super) fn step(self) -> PrepareStep {
-        match self.others {
-            true => PrepareStep::Wait {
-                at: None,
-                problem: self.problem,
-            },
-            false => PrepareStep::Refuse(self.problem),
-        }
-    }
+    pub(super) others: bool,
 }
 
 /// A device's use of one thing.

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::snapshot::Snapshot;
 use super::entry::{self, Choices, Chosen, Entry, Key};
+use super::held;
 use super::reuse::Reuse;
 use super::{Devices, ResourceSource};
 use crate::manager::claims::hardware::Holds;
@@ -151,7 +152,7 @@ impl DeviceChoices {
         if wants.is_empty() {
             return Choices::new();
         }
-        let before = entry::entries(&self.records.table(), request.pod.uid.as_str());
+        let before = held::entries(&self.records.table(), request.pod.uid.as_str());
         let job = Job {
             pod: &request.pod,
             before,

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::unprepare::UnprepareStep;
-use super::{PODS_NAMED_MAX, allocated, check_node, not_called, pods_named, settle, transition};
+use super::{
+    PODS_NAMED_MAX, UnprepareStep, allocated, check_node, not_called, pods_named, settle,
+    transition,
+};
 use crate::manager::claims::name_few;
 use nodedock_model::{
     Allocation, Claim, ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemCode,

@@ -3,24 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{ClaimTable, kubelet, not_called, transition, worst};
+use super::{ClaimTable, UnprepareStep, kubelet, not_called, transition, worst};
 use nodedock_model::{
     Caller, ClaimRecord, ClaimState, DriverName, Problem, ReleaseRecord, Uid, Untold,
 };
-
-/// The decision about an unprepare.
-#[derive(Debug, Clone, PartialEq)]
-pub enum UnprepareStep {
-    /// Nothing to do: the claim is unknown, or the pod or kubelet does not hold it.
-    Nothing,
-    /// Others hold all of it: commit and answer.
-    Left(Arc<ClaimRecord>),
-    /// The intent to commit, and the drivers to call then.
-    Call {
-        record: Arc<ClaimRecord>,
-        drivers: Vec<DriverName>,
-    },
-}
 
 /// Who unprepares a claim.
 #[derive(Debug, Clone, Copy)]

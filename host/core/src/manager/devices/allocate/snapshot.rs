@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::DeviceChoices;
 use crate::manager::claims::machine;
-use crate::manager::devices::entry;
+use crate::manager::devices::held;
 use crate::manager::devices::reuse::Reuse;
 use crate::manager::pool_claims;
 use crate::resources::{HintScope, Offer, ResourceHints, ResourceSource};
@@ -205,7 +205,7 @@ impl DeviceChoices {
     }
 
     fn pod_hints(&self, request: &PodRequest) -> Vec<ResourceHints> {
-        let entries = entry::entries(&self.records.table(), request.pod.uid.as_str());
+        let entries = held::entries(&self.records.table(), request.pod.uid.as_str());
         let hint = |(resource, count): (ExtendedResource, usize)| {
             let held = entries
                 .iter()
@@ -248,7 +248,7 @@ impl DeviceChoices {
         container: &PodContainer,
         resource: &ExtendedResource,
     ) -> (BTreeSet<String>, BTreeSet<String>) {
-        let entries = entry::entries(&self.records.table(), request.pod.uid.as_str());
+        let entries = held::entries(&self.records.table(), request.pod.uid.as_str());
         let mut reuse = Reuse::default();
         let of = entries.iter().filter(|entry| entry.resource == *resource);
         of.clone()

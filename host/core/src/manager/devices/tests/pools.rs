@@ -9,8 +9,8 @@ use tokio::time::pause;
 use crate::driver::Published;
 use crate::manager::claims::fixtures as claims;
 use crate::manager::devices::ResourceSource;
-use crate::manager::devices::entry;
 use crate::manager::devices::fixtures::{driver, ids, pod, resource};
+use crate::manager::devices::held;
 use crate::manager::tests::scene::{
     Daemon, FakeDriver, Home, app, container, device_ends, device_request,
 };
@@ -199,7 +199,7 @@ async fn a_device_that_a_claim_took_meanwhile_is_chosen_again() {
     let home = Home::new();
     let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/0"]);
-    let had = entry::entries(&daemon.manager.records.table(), "uid-a").remove(0);
+    let had = held::entries(&daemon.manager.records.table(), "uid-a").remove(0);
     let again = async || daemon.manager.choices.choose_others(&pod("a"), &had).await;
     daemon.hold("pool/0", &stranger());
     assert_eq!(
