@@ -177,6 +177,7 @@ impl CallRecording {
             arguments,
             host,
             answer,
+            has_values_left_out: false,
         };
         self.recorder.record(&self.revision, call);
     }
