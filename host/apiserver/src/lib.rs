@@ -51,6 +51,6 @@ pub use status::{Cause, Refusal};
 pub use storage::{Change, Loaded, Memory, ObjectKey, Storage, StorageError};
 
 /// The refusal of a claim's status that changes its allocation, for a [`Check`].
-pub fn immutable_allocation(allocation: &serde_json::Value) -> Cause {
-    validate::immutable_allocation(allocation)
+pub fn immutable_allocation() -> Cause {
+    validate::immutable_allocation()
 }

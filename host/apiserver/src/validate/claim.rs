@@ -126,15 +126,14 @@ pub(super) fn spec(causes: &mut Causes, at: &str, spec: &Value, compiled: &Compi
 fn request(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) {
     let name = text(request, "name");
     names::refuse(causes, &format!("{at}.name"), name, names::label(name));
-    let why = "exactly one of `exactly` or `firstAvailable` is required";
+    let why = "must have one of `exactly` and `firstAvailable`";
     match (
         request["exactly"].is_null(),
         list(request, "firstAvailable").is_empty(),
     ) {
         (true, true) => causes.push(Cause::required(at, why)),
         (false, false) => {
-            let why = format!("{why}, but multiple fields are set");
-            causes.push(Cause::invalid(at, Value::Null, &why));
+            causes.push(Cause::invalid(at, r#"["exactly","firstAvailable"]"#, why));
         }
         (true, false) => {
             set(
@@ -280,7 +279,7 @@ fn attribute_of(causes: &mut Causes, at: &str, constraint: &Value) {
     {
         Some(key) => names::fully_qualified(causes, &format!("{at}.{key}"), text(constraint, key)),
         None => {
-            let why = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set";
+            let why = "must have `matchAttribute` or `distinctAttribute`";
             causes.push(Cause::required(at, why));
         }
     }

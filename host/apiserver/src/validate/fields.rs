@@ -10,7 +10,6 @@ use crate::status::Cause;
 /// What was found wrong with an object so far, in the order in which an API server lists it.
 pub(super) type Causes = Vec<Cause>;
 
-pub(super) const IMMUTABLE: &str = "field is immutable";
 /// For lists whose length has no bound.
 pub(super) const UNBOUNDED: usize = usize::MAX;
 
@@ -67,31 +66,6 @@ fn is_empty(value: &Value) -> bool {
         Value::Array(items) => items.is_empty(),
         Value::Object(fields) => fields.values().all(is_empty),
         _ => false,
-    }
-}
-
-/// A value with names as a Go program prints the fields of its types.
-pub(super) fn in_go(value: &Value) -> Value {
-    match value {
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(key, value)| {
-                let mut letters = key.chars();
-                let name = letters
-                    .next()
-                    .map(|first| first.to_ascii_uppercase())
-                    .into_iter()
-                    .chain(letters);
-                let value = if key == "parameters" {
-                    value.clone()
-                } else {
-                    in_go(value)
-                };
-                (name.collect::<String>(), value)
-            })
-            .collect(),
-        Value::Array(items) => items.iter().map(in_go).collect(),
-        other => other.clone(),
     }
 }
 
