@@ -15,13 +15,13 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::admission::{CONTRACT, CONTRACT_VERSION};
-use super::calls::{self, GuestRequest, to_failure};
-use super::sandbox::{GuestCall, Sandbox, Scope};
-use super::stats::Operation;
-use super::tap::{ReplayEnd, Tap};
-use super::{CallFailure, DriverFile, LoadError, WasmDriver, WasmHost};
-use nodedock_base::printable::printable;
+use crate::calls::guest_calls::{self, GuestRequest, to_failure};
+use crate::calls::sandbox::{GuestCall, Sandbox};
+use crate::host_functions::state::Scope;
+use crate::host_functions::tap::{ReplayEnd, Tap, shown_text};
+use crate::load::admission::{CONTRACT, CONTRACT_VERSION};
+use crate::stats::Operation;
+use crate::{CallFailure, DriverFile, LoadError, WasmDriver, WasmHost};
 use nodedock_core::driver::Call;
 use nodedock_core::recording::file::{ReadError, Reader};
 use nodedock_core::recording::{Answer, Kind, Line, Raw, RecordedCall, Revision, raw};
@@ -29,8 +29,6 @@ use nodedock_model::SideFileError;
 use nodedock_model::grant::Grant;
 use nodedock_model::limit;
 
-/// Bytes of a value in a difference.
-pub(super) const SHOWN_BYTES: usize = 400;
 /// Drivers that are loaded at the same time: a ring has as many revisions, unless its segments are short.
 const DRIVERS_MAX: usize = 8;
 
@@ -302,20 +300,30 @@ impl ReplayedDriver {
         };
         match request {
             GuestRequest::Discover { context, trigger } => {
-                self.call(&call, operation, tap, calls::discover(context, trigger))
-                    .await
+                self.call(
+                    &call,
+                    operation,
+                    tap,
+                    guest_calls::discover(context, trigger),
+                )
+                .await
             }
             GuestRequest::Health { context } => {
-                self.call(&call, operation, tap, calls::health(context))
+                self.call(&call, operation, tap, guest_calls::health(context))
                     .await
             }
             GuestRequest::Prepare { context, claims } => {
-                self.call(&call, operation, tap, calls::prepare(context, claims))
+                self.call(&call, operation, tap, guest_calls::prepare(context, claims))
                     .await
             }
             GuestRequest::Unprepare { context, claims } => {
-                self.call(&call, operation, tap, calls::unprepare(context, claims))
-                    .await
+                self.call(
+                    &call,
+                    operation,
+                    tap,
+                    guest_calls::unprepare(context, claims),
+                )
+                .await
             }
         }
     }
@@ -424,10 +432,6 @@ fn first_difference<'a>(
 
 fn shown(value: &Value) -> String {
     shown_text(&value.to_string())
-}
-
-pub(super) fn shown_text(text: &str) -> String {
-    printable(text, SHOWN_BYTES)
 }
 
 fn shown_answer(answer: &Answer<Raw>) -> String {
