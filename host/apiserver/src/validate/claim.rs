@@ -6,19 +6,14 @@ use serde_json::{Value, json};
 
 use super::expressions::Compiled;
 use super::fields::{
-    Causes, UNBOUNDED, by, each, integer, invalid, itself, list, one_of, set, text, too_long,
-    unsupported,
+    Causes, EXPRESSION_BYTES, REQUESTS, SELECTORS, SUBREQUESTS, UNBOUNDED, by, each, integer,
+    invalid, itself, list, one_of, set, text, too_long, unsupported,
 };
 use super::names;
 use crate::status::Cause;
 
-/// Requests of a claim, and names of requests in one constraint or configuration.
-pub(super) const REQUESTS: usize = 32;
 const CONSTRAINTS: usize = 32;
 pub(super) const CONFIGS: usize = 32;
-pub(super) const SUBREQUESTS: usize = 8;
-pub(super) const SELECTORS: usize = 32;
-pub(super) const EXPRESSION_BYTES: usize = 10 * 1024;
 /// Of opaque parameters, as JSON without space.
 pub(super) const PARAMETER_BYTES: usize = 10 * 1024;
 const TAINT_EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];

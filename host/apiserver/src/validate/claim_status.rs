@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::claim::{self, CONFIGS, PARAMETER_BYTES, REQUESTS, RequestNames};
+use super::claim::{self, CONFIGS, PARAMETER_BYTES, RequestNames};
 use super::fields::{
-    Causes, UNBOUNDED, by, each, integer, invalid, itself, list, one_of, same, set, text, too_long,
-    unsupported,
+    Causes, REQUESTS, UNBOUNDED, by, each, integer, invalid, itself, list, one_of, same, set, text,
+    too_long, unsupported,
 };
 use super::{device, names, node_selector};
 use crate::status::Cause;

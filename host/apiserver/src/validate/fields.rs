@@ -10,6 +10,11 @@ use crate::status::Cause;
 /// What was found wrong with an object so far, in the order in which an API server lists it.
 pub(super) type Causes = Vec<Cause>;
 
+/// Requests of a claim, and names of requests in one constraint or configuration.
+pub(super) const REQUESTS: usize = 32;
+pub(super) const SUBREQUESTS: usize = 8;
+pub(super) const SELECTORS: usize = 32;
+pub(super) const EXPRESSION_BYTES: usize = 10 * 1024;
 /// For lists whose length has no bound.
 pub(super) const UNBOUNDED: usize = usize::MAX;
 

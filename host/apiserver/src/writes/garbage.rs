@@ -9,7 +9,8 @@ use serde_json::Value;
 use crate::resources::{self, RESOURCES, Resource};
 use crate::state::{Draft, Snapshot};
 use crate::storage::ObjectKey;
-use crate::writes::end;
+
+use super::end;
 
 fn references(object: &Value) -> &[Value] {
     object["metadata"]["ownerReferences"]
