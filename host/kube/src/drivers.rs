@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::slices::SLICE_SETTLE;
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::Published;
 use nodedock_core::registry::Registry;
 use nodedock_model::{ChangedKind, DriverKind, DriverName};
+
+/// Delay from the first change of slices to the reconcile: changes come in bursts.
+pub(crate) const SLICE_SETTLE: Duration = Duration::from_millis(100);
 
 /// The drivers at a moment.
 #[derive(Debug, Clone, Default)]

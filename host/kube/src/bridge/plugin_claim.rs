@@ -20,7 +20,7 @@ const NAMESPACE: &str = "nodedock";
 const NAME_PREFIX: &str = "device-plugin-";
 
 /// Ids of devices, as the device manager has them for pools: `POOL/DEVICE`.
-pub(in crate::bridge) type Ids = BTreeSet<String>;
+pub(super) type Ids = BTreeSet<String>;
 
 /// Devices in sets that claims can have: a kubelet may allocate a container more devices than one claim may have.
 pub(super) fn portions(ids: &Ids) -> Vec<Ids> {
@@ -45,7 +45,7 @@ pub(super) fn id(
 
 /// Whether a claim stands for devices that a kubelet's device manager allocated. An object of the API server cannot have its own UID in
 /// its name.
-pub(in crate::bridge) fn is_plugin_claim(claim: &ObjectRef) -> bool {
+pub(super) fn is_plugin_claim(claim: &ObjectRef) -> bool {
     claim.namespace.as_str() == NAMESPACE
         && claim.name.as_str().strip_prefix(NAME_PREFIX) == Some(claim.uid.as_str())
 }
