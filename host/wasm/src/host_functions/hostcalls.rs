@@ -9,12 +9,12 @@ use crate::bindings::nodedock::driver::{
 };
 use crate::bindings::types;
 use crate::convert::{self, claim_record_to_guest};
+use crate::host_functions::granted;
 use crate::host_functions::host_files::{self, FilesRoot};
 use crate::host_functions::net_interfaces;
 use crate::host_functions::nodes::{DevRoot, below_dev};
 use crate::host_functions::state::{Scope, State};
 use crate::host_functions::sysfs_reads::{Kind, Seen};
-use crate::host_functions::granted;
 use crate::limits::limiter::Reached;
 use crate::stats::Limit;
 use nodedock_base::failpoint::{self, Point};

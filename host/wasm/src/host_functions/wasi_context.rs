@@ -1,4 +1,4 @@
-//! What WASI has behind it in a call: clocks, random numbers, and standard output and error as lines of the log.
+//! The WASI context of a call: clocks, random numbers, and standard output and error as lines of the log.
 
 use async_trait::async_trait;
 use bytes::Bytes;
