@@ -3,6 +3,7 @@
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use nodedock_proto::kubelet::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
@@ -17,8 +18,10 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status};
 
-use crate::test_node::AT_ONCE;
 use crate::wire::Log;
+
+/// Of a connection to a socket that is to be there.
+pub(crate) const AT_ONCE: Duration = Duration::from_millis(1);
 
 const SOCKET: &str = "kubelet.sock";
 

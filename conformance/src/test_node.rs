@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
-use crate::device_plugin::Registrations;
+use crate::device_plugin::{AT_ONCE, Registrations};
 use crate::files::{self, empty, sockets};
 use crate::mounts;
 use crate::process::{self, Output, Process};
@@ -31,8 +31,6 @@ pub(crate) const REQUEST: &str = "device";
 
 /// Between looks at what a driver does by itself.
 const LOOK: Duration = Duration::from_millis(20);
-/// Of a connection to a socket that is to be there.
-pub(crate) const AT_ONCE: Duration = Duration::from_millis(1);
 /// A driver that has written no slice for so long has published what it has.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Of GetInfo, as a kubelet has it, and of the notification.

@@ -8,7 +8,7 @@ use nodedock_core::checkpoint;
 use nodedock_model::{ClaimRecord, ClaimState};
 use nodedock_proto::node::v1;
 
-use crate::wait::until_path;
+use crate::until::until_path;
 use crate::{Daemon, Root};
 
 /// A claim's state and the UIDs of its pods, by its UID.

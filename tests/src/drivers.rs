@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use nodedock_wasm::DriverFile;
 
-use crate::wait::until_path;
+use crate::until::until_path;
 use crate::{Root, places};
 
 pub const MOCK_GPU: &str = "mock-gpu";

@@ -16,6 +16,7 @@ pub mod places;
 pub mod recorded;
 pub mod root;
 mod service;
+mod until;
 pub mod versions;
 pub mod wait;
 

@@ -1,5 +1,7 @@
-//! Checks the format, the lints, the words, the errors that code drops and the published packages of the workspace.
+//! Checks the format, the lints, the words, the errors that code drops, the module graphs and the published packages of the workspace.
 
+mod circles;
+mod code;
 mod swallowed;
 mod words;
 
@@ -17,6 +19,7 @@ const WORDS: &str = "xtask/words.txt";
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     check_words(workspace)?;
     check_reads(workspace)?;
+    check_circles(workspace)?;
     shell::run(workspace.cargo().args(["fmt", "--all", "--", "--check"]))?;
     shell::run(
         workspace
@@ -96,6 +99,109 @@ pub(crate) fn check_reads(workspace: &Workspace) -> Result<()> {
         findings.is_empty(),
         "reads whose failure looks like nothing; return the error, or say in `// no error: WHY` why it is none:\n{}",
         findings.join("\n")
+    );
+    Ok(())
+}
+
+/// Circles that are allowed for now: the root of the crate, the module that declares the modules, and why. An entry without a circle is an error.
+const CIRCLES: [(&str, &str, &str); 13] = [
+    ("host/core/src/lib.rs", "crate", "its parts move to owners"),
+    (
+        "host/core/src/lib.rs",
+        "crate::cdi",
+        "its parts move to owners",
+    ),
+    (
+        "host/core/src/lib.rs",
+        "crate::checkpoint",
+        "its parts move to owners",
+    ),
+    (
+        "host/core/src/lib.rs",
+        "crate::manager",
+        "its parts move to owners",
+    ),
+    (
+        "host/core/src/lib.rs",
+        "crate::manager::claims",
+        "its parts move to owners",
+    ),
+    (
+        "host/core/src/lib.rs",
+        "crate::manager::claims::machine",
+        "its parts move to owners",
+    ),
+    (
+        "host/core/src/lib.rs",
+        "crate::sysfs",
+        "its parts move to owners",
+    ),
+    (
+        "host/kube/src/lib.rs",
+        "crate",
+        "the state files of the bridge move to the checkpoint",
+    ),
+    (
+        "host/kube/src/lib.rs",
+        "crate::bridge",
+        "the state files of the bridge move to the checkpoint",
+    ),
+    (
+        "sdk/src/lib.rs",
+        "crate",
+        "the handle of the host has the functions of the contract or those of tests behind it, by target",
+    ),
+    (
+        "tests/stand-ins/src/lib.rs",
+        "crate::api_server",
+        "a fault is part of the state that it changes",
+    ),
+    (
+        "tests/stand-ins/src/lib.rs",
+        "crate::kubelet",
+        "a fault is part of the state that it changes",
+    ),
+    (
+        "xtask/src/main.rs",
+        "crate",
+        "machines have the toolchains that the golden drivers need",
+    ),
+];
+
+/// Checks that no crate has a circle of modules.
+pub(crate) fn check_circles(workspace: &Workspace) -> Result<()> {
+    let read = |path: &str| match std::fs::read_to_string(workspace.root.join(path)) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("reading {path}")),
+    };
+    let mut found = Vec::new();
+    for root in tracked_files(workspace)? {
+        if circles::is_root(&root) && read(&root)?.is_some() {
+            found.extend(circles::circles(&root, &read)?);
+        }
+    }
+    let is_at = |circle: &circles::Circle, root: &str, parent: &str| {
+        circle.place() == (root, parent.to_owned())
+    };
+    let unused: Vec<_> = CIRCLES
+        .iter()
+        .filter(|(root, parent, _)| !found.iter().any(|circle| is_at(circle, root, parent)))
+        .collect();
+    ensure!(
+        unused.is_empty(),
+        "circles of modules that are no longer there: remove them from CIRCLES: {unused:?}"
+    );
+    found.retain(|circle| {
+        !CIRCLES
+            .iter()
+            .any(|(root, parent, _)| is_at(circle, root, parent))
+    });
+    let found: Vec<_> = found.iter().map(ToString::to_string).collect();
+    ensure!(
+        found.is_empty(),
+        "modules that need one another; move what they share below them:\n{}",
+        found.join("\n")
     );
     Ok(())
 }

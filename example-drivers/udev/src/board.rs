@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use nodedock_sdk::{Host, Problem, last_segment};
 
 use crate::address::Hardware;
-use crate::device::Kind;
+use crate::kind::Kind;
 use crate::read::whole_device;
 use crate::usb::Interface;
 

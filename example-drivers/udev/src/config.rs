@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use nodedock_sdk::{Claim, Problem, parse_json};
 use serde::Deserialize;
 
-use crate::device::{Candidate, Kind};
+use crate::device::Candidate;
+use crate::kind::Kind;
 use crate::text::{beginning, matches};
 
 /// The bound of a problem's message, which may quote any text of a config.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use nodedock_sdk::{Device, Host, NodeInfo, Problem, dns_label_hashed, last_segment};
-use serde::Deserialize;
 
 use crate::board::{Board, BoardPorts};
+use crate::kind::Kind;
 use crate::read::{optional, whole_device};
 use crate::text::{shortened, whole};
 use crate::usb::{Interface, UsbDevice, UsbDevices, numbers};
@@ -15,61 +15,9 @@ const IDENTITIES_MAX: usize = 16;
 const IDENTITY_BYTES_MAX: usize = 253;
 const LABEL_BYTES_MAX: usize = 63;
 
-/// Names of serial ports without their number. Other ttys are terminals of the node.
-pub(crate) const SERIAL_PORTS: [&str; 14] = [
-    "ttyACM", "ttyAMA", "ttyHS", "ttyLP", "ttyMSM", "ttyO", "ttyPS", "ttyS", "ttySAC", "ttySC",
-    "ttyTHS", "ttyUL", "ttyUSB", "ttymxc",
-];
-
-/// Beginnings of the names of a sound card's nodes. Others, such as `timer`, belong to no card.
-const SOUND_NODES: [&str; 4] = ["controlC", "hwC", "midiC", "pcmC"];
-
 /// Nodes of a device, fewer than container edits may have. Cameras and sound cards have less than ten; what an input device claims to be
 /// decides how many it has.
 const NODES_MAX: usize = 32;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
-    Serial,
-    Video,
-    Usb,
-    Hidraw,
-    Input,
-    Sound,
-}
-
-impl Kind {
-    /// Returns the kernel's name of the subsystem, which is also that of the class.
-    pub(crate) fn subsystem(self) -> &'static str {
-        match self {
-            Kind::Serial => "tty",
-            Kind::Video => "video4linux",
-            Kind::Usb => "usb",
-            Kind::Hidraw => "hidraw",
-            Kind::Input => "input",
-            Kind::Sound => "sound",
-        }
-    }
-
-    /// Returns the path of the node of an entry of the class; `None` if the driver offers no such node.
-    pub(crate) fn node_path(self, entry: &str) -> Option<String> {
-        let name = entry.trim_end_matches(|c: char| c.is_ascii_digit());
-        let is_numbered = name.len() < entry.len();
-        let (is_offered, directory) = match self {
-            Kind::Serial => (is_numbered && SERIAL_PORTS.contains(&name), "/dev"),
-            Kind::Video => (is_numbered && name == "video", "/dev"),
-            Kind::Hidraw => (is_numbered && name == "hidraw", "/dev"),
-            Kind::Input => (is_numbered && matches!(name, "event" | "js"), "/dev/input"),
-            Kind::Sound => {
-                let is_node = SOUND_NODES.iter().any(|prefix| entry.starts_with(prefix));
-                (is_node, "/dev/snd")
-            }
-            Kind::Usb => (false, ""),
-        };
-        is_offered.then(|| format!("{directory}/{entry}"))
-    }
-}
 
 /// A device node, as sysfs shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]

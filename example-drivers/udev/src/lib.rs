@@ -5,6 +5,7 @@ mod address;
 mod board;
 mod config;
 mod device;
+mod kind;
 mod name;
 mod read;
 #[cfg(test)]
@@ -23,7 +24,8 @@ use nodedock_sdk::{
 use serde::{Deserialize, Serialize};
 
 use config::{Config, NameBy, Parameters, PoolConfig};
-use device::{Candidate, Kind, Node, SERIAL_PORTS};
+use device::{Candidate, Node};
+use kind::{Kind, SERIAL_PORTS};
 use usb::UsbDevices;
 
 /// Files and links of USB devices that the driver reads.

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
+use crate::options::Options;
 use crate::resources::{
     DRA_GROUP, EVENTS_GROUP, RESOURCES, Resource, TAINT_RULES, VERSION, api_version,
 };
 use crate::reviews::REVIEWS;
-use crate::server::Options;
 
 /// The content type of aggregated discovery, by which clients know it.
 pub(crate) const AGGREGATED: &str =

@@ -11,11 +11,11 @@ mod defaults;
 mod discovery;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
-mod garbage;
 mod identity;
 mod merge;
 mod negotiate;
 mod openapi;
+mod options;
 mod peer;
 mod protobuf;
 mod reads;
@@ -26,6 +26,7 @@ mod route;
 mod selector;
 mod serve;
 mod server;
+mod shape;
 mod state;
 pub mod status;
 mod storage;
@@ -40,17 +41,18 @@ mod yaml;
 
 pub use discovery::{discovered_group, discovered_resources};
 pub use identity::{Identity, IdentityError, KUBECONFIG_NAME, kubeconfig};
+pub use options::{Check, ObjectWrite, Options};
 pub use protobuf::{CONTENT_TYPE as PROTOBUF, to_json as protobuf_to_json};
 pub use resources::{DRA_GROUP, EVENTS_GROUP, Resource, resource, resources};
 pub use respond::Body;
 pub use route::{Query, Route};
 pub use serve::{ServeError, serve_tls, serve_unix};
-pub use server::{Check, ObjectWrite, OpenError, Options, Server};
+pub use server::{OpenError, Server};
 pub use state::{Draft, Snapshot};
 pub use status::{Cause, Refusal};
 pub use storage::{Change, Loaded, Memory, ObjectKey, Storage, StorageError};
 
 /// The refusal of a claim's status that changes its allocation, for a [`Check`].
-pub fn immutable_allocation(allocation: &serde_json::Value) -> Cause {
-    validate::immutable_allocation(allocation)
+pub fn immutable_allocation() -> Cause {
+    validate::immutable_allocation()
 }

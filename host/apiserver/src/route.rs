@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use http::{Method, Uri};
 
 use crate::resources::{RESOURCES, Resource, TAINT_RULES, VERSION, api_version};
-use crate::server::Options;
 
 /// A request for a resource.
 #[derive(Clone, Debug)]
@@ -61,15 +60,15 @@ pub(crate) fn query(uri: &Uri) -> Query {
         .collect()
 }
 
-fn find(options: &Options, group: &str, plural: &str) -> Option<&'static Resource> {
-    let is_served = |resource: &&Resource| options.taint_rules || resource.plural != TAINT_RULES;
+fn find(taint_rules: bool, group: &str, plural: &str) -> Option<&'static Resource> {
+    let is_served = |resource: &&Resource| taint_rules || resource.plural != TAINT_RULES;
     let mut served = RESOURCES.iter().filter(is_served);
     served.find(|resource| resource.plural == plural && resource.served_in(group))
 }
 
 /// `None` for what is no resource here, by any method.
 pub(crate) fn route(
-    options: &Options,
+    taint_rules: bool,
     method: &Method,
     path: &[&str],
     query: Query,
@@ -79,7 +78,7 @@ pub(crate) fn route(
         ["apis", group, VERSION, rest @ ..] if !group.is_empty() => (*group, rest),
         _ => return None,
     };
-    let find = |plural: &str| find(options, group, plural);
+    let find = |plural: &str| find(taint_rules, group, plural);
     let (namespace, rest) = match rest {
         ["namespaces", namespace, rest @ ..]
             if rest.first().is_some_and(|plural| find(plural).is_some()) =>

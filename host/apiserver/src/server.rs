@@ -7,74 +7,13 @@ use futures::FutureExt;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::garbage;
+use crate::options::{Check, Options};
 use crate::resources;
 use crate::route::{self, Route};
 use crate::state::{Draft, FIRST_REVISION, Shared, Snapshot, Turn, key};
-use crate::status::{Cause, Refusal};
+use crate::status::Refusal;
 use crate::storage::{Loaded, Storage, StorageError};
-use crate::writes::now;
-
-/// Of the changes that a watch can go on from, as JSON: thousands of changes of claims, about a hundred of full ResourceSlices. In memory
-/// they take several times as much.
-const HISTORY_BYTES_MAX: usize = 4 << 20;
-
-/// A check beyond the published rules of an object.
-pub type Check = Arc<dyn Fn(&Route, ObjectWrite<'_>) -> Vec<Cause> + Send + Sync>;
-
-/// What a request does with an object.
-#[derive(Clone, Copy, Debug)]
-pub enum ObjectWrite<'a> {
-    Created(&'a Value),
-    Updated { new: &'a Value, old: &'a Value },
-    Deleted(&'a Value),
-}
-
-impl<'a> ObjectWrite<'a> {
-    /// The object as the request leaves it, or as it was before its deletion.
-    pub fn object(self) -> &'a Value {
-        match self {
-            Self::Created(object) | Self::Updated { new: object, .. } | Self::Deleted(object) => {
-                object
-            }
-        }
-    }
-}
-
-/// How a server behaves.
-#[derive(Clone)]
-pub struct Options {
-    /// Whether the server does what the controllers of a cluster do: the namespace `default` exists, other namespaces must exist before
-    /// their objects and are deleted with them, and objects are deleted after their owners.
-    pub controllers: bool,
-    /// Whether DeviceTaintRules are served in `v1`.
-    pub taint_rules: bool,
-    /// Of the changes that are kept for watches, in bytes as JSON.
-    pub history_bytes_max: usize,
-    /// Refuses objects beyond the published rules.
-    pub check: Option<Check>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            controllers: true,
-            taint_rules: false,
-            history_bytes_max: HISTORY_BYTES_MAX,
-            check: None,
-        }
-    }
-}
-
-impl std::fmt::Debug for Options {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options")
-            .field("controllers", &self.controllers)
-            .field("taint_rules", &self.taint_rules)
-            .field("history_bytes_max", &self.history_bytes_max)
-            .finish_non_exhaustive()
-    }
-}
+use crate::writes::{garbage, now};
 
 /// A server that cannot begin with what is stored.
 #[derive(Debug, thiserror::Error)]
@@ -223,7 +162,7 @@ impl Server {
     /// What a request asks for; `None` for a path that is no resource.
     pub fn route(&self, method: &http::Method, uri: &http::Uri) -> Option<Route> {
         route::route(
-            &self.shared.options,
+            self.shared.options.taint_rules,
             method,
             &route::parts(uri),
             route::query(uri),

@@ -7,9 +7,9 @@ use rpds::RedBlackTreeMapSync;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use crate::options::Options;
 use crate::resources::Resource;
 use crate::route::Route;
-use crate::server::Options;
 use crate::status::{self, Refusal};
 use crate::storage::{self, ObjectKey, Storage};
 

@@ -1,4 +1,4 @@
-//! Refusals, in the words and codes of Kubernetes' API server.
+//! Refusals, with the codes and reasons of Kubernetes' API server.
 
 use serde_json::{Map, Value, json};
 
@@ -58,6 +58,15 @@ impl Cause {
         Self {
             reason: "FieldValueDuplicate",
             message,
+            field: field.into(),
+        }
+    }
+
+    /// Of a structure that cannot change, and that no message shows.
+    pub fn immutable(field: impl Into<String>) -> Self {
+        Self {
+            reason: "FieldValueInvalid",
+            message: "Invalid value: field is immutable".to_owned(),
             field: field.into(),
         }
     }
@@ -217,15 +226,13 @@ pub fn invalid(route: &Route, name: &str, causes: &[Cause]) -> Refusal {
     } else {
         format!("{kind}.{group}")
     };
-    let mut lines: Vec<String> = causes
+    let lines: Vec<String> = causes
         .iter()
         .map(|cause| format!("{}: {}", cause.field, cause.message))
         .collect();
-    lines.dedup();
-    let lines = if lines.len() == 1 {
-        lines[0].clone()
-    } else {
-        format!("[{}]", lines.join(", "))
+    let lines = match lines.as_slice() {
+        [line] => line.clone(),
+        lines => format!("[{}]", lines.join(", ")),
     };
     let mut details = details(group, name, kind);
     details["causes"] = causes.iter().map(Cause::json).collect();

@@ -1,5 +1,6 @@
-//! The published rules of objects, with the messages of an API server of Kubernetes 1.36, the defaults that it sets, and the types of its
-//! fields. Functions are pure: they see one object, the object that it replaces, and at most the namespace.
+//! The published rules of objects of Kubernetes 1.36, and the defaults of their fields. What is refused, at which field and for which reason is
+//! as an API server has it; messages are Nodedock's. Functions are pure: they see one object, the object that it replaces, and at most the
+//! namespace.
 
 mod admin;
 mod capacity;
@@ -28,7 +29,7 @@ pub(crate) use expressions::{Compiled, new_expressions};
 
 use crate::resources::Resource;
 use crate::status::Cause;
-use fields::{Causes, IMMUTABLE, each, in_go, invalid, same, text};
+use fields::{Causes, each, invalid, same, text};
 
 /// Returns what is wrong with an object that is to be stored, with [`defaults`] set and its name given; `old` is the object that it
 /// replaces, and `compiled` has its [`new_expressions`]. A status is checked if it differs from the one before. Never panics, whatever
@@ -58,12 +59,8 @@ pub(crate) fn object(
 }
 
 /// What a write of another object than the one that is there is refused with, as an apply is.
-pub(crate) fn immutable_uid(uid: &Value) -> Vec<Cause> {
-    // A server checks it twice.
-    vec![
-        Cause::invalid("metadata.uid", uid, IMMUTABLE),
-        Cause::invalid("metadata.uid", uid, IMMUTABLE),
-    ]
+pub(crate) fn immutable_uid(uid: &Value) -> Cause {
+    Cause::invalid("metadata.uid", uid, "field is immutable")
 }
 
 fn claim(causes: &mut Causes, new: &Value, old: Option<&Value>, compiled: &Compiled) {
@@ -79,7 +76,7 @@ fn claim(causes: &mut Causes, new: &Value, old: Option<&Value>, compiled: &Compi
 /// A spec that cannot change is not checked again: nothing else could be done about it.
 fn unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
     if !same(spec, old) {
-        causes.push(Cause::invalid("spec", in_go(spec), IMMUTABLE));
+        causes.push(Cause::immutable("spec"));
     }
 }
 
@@ -123,7 +120,7 @@ fn is_extended_resource(name: &str) -> bool {
     name.contains('/')
         && !name.contains("kubernetes.io/")
         && !name.starts_with(QUOTA)
-        && names::label_key(&format!("{QUOTA}{name}")).is_empty()
+        && names::label_key(&format!("{QUOTA}{name}")).is_none()
 }
 
 fn taint_rule(causes: &mut Causes, rule: &Value) {

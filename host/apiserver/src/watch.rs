@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 use crate::convert::from_storage;
 use crate::reads::{asked_version, unknown_match};
-use crate::respond::Shape;
 use crate::route::Route;
 use crate::selector::Selector;
+use crate::shape::Shape;
 use crate::state::{Entry, News, Shared};
 use crate::status::{self, Cause, Refusal};
 

@@ -7,17 +7,18 @@ use serde_json::{Value, json};
 
 use crate::convert::{from_storage, to_storage};
 use crate::merge::{DEPTH_MAX, is_deeper, is_same_but_times};
+use crate::options::{Check, ObjectWrite, Options};
 use crate::resources::{self, EVENTS_GROUP, VERSION};
 use crate::route::Route;
 use crate::selector::Selector;
-use crate::server::{Check, ObjectWrite, Options};
 use crate::state::{Draft, Snapshot, key};
 use crate::status::{self, Cause, Refusal};
 use crate::storage::ObjectKey;
 use crate::validate::Compiled;
-use crate::{defaults, garbage, openapi, validate};
+use crate::{defaults, openapi, validate};
 
 mod events;
+pub(crate) mod garbage;
 mod metadata;
 mod patches;
 

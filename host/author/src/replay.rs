@@ -67,24 +67,27 @@ fn summary(replayed: &Replayed) -> Result<String> {
     let Replayed {
         calls,
         skipped,
+        redacted,
         lost,
         difference,
     } = replayed;
-    let mut lines = match (
-        difference,
-        calls,
-        skipped + usize::try_from(*lost).unwrap_or(usize::MAX),
-    ) {
+    let mut lines = match (difference, calls, skipped + redacted, lost) {
         (Some(difference), ..) => vec![difference.to_string()],
-        (None, 0, 0) => bail!("no call is replayed: it has none"),
-        (None, 0, _) => bail!(
-            "no call is replayed: a time limit ended {skipped} calls when they were recorded, and {lost} calls are missing"
+        (None, 0, 0, 0) => bail!("no call is replayed: it has none"),
+        (None, 0, ..) => bail!(
+            "no call is replayed: a time limit ended {skipped} calls when they were recorded, {redacted} calls are redacted, and {lost} calls \
+             are missing"
         ),
         (None, ..) => vec![format!("{calls} calls replayed, all equal")],
     };
     if *skipped > 0 {
         lines.push(format!(
             "{skipped} calls were ended by a time limit when they were recorded, and are not compared"
+        ));
+    }
+    if *redacted > 0 {
+        lines.push(format!(
+            "{redacted} calls are redacted, and are not compared: --print shows them"
         ));
     }
     if *lost > 0 {
@@ -137,9 +140,14 @@ fn call_lines(number: usize, call: &RecordedCall<Raw>) -> Vec<String> {
         arguments,
         host,
         answer,
+        has_values_left_out,
     } = call;
+    let redacted = match has_values_left_out {
+        true => ", redacted",
+        false => "",
+    };
     let mut lines = vec![format!(
-        "{number} {} {operation}, request {request}: {arguments}",
+        "{number} {} {operation}, request {request}{redacted}: {arguments}",
         rfc3339(*at_ms)
     )];
     lines.extend(host.iter().map(|call| {
@@ -168,10 +176,11 @@ mod tests {
 
     use super::*;
 
-    fn replayed(calls: usize, skipped: usize, lost: u64) -> Result<String> {
+    fn replayed(calls: usize, skipped: usize, redacted: usize, lost: u64) -> Result<String> {
         summary(&Replayed {
             calls,
             skipped,
+            redacted,
             lost,
             difference: None,
         })
@@ -179,14 +188,17 @@ mod tests {
 
     #[test]
     fn the_summary_counts_what_was_compared_and_what_was_not() {
-        assert_eq!(replayed(2, 0, 0).unwrap(), "2 calls replayed, all equal");
-        let partly = replayed(2, 3, 4).unwrap();
-        assert_eq!(partly.lines().count(), 3, "{partly}");
-        let skipped = replayed(0, 3, 4).unwrap_err().to_string();
-        assert!(
-            skipped.contains("ended 3 calls") && skipped.contains("4 calls are missing"),
-            "{skipped}"
-        );
+        assert_eq!(replayed(2, 0, 0, 0).unwrap(), "2 calls replayed, all equal");
+        let partly = replayed(2, 3, 5, 4).unwrap();
+        assert_eq!(partly.lines().count(), 4, "{partly}");
+        let skipped = replayed(0, 3, 5, 4).unwrap_err().to_string();
+        for part in [
+            "ended 3 calls",
+            "5 calls are redacted",
+            "4 calls are missing",
+        ] {
+            assert!(skipped.contains(part), "{skipped}");
+        }
     }
 
     #[tokio::test]

@@ -24,7 +24,7 @@ pub(super) struct RecordArgs {
     /// Record for so many seconds first, whatever the config says [default: write what is recorded]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SECONDS_MAX)))]
     seconds: Option<u32>,
-    /// Replace secrets by placeholders: environment values, opaque parameters and contents of files
+    /// Leave out the values of fields that may have secrets, such as environments, opaque parameters, annotations and contents of files
     #[arg(long)]
     redact: bool,
 }
@@ -77,7 +77,7 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
     );
     let mut content = Vec::new();
     if is_redacted {
-        let lines = redact(&lines().collect::<Vec<_>>()).context("replace the secrets")?;
+        let lines = redact(&lines().collect::<Vec<_>>()).context("leave out secrets")?;
         file::write(&header, lines.iter().map(Vec::as_slice), &mut content)
     } else {
         file::write(&header, lines(), &mut content)
@@ -92,9 +92,12 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
     // With mode 0600.
     nodedock_base::file::replace(&out, &content)
         .with_context(|| format!("write {}", out.display()))?;
-    let redacted = if is_redacted { ", redacted" } else { "" };
+    let secrets = match is_redacted {
+        true => "redacted",
+        false => "not redacted: it may have secrets",
+    };
     print_text(&format!(
-        "{}: {calls} calls, {files} driver files{redacted}",
+        "{}: {calls} calls, {files} driver files, {secrets}",
         out.display()
     ))
 }

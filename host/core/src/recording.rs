@@ -1,7 +1,7 @@
 //! Recordings of drivers' calls: what the host passed to a driver, what the driver asked the host, and what it answered.
 //!
 //! `Recordings` owns one ring of files for each recorded driver, and the thread that writes them: a call hands over a line and never waits
-//! for a disk. `file` is the format of a recording that leaves the node; `redact` removes secrets from one. Never decides what a call
+//! for a disk. `file` is the format of a recording that leaves the node; `redact` leaves values out of one. Never decides what a call
 //! does: a driver that is recorded behaves as one that is not.
 
 pub mod file;
@@ -81,6 +81,9 @@ pub struct RecordedCall<V = Value> {
     /// Functions of the host that it called, in order.
     pub host: Vec<HostCall<V>>,
     pub answer: Answer<V>,
+    /// A redaction left values out: the call can be printed, and not replayed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_values_left_out: bool,
 }
 
 /// A call of a host function by a driver.

@@ -13,6 +13,7 @@ mod device_plugins;
 mod dra;
 mod metrics;
 mod paths;
+mod plugin_claim;
 mod sockets;
 
 #[cfg(test)]

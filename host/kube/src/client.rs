@@ -8,6 +8,7 @@ mod config;
 mod counts;
 mod credentials;
 mod error;
+mod files;
 mod rate;
 mod reachability;
 mod send;

@@ -4,6 +4,7 @@ pub mod binding;
 pub mod bridge;
 pub mod claims;
 pub mod client;
+pub mod drivers;
 pub mod events;
 pub mod extended_resources;
 pub mod facts;

@@ -12,7 +12,6 @@ mod conditions;
 mod convert;
 mod desired;
 mod diff;
-mod drivers;
 mod entry;
 mod health;
 mod pace;
@@ -34,10 +33,10 @@ use kube::api::DynamicObject;
 use kube::runtime::watcher::Event;
 use tokio::sync::{Semaphore, watch};
 
-pub use drivers::{DriverSnapshot, watch_drivers};
+pub use crate::drivers::{DriverSnapshot, watch_drivers};
+pub use crate::pools::PoolKey;
 pub use health::UnhealthyDevice;
 pub use report::{PoolStatus, SliceReport};
-pub use slice::PoolKey;
 pub(crate) use slice::has_our_label;
 
 use crate::client::{ApiError, DraResource, KubeClient};
@@ -49,9 +48,6 @@ use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     BindingConditions, DeviceName, DriverName, NodeAllocatable, ObjectName, PoolName,
 };
-
-/// Delay from the first change of slices to the reconcile: changes come in bursts.
-const SLICE_SETTLE: Duration = Duration::from_millis(100);
 
 /// Called with each device that became unhealthy: once until it has been healthy for a while.
 pub type OnUnhealthy = Arc<dyn Fn(&UnhealthyDevice) + Send + Sync>;

@@ -21,12 +21,13 @@ mod tests;
 
 pub use connection::Connection;
 pub(crate) use connection::{RECONNECT_MAX, RECONNECT_MIN};
+pub use convert::PluginInfo;
 pub use device_plugin::{DevicePlugin, Following};
 pub use dra::{Caller, DraPlugin};
 pub use health::Health;
 pub use nodedock_model::{DraService, HealthService};
 pub use old_dra::{OldDraPlugin, inventory};
-pub use registration::{PluginInfo, PluginTimes, Registrar, RegistrarError};
+pub use registration::{PluginTimes, Registrar, RegistrarError};
 pub use stats::Rpcs;
 pub use tap::Tap;
 

@@ -8,8 +8,8 @@ mod scheduling;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::bindings::types;
 use crate::Limit;
+use crate::bindings::types;
 use nodedock_base::printable::{cut, is_unprintable};
 use nodedock_model::limit::{
     LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX,

@@ -9,14 +9,14 @@ use async_trait::async_trait;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::bindings::types;
-use super::calls::{self, CallRecording, GuestRequest};
-use super::convert::{self, Refusal};
-use super::edits::Verifier;
-use super::sandbox::{GuestCall, Sandbox, Scope};
-use super::{
-    CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema,
-};
+use crate::bindings::types;
+use crate::calls::edits::Verifier;
+use crate::calls::guest_calls::{self, CallRecording, GuestRequest};
+use crate::calls::sandbox::{GuestCall, Sandbox};
+use crate::convert::{self, Refusal};
+use crate::host_functions::state::Scope;
+use crate::load::schema;
+use crate::{CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger};
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{
@@ -169,7 +169,7 @@ impl WasmDriver {
             context: context.clone(),
             trigger: trigger.clone(),
         });
-        let guest = calls::discover(context, trigger);
+        let guest = guest_calls::discover(context, trigger);
         let answer = self.call(call, Operation::Discover, None, recording, guest);
         let (inventory, additions) = answer.await?.map_err(|problem| self.problem(problem))?;
         let driver = &self.info.name;
@@ -196,7 +196,7 @@ impl WasmDriver {
             Operation::Health,
             None,
             recording,
-            calls::health(context),
+            guest_calls::health(context),
         );
         let report = answer.await?.map_err(|problem| self.problem(problem))?;
         convert::health_report(report).map_err(|why| self.refused(why))
@@ -417,7 +417,7 @@ impl ClaimDriver for WasmDriver {
             context: context.clone(),
             claims: requested.clone(),
         });
-        let guest = calls::prepare(context, requested);
+        let guest = guest_calls::prepare(context, requested);
         let answer = self.call(call, Operation::Prepare, Some(writes_for), recording, guest);
         let answer = match answer.await {
             Ok(answer) => answer,
@@ -446,7 +446,7 @@ impl ClaimDriver for WasmDriver {
             context: context.clone(),
             claims: requested.clone(),
         });
-        let guest = calls::unprepare(context, requested);
+        let guest = guest_calls::unprepare(context, requested);
         let answer = self.call(
             call,
             Operation::Unprepare,

@@ -12,13 +12,13 @@ use wasmtime::{
     WasmBacktraceDetails,
 };
 
-use super::bindings::nodedock::driver;
-use super::concurrency::CALLS_MAX;
-use super::executor::SlowRuntime;
-use super::limiter::{CALL_INSTANCES, CALL_MEMORIES, CALL_TABLE_ELEMENTS, CALL_TABLES};
-use super::sandbox::State;
-use super::tap::{HasTapped, Tapped};
-use super::wasi;
+use crate::bindings::nodedock::driver;
+use crate::host_functions::state::State;
+use crate::host_functions::tapped::{HasTapped, Tapped};
+use crate::host_functions::wasi;
+use crate::limits::concurrency::CALLS_MAX;
+use crate::limits::executor::SlowRuntime;
+use crate::limits::limiter::{CALL_INSTANCES, CALL_MEMORIES, CALL_TABLE_ELEMENTS, CALL_TABLES};
 use nodedock_model::limit::CALL_MEMORY_MAX;
 
 /// Epoch tick: the longest time that a driver keeps a thread from other work.
@@ -37,15 +37,15 @@ const KEEP_RESIDENT: usize = 256 << 10;
 const WARM_SLOTS: u32 = 16;
 
 /// What runs all drivers.
-pub(super) struct Runtime {
-    pub(super) engine: Engine,
-    pub(super) linker: Linker<State>,
-    pub(super) clock: EpochClock,
-    pub(super) slow: SlowRuntime,
+pub(crate) struct Runtime {
+    pub(crate) engine: Engine,
+    pub(crate) linker: Linker<State>,
+    pub(crate) clock: EpochClock,
+    pub(crate) slow: SlowRuntime,
 }
 
 impl Runtime {
-    pub(super) fn new() -> wasmtime::Result<Self> {
+    pub(crate) fn new() -> wasmtime::Result<Self> {
         let engine = engine()?;
         let linker = linker(&engine)?;
         let clock = EpochClock::start(engine.clone())?;
@@ -73,7 +73,7 @@ fn engine() -> wasmtime::Result<Engine> {
 }
 
 /// An engine that only compiles, for the engine above: on the threads of rayon's global pool, or on the caller's alone.
-pub(super) fn for_compiling(parallel: bool) -> wasmtime::Result<Engine> {
+pub(crate) fn for_compiling(parallel: bool) -> wasmtime::Result<Engine> {
     Engine::new(config().parallel_compilation(parallel))
 }
 
@@ -141,7 +141,7 @@ fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
 }
 
 /// A thread that advances the engine's epoch while calls run, and parks while none does. It ends with the last call after this is dropped.
-pub(super) struct EpochClock {
+pub(crate) struct EpochClock {
     calls: Arc<Calls>,
     thread: Thread,
 }
@@ -154,7 +154,7 @@ struct Calls {
 }
 
 /// Keeps the clock ticking for one call.
-pub(super) struct Ticking(Arc<Calls>);
+pub(crate) struct Ticking(Arc<Calls>);
 
 impl EpochClock {
     fn start(engine: Engine) -> std::io::Result<Self> {
@@ -180,7 +180,7 @@ impl EpochClock {
         })
     }
 
-    pub(super) fn tick(&self) -> Ticking {
+    pub(crate) fn tick(&self) -> Ticking {
         if self.calls.running.fetch_add(1, SeqCst) == 0 {
             self.thread.unpark();
         }

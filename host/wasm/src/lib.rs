@@ -22,45 +22,22 @@
 //!   A successful probe, `driver resume`, a new file, grant or config, or `driver reload` ends the quarantine; then claims that wait for the
 //!   driver are retried at once. All of this is in memory.
 
-mod admission;
-mod artifact;
 mod bindings;
-mod cache;
-mod call_failure;
 mod calls;
-mod compile;
-mod compiled;
-mod concurrency;
 mod convert;
 mod driver;
-pub mod driver_config;
-pub mod driver_image;
-mod edits;
 mod engine;
-mod executor;
-pub mod file_watch;
-mod host_files;
-mod hostcalls;
+mod files;
+mod host_functions;
 pub mod kernel;
-mod limiter;
-mod log;
-mod net_interfaces;
-mod nodes;
-mod pci;
+mod limits;
+mod load;
 pub mod registry;
 pub mod replay;
-mod sandbox;
-mod schema;
-mod stored_files;
-mod tap;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod testing {
     pub mod fuzz;
 }
-pub mod trust;
-mod wasi;
-mod wit_packages;
-mod writes;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -74,32 +51,34 @@ use tokio::sync::Semaphore;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
-pub use self::admission::{Form, LoadError, Profile, Surface};
 /// Why a driver's devices are discovered.
 pub use self::bindings::exports::nodedock::driver::discovery::Trigger;
-pub use self::cache::CachePaths;
-pub use self::call_failure::CallFailure;
-pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
-pub use self::driver_config::driver_config;
-pub use self::limiter::Reached;
-pub use self::stored_files::StoreError;
+pub use self::files::stored_files::StoreError;
+pub use self::files::{driver_image, file_watch, trust};
+pub use self::limits::call_failure::CallFailure;
+pub use self::limits::limiter::Reached;
+pub use self::load::admission::{Form, LoadError, Profile, Surface};
+pub use self::load::cache::CachePaths;
+pub use self::load::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
+pub use self::load::driver_config::{self, driver_config};
 pub use nodedock_core::driver::containment::{Containment, Quarantined};
 pub use nodedock_core::driver::stats::{Limit, Operation, Outcome, Stats};
 
-use self::admission::bounded_line;
-use self::artifact::{Artifact, Key, Report};
-use self::cache::Cache;
-use self::compile::blocking;
-use self::compiled::{Compiled, Exports};
-use self::concurrency::{DriverPermits, NodePermits};
+use self::calls::sandbox::Sandbox;
 use self::driver::PERMIT_WAIT;
 use self::engine::Runtime;
-use self::host_files::FilesRoot;
-use self::log::DriverLog;
-use self::nodes::DevRoot;
-use self::sandbox::{Node, Sandbox, Scope};
+use self::host_functions::host_files::FilesRoot;
+use self::host_functions::log::DriverLog;
+use self::host_functions::nodes::DevRoot;
+use self::host_functions::state::{Node, Scope};
+use self::limits::concurrency::{DriverPermits, NodePermits};
+use self::load::admission::bounded_line;
+use self::load::artifact::{Artifact, Key, Report};
+use self::load::cache::Cache;
+use self::load::compile::blocking;
+use self::load::compiled::{Compiled, Exports};
 use nodedock_base::memory;
 use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{Call, NodeFacts, PreparedClaims, stats};
@@ -289,7 +268,7 @@ impl WasmHost {
         file: DriverFile,
         surface: &mut Surface,
     ) -> Result<Arc<Compiled>, LoadError> {
-        surface.form = Some(admission::form(&file.bytes)?);
+        surface.form = Some(load::admission::form(&file.bytes)?);
         let (engine, source) = (self.runtime.engine.clone(), file.bytes.clone());
         let key = blocking(move || Ok(Key::new(&engine, &source))).await?;
         let (component, from_cache) = match self.cached(key, surface).await? {
@@ -487,7 +466,7 @@ fn link(
     let types = |error: wasmtime::Error| LoadError::Types(bounded_line(&format!("{error:#}")));
     let pre = runtime.linker.instantiate_pre(component).map_err(types)?;
     let exports = Exports::new(&pre, &surface).map_err(types)?;
-    let (memories, digest) = (compiled::memories(component), key.digest());
+    let (memories, digest) = (load::compiled::memories(component), key.digest());
     Ok(Arc::new(Compiled {
         pre,
         exports,

@@ -15,13 +15,13 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::admission::{CONTRACT, CONTRACT_VERSION};
-use super::calls::{self, GuestRequest, to_failure};
-use super::sandbox::{GuestCall, Sandbox, Scope};
-use super::stats::Operation;
-use super::tap::{ReplayEnd, Tap};
-use super::{CallFailure, DriverFile, LoadError, WasmDriver, WasmHost};
-use nodedock_base::printable::printable;
+use crate::calls::guest_calls::{self, GuestRequest, to_failure};
+use crate::calls::sandbox::{GuestCall, Sandbox};
+use crate::host_functions::state::Scope;
+use crate::host_functions::tap::{ReplayEnd, Tap, shown_text};
+use crate::load::admission::{CONTRACT, CONTRACT_VERSION};
+use crate::stats::Operation;
+use crate::{CallFailure, DriverFile, LoadError, WasmDriver, WasmHost};
 use nodedock_core::driver::Call;
 use nodedock_core::recording::file::{ReadError, Reader};
 use nodedock_core::recording::{Answer, Kind, Line, Raw, RecordedCall, Revision, raw};
@@ -29,8 +29,6 @@ use nodedock_model::SideFileError;
 use nodedock_model::grant::Grant;
 use nodedock_model::limit;
 
-/// Bytes of a value in a difference.
-pub(super) const SHOWN_BYTES: usize = 400;
 /// Drivers that are loaded at the same time: a ring has as many revisions, unless its segments are short.
 const DRIVERS_MAX: usize = 8;
 
@@ -41,6 +39,8 @@ pub struct Replayed {
     pub calls: usize,
     /// Calls that time or load ended when they were recorded: they are not compared.
     pub skipped: usize,
+    /// Calls of which a redaction left values out: they are not compared.
+    pub redacted: usize,
     /// Calls that are missing in the recording.
     pub lost: u64,
     pub difference: Option<Difference>,
@@ -131,6 +131,7 @@ pub async fn replay(
     let mut replayed = Replayed {
         calls: 0,
         skipped: 0,
+        redacted: 0,
         lost: 0,
         difference: None,
     };
@@ -140,6 +141,9 @@ pub async fn replay(
     let mut lines = Reader::new(recording)?;
     while let Some(line) = lines.next_line()? {
         match line {
+            Line::Revision(next) if next.kind == Kind::Native => {
+                return Err(ReplayError::Native(shown_text(&next.driver)));
+            }
             Line::Revision(next) => revision = Some(Arc::new(next)),
             Line::Lost(lost) => replayed.lost = replayed.lost.saturating_add(lost),
             Line::File(_) | Line::End(_) => {}
@@ -148,6 +152,10 @@ pub async fn replay(
                 let revision = revision
                     .as_ref()
                     .ok_or(ReplayError::NoRevision { call: number })?;
+                if call.has_values_left_out {
+                    replayed.redacted += 1;
+                    continue;
+                }
                 let index = match drivers.iter().position(|(known, _)| known == revision) {
                     Some(index) => index,
                     None => {
@@ -194,9 +202,6 @@ impl ReplayedDriver {
         revision: &Revision,
         other: Option<Bytes>,
     ) -> Result<Self, ReplayError> {
-        if revision.kind == Kind::Native {
-            return Err(ReplayError::Native(shown_text(&revision.driver)));
-        }
         let version = revision
             .contract
             .strip_prefix(CONTRACT)
@@ -295,20 +300,30 @@ impl ReplayedDriver {
         };
         match request {
             GuestRequest::Discover { context, trigger } => {
-                self.call(&call, operation, tap, calls::discover(context, trigger))
-                    .await
+                self.call(
+                    &call,
+                    operation,
+                    tap,
+                    guest_calls::discover(context, trigger),
+                )
+                .await
             }
             GuestRequest::Health { context } => {
-                self.call(&call, operation, tap, calls::health(context))
+                self.call(&call, operation, tap, guest_calls::health(context))
                     .await
             }
             GuestRequest::Prepare { context, claims } => {
-                self.call(&call, operation, tap, calls::prepare(context, claims))
+                self.call(&call, operation, tap, guest_calls::prepare(context, claims))
                     .await
             }
             GuestRequest::Unprepare { context, claims } => {
-                self.call(&call, operation, tap, calls::unprepare(context, claims))
-                    .await
+                self.call(
+                    &call,
+                    operation,
+                    tap,
+                    guest_calls::unprepare(context, claims),
+                )
+                .await
             }
         }
     }
@@ -417,10 +432,6 @@ fn first_difference<'a>(
 
 fn shown(value: &Value) -> String {
     shown_text(&value.to_string())
-}
-
-pub(super) fn shown_text(text: &str) -> String {
-    printable(text, SHOWN_BYTES)
 }
 
 fn shown_answer(answer: &Answer<Raw>) -> String {

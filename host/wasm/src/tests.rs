@@ -9,7 +9,7 @@ mod replaying;
 mod running;
 mod writing;
 
-use super::*;
+use crate::*;
 use guest::Guest;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::manager::claims::SharedClaimTable;

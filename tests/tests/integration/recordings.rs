@@ -34,7 +34,7 @@ async fn what_a_named_driver_does_is_written_to_a_file_and_replays_without_a_dae
     daemon
         .cli(&["record", MOCK_GPU_NAME, "--out", path])
         .await
-        .done_with(&["calls, 1 driver files"]);
+        .done_with(&["calls, 1 driver files, not redacted: it may have secrets"]);
     assert_eq!(
         std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
         0o600
@@ -45,15 +45,26 @@ async fn what_a_named_driver_does_is_written_to_a_file_and_replays_without_a_dae
     let redacted = daemon.path().join("redacted");
     let redacted = redacted.to_str().unwrap();
     let args = ["record", MOCK_GPU_NAME, "--redact", "--out", redacted];
-    daemon.cli(&args).await.done_with(&["redacted"]);
+    daemon
+        .cli(&args)
+        .await
+        .done_with(&["calls, 1 driver files, redacted"]);
 
     let elsewhere = Root::new();
-    for path in [path, redacted] {
-        elsewhere
-            .cli(&["replay", path])
-            .await
-            .done_with(&["calls replayed, all equal"]);
-    }
+    elsewhere
+        .cli(&["replay", path])
+        .await
+        .done_with(&["calls replayed, all equal"]);
+    // A prepare gives environment variables to containers.
+    elsewhere
+        .cli(&["replay", redacted])
+        .await
+        .done_with(&["all equal", "calls are redacted"]);
+    let printed = elsewhere.cli(&["replay", redacted, "--print"]).await.done();
+    assert!(
+        printed.contains("MOCK_GPU_0") && printed.contains("***"),
+        "{printed}"
+    );
     let printed = elsewhere.cli(&["replay", path, "--print"]).await.done();
     for part in [
         "driver mock-gpu.nodedock.dev",

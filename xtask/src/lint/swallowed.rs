@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use super::code::code_of;
+
 /// What makes a failure look like nothing, after a read.
 const DROPS: [&str; 8] = [
     ".ok()",
@@ -173,50 +175,6 @@ fn has_reason(text: &str, first: usize, end: usize) -> bool {
     text[first..end].contains(REASON)
         || rest_of_line.contains(REASON)
         || comment.any(|line| line.contains(REASON))
-}
-
-/// The text with blanks in place of comments and of what is in quotes, so that offsets stay.
-fn code_of(text: &str) -> String {
-    let mut code = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(next) = rest.chars().next() {
-        let length = match next {
-            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
-            '"' => quoted(rest, '"'),
-            '\'' if is_char(rest) => quoted(rest, '\''),
-            _ => 0,
-        };
-        let taken = length.max(next.len_utf8());
-        match length {
-            0 => code.push(next),
-            _ => code.extend(
-                rest[..taken]
-                    .bytes()
-                    .map(|byte| if byte == b'\n' { '\n' } else { ' ' }),
-            ),
-        }
-        rest = &rest[taken..];
-    }
-    code
-}
-
-/// A lifetime has no second quote.
-fn is_char(text: &str) -> bool {
-    let mut chars = text.chars().skip(1);
-    chars.next() == Some('\\') || chars.next() == Some('\'')
-}
-
-fn quoted(text: &str, quote: char) -> usize {
-    let mut is_escaped = false;
-    for (at, c) in text.char_indices().skip(1) {
-        match c {
-            _ if is_escaped => is_escaped = false,
-            '\\' => is_escaped = true,
-            c if c == quote => return at + c.len_utf8(),
-            _ => {}
-        }
-    }
-    text.len()
 }
 
 #[cfg(test)]

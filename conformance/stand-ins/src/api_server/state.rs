@@ -229,14 +229,13 @@ fn changes_spaces(spaced: &BTreeSet<String>, route: &Route, write: ObjectWrite<'
     if route.subresource != "status" {
         return Vec::new();
     }
-    let allocation = &new["status"]["allocation"];
     let is_changed = spaced.contains(old["metadata"]["uid"].as_str().unwrap_or_default())
         && !old["status"]["allocation"].is_null()
-        && allocation["devices"]["config"]
+        && new["status"]["allocation"]["devices"]["config"]
             .as_array()
             .is_some_and(|config| !config.is_empty());
     if is_changed {
-        vec![immutable_allocation(allocation)]
+        vec![immutable_allocation()]
     } else {
         Vec::new()
     }

@@ -6,19 +6,14 @@ use serde_json::{Value, json};
 
 use super::expressions::Compiled;
 use super::fields::{
-    Causes, UNBOUNDED, by, each, integer, invalid, itself, list, one_of, set, text, too_long,
-    unsupported,
+    Causes, EXPRESSION_BYTES, REQUESTS, SELECTORS, SUBREQUESTS, UNBOUNDED, by, each, integer,
+    invalid, itself, list, one_of, set, text, too_long, unsupported,
 };
 use super::names;
 use crate::status::Cause;
 
-/// Requests of a claim, and names of requests in one constraint or configuration.
-pub(super) const REQUESTS: usize = 32;
 const CONSTRAINTS: usize = 32;
 pub(super) const CONFIGS: usize = 32;
-pub(super) const SUBREQUESTS: usize = 8;
-pub(super) const SELECTORS: usize = 32;
-pub(super) const EXPRESSION_BYTES: usize = 10 * 1024;
 /// Of opaque parameters, as JSON without space.
 pub(super) const PARAMETER_BYTES: usize = 10 * 1024;
 const TAINT_EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
@@ -126,15 +121,14 @@ pub(super) fn spec(causes: &mut Causes, at: &str, spec: &Value, compiled: &Compi
 fn request(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) {
     let name = text(request, "name");
     names::refuse(causes, &format!("{at}.name"), name, names::label(name));
-    let why = "exactly one of `exactly` or `firstAvailable` is required";
+    let why = "must have one of `exactly` and `firstAvailable`";
     match (
         request["exactly"].is_null(),
         list(request, "firstAvailable").is_empty(),
     ) {
         (true, true) => causes.push(Cause::required(at, why)),
         (false, false) => {
-            let why = format!("{why}, but multiple fields are set");
-            causes.push(Cause::invalid(at, Value::Null, &why));
+            causes.push(Cause::invalid(at, r#"["exactly","firstAvailable"]"#, why));
         }
         (true, false) => {
             set(
@@ -280,7 +274,7 @@ fn attribute_of(causes: &mut Causes, at: &str, constraint: &Value) {
     {
         Some(key) => names::fully_qualified(causes, &format!("{at}.{key}"), text(constraint, key)),
         None => {
-            let why = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set";
+            let why = "must have `matchAttribute` or `distinctAttribute`";
             causes.push(Cause::required(at, why));
         }
     }

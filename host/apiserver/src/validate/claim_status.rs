@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::claim::{self, CONFIGS, PARAMETER_BYTES, REQUESTS, RequestNames};
+use super::claim::{self, CONFIGS, PARAMETER_BYTES, RequestNames};
 use super::fields::{
-    Causes, IMMUTABLE, UNBOUNDED, by, each, in_go, integer, invalid, itself, list, one_of, same,
-    set, text, too_long, unsupported,
+    Causes, REQUESTS, UNBOUNDED, by, each, integer, invalid, itself, list, one_of, same, set, text,
+    too_long, unsupported,
 };
 use super::{device, names, node_selector};
 use crate::status::Cause;
@@ -25,10 +25,8 @@ const INTERFACE_BYTES: usize = 256;
 const HARDWARE_ADDRESS_BYTES: usize = 128;
 const REASON_BYTES: usize = 1024;
 const MESSAGE_BYTES: usize = 32 * 1024;
-const NOT_A_REASON: &str = "a condition reason must start with alphabetic character, optionally followed by a string of \
-     alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or \
-     'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is \
-     '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')";
+const REASON: &str =
+    "must be of A-Z, a-z, 0-9, '_', ',' and ':', with a letter first and neither ',' nor ':' last";
 
 /// Driver, pool, device and share.
 type DeviceId = [String; 4];
@@ -38,8 +36,8 @@ fn id(device: &Value) -> DeviceId {
 }
 
 fn shown(device: &Value) -> String {
-    let [driver, pool, name, share] = id(device).map(|part| json!(part));
-    format!("{{\"Driver\":{driver},\"Pool\":{pool},\"Device\":{name},\"ShareID\":{share}}}")
+    let parts = id(device).into_iter().filter(|part| !part.is_empty());
+    json!(parts.collect::<Vec<_>>().join("/")).to_string()
 }
 
 fn allocated(status: &Value) -> BTreeSet<DeviceId> {
@@ -93,7 +91,7 @@ pub(super) fn check(causes: &mut Causes, new: &Value, old: Option<&Value>) {
         (Value::Null, _) => {}
         (new, old) if !old.is_null() => {
             if !same(new, old) {
-                causes.push(immutable_allocation(new));
+                causes.push(immutable_allocation());
             }
         }
         (allocation, _) => result(
@@ -105,8 +103,8 @@ pub(super) fn check(causes: &mut Causes, new: &Value, old: Option<&Value>) {
 }
 
 /// What a write is refused with that changes an allocation, or only how its parameters are written.
-pub(crate) fn immutable_allocation(allocation: &Value) -> Cause {
-    Cause::invalid("status.allocation", in_go(allocation), IMMUTABLE)
+pub(crate) fn immutable_allocation() -> Cause {
+    Cause::immutable("status.allocation")
 }
 
 fn consumers(causes: &mut Causes, status: &Value, before: &Value, is_deleted: bool) {
@@ -250,11 +248,10 @@ fn reason(causes: &mut Causes, field: &str, reason: &str) {
         && reason.bytes().all(inner);
     if reason.is_empty() {
         causes.push(Cause::required(field, ""));
-    } else if !has_form {
-        causes.push(invalid(field, reason, NOT_A_REASON));
-    }
-    if reason.len() > REASON_BYTES {
+    } else if reason.len() > REASON_BYTES {
         causes.push(too_long(field, REASON_BYTES));
+    } else if !has_form {
+        causes.push(invalid(field, reason, REASON));
     }
 }
 

@@ -22,19 +22,9 @@ const COUNTERS: usize = 32;
 const BINDING_CONDITIONS: usize = 4;
 /// A domain, a slash and a name; a longer key is shortened in the path of a field.
 const KEY_BYTES: usize = 63 + 1 + 32;
-/// An attribute's fields, and how a Go program names them.
-const SINGLE_VALUES: [(&str, &str); 4] = [
-    ("int", "IntValue"),
-    ("bool", "BoolValue"),
-    ("string", "StringValue"),
-    ("version", "VersionValue"),
-];
-const LISTS: [(&str, &str); 4] = [
-    ("ints", "IntValues"),
-    ("bools", "BoolValues"),
-    ("strings", "StringValues"),
-    ("versions", "VersionValues"),
-];
+/// Fields of an attribute.
+const SINGLE_VALUES: [&str; 4] = ["int", "bool", "string", "version"];
+pub(super) const LISTS: [&str; 4] = ["ints", "bools", "strings", "versions"];
 
 /// Checks a device; `old` is the one of the same name that the slice had before, `chooses_nodes` whether each device says its nodes.
 pub(super) fn check(
@@ -95,7 +85,7 @@ fn counts(causes: &mut Causes, at: &str, device: &Value) {
     let values = |attribute: &Value| {
         LISTS
             .iter()
-            .map(|(key, _)| list(attribute, key).len())
+            .map(|key| list(attribute, key).len())
             .sum::<usize>()
     };
     let values: usize = entries(device, "attributes")
@@ -123,14 +113,14 @@ fn shortened(key: &str, most: usize) -> String {
 }
 
 fn attribute(causes: &mut Causes, at: &str, attribute: &Value) {
-    let is_set = |(key, _): &&(&str, &str)| !attribute[*key].is_null();
+    let is_set = |key: &&&str| !attribute[**key].is_null();
     if attribute["string"].is_string() {
         text_value(causes, &format!("{at}.string"), text(attribute, "string"));
     }
     if attribute["version"].is_string() {
         version_value(causes, &format!("{at}.version"), text(attribute, "version"));
     }
-    for (key, _) in LISTS.iter().filter(is_set) {
+    for key in LISTS.iter().filter(is_set) {
         if list(attribute, key).is_empty() {
             causes.push(Cause::invalid(
                 format!("{at}.{key}"),
@@ -150,21 +140,11 @@ fn attribute(causes: &mut Causes, at: &str, attribute: &Value) {
             }
         }
     }
-    let why = "exactly one value must be specified";
-    match SINGLE_VALUES.iter().chain(&LISTS).filter(is_set).count() {
-        0 => causes.push(invalid(at, "", why)),
-        1 => {}
-        _ => causes.push(Cause::invalid(at, in_go(attribute), why)),
+    let set: Vec<_> = SINGLE_VALUES.iter().chain(&LISTS).filter(is_set).collect();
+    if set.len() != 1 {
+        let why = "must have exactly one value";
+        causes.push(Cause::invalid(at, json!(set), why));
     }
-}
-
-/// An attribute as a Go program prints its type.
-fn in_go(attribute: &Value) -> String {
-    let fields = SINGLE_VALUES.iter().chain(&LISTS);
-    let fields: Vec<_> = fields
-        .map(|(key, name)| format!("\"{name}\":{}", attribute[*key]))
-        .collect();
-    format!("{{{}}}", fields.join(","))
 }
 
 fn text_value(causes: &mut Causes, field: &str, value: &str) {
@@ -174,14 +154,15 @@ fn text_value(causes: &mut Causes, field: &str, value: &str) {
 }
 
 fn version_value(causes: &mut Causes, field: &str, value: &str) {
-    if semver::Version::parse(value).is_err() {
+    if value.len() > VALUE_BYTES {
+        causes.push(too_long(field, VALUE_BYTES));
+    } else if semver::Version::parse(value).is_err() {
         causes.push(invalid(
             field,
             value,
-            "must be a string compatible with semver.org spec 2.0.0",
+            "must be a version of semver.org 2.0.0",
         ));
     }
-    text_value(causes, field, value);
 }
 
 /// Checks a set of counters, which a slice shares, or what a device consumes of one; `name` is the field with the name of the set.
@@ -204,14 +185,12 @@ pub(super) fn counters(causes: &mut Causes, at: &str, counters: &Value, name: &s
 }
 
 fn nodes(causes: &mut Causes, at: &str, device: &Value, chooses_nodes: bool) {
-    const SET: &str = "is set to true in the ResourceSlice spec";
-    let ways = ["nodeName", "nodeSelector", "allNodes"];
     if !chooses_nodes {
-        if ways.iter().any(|way| !device[*way].is_null()) {
-            let why = format!(
-                "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` {SET}"
-            );
-            causes.push(Cause::invalid(at, Value::Null, &why));
+        let ways = ["nodeName", "nodeSelector", "allNodes"].into_iter();
+        let ways: Vec<_> = ways.filter(|way| !device[*way].is_null()).collect();
+        if !ways.is_empty() {
+            let why = "needs `perDeviceNodeSelection` of the slice";
+            causes.push(Cause::invalid(at, json!(ways), why));
         }
         return;
     }
@@ -219,7 +198,7 @@ fn nodes(causes: &mut Causes, at: &str, device: &Value, chooses_nodes: bool) {
     match device["nodeName"].as_str() {
         Some("") => causes.push(invalid(format!("{at}.nodeName"), "", "must not be empty")),
         Some(name) => {
-            chosen.push("`nodeName`");
+            chosen.push("nodeName");
             names::refuse(
                 causes,
                 &format!("{at}.nodeName"),
@@ -230,7 +209,7 @@ fn nodes(causes: &mut Causes, at: &str, device: &Value, chooses_nodes: bool) {
         None => {}
     }
     if !device["nodeSelector"].is_null() {
-        chosen.push("`nodeSelector`");
+        chosen.push("nodeSelector");
         node_selector::check(
             causes,
             &format!("{at}.nodeSelector"),
@@ -238,20 +217,18 @@ fn nodes(causes: &mut Causes, at: &str, device: &Value, chooses_nodes: bool) {
         );
     }
     match device["allNodes"].as_bool() {
-        Some(true) => chosen.push("`allNodes`"),
+        Some(true) => chosen.push("allNodes"),
         Some(false) => {
             let why = "must be either unset or set to true";
             causes.push(Cause::invalid(format!("{at}.allNodes"), false, why));
         }
         None => {}
     }
-    let why = format!(
-        "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` {SET}"
-    );
+    let why = "must have one of `nodeName`, `nodeSelector` and `allNodes`, as the slice has `perDeviceNodeSelection`";
     match chosen.len() {
-        0 => causes.push(Cause::required(at, &why)),
+        0 => causes.push(Cause::required(at, why)),
         1 => {}
-        _ => causes.push(invalid(at, &format!("{{{}}}", chosen.join(", ")), &why)),
+        _ => causes.push(Cause::invalid(at, json!(chosen), why)),
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn event(event: &Value, new_group: bool) -> Vec<Cause> {
     }
     let kind = text(event, "type");
     if !matches!(kind, "Normal" | "Warning") {
-        causes.push(invalid("type", kind, "has invalid value: "));
+        causes.push(invalid("type", kind, "must be Normal or Warning"));
     }
     if text(event, "message").len() > NOTE_BYTES {
         causes.push(invalid("note", "", "can have at most 1024 characters"));

@@ -6,8 +6,7 @@ use nodedock_allocator::selector::Selector;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use super::claim::{EXPRESSION_BYTES, REQUESTS, SELECTORS, SUBREQUESTS};
-use super::fields::{list, text};
+use super::fields::{EXPRESSION_BYTES, REQUESTS, SELECTORS, SUBREQUESTS, list, text};
 use crate::resources::Resource;
 use crate::status::Cause;
 

@@ -10,7 +10,11 @@ use crate::status::Cause;
 /// What was found wrong with an object so far, in the order in which an API server lists it.
 pub(super) type Causes = Vec<Cause>;
 
-pub(super) const IMMUTABLE: &str = "field is immutable";
+/// Requests of a claim, and names of requests in one constraint or configuration.
+pub(super) const REQUESTS: usize = 32;
+pub(super) const SUBREQUESTS: usize = 8;
+pub(super) const SELECTORS: usize = 32;
+pub(super) const EXPRESSION_BYTES: usize = 10 * 1024;
 /// For lists whose length has no bound.
 pub(super) const UNBOUNDED: usize = usize::MAX;
 
@@ -67,31 +71,6 @@ fn is_empty(value: &Value) -> bool {
         Value::Array(items) => items.is_empty(),
         Value::Object(fields) => fields.values().all(is_empty),
         _ => false,
-    }
-}
-
-/// A value with names as a Go program prints the fields of its types.
-pub(super) fn in_go(value: &Value) -> Value {
-    match value {
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(key, value)| {
-                let mut letters = key.chars();
-                let name = letters
-                    .next()
-                    .map(|first| first.to_ascii_uppercase())
-                    .into_iter()
-                    .chain(letters);
-                let value = if key == "parameters" {
-                    value.clone()
-                } else {
-                    in_go(value)
-                };
-                (name.collect::<String>(), value)
-            })
-            .collect(),
-        Value::Array(items) => items.iter().map(in_go).collect(),
-        other => other.clone(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The rules of `metadata`, which are the same for every kind but for the form of names.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::fields::{Causes, entries, flag, integer, invalid, list, text, too_long};
 use super::names;
@@ -13,21 +13,21 @@ const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
 /// Finalizers without a domain.
 const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", ORPHAN, FOREGROUND];
-/// Fields of the metadata that a template gives its claims, beside labels and annotations, as a Go program spells them.
-const NOT_IN_TEMPLATES: [(&str, &str); 13] = [
-    ("name", "name"),
-    ("generateName", "generateName"),
-    ("namespace", "namespace"),
-    ("selfLink", "selfLink"),
-    ("uid", "uID"),
-    ("resourceVersion", "resourceVersion"),
-    ("generation", "generation"),
-    ("creationTimestamp", "creationTimestamp"),
-    ("deletionTimestamp", "deletionTimestamp"),
-    ("deletionGracePeriodSeconds", "deletionGracePeriodSeconds"),
-    ("ownerReferences", "ownerReferences"),
-    ("finalizers", "finalizers"),
-    ("managedFields", "managedFields"),
+/// Fields of the metadata that a template gives its claims, beside labels and annotations.
+const NOT_IN_TEMPLATES: [&str; 13] = [
+    "name",
+    "generateName",
+    "namespace",
+    "selfLink",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "ownerReferences",
+    "finalizers",
+    "managedFields",
 ];
 
 /// Checks `metadata` of an object that has got its name.
@@ -148,17 +148,14 @@ fn owners(causes: &mut Causes, owners: &[Value]) {
             causes.push(invalid(format!("{FIELD}.{key}"), "", "must not be empty"));
         }
         if (api_version, kind) == ("v1", "Event") {
-            let why = "/v1, Kind=Event is disallowed from being an owner";
-            causes.push(Cause::invalid(FIELD, owner, why));
+            causes.push(invalid(FIELD, name, "an Event cannot be an owner"));
         }
         if flag(owner, "controller") {
             let this = format!("{kind}/{name}");
             match &controller {
                 Some(first) => {
-                    let why = format!(
-                        "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {this}"
-                    );
-                    causes.push(Cause::invalid(FIELD, json!(owners), &why));
+                    let why = format!("cannot be a controller beside {first}");
+                    causes.push(invalid(FIELD, &this, &why));
                 }
                 None => controller = Some(this),
             }
@@ -176,15 +173,15 @@ fn finalizers(causes: &mut Causes, resource: &Resource, metadata: &Value) {
         names::refuse(causes, FIELD, name, names::label_key(name));
     }
     if [ORPHAN, FOREGROUND].iter().all(|name| items.contains(name)) {
-        let why = format!("finalizer {ORPHAN} and {FOREGROUND} cannot be both set");
-        causes.push(Cause::invalid(FIELD, json!(items), &why));
+        let why = format!("cannot be set beside {FOREGROUND}");
+        causes.push(invalid(FIELD, ORPHAN, &why));
     }
     if resource.plural == "events" {
         return;
     }
     let short = |name: &str| !name.contains('/') && !STANDARD_FINALIZERS.contains(&name);
     for (index, name) in items.iter().enumerate().filter(|(_, name)| short(name)) {
-        let why = "name is neither a standard finalizer name nor is it fully qualified";
+        let why = "must be a standard finalizer or have a domain";
         causes.push(invalid(format!("{FIELD}[{index}]"), name, why));
     }
 }
@@ -200,7 +197,7 @@ fn no_new_finalizers(causes: &mut Causes, new: &Value, old: &Value) {
     added.dedup();
     if !added.is_empty() {
         let why = format!(
-            "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+            "cannot be added to an object that is being deleted: {}",
             added.join(", ")
         );
         causes.push(Cause::forbidden("metadata.finalizers", &why));
@@ -211,11 +208,8 @@ fn no_new_finalizers(causes: &mut Causes, new: &Value, old: &Value) {
 pub(super) fn of_template(causes: &mut Causes, at: &str, metadata: &Value) {
     annotations(causes, at, metadata);
     labels(causes, at, metadata);
-    let is_set = |field: &str| !metadata[field].is_null() && metadata[field] != "";
-    for (_, shown) in NOT_IN_TEMPLATES
-        .into_iter()
-        .filter(|(field, _)| is_set(field))
-    {
-        causes.push(Cause::forbidden(format!("{at}.{shown}"), "cannot be set"));
+    let is_set = |field: &&str| !metadata[*field].is_null() && metadata[*field] != "";
+    for field in NOT_IN_TEMPLATES.into_iter().filter(is_set) {
+        causes.push(Cause::forbidden(format!("{at}.{field}"), "cannot be set"));
     }
 }

@@ -65,18 +65,8 @@ fn claims(causes: &mut Causes, claims: &[Value]) {
             .filter(|source| !claim[*source].is_null())
             .collect();
         if given.len() != 1 {
-            let why = match given.len() {
-                0 => "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
-                _ => {
-                    "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"
-                }
-            };
-            let [name, template] = SOURCES.map(|source| &claim[source]);
-            let shown = format!(
-                "{{\"Name\":{},\"ResourceClaimName\":{name},\"ResourceClaimTemplateName\":{template}}}",
-                json!(text(claim, "name"))
-            );
-            causes.push(Cause::invalid(&at, shown, why));
+            let why = "must have one of `resourceClaimName` and `resourceClaimTemplateName`";
+            causes.push(Cause::invalid(&at, json!(given), why));
         }
         for source in given {
             let name = text(claim, source);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::device;
-use super::fields::{Causes, IMMUTABLE, by, entries, in_go, integer, invalid, list, set, text};
+use super::fields::{Causes, by, entries, integer, invalid, list, set, text};
 use super::{names, node_selector};
 use crate::status::Cause;
 
@@ -12,7 +12,7 @@ const DEVICES: usize = 128;
 const DEVICES_WITH_EXTRAS: usize = 64;
 const COUNTER_SETS: usize = 8;
 const WAYS: &str =
-    "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
+    "must have one of `nodeName`, `nodeSelector`, `allNodes` and `perDeviceNodeSelection`";
 
 /// Checks the spec of a slice; `old` is the spec that it replaces.
 pub(super) fn check(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
@@ -64,8 +64,7 @@ pub(super) fn check(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
 }
 
 fn has_extras(device: &Value) -> bool {
-    let lists = ["ints", "bools", "strings", "versions"];
-    let has_list = |attribute: &Value| lists.iter().any(|key| !attribute[*key].is_null());
+    let has_list = |attribute: &Value| device::LISTS.iter().any(|key| !attribute[*key].is_null());
     !list(device, "taints").is_empty()
         || !list(device, "consumesCounters").is_empty()
         || entries(device, "attributes").any(|(_, attribute)| has_list(attribute))
@@ -96,7 +95,11 @@ fn unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
         let (new, old) = (spec.pointer(&pointer), old.pointer(&pointer));
         if new != old {
             let shown = new.unwrap_or(&Value::Null);
-            causes.push(Cause::invalid(format!("spec.{field}"), shown, IMMUTABLE));
+            causes.push(Cause::invalid(
+                format!("spec.{field}"),
+                shown,
+                "field is immutable",
+            ));
         }
     }
 }
@@ -113,31 +116,24 @@ fn nodes(causes: &mut Causes, spec: &Value) {
             ));
         }
         Value::String(name) => {
-            ways.push("`nodeName`");
+            ways.push("nodeName");
             names::refuse(causes, "spec.nodeName", name, names::subdomain(name));
         }
         _ => {}
     }
     let selector = &spec["nodeSelector"];
     if !selector.is_null() {
-        ways.push("`nodeSelector`");
+        ways.push("nodeSelector");
         node_selector::check(causes, "spec.nodeSelector", selector);
-        let terms = &selector["nodeSelectorTerms"];
-        if list(selector, "nodeSelectorTerms").len() != 1 {
+        let terms = list(selector, "nodeSelectorTerms").len();
+        if terms > 1 {
             let field = "spec.nodeSelector.nodeSelectorTerms";
-            causes.push(Cause::invalid(
-                field,
-                in_go(terms),
-                "must have exactly one node selector term",
-            ));
+            causes.push(Cause::invalid(field, terms, "must have exactly one term"));
         }
     }
-    for (key, shown) in [
-        ("allNodes", "`allNodes`"),
-        ("perDeviceNodeSelection", "`perDeviceNodeSelection`"),
-    ] {
+    for key in ["allNodes", "perDeviceNodeSelection"] {
         match spec[key].as_bool() {
-            Some(true) => ways.push(shown),
+            Some(true) => ways.push(key),
             Some(false) => {
                 let why = "must be either unset or set to true";
                 causes.push(Cause::invalid(format!("spec.{key}"), false, why));
@@ -148,13 +144,6 @@ fn nodes(causes: &mut Causes, spec: &Value) {
     match ways.len() {
         0 => causes.push(Cause::required("spec", WAYS)),
         1 => {}
-        _ => {
-            let shown = json!(format!("{{{}}}", ways.join(", ")));
-            causes.push(Cause::invalid(
-                "spec",
-                shown,
-                &format!("{WAYS}, but multiple fields are set"),
-            ));
-        }
+        _ => causes.push(Cause::invalid("spec", json!(ways), WAYS)),
     }
 }

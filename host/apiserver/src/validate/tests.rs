@@ -1,4 +1,4 @@
-//! Each rule with an object that keeps it and objects that break it, with the messages of an API server.
+//! Each rule with an object that keeps it and objects that break it, with the field and the reason of an API server.
 
 mod claims;
 mod metadata;
@@ -28,13 +28,15 @@ fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
     causes
 }
 
-/// What is wrong with an object, as an API server lists it: the field, then the message.
+/// What is wrong with an object: the field, and the reason without `FieldValue`.
 fn wrong(new: &Value, old: Option<&Value>) -> Vec<String> {
     let causes = object(resource_of(new), new, old);
-    causes
-        .iter()
-        .map(|cause| format!("{}: {}", cause.field, cause.message))
-        .collect()
+    causes.iter().map(refusal).collect()
+}
+
+fn refusal(cause: &Cause) -> String {
+    let reason = cause.reason.trim_start_matches("FieldValue");
+    format!("{}: {reason}", cause.field)
 }
 
 /// A copy with the value at a JSON pointer set, or removed where it is null. The field may be new; what it is in is there.
@@ -102,8 +104,16 @@ fn claim() -> Value {
     })
 }
 
-const NOT_A_LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
-const NOT_A_SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
-const NOT_A_LABEL_KEY: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
-const NOT_A_LABEL_VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
-const NOT_AN_IDENTIFIER: &str = "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is '[A-Za-z_][A-Za-z0-9_]*')";
+#[test]
+fn a_message_has_the_value_and_the_rule() {
+    let named = with(&claim(), "/metadata/name", json!("Bad_Name"));
+    let named = object(resource_of(&named), &named, None);
+    let messages: Vec<_> = named.iter().map(|cause| cause.message.as_str()).collect();
+    assert_eq!(
+        messages,
+        [
+            "Invalid value: \"Bad_Name\": must be an RFC 1123 subdomain: at most 253 bytes, labels of a-z, 0-9 and '-' with dots \
+             between them"
+        ]
+    );
+}

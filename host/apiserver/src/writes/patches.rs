@@ -71,7 +71,7 @@ fn apply(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Refusal> {
             return Err(status::invalid(
                 route,
                 &route.name,
-                &validate::immutable_uid(uid),
+                &[validate::immutable_uid(uid)],
             ));
         }
     }

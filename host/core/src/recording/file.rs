@@ -16,7 +16,7 @@ use nodedock_model::limit::DRIVER_FILE_BYTES_MAX;
 /// The format's name and version.
 pub const FORMAT: &str = "nodedock-recording/1";
 
-/// Bytes of a line with a call or a revision: a segment of the largest ring, and half of it for lists of bytes that a redaction made longer.
+/// Bytes of a line with a call or a revision: a segment of the largest ring, and half of it for short values that a redaction made longer.
 pub const CALL_LINE_BYTES_MAX: u64 = RING_BYTES_MAX / SEGMENTS * 3 / 2;
 /// Bytes of a line with a driver's file: base64 of the largest one, and what is around it.
 const FILE_LINE_BYTES_MAX: u64 = DRIVER_FILE_BYTES_MAX / 3 * 4 + 4096;
@@ -36,7 +36,7 @@ pub struct Header {
     pub driver: String,
     /// Version of the daemon.
     pub nodedock: String,
-    /// Secrets are replaced by placeholders.
+    /// Values of fields that may have secrets are left out. Without it the recording has them.
     pub is_redacted: bool,
 }
 
@@ -201,10 +201,13 @@ fn read_until(
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let redacted = if self.is_redacted { ", redacted" } else { "" };
+        let secrets = match self.is_redacted {
+            true => "redacted",
+            false => "not redacted: it may have secrets",
+        };
         write!(
             f,
-            "{} recorded by nodedock {}{redacted}",
+            "{} recorded by nodedock {}, {secrets}",
             self.driver, self.nodedock
         )
     }

@@ -406,6 +406,7 @@ mod tests {
             arguments: raw(&()),
             host: Vec::new(),
             answer: Answer::Returned(raw(&())),
+            has_values_left_out: false,
         }
     }
 

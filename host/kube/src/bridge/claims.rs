@@ -8,11 +8,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Context;
-use super::device_plugins::{device_id, is_plugin_claim, split_id};
+use super::plugin_claim::is_plugin_claim;
 use crate::events::Refusal;
 use crate::extended_resources::DeviceIds;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::KubeletClaims;
+use nodedock_core::resources::pools::{device_id, split_id};
 use nodedock_model::{DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem, ProblemCode};
 
 /// A start takes about so long.

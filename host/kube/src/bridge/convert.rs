@@ -11,7 +11,7 @@ use nodedock_proto::kubelet::registration::PluginInfo;
 use nodedock_proto::prost::Message;
 use tonic::Status;
 
-use super::device_plugins::{Ids, PodDevices};
+use super::plugin_claim::Ids;
 use nodedock_base::printable::{cut, one_line};
 use nodedock_core::driver::DeviceOptions;
 use nodedock_core::manager::devices::closest;
@@ -263,6 +263,15 @@ pub(super) fn preferred(
         size,
     );
     plugin::ContainerPreferredAllocationResponse { device_ids }
+}
+
+/// A kubelet's list of pods.
+#[derive(Debug, Default)]
+pub(super) struct PodDevices {
+    /// Devices that pods use, by resource.
+    pub(super) in_use: BTreeMap<ExtendedResource, Ids>,
+    /// Namespace and name of every pod in the list.
+    pub(super) pods: BTreeSet<(String, String)>,
 }
 
 /// Extended resources with names that could not be offered are left out.

@@ -16,7 +16,6 @@
 //! unhealthy: the kubelet would allocate it, and the pod would fail. A device that the device manager allocated stays healthy.
 
 mod allocate;
-mod claim;
 mod controller;
 pub(super) mod in_use;
 mod offers;
@@ -49,8 +48,6 @@ use nodedock_model::{
 };
 
 pub(super) use allocate::Allocations;
-pub(super) use claim::{Ids, is_plugin_claim};
-pub(super) use in_use::PodDevices;
 pub(super) use nodedock_core::resources::pools::{device_id, split_id};
 pub(super) use offers::Offers;
 pub use registration::PluginRegistration;

@@ -6,7 +6,7 @@ use http::HeaderValue;
 use http::header::USER_AGENT;
 use kube::config::{AuthInfo, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 
-use super::credentials::{self, Files};
+use super::files::{self, Files};
 use super::{API_CONNECT, RequestRate};
 use nodedock_base::error::chain;
 
@@ -58,7 +58,7 @@ impl ClientConfig {
         };
         let making = tokio::task::spawn_blocking(move || client_of(config, &from)).await;
         let client = making.unwrap_or(Err(ClientConfigError::Interrupted))?;
-        Ok((client, credentials::read(files).await))
+        Ok((client, files::read(files).await))
     }
 }
 

@@ -1,16 +1,15 @@
 //! The connection and the credentials of its requests. They are loaded again when one of their files has changed: tokens and
 //! certificates rotate. Files that cannot be read change nothing: the last good credentials stay in use, as in client-go.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use sha2::{Digest as _, Sha256};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::config::{ClientConfig, ClientConfigError};
+use super::files::{self, Files};
 use nodedock_base::error::chain;
 
 /// Interval of reading tokens and certificates again (client-go does so every minute), and the minimum interval after a refusal.
@@ -28,19 +27,6 @@ struct Checked {
     at: Instant,
     files: Files,
     failing: bool,
-}
-
-/// Files that the credentials come from, with the digests of their contents; one that cannot be read counts as empty.
-pub(super) type Files = Vec<(PathBuf, [u8; 32])>;
-
-pub(super) async fn read(paths: Vec<PathBuf>) -> Files {
-    let mut files = Files::new();
-    for path in paths {
-        // no error: one that cannot be read is another than before, and loading it reports why
-        let content = tokio::fs::read(&path).await.unwrap_or_default();
-        files.push((path, Sha256::digest(content).into()));
-    }
-    files
 }
 
 impl Credentials {
@@ -89,7 +75,7 @@ impl Credentials {
     async fn check(&self, checked: &mut Checked) {
         checked.at = Instant::now();
         let paths = checked.files.iter().map(|(path, _)| path.clone()).collect();
-        let files = read(paths).await;
+        let files = files::read(paths).await;
         if files == checked.files && !checked.failing {
             return;
         }

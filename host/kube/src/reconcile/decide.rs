@@ -19,6 +19,9 @@ use nodedock_model::{Consumer, KubeletClaim, ObjectName, Uid};
 pub(crate) const RECONCILE_DELAY: Duration = Duration::from_secs(300);
 pub(crate) const RECONCILE_LOOKS_MIN: u32 = 3;
 
+/// Pods of the node's list: a kubelet usually has 110.
+pub(super) const NODE_PODS_MAX: usize = 10_000;
+
 /// A pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodePod {
@@ -30,6 +33,11 @@ pub(crate) struct NodePod {
     pub finished: bool,
     /// Claims that it names, in its spec or its status.
     pub claims: Vec<ObjectName>,
+}
+
+/// Whether all containers of a pod of this phase have ended for good.
+pub(super) fn is_finished(phase: &str) -> bool {
+    matches!(phase, "Succeeded" | "Failed")
 }
 
 /// The state of a claim's object.

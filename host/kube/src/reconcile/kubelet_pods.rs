@@ -13,8 +13,7 @@ use nodedock_proto::prost::Message;
 use tonic::{Code, Request};
 use wire::pods_client::PodsClient;
 
-use super::decide::NodePod;
-use super::observe::{NODE_PODS_MAX, is_finished};
+use super::decide::{NODE_PODS_MAX, NodePod, is_finished};
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
 use nodedock_base::socket::{ConnectError, connect};

@@ -12,13 +12,10 @@ use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use kube::api::{Api, DynamicObject, ListParams};
 use parking_lot::Mutex;
 
-use super::decide::{ClaimState, NodePod};
+use super::decide::{ClaimState, NODE_PODS_MAX, NodePod, is_finished};
 use super::kubelet_pods::{KubeletPods, KubeletPodsError};
 use crate::client::{ApiError, DraResource, ErrorKind, KubeClient};
 use nodedock_model::{Consumer, NameError, ObjectName, ObjectRef, Uid};
-
-/// Pods of the node's list: a kubelet usually has 110.
-pub(super) const NODE_PODS_MAX: usize = 10_000;
 
 /// Pods in one answer: a node has at most 110 by default.
 const PODS_PAGE: u32 = 250;
@@ -266,11 +263,6 @@ fn state_of(claim: &ObjectRef, object: DynamicObject) -> Result<ClaimState, ApiE
         true => Ok(ClaimState::Present { reserved_for }),
         false => Ok(ClaimState::Replaced { reserved_for }),
     }
-}
-
-/// Whether all containers of a pod of this phase have ended for good.
-pub(super) fn is_finished(phase: &str) -> bool {
-    matches!(phase, "Succeeded" | "Failed")
 }
 
 fn odd(what: &str) -> ApiError {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 
-use super::slice::{NODEDOCK, PoolKey, Slice};
+use super::slice::{NODEDOCK, Slice};
+use crate::pools::PoolKey;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::printable::one_line;
 use nodedock_model::{DriverName, Problem, ProblemCode, limit};

@@ -9,11 +9,12 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::convert::{self, PoolAdditions, PoolTaints};
-use super::drivers::DriverSnapshot;
 use super::health::{ObservedTaints, TaintedDevices, UnhealthyDevice, UnhealthyDevices};
-use super::slice::{self, Content, PoolKey, Slice};
+use super::slice::{self, Content, Slice};
 use super::{BindingRule, FailedDevices, Overhead, SliceSettings, pools};
+use crate::drivers::DriverSnapshot;
 use crate::extended_resources::MechanismsView;
+use crate::pools::PoolKey;
 use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
 use nodedock_model::{BindingConditions, Device, DeviceName, DriverName, Pool, PoolName};

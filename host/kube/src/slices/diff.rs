@@ -10,8 +10,9 @@ use std::sync::Arc;
 use kube::api::ObjectMeta;
 
 use super::assign::{assign, fit_one_slice};
-use super::slice::{self, Content, PoolKey, Slice, SlicePool, SliceSpec};
+use super::slice::{self, Content, Slice, SlicePool, SliceSpec};
 use crate::facts::NodeFacts;
+use crate::pools::PoolKey;
 use nodedock_model::DriverName;
 
 /// Bytes of the generated prefix of a slice's name: an API server truncates a longer one, and appends five letters.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::slices::SLICE_SETTLE;
+use crate::drivers::SLICE_SETTLE;
 use nodedock_base::backoff::Backoff;
 
 /// Repairs of a pool without such a pause after which another writer is assumed: a kubelet that restarts causes one repair.

@@ -16,14 +16,15 @@ use tokio::time::{Instant, sleep_until};
 use super::api::SliceApi;
 use super::desired::{DesiredState, earliest};
 use super::diff::{CounterPlacement, DesiredPool, Diff, KnownPool, Write, diff};
-use super::drivers::DriverSnapshot;
 use super::pace::Pace;
 use super::report::{Outcome, PoolStatus};
-use super::slice::{Content, PoolKey};
+use super::slice::Content;
 use super::store::SliceStore;
-use super::{SLICE_SETTLE, SliceEvents, SliceParts, conditions};
+use super::{SliceEvents, SliceParts, conditions};
 use crate::client::{ApiError, ErrorKind, Verb};
+use crate::drivers::{DriverSnapshot, SLICE_SETTLE};
 use crate::facts::NodeFacts;
+use crate::pools::PoolKey;
 use nodedock_base::clock::now_ms;
 use nodedock_model::{DriverName, Problem, ProblemCode};
 

@@ -10,8 +10,8 @@ use prometheus_client::metrics::family::Family;
 use super::FailedDevices;
 use super::convert::host_taints;
 use super::health::TaintedDevices;
-use super::slice::PoolKey;
 use crate::client::Verb;
+use crate::pools::PoolKey;
 use nodedock_base::worded;
 use nodedock_model::{DeviceName, DriverName, PoolName, Problem, Taint};
 

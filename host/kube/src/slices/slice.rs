@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::pools::PoolKey;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{NotUsed, Object, ObjectMeta};
@@ -16,20 +17,6 @@ use nodedock_model::{DriverName, PoolName};
 /// Label of every slice that nodedock writes: it identifies the slices of drivers that are gone.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub(super) const NODEDOCK: &str = "nodedock";
-
-/// A pool in the API.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PoolKey {
-    pub driver: DriverName,
-    /// Its published name.
-    pub pool: PoolName,
-}
-
-impl std::fmt::Display for PoolKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.driver, self.pool)
-    }
-}
 
 pub(super) type Slice = Object<SliceSpec, NotUsed>;
 

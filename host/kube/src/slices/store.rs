@@ -8,8 +8,9 @@ use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::reflector::{ObjectRef, Store, store::Writer};
 use kube::runtime::watcher::Event;
 
-use super::slice::{Content, PoolKey, Slice};
+use super::slice::{Content, Slice};
 use crate::client::{DraResource, DraVersion};
+use crate::pools::PoolKey;
 use nodedock_base::error::chain;
 
 /// Slices of this node that are read: many times those of a node with many drivers.

@@ -8,8 +8,9 @@ mod wire;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::slice::{Content, PoolKey, Slice};
+use super::slice::{Content, Slice};
 use crate::facts::NodeFacts;
+use crate::pools::PoolKey;
 use nodedock_core::driver::Published;
 use nodedock_model::{
     Device, DeviceHealth, DeviceName, DriverName, HealthState, Inventory, ObjectName, Pool,

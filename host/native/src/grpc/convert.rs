@@ -2,10 +2,11 @@
 //!
 //! `v1` and `v1beta1` of the DRA API have the same messages, except that `v1beta1` has no shares of devices.
 
+use std::path::PathBuf;
+
 use nodedock_proto::kubelet::dra::v1 as wire;
 use nodedock_proto::kubelet::registration;
 
-use super::registration::PluginInfo;
 use super::{DraService, cut, problem};
 use nodedock_model::limit::{
     PLUGIN_CDI_NAMES_MAX, PLUGIN_DEVICES_MAX, PLUGIN_SERVICES_MAX, SHARE_ID_BYTES_MAX,
@@ -17,6 +18,16 @@ use nodedock_model::{
 
 pub(super) mod device_plugin;
 pub(super) mod health;
+
+/// A plugin's GetInfo response, unchecked except for its size.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PluginInfo {
+    pub kind: String,
+    pub name: String,
+    /// Endpoint; empty: the registration socket itself.
+    pub endpoint: PathBuf,
+    pub services: Vec<String>,
+}
 
 pub(super) fn plugin_info(info: registration::PluginInfo) -> PluginInfo {
     PluginInfo {

@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tonic::{Code, Request, Status, Streaming};
 
+use super::convert::health::DeviceReport;
 use super::{Connection, HealthService, Tap, clean, convert, rpc};
 use crate::grpc::PLUGIN_DIAL;
 use nodedock_base::tasks::Tasks;
@@ -17,13 +18,6 @@ use nodedock_model::{DeviceHealth, DeviceName, DriverName, HealthReport, PoolNam
 
 /// Delay from the end of a health stream to the next, as in a kubelet.
 const HEALTH_RESTART: Duration = Duration::from_secs(5);
-
-#[derive(Debug)]
-pub(super) struct DeviceReport {
-    pub(super) key: (PoolName, DeviceName),
-    pub(super) health: DeviceHealth,
-    pub(super) timeout: Duration,
-}
 
 /// Last report for each device. Clones share the state.
 #[derive(Debug, Clone, Default)]

@@ -1,7 +1,7 @@
 //! The steps of a registration, as in a kubelet: dial, GetInfo, NotifyRegistrationStatus. The connection is closed afterwards: the
 //! connection to the service's socket shows whether the plugin is alive.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use nodedock_proto::kubelet::registration::{
@@ -11,7 +11,8 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::connection::DialError;
-use super::{clean, convert, rpc};
+use super::convert::{self, PluginInfo};
+use super::{clean, rpc};
 use crate::grpc::{PLUGIN_DIAL, PLUGIN_INFO, PLUGIN_NOTIFY};
 use nodedock_base::socket;
 use nodedock_model::limit;
@@ -22,16 +23,6 @@ const DEVICE_OPTIONS_DEADLINE: Duration = Duration::from_secs(10);
 /// Backoff of failed registrations: doubled from the first to the second, as in a kubelet.
 const PLUGIN_RETRY_MIN: Duration = Duration::from_millis(500);
 const PLUGIN_RETRY_MAX: Duration = Duration::from_secs(120);
-
-/// A plugin's GetInfo response, unchecked except for its size.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PluginInfo {
-    pub kind: String,
-    pub name: String,
-    /// Endpoint; empty: the registration socket itself.
-    pub endpoint: PathBuf,
-    pub services: Vec<String>,
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum RegistrarError {

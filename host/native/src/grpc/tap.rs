@@ -114,6 +114,7 @@ impl Exchange {
             arguments,
             host: Vec::new(),
             answer,
+            has_values_left_out: false,
         };
         recorder.record(&revision, call);
     }

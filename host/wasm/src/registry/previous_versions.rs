@@ -13,9 +13,9 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
+use crate::files::stored_files::{SignedFile, StoredFacts, StoredFiles};
+use crate::files::trust::{Policy, Trust, Verdict};
 use crate::registry::verification;
-use crate::stored_files::{SignedFile, StoredFacts, StoredFiles};
-use crate::trust::{Policy, Trust, Verdict};
 use crate::{DriverFile, StoreError, WasmDriver, WasmHost};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;

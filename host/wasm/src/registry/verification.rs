@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::driver_config::{self, DriverConfigError};
-use crate::driver_image::ImageError;
-use crate::file_watch::DriverFiles;
+use crate::files::driver_image::ImageError;
+use crate::files::file_watch::DriverFiles;
+use crate::files::stored_files::SignedFile;
+use crate::files::trust::open::{self, OpenError};
+use crate::files::trust::permissions::{self, Fault};
+use crate::files::trust::{Mode, Policy, Verdict};
+use crate::load::driver_config::{self, DriverConfigError};
 use crate::registry::file_memory::Room;
-use crate::stored_files::SignedFile;
-use crate::trust::open::{self, OpenError};
-use crate::trust::permissions::{self, Fault};
-use crate::trust::{Mode, Policy, Verdict};
 use nodedock_model::SideFileError;
 use nodedock_model::grant::Grant;
 use nodedock_model::limit;

@@ -27,13 +27,13 @@ pub use crate::registry::file_memory::FileMemory;
 
 use self::serving::Serving;
 use self::workers::{Ended, Handle, Workers};
-use crate::file_watch::{DriverFiles, FileEvent};
+use crate::files::file_watch::{DriverFiles, FileEvent};
+use crate::files::trust::{Policy, Trust, Verdict};
 use crate::kernel::KernelEvents;
 use crate::registry::file_memory::Room;
 use crate::registry::inventory_poller;
 use crate::registry::previous_versions::PreviousVersions;
 use crate::registry::verification::{self, FileError, Verification, Verified};
-use crate::trust::{Policy, Trust, Verdict};
 use crate::{DriverFile, LoadError, Trigger, WasmDriver, WasmHost};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;

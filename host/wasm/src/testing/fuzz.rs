@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use crate::DriverInfo;
-use crate::admission::{self, Form, LoadError, Surface};
+use crate::calls::edits::Verifier;
 use crate::convert::{self, Refusal};
-use crate::edits::Verifier;
-use crate::host_files::FilesRoot;
-use crate::nodes::DevRoot;
+use crate::host_functions::host_files::FilesRoot;
+use crate::host_functions::nodes::DevRoot;
+use crate::load::admission::{self, Form, LoadError, Surface};
 use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::{Capabilities, Effective, Grant};

@@ -13,7 +13,7 @@ use nodedock_hardware::{Entry, Snapshot};
 use nodedock_model::grant::{Naming, ceiling};
 use nodedock_model::{NodeKind, Problem};
 
-use crate::nodes::DevRoot;
+use crate::host_functions::nodes::DevRoot;
 
 /// Paths of which a reader may ask whether they are mounted or read.
 const PATHS: &[&str] = &[

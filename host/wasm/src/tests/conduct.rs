@@ -2,7 +2,7 @@
 
 use super::guest::PREPARE_ONE;
 use super::*;
-use crate::concurrency::{SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER};
+use crate::limits::concurrency::{SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER};
 use nodedock_core::driver::quarantine::{FAILURES_MAX, PERIOD_MIN};
 use nodedock_core::driver::{Call, ClaimDriver};
 use nodedock_model::{Problem, ProblemCode, ProblemKind};

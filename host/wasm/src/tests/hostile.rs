@@ -19,7 +19,7 @@ use nodedock_model::{
 
 use super::guest::{Guest, PREPARE_ONE};
 use super::*;
-use crate::concurrency::CALLS_MAX;
+use crate::limits::concurrency::CALLS_MAX;
 
 /// The claim that every driver is asked for.
 const UID: &str = "u-1";

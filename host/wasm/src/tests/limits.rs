@@ -3,9 +3,9 @@
 use super::guest::PREPARE_ONE;
 use super::hostile::table::{WASI, WASI_IMPORTS};
 use super::*;
-use crate::concurrency::{CALLS_MAX, SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER};
-use crate::limiter::{CALL_TABLE_ELEMENTS, CALL_TABLES, HANDLES_MAX};
-use crate::writes::WRITES_PER_CALL;
+use crate::host_functions::writes::WRITES_PER_CALL;
+use crate::limits::concurrency::{CALLS_MAX, SLOW_CALLS_MAX, SLOW_CALLS_PER_DRIVER};
+use crate::limits::limiter::{CALL_TABLE_ELEMENTS, CALL_TABLES, HANDLES_MAX};
 use nodedock_core::driver::ClaimDriver;
 use nodedock_core::driver::quarantine::FAILURES_MAX;
 use nodedock_model::{Problem, ProblemKind};

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use super::guest::{PREPARE_ONE, WRITE_IMPORT, write_call, write_data};
 use super::*;
-use crate::writes::WRITES_PER_CALL;
+use crate::host_functions::writes::WRITES_PER_CALL;
 use nodedock_base::locks::LockGuard;
 use nodedock_core::driver::ClaimDriver;
 use nodedock_core::driver::values::Write;

@@ -1,7 +1,7 @@
 //! Every recorded request is sent again, in its order, and the answers are compared: what a server makes up itself (names, UIDs,
 //! versions, times) must be there, and everything else the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -101,6 +101,7 @@ impl Names {
 /// Without what cannot be the same.
 fn comparable(value: &Value) -> Value {
     match value {
+        Value::Object(fields) if fields.get("code") == Some(&json!(422)) => refusal(value),
         Value::Object(fields) => fields
             .iter()
             .filter(|(key, _)| *key != "managedFields")
@@ -117,22 +118,23 @@ fn comparable(value: &Value) -> Value {
             })
             .collect(),
         Value::Array(items) => items.iter().map(comparable).collect(),
-        Value::String(text) => short(text).into(),
         other => other.clone(),
     }
 }
 
-/// A Go program prints the fields that are not set as well.
-fn short(text: &str) -> String {
-    match (
-        text.rfind("Invalid value: {"),
-        text.find("}: field is immutable"),
-    ) {
-        (Some(from), Some(to)) if text.contains("AllocationTimestamp") => {
-            format!("{}{}", &text[..from], &text[to..])
-        }
-        _ => text.to_owned(),
-    }
+/// A refusal of an invalid object: its causes by reason and field. The messages are of each server its own, and a real server may list a
+/// cause twice.
+fn refusal(status: &Value) -> Value {
+    let causes = status["details"]["causes"].as_array();
+    let causes: BTreeSet<_> = causes
+        .into_iter()
+        .flatten()
+        .map(|cause| (cause["reason"].to_string(), cause["field"].to_string()))
+        .collect();
+    let mut refusal = status.clone();
+    refusal["details"]["causes"] = json!(causes);
+    refusal["message"] = "of this server".into();
+    refusal
 }
 
 /// What others than the recorded client did before an exchange.

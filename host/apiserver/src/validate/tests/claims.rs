@@ -8,115 +8,81 @@ const REQUESTS: &str = "/spec/devices/requests";
 fn a_request_asks_for_devices_of_a_class_in_one_way() {
     let exactly = "/spec/devices/requests/0/exactly";
     let at = |field: &str| format!("{exactly}/{field}");
-    let capital = format!("spec.devices.requests[0].name: Invalid value: \"GPU\": {NOT_A_LABEL}");
-    let dotted = "spec.devices.requests[0].name: Invalid value: \"a.b\": must not contain dots";
-    let class = format!(
-        "spec.devices.requests[0].exactly.deviceClassName: Invalid value: \"a_b\": {NOT_A_SUBDOMAIN}"
-    );
-    let no_reference = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
-    let lost =
-        format!("spec.devices.constraints[0].requests[0]: Invalid value: \"gpu\": {no_reference}");
+    let name = "spec.devices.requests[0].name: Invalid";
+    let class = "spec.devices.requests[0].exactly.deviceClassName: Invalid";
+    let lost = "spec.devices.constraints[0].requests[0]: Invalid";
     assert_each(
         &claim(),
         &[
-            (
-                "/spec/devices/requests/0/name",
-                json!("GPU"),
-                &[&capital, &lost],
-            ),
-            (
-                "/spec/devices/requests/0/name",
-                json!("a.b"),
-                &[dotted, &lost],
-            ),
+            ("/spec/devices/requests/0/name", json!("GPU"), &[name, lost]),
+            ("/spec/devices/requests/0/name", json!("a.b"), &[name, lost]),
             (
                 "/spec/devices/requests/1/name",
                 json!("gpu"),
                 &[
-                    "spec.devices.requests[1]: Duplicate value: \"gpu\"",
-                    &format!(
-                        "spec.devices.constraints[0].requests[1]: Invalid value: \"nic/fast\": {no_reference}"
-                    ),
-                    &format!(
-                        "spec.devices.config[0].requests[0]: Invalid value: \"nic\": {no_reference}"
-                    ),
+                    "spec.devices.requests[1]: Duplicate",
+                    "spec.devices.constraints[0].requests[1]: Invalid",
+                    "spec.devices.config[0].requests[0]: Invalid",
                 ],
             ),
             (
                 exactly,
                 Value::Null,
-                &[
-                    "spec.devices.requests[0]: Required value: exactly one of `exactly` or `firstAvailable` is required",
-                ],
+                &["spec.devices.requests[0]: Required"],
             ),
             (
                 "/spec/devices/requests/1/exactly",
                 json!({}),
-                &[
-                    "spec.devices.requests[1]: Invalid value: null: exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set",
-                ],
+                &["spec.devices.requests[1]: Invalid"],
             ),
             (
                 &at("deviceClassName"),
                 Value::Null,
-                &["spec.devices.requests[0].exactly.deviceClassName: Required value"],
+                &["spec.devices.requests[0].exactly.deviceClassName: Required"],
             ),
-            (&at("deviceClassName"), json!("a_b"), &[&class]),
+            (&at("deviceClassName"), json!("a_b"), &[class]),
             (
                 &at("count"),
                 json!(0),
-                &[
-                    "spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than zero",
-                ],
+                &["spec.devices.requests[0].exactly.count: Invalid"],
             ),
             (
                 &at("count"),
                 json!(-1),
-                &[
-                    "spec.devices.requests[0].exactly.count: Invalid value: -1: must be greater than zero",
-                ],
+                &["spec.devices.requests[0].exactly.count: Invalid"],
             ),
             (
                 &at("allocationMode"),
                 json!("All"),
-                &[
-                    "spec.devices.requests[0].exactly.count: Invalid value: 1: must not be specified when allocationMode is 'All'",
-                ],
+                &["spec.devices.requests[0].exactly.count: Invalid"],
             ),
             (
                 &at("allocationMode"),
                 json!("Some"),
-                &[
-                    "spec.devices.requests[0].exactly.allocationMode: Unsupported value: \"Some\": supported values: \"All\", \"ExactCount\"",
-                ],
+                &["spec.devices.requests[0].exactly.allocationMode: NotSupported"],
             ),
             (
                 "/spec/devices/requests/1/firstAvailable/1/name",
                 json!("fast"),
-                &["spec.devices.requests[1].firstAvailable[1]: Duplicate value: \"fast\""],
+                &["spec.devices.requests[1].firstAvailable[1]: Duplicate"],
             ),
             (
                 "/spec/devices/requests/1/firstAvailable/1/deviceClassName",
                 json!(""),
-                &["spec.devices.requests[1].firstAvailable[1].deviceClassName: Required value"],
+                &["spec.devices.requests[1].firstAvailable[1].deviceClassName: Required"],
             ),
             (
                 "/spec/devices/requests/1/firstAvailable",
                 Value::Array(vec![json!({}); 9]),
                 &[
-                    "spec.devices.requests[1].firstAvailable: Too many: 9: must have at most 8 items",
-                    &format!(
-                        "spec.devices.constraints[0].requests[1]: Invalid value: \"nic/fast\": {no_reference}"
-                    ),
+                    "spec.devices.requests[1].firstAvailable: TooMany",
+                    "spec.devices.constraints[0].requests[1]: Invalid",
                 ],
             ),
         ],
     );
     let many = with(&claim(), REQUESTS, Value::Array(vec![json!({}); 33]));
-    assert_eq!(
-        wrong(&many, None)[0],
-        "spec.devices.requests: Too many: 33: must have at most 32 items"
-    );
+    assert_eq!(wrong(&many, None)[0], "spec.devices.requests: TooMany");
 }
 
 #[test]
@@ -129,30 +95,18 @@ fn a_selector_is_an_expression_that_compiles() {
     assert_each(
         &good,
         &[
-            (
-                selectors,
-                json!([{}]),
-                &[&format!("{at}[0].cel: Required value")],
-            ),
-            (
-                selectors,
-                json!(many),
-                &[&format!("{at}: Too many: 33: must have at most 32 items")],
-            ),
+            (selectors, json!([{}]), &[&format!("{at}[0].cel: Required")]),
+            (selectors, json!(many), &[&format!("{at}: TooMany")]),
             (
                 first,
                 json!("x".repeat(10 * 1024 + 1)),
-                &[&format!(
-                    "{at}[0].cel.expression: Too long: may not be more than 10240 bytes"
-                )],
+                &[&format!("{at}[0].cel.expression: TooLong")],
             ),
         ],
     );
     let broken = wrong(&with(&good, first, json!("device.driver ==!!")), None);
     assert!(
-        broken[0].starts_with(&format!(
-            "{at}[0].cel.expression: Invalid value: \"device.driver ==!!\": "
-        )),
+        broken[0].starts_with(&format!("{at}[0].cel.expression: Invalid")),
         "{broken:?}"
     );
 }
@@ -169,42 +123,32 @@ fn a_toleration_fits_its_operator() {
             (
                 &field("key"),
                 json!("a b"),
-                &[&format!(
-                    "{at}.key: Invalid value: \"a b\": {NOT_A_LABEL_KEY}"
-                )],
+                &[&format!("{at}.key: Invalid")],
             ),
             (
                 &field("value"),
                 json!("v"),
-                &[&format!(
-                    "{at}.value: Invalid value: \"v\": must be empty for operator `Exists`"
-                )],
+                &[&format!("{at}.value: Invalid")],
             ),
             (
                 &field("operator"),
                 Value::Null,
-                &[&format!("{at}.operator: Required value")],
+                &[&format!("{at}.operator: Required")],
             ),
             (
                 &field("operator"),
                 json!("Is"),
-                &[&format!(
-                    "{at}.operator: Unsupported value: \"Is\": supported values: \"Equal\", \"Exists\""
-                )],
+                &[&format!("{at}.operator: NotSupported")],
             ),
             (
                 &field("effect"),
                 json!("Never"),
-                &[&format!(
-                    "{at}.effect: Unsupported value: \"Never\": supported values: \"NoExecute\", \"NoSchedule\", \"None\""
-                )],
+                &[&format!("{at}.effect: NotSupported")],
             ),
             (
                 first,
                 json!({ "operator": "Equal", "value": "a b" }),
-                &[&format!(
-                    "{at}.value: Invalid value: \"a b\": {NOT_A_LABEL_VALUE}"
-                )],
+                &[&format!("{at}.value: Invalid")],
             ),
         ],
     );
@@ -213,75 +157,58 @@ fn a_toleration_fits_its_operator() {
 #[test]
 fn a_constraint_names_requests_and_an_attribute_with_a_domain() {
     let at = "spec.devices.constraints[0]";
-    let reference = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
     assert_each(
         &claim(),
         &[
             (
                 "/spec/devices/constraints/0/requests/0",
                 json!("tpu"),
-                &[&format!(
-                    "{at}.requests[0]: Invalid value: \"tpu\": {reference}"
-                )],
+                &[&format!("{at}.requests[0]: Invalid")],
             ),
             (
                 "/spec/devices/constraints/0/requests/0",
                 json!("a/b/c"),
-                &[&format!(
-                    "{at}.requests[0]: Invalid value: \"a/b/c\": {reference}"
-                )],
+                &[&format!("{at}.requests[0]: Invalid")],
             ),
             (
                 "/spec/devices/constraints/0/requests/0",
                 json!("gpu/fast"),
-                &[&format!(
-                    "{at}.requests[0]: Invalid value: \"gpu/fast\": {reference}"
-                )],
+                &[&format!("{at}.requests[0]: Invalid")],
             ),
             (
                 "/spec/devices/constraints/0/requests/0",
                 json!("nic/fast"),
-                &[&format!("{at}.requests[1]: Duplicate value: \"nic/fast\"")],
+                &[&format!("{at}.requests[1]: Duplicate")],
             ),
             (
                 "/spec/devices/constraints/0/matchAttribute",
                 Value::Null,
-                &[&format!(
-                    "{at}: Required value: exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set"
-                )],
+                &[&format!("{at}: Required")],
             ),
             (
                 "/spec/devices/constraints/0/matchAttribute",
                 json!("numa"),
-                &[&format!(
-                    "{at}.matchAttribute: Invalid value: \"numa\": a fully qualified name must be a domain and a name separated by a slash"
-                )],
+                &[&format!("{at}.matchAttribute: Invalid")],
             ),
             (
                 "/spec/devices/constraints/0/matchAttribute",
                 json!("/numa"),
-                &[&format!(
-                    "{at}.matchAttribute: Invalid value: \"\": the domain must not be empty"
-                )],
+                &[&format!("{at}.matchAttribute: Invalid")],
             ),
             (
                 "/spec/devices/constraints/0/matchAttribute",
                 json!("a/"),
-                &[&format!(
-                    "{at}.matchAttribute: Invalid value: \"\": the name must not be empty"
-                )],
+                &[&format!("{at}.matchAttribute: Invalid")],
             ),
             (
                 "/spec/devices/constraints/0/matchAttribute",
                 json!("a/1"),
-                &[&format!(
-                    "{at}.matchAttribute: Invalid value: \"1\": {NOT_AN_IDENTIFIER}"
-                )],
+                &[&format!("{at}.matchAttribute: Invalid")],
             ),
             (
                 "/spec/devices/constraints",
                 Value::Array(vec![json!({}); 33]),
-                &["spec.devices.constraints: Too many: 33: must have at most 32 items"],
+                &["spec.devices.constraints: TooMany"],
             ),
         ],
     );
@@ -297,37 +224,31 @@ fn opaque_parameters_are_an_object_of_at_most_ten_kibibytes() {
     assert_each(
         &claim(),
         &[
-            (first, Value::Null, &[&format!("{at}: Required value")]),
+            (first, Value::Null, &[&format!("{at}: Required")]),
             (
                 &format!("{first}/driver"),
                 json!(""),
-                &[&format!("{at}.driver: Required value")],
+                &[&format!("{at}.driver: Required")],
             ),
             (
                 &format!("{first}/driver"),
                 json!("d".repeat(64)),
-                &[&format!(
-                    "{at}.driver: Too long: may not be more than 63 bytes"
-                )],
+                &[&format!("{at}.driver: TooLong")],
             ),
             (
                 &parameters,
                 Value::Null,
-                &[&format!("{at}.parameters: Required value")],
+                &[&format!("{at}.parameters: Required")],
             ),
             (
                 &parameters,
                 json!(5),
-                &[&format!(
-                    "{at}.parameters: Invalid value: \"<value omitted>\": must be a valid JSON object"
-                )],
+                &[&format!("{at}.parameters: Invalid")],
             ),
             (
                 &parameters,
                 json!({ "a": "x".repeat(10 * 1024) }),
-                &[&format!(
-                    "{at}.parameters: Too long: may not be more than 10240 bytes"
-                )],
+                &[&format!("{at}.parameters: TooLong")],
             ),
         ],
     );
@@ -337,10 +258,7 @@ fn opaque_parameters_are_an_object_of_at_most_ten_kibibytes() {
 fn the_spec_of_a_claim_cannot_change() {
     let mut changed = claim();
     changed["spec"] = json!({ "devices": {} });
-    assert_eq!(
-        wrong(&changed, Some(&claim())),
-        ["spec: Invalid value: {\"Devices\":{}}: field is immutable"]
-    );
+    assert_eq!(wrong(&changed, Some(&claim())), ["spec: Invalid"]);
     // To an API server, an empty list is none.
     assert_eq!(
         wrong(
@@ -371,37 +289,28 @@ fn a_template_has_the_rules_of_a_claim_and_gives_labels_and_annotations_alone() 
             (
                 "/spec/metadata/name",
                 json!("n"),
-                &["spec.metadata.name: Forbidden: cannot be set"],
+                &["spec.metadata.name: Forbidden"],
             ),
             (
                 "/spec/metadata/uid",
                 json!("n"),
-                &["spec.metadata.uID: Forbidden: cannot be set"],
+                &["spec.metadata.uid: Forbidden"],
             ),
             (
                 "/spec/metadata/labels/a",
                 json!("b c"),
-                &[&format!(
-                    "spec.metadata.labels: Invalid value: \"b c\": {NOT_A_LABEL_VALUE}"
-                )],
+                &["spec.metadata.labels: Invalid"],
             ),
             (
                 "/spec/spec/devices/requests/0/exactly/count",
                 json!(0),
-                &[
-                    "spec.spec.devices.requests[0].exactly.count: Invalid value: 0: must be greater than zero",
-                ],
+                &["spec.spec.devices.requests[0].exactly.count: Invalid"],
             ),
         ],
     );
     let changed = with(&template, "/spec/spec", json!({}));
     let refused = wrong(&changed, Some(&template));
-    assert_eq!(
-        refused,
-        [
-            "spec: Invalid value: {\"Metadata\":{\"Labels\":{\"A\":\"b\"}},\"Spec\":{}}: field is immutable"
-        ]
-    );
+    assert_eq!(refused, ["spec: Invalid"]);
 }
 
 #[test]
@@ -414,11 +323,7 @@ fn a_class_selects_configures_and_may_have_a_resource_with_a_domain() {
             "extendedResourceName": "example.com/gpu",
         },
     });
-    let name = |name: &str| {
-        format!(
-            "spec.extendedResourceName: Invalid value: \"{name}\": must be a valid extended resource name"
-        )
-    };
+    let name = "spec.extendedResourceName: Invalid";
     let key = "/spec/extendedResourceName";
     assert_each(
         &class,
@@ -426,39 +331,27 @@ fn a_class_selects_configures_and_may_have_a_resource_with_a_domain() {
             (
                 "/spec/selectors/0/cel",
                 Value::Null,
-                &["spec.selectors[0].cel: Required value"],
+                &["spec.selectors[0].cel: Required"],
             ),
             (
                 "/spec/config/0/opaque",
                 Value::Null,
-                &["spec.config[0].opaque: Required value"],
+                &["spec.config[0].opaque: Required"],
             ),
             (
                 "/spec/config",
                 Value::Array(vec![json!({}); 33]),
-                &["spec.config: Too many: 33: must have at most 32 items"],
+                &["spec.config: TooMany"],
             ),
-            (key, json!(""), &[&name("")]),
-            (key, json!("gpu"), &[&name("gpu")]),
-            (
-                key,
-                json!("kubernetes.io/gpu"),
-                &[&name("kubernetes.io/gpu")],
-            ),
-            (
-                key,
-                json!("requests.example.com/gpu"),
-                &[&name("requests.example.com/gpu")],
-            ),
-            (
-                key,
-                json!("example.com/g p u"),
-                &[&name("example.com/g p u")],
-            ),
+            (key, json!(""), &[name]),
+            (key, json!("gpu"), &[name]),
+            (key, json!("kubernetes.io/gpu"), &[name]),
+            (key, json!("requests.example.com/gpu"), &[name]),
+            (key, json!("example.com/g p u"), &[name]),
             (
                 "/metadata/namespace",
                 json!("default"),
-                &["metadata.namespace: Forbidden: not allowed on this type"],
+                &["metadata.namespace: Forbidden"],
             ),
         ],
     );
@@ -469,7 +362,7 @@ fn a_class_selects_configures_and_may_have_a_resource_with_a_domain() {
     );
     assert_eq!(
         wrong(&large, Some(&class)),
-        ["spec.config[0].opaque.parameters: Too long: may not be more than 10240 bytes"]
+        ["spec.config[0].opaque.parameters: TooLong"]
     );
     let renamed = with(&large, key, Value::Null);
     assert_eq!(

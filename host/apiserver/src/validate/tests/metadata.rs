@@ -20,57 +20,22 @@ fn a_name_has_the_form_of_its_kind() {
         wrong(&object, None)
     };
     assert_eq!(named("Node", "", "a.b"), [""; 0]);
-    assert_eq!(
-        named("Node", "", "A"),
-        [format!(
-            "metadata.name: Invalid value: \"A\": {NOT_A_SUBDOMAIN}"
-        )]
-    );
-    assert_eq!(
-        named("Node", "", ""),
-        ["metadata.name: Required value: name or generateName is required"]
-    );
+    assert_eq!(named("Node", "", "A"), ["metadata.name: Invalid"]);
+    assert_eq!(named("Node", "", ""), ["metadata.name: Required"]);
     let long = "a".repeat(254);
-    assert_eq!(
-        named("Node", "", &long),
-        [format!(
-            "metadata.name: Invalid value: \"{long}\": must be no more than 253 bytes"
-        )]
-    );
+    assert_eq!(named("Node", "", &long), ["metadata.name: Invalid"]);
     assert_eq!(named("Namespace", "", "a"), [""; 0]);
-    assert_eq!(
-        named("Namespace", "", "a.b"),
-        ["metadata.name: Invalid value: \"a.b\": must not contain dots"]
-    );
-    assert_eq!(
-        named("Namespace", "", "a_b"),
-        [format!(
-            "metadata.name: Invalid value: \"a_b\": {NOT_A_LABEL}"
-        )]
-    );
+    assert_eq!(named("Namespace", "", "a.b"), ["metadata.name: Invalid"]);
+    assert_eq!(named("Namespace", "", "a_b"), ["metadata.name: Invalid"]);
     assert_eq!(named("Event", "default", "A:b"), [""; 0]);
-    assert_eq!(
-        named("Event", "default", "a/b"),
-        ["metadata.name: Invalid value: \"a/b\": may not contain '/'"]
-    );
-    assert_eq!(
-        named("Event", "default", ".."),
-        ["metadata.name: Invalid value: \"..\": may not be '..'"]
-    );
+    assert_eq!(named("Event", "default", "a/b"), ["metadata.name: Invalid"]);
+    assert_eq!(named("Event", "default", ".."), ["metadata.name: Invalid"]);
     assert_eq!(named("Pod", "default", "p"), [""; 0]);
-    assert_eq!(
-        named("Pod", "", "p"),
-        ["metadata.namespace: Required value"]
-    );
-    assert_eq!(
-        named("Pod", "N", "p"),
-        [format!(
-            "metadata.namespace: Invalid value: \"N\": {NOT_A_LABEL}"
-        )]
-    );
+    assert_eq!(named("Pod", "", "p"), ["metadata.namespace: Required"]);
+    assert_eq!(named("Pod", "N", "p"), ["metadata.namespace: Invalid"]);
     assert_eq!(
         named("Node", "default", "n"),
-        ["metadata.namespace: Forbidden: not allowed on this type"]
+        ["metadata.namespace: Forbidden"]
     );
 }
 
@@ -83,9 +48,7 @@ fn a_prefix_of_names_may_end_in_a_dash() {
             (
                 "/metadata/generateName",
                 json!("Node-"),
-                &[&format!(
-                    "metadata.generateName: Invalid value: \"Node-\": {NOT_A_SUBDOMAIN}"
-                )],
+                &["metadata.generateName: Invalid"],
             ),
         ],
     );
@@ -102,99 +65,74 @@ fn labels_annotations_owners_and_finalizers_have_their_forms() {
             (
                 "/metadata/labels/a b",
                 json!("c"),
-                &[&format!(
-                    "metadata.labels: Invalid value: \"a b\": {NOT_A_LABEL_KEY}"
-                )],
+                &["metadata.labels: Invalid"],
             ),
             (
                 "/metadata/labels/~1a",
                 json!("c"),
-                &["metadata.labels: Invalid value: \"/a\": prefix part must be non-empty"],
+                &["metadata.labels: Invalid"],
             ),
             (
                 "/metadata/labels/A~1a",
                 json!("c"),
-                &[&format!(
-                    "metadata.labels: Invalid value: \"A/a\": prefix part {NOT_A_SUBDOMAIN}"
-                )],
+                &["metadata.labels: Invalid"],
             ),
             (
                 "/metadata/labels/a",
                 json!("b c"),
-                &[&format!(
-                    "metadata.labels: Invalid value: \"b c\": {NOT_A_LABEL_VALUE}"
-                )],
+                &["metadata.labels: Invalid"],
             ),
             (
                 "/metadata/labels/a",
                 json!("x".repeat(64)),
-                &[&format!(
-                    "metadata.labels: Invalid value: \"{}\": must be no more than 63 bytes",
-                    "x".repeat(64)
-                )],
+                &["metadata.labels: Invalid"],
             ),
             (
                 "/metadata/annotations/a b",
                 json!("c"),
-                &[&format!(
-                    "metadata.annotations: Invalid value: \"a b\": {NOT_A_LABEL_KEY}"
-                )],
+                &["metadata.annotations: Invalid"],
             ),
             (
                 "/metadata/annotations/a",
                 json!(large),
-                &["metadata.annotations: Too long: may not be more than 262144 bytes"],
+                &["metadata.annotations: TooLong"],
             ),
             (
                 &of_owner("apiVersion"),
                 json!(""),
-                &[
-                    "metadata.ownerReferences.apiVersion: Invalid value: \"\": version must not be empty",
-                ],
+                &["metadata.ownerReferences.apiVersion: Invalid"],
             ),
             (
                 &of_owner("kind"),
                 json!(""),
-                &["metadata.ownerReferences.kind: Invalid value: \"\": must not be empty"],
+                &["metadata.ownerReferences.kind: Invalid"],
             ),
             (
                 &of_owner("uid"),
                 Value::Null,
-                &["metadata.ownerReferences.uid: Invalid value: \"\": must not be empty"],
+                &["metadata.ownerReferences.uid: Invalid"],
             ),
             (
                 "/metadata/finalizers/0",
                 json!("short"),
-                &[
-                    "metadata.finalizers[0]: Invalid value: \"short\": name is neither a standard finalizer name nor is it fully qualified",
-                ],
+                &["metadata.finalizers[0]: Invalid"],
             ),
             (
                 "/metadata/finalizers/0",
                 json!("foregroundDeletion"),
-                &[
-                    "metadata.finalizers: Invalid value: [\"foregroundDeletion\",\"orphan\"]: finalizer orphan and foregroundDeletion cannot be both set",
-                ],
+                &["metadata.finalizers: Invalid"],
             ),
         ],
     );
     let slashes = wrong(&with(&node(), "/metadata/labels/a~1b~1c", json!("d")), None);
-    assert!(
-        slashes[0].starts_with(
-            "metadata.labels: Invalid value: \"a/b/c\": a valid label key must consist of"
-        ),
-        "{slashes:?}"
-    );
+    assert_eq!(slashes, ["metadata.labels: Invalid"]);
     let second =
         json!({ "apiVersion": "v1", "kind": "Node", "name": "m", "uid": "v", "controller": true });
     let two = wrong(&with(&node(), "/metadata/ownerReferences/-", second), None);
-    assert!(two[0].ends_with("Only one reference can have Controller set to true. Found \"true\" in references for Node/n and Node/m"), "{two:?}");
+    assert_eq!(two, ["metadata.ownerReferences: Invalid"]);
     let event = json!({ "apiVersion": "v1", "kind": "Event", "name": "e", "uid": "v" });
     let banned = wrong(&with(&node(), "/metadata/ownerReferences/0", event), None);
-    assert!(
-        banned[0].ends_with("/v1, Kind=Event is disallowed from being an owner"),
-        "{banned:?}"
-    );
+    assert_eq!(banned, ["metadata.ownerReferences: Invalid"]);
 }
 
 #[test]
@@ -211,9 +149,7 @@ fn an_object_that_is_being_deleted_gets_no_new_finalizers() {
             (
                 "/metadata/finalizers/-",
                 json!("example.com/g"),
-                &[
-                    "metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{\"example.com/g\"}",
-                ],
+                &["metadata.finalizers: Forbidden"],
             ),
         ],
     );

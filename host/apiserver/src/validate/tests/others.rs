@@ -13,109 +13,89 @@ fn a_pod_has_containers_and_its_claims_fit_together() {
         },
     });
     let claims = "spec.containers[0].resources.claims";
-    let listed = "must be one of the names in pod.spec.resourceClaims: gpu, nic";
     assert_each(
         &pod,
         &[
             (
                 "/spec/containers",
                 json!([]),
-                &["spec.containers: Required value"],
+                &["spec.containers: Required"],
             ),
             (
                 "/spec/containers/0/name",
                 Value::Null,
-                &["spec.containers[0].name: Required value"],
+                &["spec.containers[0].name: Required"],
             ),
             (
                 "/spec/containers/0/name",
                 json!("M"),
-                &[&format!(
-                    "spec.containers[0].name: Invalid value: \"M\": {NOT_A_LABEL}"
-                )],
+                &["spec.containers[0].name: Invalid"],
             ),
             (
                 "/spec/containers/0/image",
                 json!(""),
-                &["spec.containers[0].image: Required value"],
+                &["spec.containers[0].image: Required"],
             ),
             (
                 "/spec/containers/-",
                 json!({ "name": "main", "image": "i" }),
-                &["spec.containers[1].name: Duplicate value: \"main\""],
+                &["spec.containers[1].name: Duplicate"],
             ),
             (
                 "/spec/initContainers",
                 json!([{ "name": "main", "image": "i" }]),
-                &["spec.initContainers[0].name: Duplicate value: \"main\""],
+                &["spec.initContainers[0].name: Duplicate"],
             ),
-            (
-                "/spec/nodeName",
-                json!("N"),
-                &[&format!(
-                    "spec.nodeName: Invalid value: \"N\": {NOT_A_SUBDOMAIN}"
-                )],
-            ),
+            ("/spec/nodeName", json!("N"), &["spec.nodeName: Invalid"]),
             (
                 "/spec/resourceClaims/1/name",
                 json!("gpu"),
-                &["spec.resourceClaims[1].name: Duplicate value: \"gpu\""],
+                &["spec.resourceClaims[1].name: Duplicate"],
             ),
             (
                 "/spec/resourceClaims/1/name",
                 json!(""),
-                &["spec.resourceClaims[1].name: Required value"],
+                &["spec.resourceClaims[1].name: Required"],
             ),
             (
                 "/spec/resourceClaims/1/resourceClaimName",
                 json!("c"),
-                &[
-                    "spec.resourceClaims[1]: Invalid value: {\"Name\":\"nic\",\"ResourceClaimName\":\"c\",\"ResourceClaimTemplateName\":\"t\"}: at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
-                ],
+                &["spec.resourceClaims[1]: Invalid"],
             ),
             (
                 "/spec/resourceClaims/1/resourceClaimTemplateName",
                 Value::Null,
-                &[
-                    "spec.resourceClaims[1]: Invalid value: {\"Name\":\"nic\",\"ResourceClaimName\":null,\"ResourceClaimTemplateName\":null}: must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
-                ],
+                &["spec.resourceClaims[1]: Invalid"],
             ),
             (
                 "/spec/resourceClaims/1/resourceClaimTemplateName",
                 json!("T"),
-                &[&format!(
-                    "spec.resourceClaims[1].resourceClaimTemplateName: Invalid value: \"T\": {NOT_A_SUBDOMAIN}"
-                )],
+                &["spec.resourceClaims[1].resourceClaimTemplateName: Invalid"],
             ),
             (
                 "/spec/containers/0/resources/claims/0",
                 json!({}),
-                &[&format!("{claims}[0]: Required value")],
+                &[&format!("{claims}[0]: Required")],
             ),
             (
                 "/spec/containers/0/resources/claims/0/name",
                 json!("tpu"),
-                &[&format!("{claims}[0]: Not found: \"tpu\": {listed}")],
+                &[&format!("{claims}[0]: NotFound")],
             ),
             (
                 "/spec/containers/0/resources/claims/1/request",
                 json!("a"),
-                &[&format!("{claims}[1]: Duplicate value: \"gpu/a\"")],
+                &[&format!("{claims}[1]: Duplicate")],
             ),
             (
                 "/spec/containers/0/resources/claims/1/request",
                 Value::Null,
-                &[&format!("{claims}[1]: Duplicate value: \"gpu\"")],
+                &[&format!("{claims}[1]: Duplicate")],
             ),
         ],
     );
     let none = with(&pod, "/spec/resourceClaims", Value::Null);
-    assert_eq!(
-        wrong(&none, None)[0],
-        format!(
-            "{claims}[0]: Not found: \"gpu\": must be one of the names in pod.spec.resourceClaims which is empty"
-        )
-    );
+    assert_eq!(wrong(&none, None)[0], format!("{claims}[0]: NotFound"));
 }
 
 #[test]
@@ -130,24 +110,22 @@ fn a_taint_rule_selects_by_names_and_has_a_taint() {
             (
                 "/spec/deviceSelector/driver",
                 json!(""),
-                &["spec.deviceSelector.driver: Required value"],
+                &["spec.deviceSelector.driver: Required"],
             ),
             (
                 "/spec/deviceSelector/pool",
                 json!(""),
-                &["spec.deviceSelector.pool: Required value"],
+                &["spec.deviceSelector.pool: Required"],
             ),
             (
                 "/spec/deviceSelector/device",
                 json!("D"),
-                &[&format!(
-                    "spec.deviceSelector.device: Invalid value: \"D\": {NOT_A_LABEL}"
-                )],
+                &["spec.deviceSelector.device: Invalid"],
             ),
             (
                 "/spec/taint/effect",
                 Value::Null,
-                &["spec.taint.effect: Required value"],
+                &["spec.taint.effect: Required"],
             ),
         ],
     );
@@ -167,16 +145,18 @@ fn admin_access_is_for_namespaces_with_the_label() {
     let label = |value: &str| json!({ "metadata": { "labels": { "resource.kubernetes.io/admin-access": value } } });
     let ask = |object: &Value, old: Option<&Value>, namespace: Option<&Value>| {
         let cause = admin_access(resource_of(object), object, old, namespace);
-        cause.map(|cause| format!("{}: {}", cause.field, cause.message))
+        cause.as_ref().map(refusal)
     };
-    let why = "Forbidden: admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace";
     for object in [&claim, &template] {
         assert_eq!(ask(object, None, Some(&label("true"))), None);
         assert_eq!(
             ask(object, None, Some(&label("yes"))),
-            Some(format!("spec.devices.requests[0].adminAccess: {why}"))
+            Some("spec.devices.requests[0].adminAccess: Forbidden".to_owned())
         );
-        assert_eq!(ask(object, None, None), Some("spec.devices.requests[0].adminAccess: Internal error: could not retrieve namespace to verify admin access: namespaces \"default\" not found".to_owned()));
+        assert_eq!(
+            ask(object, None, None),
+            Some("spec.devices.requests[0].adminAccess: InternalError".to_owned())
+        );
         assert_eq!(
             ask(object, Some(object), Some(&json!({}))),
             None,
@@ -185,9 +165,7 @@ fn admin_access_is_for_namespaces_with_the_label() {
     }
     assert_eq!(
         ask(&granted, Some(&claim), Some(&json!({}))),
-        Some(format!(
-            "status.allocation.devices.results[0].adminAccess: {why}"
-        ))
+        Some("status.allocation.devices.results[0].adminAccess: Forbidden".to_owned())
     );
     assert_eq!(ask(&granted, Some(&granted), Some(&json!({}))), None);
     assert_eq!(ask(&super::claim(), None, Some(&json!({}))), None);
@@ -201,26 +179,21 @@ fn an_event_of_the_new_group_has_all_its_fields() {
     });
     let ask = |event: &Value, new_group: bool| {
         let causes = crate::validate::event(event, new_group);
-        causes
-            .iter()
-            .map(|cause| format!("{}: {}", cause.field, cause.message))
-            .collect::<Vec<_>>()
+        causes.iter().map(refusal).collect::<Vec<_>>()
     };
     assert_eq!(ask(&event, true), [""; 0]);
     assert_eq!(
         ask(&with(&event, "/reportingComponent", json!("")), true),
-        ["reportingController: Required value"]
+        ["reportingController: Required"]
     );
     assert_eq!(
         ask(&with(&event, "/type", json!("Loud")), true),
-        ["type: Invalid value: \"Loud\": has invalid value: "]
+        ["type: Invalid"]
     );
     let long = "x".repeat(129);
     assert_eq!(
         ask(&with(&event, "/reason", json!(long)), true),
-        [format!(
-            "reason: Invalid value: \"{long}\": can have at most 128 characters"
-        )]
+        ["reason: Invalid"]
     );
     let old = with(&event, "/eventTime", Value::Null);
     assert_eq!(ask(&old, false), [""; 0]);
@@ -229,7 +202,7 @@ fn an_event_of_the_new_group_has_all_its_fields() {
             &with(&old, "/involvedObject/namespace", json!("other")),
             false
         ),
-        ["involvedObject.namespace: Invalid value: \"other\": does not match event.namespace"]
+        ["involvedObject.namespace: Invalid"]
     );
 }
 

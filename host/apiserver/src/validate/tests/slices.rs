@@ -2,9 +2,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const ONE_WAY: &str =
-    "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
-
 fn slice() -> Value {
     json!({
         "kind": "ResourceSlice", "metadata": { "name": "s" },
@@ -26,85 +23,43 @@ fn device(value: Value) -> Value {
 
 #[test]
 fn a_slice_has_a_driver_a_pool_and_one_way_to_its_nodes() {
-    let subdomain = |field: &str, value: &str| {
-        format!("{field}: Invalid value: \"{value}\": {NOT_A_SUBDOMAIN}")
-    };
     assert_each(
         &slice(),
         &[
             ("/spec/driver", json!("GPU.example.com"), &[]),
-            (
-                "/spec/driver",
-                Value::Null,
-                &["spec.driver: Required value"],
-            ),
-            (
-                "/spec/driver",
-                json!("a_b"),
-                &[&subdomain("spec.driver", "a_b")],
-            ),
-            (
-                "/spec/pool/name",
-                json!(""),
-                &["spec.pool.name: Required value"],
-            ),
+            ("/spec/driver", Value::Null, &["spec.driver: Required"]),
+            ("/spec/driver", json!("a_b"), &["spec.driver: Invalid"]),
+            ("/spec/pool/name", json!(""), &["spec.pool.name: Required"]),
             (
                 "/spec/pool/name",
                 json!("a//b"),
-                &[&subdomain("spec.pool.name", "")],
+                &["spec.pool.name: Invalid"],
             ),
             (
                 "/spec/pool/name",
                 json!("a/B"),
-                &[&subdomain("spec.pool.name", "B")],
+                &["spec.pool.name: Invalid"],
             ),
             (
                 "/spec/pool/resourceSliceCount",
                 json!(0),
-                &["spec.pool.resourceSliceCount: Invalid value: 0: must be greater than zero"],
+                &["spec.pool.resourceSliceCount: Invalid"],
             ),
             (
                 "/spec/pool/generation",
                 json!(-1),
-                &["spec.pool.generation: Invalid value: -1: must be greater than or equal to zero"],
+                &["spec.pool.generation: Invalid"],
             ),
-            (
-                "/spec/nodeName",
-                Value::Null,
-                &[&format!("spec: Required value: {ONE_WAY}")],
-            ),
+            ("/spec/nodeName", Value::Null, &["spec: Required"]),
             (
                 "/spec/nodeName",
                 json!(""),
-                &[
-                    "spec.nodeName: Invalid value: \"\": must be either unset or set to a non-empty string",
-                    &format!("spec: Required value: {ONE_WAY}"),
-                ],
+                &["spec.nodeName: Invalid", "spec: Required"],
             ),
-            (
-                "/spec/nodeName",
-                json!("Node"),
-                &[&subdomain("spec.nodeName", "Node")],
-            ),
-            (
-                "/spec/allNodes",
-                json!(true),
-                &[&format!(
-                    "spec: Invalid value: \"{{`nodeName`, `allNodes`}}\": {ONE_WAY}, but multiple fields are set"
-                )],
-            ),
-            (
-                "/spec/allNodes",
-                json!(false),
-                &["spec.allNodes: Invalid value: false: must be either unset or set to true"],
-            ),
-            (
-                "/spec/sharedCounters",
-                json!([]),
-                &[
-                    "spec: Invalid value: \"\": only one of `sharedCounters` or `devices` is allowed",
-                ],
-            ),
+            ("/spec/nodeName", json!("Node"), &["spec.nodeName: Invalid"]),
+            ("/spec/allNodes", json!(true), &["spec: Invalid"]),
+            ("/spec/allNodes", json!(false), &["spec.allNodes: Invalid"]),
+            ("/spec/sharedCounters", json!([]), &["spec: Invalid"]),
         ],
     );
 }
@@ -132,36 +87,11 @@ fn a_selector_of_nodes_has_one_term_with_operators_that_fit_their_values() {
     assert_eq!(term("Exists", &[]), [""; 0]);
     assert_eq!(term("Gt", &["5"]), [""; 0]);
     let at = format!("{field}[0].matchExpressions[0]");
-    assert_eq!(
-        term("In", &[]),
-        [format!(
-            "{at}.values: Required value: must be specified when `operator` is 'In' or 'NotIn'"
-        )]
-    );
-    assert_eq!(
-        term("Exists", &["b"]),
-        [format!(
-            "{at}.values: Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
-        )]
-    );
-    assert_eq!(
-        term("Lt", &["1", "2"]),
-        [format!(
-            "{at}.values: Required value: must be specified single value when `operator` is 'Lt' or 'Gt'"
-        )]
-    );
-    assert_eq!(
-        term("Is", &["b"]),
-        [format!(
-            "{at}.operator: Invalid value: \"Is\": not a valid selector operator"
-        )]
-    );
-    assert_eq!(
-        term("In", &["b c"]),
-        [format!(
-            "{at}.values[0]: Invalid value: \"b c\": {NOT_A_LABEL_VALUE}"
-        )]
-    );
+    assert_eq!(term("In", &[]), [format!("{at}.values: Required")]);
+    assert_eq!(term("Exists", &["b"]), [format!("{at}.values: Forbidden")]);
+    assert_eq!(term("Lt", &["1", "2"]), [format!("{at}.values: Required")]);
+    assert_eq!(term("Is", &["b"]), [format!("{at}.operator: Invalid")]);
+    assert_eq!(term("In", &["b c"]), [format!("{at}.values[0]: Invalid")]);
     let by_name = |key: &str, operator: &str, values: &[&str]| {
         selector(
             json!([{ "matchFields": [{ "key": key, "operator": operator, "values": values }] }]),
@@ -171,41 +101,22 @@ fn a_selector_of_nodes_has_one_term_with_operators_that_fit_their_values() {
     assert_eq!(by_name("metadata.name", "In", &["node-1"]), [""; 0]);
     assert_eq!(
         by_name("metadata.uid", "In", &["x"]),
-        [format!(
-            "{at}.key: Invalid value: \"metadata.uid\": not a valid field selector key"
-        )]
+        [format!("{at}.key: Invalid")]
     );
     assert_eq!(
         by_name("metadata.name", "Exists", &[]),
-        [format!(
-            "{at}.operator: Invalid value: \"Exists\": not a valid selector operator"
-        )]
+        [format!("{at}.operator: Invalid")]
     );
     assert_eq!(
         by_name("metadata.name", "In", &[]),
-        [format!(
-            "{at}.values: Required value: must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
-        )]
+        [format!("{at}.values: Required")]
     );
     assert_eq!(
         by_name("metadata.name", "In", &["N"]),
-        [format!(
-            "{at}.values[0]: Invalid value: \"N\": {NOT_A_SUBDOMAIN}"
-        )]
+        [format!("{at}.values[0]: Invalid")]
     );
-    assert_eq!(
-        selector(json!([])),
-        [
-            format!("{field}: Required value: must have at least one node selector term"),
-            format!("{field}: Invalid value: []: must have exactly one node selector term"),
-        ]
-    );
-    assert_eq!(
-        selector(json!([{}, {}])),
-        [format!(
-            "{field}: Invalid value: [{{}},{{}}]: must have exactly one node selector term"
-        )]
-    );
+    assert_eq!(selector(json!([])), [format!("{field}: Required")]);
+    assert_eq!(selector(json!([{}, {}])), [format!("{field}: Invalid")]);
 }
 
 #[test]
@@ -221,20 +132,16 @@ fn the_number_of_devices_is_bounded_and_lower_for_devices_with_extras() {
         });
         wrong(&with(&slice(), "/spec/devices", devices.collect()), None)
     };
-    let too_many = |count: usize, most: usize| {
-        [format!(
-            "spec.devices: Too many: {count}: must have at most {most} items"
-        )]
-    };
+    let too_many = ["spec.devices: TooMany"];
     assert_eq!(devices(128, json!({})), [""; 0]);
-    assert_eq!(devices(129, json!({})), too_many(129, 128));
+    assert_eq!(devices(129, json!({})), too_many);
     for extra in [
         json!({ "taints": [{ "key": "k", "effect": "None" }] }),
         json!({ "consumesCounters": [{ "counterSet": "c", "counters": { "n": { "value": "1" } } }] }),
         json!({ "attributes": { "a": { "strings": ["x"] } } }),
     ] {
         assert_eq!(devices(64, extra.clone()), [""; 0]);
-        assert_eq!(devices(65, extra), too_many(65, 64));
+        assert_eq!(devices(65, extra), too_many);
     }
 }
 
@@ -249,82 +156,62 @@ fn a_device_has_a_name_of_its_own_and_attributes_with_one_value_each() {
             (
                 "/spec/devices/0/name",
                 Value::Null,
-                &[&format!("{at}.name: Invalid value: \"\": {NOT_A_LABEL}")],
+                &[&format!("{at}.name: Invalid")],
             ),
             (
                 "/spec/devices/0/name",
                 json!("n".repeat(64)),
-                &[&format!(
-                    "{at}.name: Invalid value: \"{}\": must be no more than 63 bytes",
-                    "n".repeat(64)
-                )],
+                &[&format!("{at}.name: Invalid")],
             ),
             (
                 "/spec/devices/-",
                 json!({ "name": "gpu-0" }),
-                &["spec.devices[1]: Duplicate value: \"gpu-0\""],
+                &["spec.devices[1]: Duplicate"],
             ),
             (
                 "/spec/devices/0/attributes/9",
                 json!({ "int": 1 }),
-                &[&format!(
-                    "{at}.attributes: Invalid value: \"9\": {NOT_AN_IDENTIFIER}"
-                )],
+                &[&format!("{at}.attributes: Invalid")],
             ),
             (
                 "/spec/devices/0/attributes/~1a",
                 json!({ "int": 1 }),
-                &[&format!(
-                    "{at}.attributes: Invalid value: \"\": the domain must not be empty"
-                )],
+                &[&format!("{at}.attributes: Invalid")],
             ),
             (
                 "/spec/devices/0/capacity/a-b",
                 json!({ "value": "1" }),
-                &[&format!(
-                    "{at}.capacity: Invalid value: \"a-b\": {NOT_AN_IDENTIFIER}"
-                )],
+                &[&format!("{at}.capacity: Invalid")],
             ),
         ],
     );
-    let why = "exactly one value must be specified";
     assert_eq!(
         attribute(json!({})),
-        [format!("{at}.attributes[a]: Invalid value: \"\": {why}")]
+        [format!("{at}.attributes[a]: Invalid")]
     );
     assert_eq!(
         attribute(json!({ "int": 1, "bool": true })),
-        [format!(
-            "{at}.attributes[a]: Invalid value: {{\"IntValue\":1,\"BoolValue\":true,\"StringValue\":null,\"VersionValue\":null,\"IntValues\":null,\"BoolValues\":null,\"StringValues\":null,\"VersionValues\":null}}: {why}"
-        )]
+        [format!("{at}.attributes[a]: Invalid")]
     );
     assert_eq!(attribute(json!({ "string": "x".repeat(64) })), [""; 0]);
     assert_eq!(
         attribute(json!({ "string": "x".repeat(65) })),
-        [format!(
-            "{at}.attributes[a].string: Too long: may not be more than 64 bytes"
-        )]
+        [format!("{at}.attributes[a].string: TooLong")]
     );
     for version in ["1.2.3", "0.0.0-rc.1+build.7"] {
         assert_eq!(attribute(json!({ "version": version })), [""; 0]);
     }
     for version in ["1.2", "v1.2.3", "01.2.3", ""] {
-        let expected = format!(
-            "{at}.attributes[a].version: Invalid value: \"{version}\": must be a string compatible with semver.org spec 2.0.0"
-        );
+        let expected = format!("{at}.attributes[a].version: Invalid");
         assert_eq!(attribute(json!({ "version": version })), [expected]);
     }
     assert_eq!(
         attribute(json!({ "strings": [] })),
-        [format!(
-            "{at}.attributes[a].strings: Invalid value: []: must not be empty if specified"
-        )]
+        [format!("{at}.attributes[a].strings: Invalid")]
     );
     assert_eq!(
         attribute(json!({ "versions": ["1.0.0", "1"] })),
-        [format!(
-            "{at}.attributes[a].versions[1]: Invalid value: \"1\": must be a string compatible with semver.org spec 2.0.0"
-        )]
+        [format!("{at}.attributes[a].versions[1]: Invalid")]
     );
     let long = "k".repeat(97);
     let mut fields = json!({});
@@ -332,7 +219,7 @@ fn a_device_has_a_name_of_its_own_and_attributes_with_one_value_each() {
     let shortened = format!("{}...{}", "k".repeat(47), "k".repeat(46));
     assert_eq!(
         wrong(&device(json!({ "name": "d", "attributes": fields })), None)[1],
-        format!("{at}.attributes[{shortened}]: Invalid value: \"\": {why}")
+        format!("{at}.attributes[{shortened}]: Invalid")
     );
 }
 
@@ -348,20 +235,10 @@ fn attributes_and_capacities_are_counted_together_and_values_of_lists_one_by_one
     assert_eq!(wrong(&device(full), None), [""; 0]);
     let over =
         json!({ "name": "d", "attributes": attributes(32), "capacity": { "c": { "value": "1" } } });
-    assert_eq!(
-        wrong(&device(over), None),
-        [
-            "spec.devices[0]: Invalid value: 33: the total number of attributes and capacities must not exceed 32"
-        ]
-    );
+    assert_eq!(wrong(&device(over), None), ["spec.devices[0]: Invalid"]);
     let values =
         json!({ "name": "d", "attributes": { "a": { "ints": vec![1; 48] }, "b": { "int": 1 } } });
-    assert_eq!(
-        wrong(&device(values), None),
-        [
-            "spec.devices[0]: Invalid value: 49: the total number of attribute values must not exceed 48"
-        ]
-    );
+    assert_eq!(wrong(&device(values), None), ["spec.devices[0]: Invalid"]);
 }
 
 #[test]
@@ -374,34 +251,24 @@ fn a_taint_has_a_key_and_a_known_effect() {
     );
     assert_eq!(
         taint(json!({ "key": "", "effect": "None" })),
-        [
-            format!("{at}.key: Invalid value: \"\": name part must be non-empty"),
-            format!("{at}.key: Invalid value: \"\": {NOT_A_LABEL_KEY}"),
-        ]
+        [format!("{at}.key: Invalid")]
     );
     assert_eq!(
         taint(json!({ "key": "k", "value": "a b", "effect": "None" })),
-        [format!(
-            "{at}.value: Invalid value: \"a b\": {NOT_A_LABEL_VALUE}"
-        )]
+        [format!("{at}.value: Invalid")]
     );
     assert_eq!(
         taint(json!({ "key": "k" })),
-        [format!("{at}.effect: Required value")]
+        [format!("{at}.effect: Required")]
     );
     assert_eq!(
         taint(json!({ "key": "k", "effect": "Never" })),
-        [format!(
-            "{at}.effect: Unsupported value: \"Never\": supported values: \"NoExecute\", \"NoSchedule\", \"None\""
-        )]
+        [format!("{at}.effect: NotSupported")]
     );
     let many = device(
         json!({ "name": "d", "taints": vec![json!({ "key": "k", "effect": "Later" }); 17] }),
     );
-    assert_eq!(
-        wrong(&many, None),
-        ["spec.devices[0].taints: Too many: 17: must have at most 16 items"]
-    );
+    assert_eq!(wrong(&many, None), ["spec.devices[0].taints: TooMany"]);
     assert_eq!(
         wrong(&many, Some(&many)),
         [""; 0],
@@ -422,17 +289,17 @@ fn counters_have_names_and_a_device_consumes_of_two_sets_at_most() {
     assert_eq!(consumed(json!([good])), [""; 0]);
     assert_eq!(
         consumed(json!([good, good])),
-        [format!("{at}[1]: Duplicate value: \"a\"")]
+        [format!("{at}[1]: Duplicate")]
     );
     assert_eq!(
         consumed(json!([good, good, good])),
-        [format!("{at}: Too many: 3: must have at most 2 items")]
+        [format!("{at}: TooMany")]
     );
     assert_eq!(
         consumed(json!([{}])),
         [
-            format!("{at}[0].counterSet: Required value"),
-            format!("{at}[0].counters: Required value")
+            format!("{at}[0].counterSet: Required"),
+            format!("{at}[0].counters: Required")
         ]
     );
     let shared = |sets: Value| {
@@ -443,13 +310,13 @@ fn counters_have_names_and_a_device_consumes_of_two_sets_at_most() {
     assert_eq!(shared(json!([good])), [""; 0]);
     assert_eq!(
         shared(json!([good, good])),
-        ["spec.sharedCounters[1]: Duplicate value: \"a\""]
+        ["spec.sharedCounters[1]: Duplicate"]
     );
     assert_eq!(
         shared(json!([{ "name": "A", "counters": { "M": { "value": "1" } } }])),
         [
-            format!("spec.sharedCounters[0].name: Invalid value: \"A\": {NOT_A_LABEL}"),
-            format!("spec.sharedCounters[0].counters: Invalid value: \"M\": {NOT_A_LABEL}"),
+            "spec.sharedCounters[0].name: Invalid",
+            "spec.sharedCounters[0].counters: Invalid",
         ]
     );
     let many: Value = (0..33)
@@ -457,24 +324,18 @@ fn counters_have_names_and_a_device_consumes_of_two_sets_at_most() {
         .collect();
     assert_eq!(
         shared(json!([{ "name": "a", "counters": many }])),
-        ["spec.sharedCounters[0].counters: Too many: 33: must have at most 32 items"]
+        ["spec.sharedCounters[0].counters: TooMany"]
     );
     assert_eq!(
         shared(json!(vec![good; 9])),
-        ["spec.sharedCounters: Too many: 9: must have at most 8 items"]
+        ["spec.sharedCounters: TooMany"]
     );
 }
 
 #[test]
 fn a_device_chooses_its_nodes_where_the_slice_leaves_it_to_the_devices() {
-    let rest = "is set to true in the ResourceSlice spec";
     let alone = device(json!({ "name": "d", "nodeName": "n" }));
-    assert_eq!(
-        wrong(&alone, None),
-        [format!(
-            "spec.devices[0]: Invalid value: null: `nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` {rest}"
-        )]
-    );
+    assert_eq!(wrong(&alone, None), ["spec.devices[0]: Invalid"]);
     let left = |value: Value| {
         let slice = with(&device(value), "/spec/nodeName", Value::Null);
         wrong(
@@ -482,27 +343,19 @@ fn a_device_chooses_its_nodes_where_the_slice_leaves_it_to_the_devices() {
             None,
         )
     };
-    let one = format!(
-        "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` {rest}"
-    );
     assert_eq!(left(json!({ "name": "d", "nodeName": "n" })), [""; 0]);
-    assert_eq!(
-        left(json!({ "name": "d" })),
-        [format!("spec.devices[0]: Required value: {one}")]
-    );
+    assert_eq!(left(json!({ "name": "d" })), ["spec.devices[0]: Required"]);
     assert_eq!(
         left(json!({ "name": "d", "nodeName": "n", "allNodes": true })),
-        [format!(
-            "spec.devices[0]: Invalid value: \"{{`nodeName`, `allNodes`}}\": {one}"
-        )]
+        ["spec.devices[0]: Invalid"]
     );
     assert_eq!(
         left(json!({ "name": "d", "nodeName": "", "allNodes": true })),
-        ["spec.devices[0].nodeName: Invalid value: \"\": must not be empty"]
+        ["spec.devices[0].nodeName: Invalid"]
     );
     assert_eq!(
         left(json!({ "name": "d", "nodeName": "n", "allNodes": false })),
-        ["spec.devices[0].allNodes: Invalid value: false: must be either unset or set to true"]
+        ["spec.devices[0].allNodes: Invalid"]
     );
 }
 
@@ -523,30 +376,22 @@ fn binding_conditions_go_with_failure_conditions() {
     );
     assert_eq!(
         binding(json!(["a"]), Value::Null),
-        [format!(
-            "{at}.bindingFailureConditions: Invalid value: null: bindingFailureConditions are required to use bindingConditions"
-        )]
+        [format!("{at}.bindingFailureConditions: Invalid")]
     );
     assert_eq!(
         binding(json!([]), json!(["a"])),
-        [format!(
-            "{at}.bindingConditions: Invalid value: []: bindingConditions are required to use bindingFailureConditions"
-        )]
+        [format!("{at}.bindingConditions: Invalid")]
     );
     assert_eq!(
         binding(json!(["a", "a"]), json!(["a"])),
         [
-            format!("{at}.bindingConditions[1]: Duplicate value: \"a\""),
-            format!(
-                "{at}.bindingFailureConditions[0]: Invalid value: \"a\": bindingFailureConditions must not overlap with bindingConditions"
-            ),
+            format!("{at}.bindingConditions[1]: Duplicate"),
+            format!("{at}.bindingFailureConditions[0]: Invalid"),
         ]
     );
     assert_eq!(
         binding(json!(["a", "b", "c", "d", "e"]), json!(["f"])),
-        [format!(
-            "{at}.bindingConditions: Too many: 5: must have at most 4 items"
-        )]
+        [format!("{at}.bindingConditions: TooMany")]
     );
 }
 
@@ -571,96 +416,62 @@ fn a_request_policy_is_for_shared_devices_and_fits_the_capacity() {
     let alone = json!({ "memory": { "value": "8Gi", "requestPolicy": {} } });
     assert_eq!(
         wrong(&device(json!({ "name": "d", "capacity": alone })), None),
-        [format!(
-            "{at}: Forbidden: allowMultipleAllocations must be true"
-        )]
+        [format!("{at}: Forbidden")]
     );
     assert_eq!(
         policy(json!({ "validValues": ["1Gi"], "validRange": {} })),
-        [format!(
-            "{at}: Forbidden: exactly one policy can be specified, cannot specify \"validValues\" and \"validRange\" at the same time"
-        )]
+        [format!("{at}: Forbidden")]
     );
     assert_eq!(
         policy(json!({ "validValues": ["1Gi"] })),
-        [format!(
-            "{at}.default: Required value: required when validValues is defined"
-        )]
+        [format!("{at}.default: Required")]
     );
     assert_eq!(
         policy(json!({ "validRange": { "min": "1" } })),
-        [format!(
-            "{at}.default: Required value: required when validRange is defined"
-        )]
+        [format!("{at}.default: Required")]
     );
     assert_eq!(
         values(&["2Gi", "1Gi"]),
-        [format!(
-            "{at}.validValues[1]: Invalid value: \"1Gi\": values must be sorted in ascending order"
-        )]
+        [format!("{at}.validValues[1]: Invalid")]
     );
     assert_eq!(
         values(&["1Gi", "9Gi"]),
-        [format!(
-            "{at}.validValues[1]: Invalid value: \"9Gi\": option is larger than capacity value: 8Gi"
-        )]
+        [format!("{at}.validValues[1]: Invalid")]
     );
     assert_eq!(
         values(&["1Gi", "1024Mi"]),
-        [format!(
-            "{at}.validValues[1]: Duplicate value: \"1073741824\""
-        )]
+        [format!("{at}.validValues[1]: Duplicate")]
     );
-    assert_eq!(
-        values(&["2Gi"]),
-        [format!(
-            "{at}.validValues: Invalid value: \"1Gi\": default value is not valid according to the requestPolicy"
-        )]
-    );
-    assert_eq!(
-        range(json!({})),
-        [format!(
-            "{at}.validRange.min: Required value: required when validRange is defined"
-        )]
-    );
+    assert_eq!(values(&["2Gi"]), [format!("{at}.validValues: Invalid")]);
+    assert_eq!(range(json!({})), [format!("{at}.validRange.min: Required")]);
     assert_eq!(
         range(json!({ "min": "9Gi" })),
         [
-            format!(
-                "{at}.validRange.min: Invalid value: \"9Gi\": min is larger than capacity value: 8Gi"
-            ),
-            format!("{at}.validRange.min: Invalid value: \"2Gi\": default is less than min: 9Gi"),
+            format!("{at}.validRange.min: Invalid"),
+            format!("{at}.validRange.min: Invalid"),
         ]
     );
     assert_eq!(
         range(json!({ "min": "2Gi", "max": "1Gi" })),
         [
-            format!("{at}.validRange.max: Invalid value: \"2Gi\": min is larger than max: 1Gi"),
-            format!("{at}.validRange.max: Invalid value: \"2Gi\": default is more than max: 1Gi"),
+            format!("{at}.validRange.max: Invalid"),
+            format!("{at}.validRange.max: Invalid"),
         ]
     );
     assert_eq!(
         range(json!({ "min": "1Gi", "max": "9Gi" })),
-        [format!(
-            "{at}.validRange.max: Invalid value: \"9Gi\": max is larger than capacity value: 8Gi"
-        )]
+        [format!("{at}.validRange.max: Invalid")]
     );
     assert_eq!(
         range(json!({ "min": "1Gi", "step": "8Gi" })),
         [
-            format!(
-                "{at}.validRange.step: Invalid value: \"8Gi\": one step 9Gi is larger than capacity value: 8Gi"
-            ),
-            format!(
-                "{at}.validRange.step: Invalid value: \"2Gi\": value is not a multiple of a given step (8Gi) from (1Gi)"
-            ),
+            format!("{at}.validRange.step: Invalid"),
+            format!("{at}.validRange.step: Invalid"),
         ]
     );
     assert_eq!(
         range(json!({ "min": "1Gi", "step": "0" })),
-        [format!(
-            "{at}.validRange.step: Invalid value: \"2Gi\": value is not a multiple of a given step (0) from (1Gi)"
-        )]
+        [format!("{at}.validRange.step: Invalid")]
     );
 }
 
@@ -673,17 +484,13 @@ fn a_slice_stays_in_its_pool() {
             (
                 "/spec/pool/name",
                 json!("other"),
-                &["spec.pool.name: Invalid value: \"other\": field is immutable"],
+                &["spec.pool.name: Invalid"],
             ),
-            (
-                "/spec/driver",
-                json!("other"),
-                &["spec.driver: Invalid value: \"other\": field is immutable"],
-            ),
+            ("/spec/driver", json!("other"), &["spec.driver: Invalid"]),
             (
                 "/spec/nodeName",
                 json!("other"),
-                &["spec.nodeName: Invalid value: \"other\": field is immutable"],
+                &["spec.nodeName: Invalid"],
             ),
         ],
     );

@@ -25,59 +25,48 @@ fn an_allocation_names_requests_of_the_claim_and_devices() {
     assert_eq!(wrong(&allocated(), Some(&claim())), [""; 0]);
     let at = "status.allocation.devices.results[0]";
     let first = |field: &str| format!("/status/allocation/devices/results/0/{field}");
-    let reference = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
     assert_eq!(
         refused(&first("request"), json!("tpu")),
-        [format!("{at}.request: Invalid value: \"tpu\": {reference}")]
+        [format!("{at}.request: Invalid")]
     );
     assert_eq!(
         refused(&first("driver"), json!("")),
-        [format!("{at}.driver: Required value")]
+        [format!("{at}.driver: Required")]
     );
     assert_eq!(
         refused(&first("pool"), json!("")),
-        [format!("{at}.pool: Required value")]
+        [format!("{at}.pool: Required")]
     );
     assert_eq!(
         refused(&first("device"), json!("D")),
-        [format!("{at}.device: Invalid value: \"D\": {NOT_A_LABEL}")]
+        [format!("{at}.device: Invalid")]
     );
     assert_eq!(
         refused(&first("shareID"), json!("x")),
-        [format!(
-            "{at}.shareID: Invalid value: \"x\": error validating uid: invalid UUID length: 1"
-        )]
+        [format!("{at}.shareID: Invalid")]
     );
     assert_eq!(
         refused(&first("shareID"), json!("0000000000004000800000000000000A")),
-        [format!(
-            "{at}.shareID: Invalid value: \"0000000000004000800000000000000A\": uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters"
-        )]
+        [format!("{at}.shareID: Invalid")]
     );
     let config = "/status/allocation/devices/config/0/source";
     let at = "status.allocation.devices";
     assert_eq!(
         refused(config, Value::Null),
-        [format!("{at}.config[0].source: Required value")]
+        [format!("{at}.config[0].source: Required")]
     );
     assert_eq!(
         refused(config, json!("FromPod")),
-        [format!(
-            "{at}.config[0].source: Unsupported value: \"FromPod\": supported values: \"FromClaim\", \"FromClass\""
-        )]
+        [format!("{at}.config[0].source: NotSupported")]
     );
     let many = Value::Array(vec![json!({}); 33]);
     assert_eq!(
         refused("/status/allocation/devices/results", many),
-        [format!(
-            "{at}.results: Too many: 33: must have at most 32 items"
-        )]
+        [format!("{at}.results: TooMany")]
     );
     assert_eq!(
         refused("/status/allocation/nodeSelector", json!({})),
-        [
-            "status.allocation.nodeSelector.nodeSelectorTerms: Required value: must have at least one node selector term"
-        ]
+        ["status.allocation.nodeSelector.nodeSelectorTerms: Required"]
     );
 }
 
@@ -92,16 +81,11 @@ fn an_allocation_stays_until_it_is_removed_and_no_consumer_is_left() {
         ),
         Some(&old),
     );
-    assert_eq!(moved.len(), 1);
-    assert!(
-        moved[0].starts_with("status.allocation: Invalid value: {\"Devices\":{")
-            && moved[0].ends_with(": field is immutable"),
-        "{moved:?}"
-    );
+    assert_eq!(moved, ["status.allocation: Invalid"]);
     let removed = with(&old, "/status/allocation", Value::Null);
     assert_eq!(
         wrong(&removed, Some(&old)),
-        ["status.reservedFor: Forbidden: may not be specified when `allocated` is not set"]
+        ["status.reservedFor: Forbidden"]
     );
     assert_eq!(
         wrong(
@@ -118,19 +102,19 @@ fn consumers_are_named_once_and_none_is_added_to_a_claim_that_is_being_deleted()
     assert_eq!(
         refused("/status/reservedFor", json!([{}])),
         [
-            "status.reservedFor[0].resource: Required value",
-            "status.reservedFor[0].name: Required value",
-            "status.reservedFor[0].uid: Required value",
+            "status.reservedFor[0].resource: Required",
+            "status.reservedFor[0].name: Required",
+            "status.reservedFor[0].uid: Required",
         ]
     );
     assert_eq!(
         refused("/status/reservedFor/-", consumer.clone()),
-        ["status.reservedFor[1]: Duplicate value: \"u\""]
+        ["status.reservedFor[1]: Duplicate"]
     );
     let many = Value::Array(vec![consumer; 257]);
     assert_eq!(
         refused("/status/reservedFor", many),
-        ["status.reservedFor: Too many: 257: must have at most 256 items"]
+        ["status.reservedFor: TooMany"]
     );
     let old = with(
         &allocated(),
@@ -142,12 +126,7 @@ fn consumers_are_named_once_and_none_is_added_to_a_claim_that_is_being_deleted()
         "/status/reservedFor/-",
         json!({ "resource": "pods", "name": "q", "uid": "v" }),
     );
-    assert_eq!(
-        wrong(&added, Some(&old)),
-        [
-            "status.reservedFor: Forbidden: new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set"
-        ]
-    );
+    assert_eq!(wrong(&added, Some(&old)), ["status.reservedFor: Forbidden"]);
     assert_eq!(
         wrong(&with(&old, "/status/reservedFor", json!([])), Some(&old)),
         [""; 0]
@@ -171,67 +150,45 @@ fn a_driver_reports_on_allocated_devices_alone() {
     let with = |pointer: &str, value: Value| report(with(&good, pointer, value));
     assert_eq!(
         with("/device", json!("d-9")),
-        [
-            "status.devices[0]: Invalid value: {\"Driver\":\"gpu.example.com\",\"Pool\":\"p\",\"Device\":\"d-9\",\"ShareID\":\"\"}: must be an allocated device in the claim"
-        ]
+        ["status.devices[0]: Invalid"]
     );
     let at = "status.devices[0]";
-    assert_eq!(
-        with("/data", json!([])),
-        [format!(
-            "{at}.data: Invalid value: \"<value omitted>\": must be a valid JSON object"
-        )]
-    );
+    assert_eq!(with("/data", json!([])), [format!("{at}.data: Invalid")]);
     assert_eq!(
         with("/data", json!({ "a": "x".repeat(10 * 1024) })),
-        [format!(
-            "{at}.data: Too long: may not be more than 10240 bytes"
-        )]
+        [format!("{at}.data: TooLong")]
     );
     assert_eq!(
         with("/conditions/0/status", json!("Yes")),
-        [format!(
-            "{at}.conditions[0].status: Unsupported value: \"Yes\": supported values: \"False\", \"True\", \"Unknown\""
-        )]
+        [format!("{at}.conditions[0].status: NotSupported")]
     );
     assert_eq!(
         with("/conditions/0/lastTransitionTime", Value::Null),
-        [format!(
-            "{at}.conditions[0].lastTransitionTime: Required value"
-        )]
+        [format!("{at}.conditions[0].lastTransitionTime: Required")]
     );
     assert_eq!(
         with("/conditions/0/reason", json!("")),
-        [format!("{at}.conditions[0].reason: Required value")]
+        [format!("{at}.conditions[0].reason: Required")]
     );
-    assert!(
-        with("/conditions/0/reason", json!("1"))[0].starts_with(&format!(
-            "{at}.conditions[0].reason: Invalid value: \"1\": a condition reason must start"
-        ))
+    assert_eq!(
+        with("/conditions/0/reason", json!("1")),
+        [format!("{at}.conditions[0].reason: Invalid")]
     );
     assert_eq!(
         with("/conditions/-", good["conditions"][0].clone()),
-        [format!(
-            "{at}.conditions[1].type: Duplicate value: \"Ready\""
-        )]
+        [format!("{at}.conditions[1].type: Duplicate")]
     );
     assert_eq!(
         with("/networkData/interfaceName", json!("e".repeat(257))),
-        [format!(
-            "{at}.networkData.interfaceName: Too long: may not be more than 256 bytes"
-        )]
+        [format!("{at}.networkData.interfaceName: TooLong")]
     );
     assert_eq!(
         with("/networkData/ips/0", json!("10.9.8.7")),
-        [format!(
-            "{at}.networkData.ips[0]: Invalid value: \"10.9.8.7\": must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)"
-        )]
+        [format!("{at}.networkData.ips[0]: Invalid")]
     );
     assert_eq!(
         with("/networkData/ips/1", json!("2001:DB8::1/64")),
-        [format!(
-            "{at}.networkData.ips[1]: Invalid value: \"2001:DB8::1/64\": must be in canonical form (\"2001:db8::1/64\")"
-        )]
+        [format!("{at}.networkData.ips[1]: Invalid")]
     );
 }
 

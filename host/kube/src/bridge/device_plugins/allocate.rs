@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::claim::{self, Ids};
 use super::device_id;
 use super::plan::{self, Existing};
 use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
 use crate::bridge::claims::DeviceClaim;
+use crate::bridge::plugin_claim::{self, Ids};
 use crate::bridge::{Context, convert};
 use crate::extended_resources::DeviceIds;
 use nodedock_base::locks::Locks;
@@ -131,8 +131,8 @@ impl Allocate {
                 requested,
             );
         }
-        for devices in claim::portions(&plan.new) {
-            let id = claim::id(driver, &self.resource.name, &devices)?;
+        for devices in plugin_claim::portions(&plan.new) {
+            let id = plugin_claim::id(driver, &self.resource.name, &devices)?;
             add(&mut answer, self.prepare(id, &devices).await?, &devices);
         }
         Ok(answer)
@@ -221,7 +221,7 @@ impl Allocate {
             .lock()
             .insert(uid.clone(), Instant::now());
         context.allocations.begun.notify_one();
-        let claim = claim::claim(id, driver, devices)?;
+        let claim = plugin_claim::claim(id, driver, devices)?;
         let prepared = match context.kubelet_claims() {
             Ok(kubelet) => {
                 kubelet

@@ -1,6 +1,5 @@
 //! The devices that pods use, as the kubelet lists them (`v1.PodResourcesLister/List`), and the release of claims that no pod uses.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +9,11 @@ use tokio::time::Instant;
 use tonic::Request;
 use wire::pod_resources_lister_client::PodResourcesListerClient;
 
-use super::claim::{self, Ids};
 use super::unused::ClaimUsage;
 use crate::bridge::claims::DeviceClaim;
+use crate::bridge::convert::PodDevices;
 use crate::bridge::device_plugins::IN_USE_DEADLINE;
+use crate::bridge::plugin_claim;
 use crate::bridge::{Context, convert};
 use nodedock_base::backoff::spread;
 use nodedock_base::clock::now_ms;
@@ -21,28 +21,19 @@ use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets};
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
 use nodedock_base::socket::connect;
-use nodedock_model::{ExtendedResource, Problem, ProblemCode, limit};
+use nodedock_model::{Problem, ProblemCode, limit};
 
 /// Time without a successful read after which it is reported.
 pub(crate) const IN_USE_UNKNOWN: Duration = Duration::from_secs(180);
 
 const MESSAGE_BYTES_MAX: usize = 512;
 
-/// A kubelet's list of pods.
-#[derive(Debug, Default)]
-pub(in crate::bridge) struct PodDevices {
-    /// Devices that pods use, by resource.
-    pub(in crate::bridge) in_use: BTreeMap<ExtendedResource, Ids>,
-    /// Namespace and name of every pod in the list.
-    pub(in crate::bridge) pods: BTreeSet<(String, String)>,
-}
-
 impl PodDevices {
     /// Whether pods use devices of a claim, under the name of its resource: a claim's name says which resource it is of.
     pub(super) fn use_any(&self, of: &DeviceClaim) -> bool {
         self.in_use.iter().any(|(resource, ids)| {
             !ids.is_disjoint(&of.devices)
-                && claim::id(&of.driver, resource, &of.devices)
+                && plugin_claim::id(&of.driver, resource, &of.devices)
                     .is_ok_and(|id| id.uid == of.claim.uid)
         })
     }
@@ -220,7 +211,12 @@ impl UnusedClaims {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use nodedock_model::ExtendedResource;
+
     use super::*;
+    use crate::bridge::plugin_claim::Ids;
     use nodedock_model::DriverName;
 
     #[test]
@@ -229,7 +225,7 @@ mod tests {
         let resource = |name: &str| ExtendedResource::new(format!("example.com/{name}")).unwrap();
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Ids>();
         let devices = ids(&["p/a", "p/b"]);
-        let claim = claim::id(&driver, &resource("gpu"), &devices).unwrap();
+        let claim = plugin_claim::id(&driver, &resource("gpu"), &devices).unwrap();
         let claim = DeviceClaim {
             claim,
             driver,

@@ -4,8 +4,8 @@
 //! init containers' devices serve its later containers, in any combination), or of a pod that is gone. Time shows which, because a pod
 //! is admitted as a whole, and the kubelet's list of the devices that pods use.
 
-use super::claim::Ids;
 use crate::bridge::claims::DeviceClaim;
+use crate::bridge::plugin_claim::Ids;
 
 /// A claim for devices that were allocated before.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,9 +11,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::IN_USE_DEADLINE;
-use super::claim::Ids;
-use super::in_use::{self, IN_USE_UNKNOWN, PodDevices};
+use super::in_use::{self, IN_USE_UNKNOWN};
 use crate::bridge::Context;
+use crate::bridge::convert::PodDevices;
+use crate::bridge::plugin_claim::Ids;
 use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets};
 use nodedock_core::adapters::Adapters;
 use nodedock_model::{ExtendedResource, Problem, ProblemCode};

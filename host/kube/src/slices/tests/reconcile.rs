@@ -15,10 +15,10 @@ use super::super::{
 };
 use super::*;
 use crate::client::tests::over;
+use crate::drivers::SLICE_SETTLE;
 use crate::extended_resources::{ExtendedResources, Mechanism};
 use crate::facts::Facts;
 use crate::pools::PoolNames;
-use crate::slices::SLICE_SETTLE;
 use crate::slices::pace::{SLICE_CALM, SLICE_REPAIR_MAX, SLICE_RETRY_MAX};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;

@@ -5,10 +5,16 @@ use std::time::Duration;
 use nodedock_proto::kubelet::dra_health::v1 as wire;
 
 use crate::grpc::cut;
-use crate::grpc::health::DeviceReport;
 use nodedock_model::limit::{HEALTH_MESSAGE_BYTES_MAX, HEALTH_TIMEOUT, HEALTH_TIMEOUT_MAX};
 use nodedock_model::rule::is_unprintable;
 use nodedock_model::{DeviceHealth, DeviceName, HealthState, PoolName};
+
+#[derive(Debug)]
+pub(in crate::grpc) struct DeviceReport {
+    pub(in crate::grpc) key: (PoolName, DeviceName),
+    pub(in crate::grpc) health: DeviceHealth,
+    pub(in crate::grpc) timeout: Duration,
+}
 
 /// `None`: its names are invalid.
 pub(in crate::grpc) fn device(said: wire::DeviceHealth) -> Option<DeviceReport> {

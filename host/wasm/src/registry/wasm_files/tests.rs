@@ -5,10 +5,10 @@ use std::time::Duration;
 use tokio::sync::broadcast;
 
 use super::*;
-use crate::file_watch::DriverFiles;
+use crate::files::file_watch::DriverFiles;
+use crate::files::trust::Policy;
 use crate::tests::Stage;
 use crate::tests::guest::{Guest, NAME};
-use crate::trust::Policy;
 use nodedock_base::changes::Changes;
 use nodedock_model::grant::Grant;
 use nodedock_model::{Changed, DriverName};

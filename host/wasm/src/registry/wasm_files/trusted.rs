@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::{DriverState, Refusal, WasmFiles, Worker};
-use crate::file_watch::DriverFiles;
+use crate::files::file_watch::DriverFiles;
+use crate::files::trust::Verdict;
+use crate::files::trust::permissions::Fault;
 use crate::registry::file_memory::Room;
 use crate::registry::verification::{self, FileError, FileFaults, Outcome, Verification};
-use crate::trust::Verdict;
-use crate::trust::permissions::Fault;
 use nodedock_model::{Problem, ProblemCode};
 
 impl WasmFiles {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::file_watch::DriverFiles;
+use crate::files::file_watch::DriverFiles;
 use nodedock_core::registry::{ReloadRequest, Reloaded};
 
 /// Resolves, with an error, when a worker has ended.

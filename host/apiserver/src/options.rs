@@ -1,0 +1,69 @@
+//! How a server behaves, and the check of writes that its owner adds.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::route::Route;
+use crate::status::Cause;
+
+/// Of the changes that a watch can go on from, as JSON: thousands of changes of claims, about a hundred of full ResourceSlices. In memory
+/// they take several times as much.
+const HISTORY_BYTES_MAX: usize = 4 << 20;
+
+/// A check beyond the published rules of an object.
+pub type Check = Arc<dyn Fn(&Route, ObjectWrite<'_>) -> Vec<Cause> + Send + Sync>;
+
+/// What a request does with an object.
+#[derive(Clone, Copy, Debug)]
+pub enum ObjectWrite<'a> {
+    Created(&'a Value),
+    Updated { new: &'a Value, old: &'a Value },
+    Deleted(&'a Value),
+}
+
+impl<'a> ObjectWrite<'a> {
+    /// The object as the request leaves it, or as it was before its deletion.
+    pub fn object(self) -> &'a Value {
+        match self {
+            Self::Created(object) | Self::Updated { new: object, .. } | Self::Deleted(object) => {
+                object
+            }
+        }
+    }
+}
+
+/// How a server behaves.
+#[derive(Clone)]
+pub struct Options {
+    /// Whether the server does what the controllers of a cluster do: the namespace `default` exists, other namespaces must exist before
+    /// their objects and are deleted with them, and objects are deleted after their owners.
+    pub controllers: bool,
+    /// Whether DeviceTaintRules are served in `v1`.
+    pub taint_rules: bool,
+    /// Of the changes that are kept for watches, in bytes as JSON.
+    pub history_bytes_max: usize,
+    /// Refuses objects beyond the published rules.
+    pub check: Option<Check>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            controllers: true,
+            taint_rules: false,
+            history_bytes_max: HISTORY_BYTES_MAX,
+            check: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("controllers", &self.controllers)
+            .field("taint_rules", &self.taint_rules)
+            .field("history_bytes_max", &self.history_bytes_max)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,180 @@
+//! What a cluster's controllers delete after a deletion: dependents without an owner, and the objects of a namespace.
+
+use std::cell::LazyCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::resources::{self, RESOURCES, Resource};
+use crate::state::{Draft, Snapshot};
+use crate::storage::ObjectKey;
+
+use super::end;
+
+fn references(object: &Value) -> &[Value] {
+    object["metadata"]["ownerReferences"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default()
+}
+
+/// The objects that name `uid` as an owner.
+fn dependents(snapshot: &Snapshot, uid: &Value) -> Vec<(ObjectKey, Arc<Value>)> {
+    let is_dependent = |object: &Value| {
+        references(object)
+            .iter()
+            .any(|reference| reference["uid"] == *uid)
+    };
+    let found = snapshot.all().filter(|(_, object)| is_dependent(object));
+    found
+        .map(|(key, object)| (key.clone(), Arc::clone(object)))
+        .collect()
+}
+
+fn uid_of(value: &Value) -> &str {
+    value["uid"].as_str().unwrap_or_default()
+}
+
+/// Where objects and their dependents are, by UID. It is made once for a collection, which adds neither objects nor references.
+struct Owners<'a> {
+    objects: BTreeMap<(&'static str, &'a str), &'a ObjectKey>,
+    dependents: BTreeMap<&'a str, Vec<&'a ObjectKey>>,
+}
+
+impl<'a> Owners<'a> {
+    fn of(snapshot: &'a Snapshot) -> Self {
+        let mut owners = Self {
+            objects: BTreeMap::new(),
+            dependents: BTreeMap::new(),
+        };
+        for (key, object) in snapshot.all() {
+            owners
+                .objects
+                .insert((key.resource, uid_of(&object["metadata"])), key);
+            for reference in references(object) {
+                owners
+                    .dependents
+                    .entry(uid_of(reference))
+                    .or_default()
+                    .push(key);
+            }
+        }
+        owners
+    }
+
+    /// Whether an owner is known to be gone. Of a kind that this server does not have, none is.
+    fn is_gone(&self, snapshot: &Snapshot, reference: &Value) -> bool {
+        let text = |key: &str| reference[key].as_str().unwrap_or_default();
+        let Some(resource) = resources::of_type(text("apiVersion"), text("kind")) else {
+            return false;
+        };
+        let owner = self.objects.get(&(resource.plural, uid_of(reference)));
+        owner.is_none_or(|owner| snapshot.at(owner).is_none())
+    }
+
+    /// Whether an object has owners, and all of them are gone.
+    fn is_garbage(&self, snapshot: &Snapshot, object: &Value) -> bool {
+        let references = references(object);
+        !references.is_empty()
+            && references
+                .iter()
+                .all(|reference| self.is_gone(snapshot, reference))
+    }
+}
+
+/// Makes the dependents of an owner independent of it.
+pub(crate) fn orphan(draft: &mut Draft, owner: &Value) {
+    let uid = &owner["metadata"]["uid"];
+    for (key, dependent) in dependents(draft.snapshot(), uid) {
+        let Some(resource) = resources::resource(key.resource) else {
+            continue;
+        };
+        let mut freed = dependent.as_ref().clone();
+        let references = freed
+            .pointer_mut("/metadata/ownerReferences")
+            .and_then(Value::as_array_mut);
+        if let Some(references) = references {
+            references.retain(|reference| reference["uid"] != *uid);
+        }
+        draft.store(resource, freed);
+    }
+}
+
+fn content<'a>(
+    snapshot: &'a Snapshot,
+    namespace: &str,
+) -> impl Iterator<Item = (&'a ObjectKey, &'a Arc<Value>)> {
+    let namespace = namespace.to_owned();
+    snapshot
+        .all()
+        .filter(move |(key, _)| key.namespace == namespace)
+}
+
+/// Whether an object is a namespace with objects.
+pub(crate) fn has_content(snapshot: &Snapshot, key: &ObjectKey) -> bool {
+    let mut namespaced = RESOURCES.iter().filter(|resource| resource.namespaced);
+    key.resource == "namespaces" && namespaced.any(|resource| snapshot.has_any(resource, &key.name))
+}
+
+/// Deletes after the changes of a draft what is without an owner or in a namespace that is being deleted, until there is no more of it.
+pub(crate) fn collect(draft: &mut Draft) {
+    let begin = draft.snapshot().clone();
+    let owners = LazyCell::new(|| Owners::of(&begin));
+    let mut at = 0;
+    while let Some(entry) = draft.changes.get(at).cloned() {
+        at += 1;
+        if entry.is_deletion {
+            after_deletion(draft, &owners, &entry.key, &entry.object);
+        } else if entry.before.is_none()
+            && !references(&entry.object).is_empty()
+            && owners.is_garbage(draft.snapshot(), &entry.object)
+        {
+            end(draft, &entry.key, &entry.object, true);
+        } else if entry.key.resource == "namespaces" && is_terminating(&entry.object) {
+            let content: Vec<_> = content(draft.snapshot(), &entry.key.name)
+                .map(|(key, object)| (key.clone(), Arc::clone(object)))
+                .collect();
+            for (key, object) in content {
+                end(draft, &key, &object, true);
+            }
+        }
+    }
+}
+
+fn is_terminating(object: &Value) -> bool {
+    object["metadata"]["deletionTimestamp"].is_string()
+}
+
+fn after_deletion(draft: &mut Draft, owners: &Owners<'_>, key: &ObjectKey, removed: &Value) {
+    for key in owners
+        .dependents
+        .get(uid_of(&removed["metadata"]))
+        .into_iter()
+        .flatten()
+    {
+        // A dependent may have been deleted with another one.
+        let Some(dependent) = draft.snapshot().at(key).cloned() else {
+            continue;
+        };
+        if owners.is_garbage(draft.snapshot(), &dependent) {
+            end(draft, key, &dependent, true);
+        }
+    }
+    let namespaces: Option<&'static Resource> = resources::resource("namespaces");
+    let Some(namespaces) = namespaces.filter(|_| !key.namespace.is_empty()) else {
+        return;
+    };
+    let found = draft
+        .snapshot()
+        .object(namespaces, "", &key.namespace)
+        .cloned();
+    if let Some(namespace) = found.filter(|namespace| is_terminating(namespace)) {
+        let key = ObjectKey {
+            resource: namespaces.plural,
+            namespace: String::new(),
+            name: key.namespace.clone(),
+        };
+        end(draft, &key, &namespace, true);
+    }
+}

@@ -1,0 +1,197 @@
+//! The calls of a driver that can be recorded: their arguments, the functions that they call, and their answers as the driver gave them.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bindings::exports::nodedock::driver::scheduling::Additions;
+use crate::bindings::types::{
+    Claim, ClaimRecord, Context, DeviceHealth, Inventory, PrepareOutcome, Problem, UnprepareOutcome,
+};
+use crate::calls::sandbox::GuestCall;
+use crate::host_functions::tap::Tap;
+use crate::stats::{Limit, Operation};
+use crate::{CallFailure, Trigger};
+use nodedock_base::clock::now_ms;
+use nodedock_core::driver::Call;
+use nodedock_core::recording::{Answer, Failure, Raw, RecordedCall, Recorder, Revision, raw};
+
+/// An inventory, and what the driver adds for the scheduler.
+pub(crate) type Discovered = Result<(Inventory, Option<Additions>), Problem>;
+
+/// A call with its arguments.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub(crate) enum GuestRequest {
+    Discover {
+        context: Context,
+        trigger: Trigger,
+    },
+    Health {
+        context: Context,
+    },
+    Prepare {
+        context: Context,
+        claims: Vec<Claim>,
+    },
+    Unprepare {
+        context: Context,
+        claims: Vec<ClaimRecord>,
+    },
+}
+
+impl GuestRequest {
+    pub(crate) fn operation(&self) -> Operation {
+        match self {
+            Self::Discover { .. } => Operation::Discover,
+            Self::Health { .. } => Operation::Health,
+            Self::Prepare { .. } => Operation::Prepare,
+            Self::Unprepare { .. } => Operation::Unprepare,
+        }
+    }
+
+    /// The context. A recording has its config once, in the revision, and not in each call.
+    pub(crate) fn context_mut(&mut self) -> &mut Context {
+        match self {
+            Self::Discover { context, .. }
+            | Self::Health { context }
+            | Self::Prepare { context, .. }
+            | Self::Unprepare { context, .. } => context,
+        }
+    }
+}
+
+pub(crate) fn discover(context: Context, trigger: Trigger) -> impl GuestCall<Discovered> {
+    guest(move |store, instance, exports| {
+        Box::pin(async move {
+            let discovery = exports.discovery.load(&mut *store, instance)?;
+            let inventory = match discovery
+                .call_discover(&mut *store, &context, &trigger)
+                .await?
+            {
+                Ok(inventory) => inventory,
+                Err(problem) => return Ok(Err(problem)),
+            };
+            let Some(scheduling) = &exports.scheduling else {
+                return Ok(Ok((inventory, None)));
+            };
+            let scheduling = scheduling.load(&mut *store, instance)?;
+            let additions = scheduling
+                .call_schedule(store, &context, &inventory)
+                .await?;
+            Ok(additions.map(|additions| (inventory, Some(additions))))
+        })
+    })
+}
+
+pub(crate) fn health(context: Context) -> impl GuestCall<Result<Vec<DeviceHealth>, Problem>> {
+    guest(move |store, instance, exports| {
+        Box::pin(async move {
+            let Some(health) = &exports.health else {
+                return Ok(Ok(Vec::new()));
+            };
+            health
+                .load(&mut *store, instance)?
+                .call_check(store, &context)
+                .await
+        })
+    })
+}
+
+pub(crate) fn prepare(context: Context, claims: Vec<Claim>) -> impl GuestCall<Vec<PrepareOutcome>> {
+    guest(move |store, instance, exports| {
+        Box::pin(async move {
+            let preparation = exports.preparation.load(&mut *store, instance)?;
+            preparation.call_prepare(store, &context, &claims).await
+        })
+    })
+}
+
+pub(crate) fn unprepare(
+    context: Context,
+    claims: Vec<ClaimRecord>,
+) -> impl GuestCall<Vec<UnprepareOutcome>> {
+    guest(move |store, instance, exports| {
+        Box::pin(async move {
+            let preparation = exports.preparation.load(&mut *store, instance)?;
+            preparation.call_unprepare(store, &context, &claims).await
+        })
+    })
+}
+
+/// Tells the compiler the type of a closure.
+fn guest<R>(call: impl GuestCall<R>) -> impl GuestCall<R> {
+    call
+}
+
+/// A call that is being recorded.
+pub(crate) struct CallRecording {
+    recorder: Recorder,
+    revision: Arc<Revision>,
+    operation: Operation,
+    request: Arc<str>,
+    at_ms: u64,
+    arguments: Raw,
+    tap: Tap,
+}
+
+impl CallRecording {
+    pub(crate) fn begin(
+        recorder: &Recorder,
+        revision: &Arc<Revision>,
+        call: &Call,
+        mut request: GuestRequest,
+    ) -> Self {
+        request.context_mut().config.clear();
+        Self {
+            recorder: recorder.clone(),
+            revision: Arc::clone(revision),
+            operation: request.operation(),
+            request: Arc::clone(&call.request_id),
+            at_ms: now_ms(),
+            arguments: raw(&request),
+            tap: Tap::recording(recorder.line_bytes_max()),
+        }
+    }
+
+    pub(crate) fn tap(&self) -> Tap {
+        self.tap.clone()
+    }
+
+    /// Records the call, unless it did not begin.
+    pub(crate) fn end<R: Serialize>(self, answer: &Result<R, CallFailure>) {
+        let answer = match answer {
+            Ok(answer) => Answer::Returned(raw(answer)),
+            Err(CallFailure::Quarantined(_) | CallFailure::Busy { .. }) => return,
+            Err(failure) => Answer::Failed(to_failure(failure)),
+        };
+        let Some(host) = self.tap.take() else {
+            return self.recorder.lose();
+        };
+        let (operation, request) = (self.operation.as_str().into(), self.request.to_string());
+        let (at_ms, arguments) = (self.at_ms, self.arguments);
+        let call = RecordedCall {
+            operation,
+            request,
+            at_ms,
+            arguments,
+            host,
+            answer,
+            has_values_left_out: false,
+        };
+        self.recorder.record(&self.revision, call);
+    }
+}
+
+pub(crate) fn to_failure(failure: &CallFailure) -> Failure {
+    let by_time = match failure {
+        CallFailure::Timeout(_) | CallFailure::Busy { .. } | CallFailure::Quarantined(_) => true,
+        CallFailure::Limit(reached) => matches!(reached.limit, Limit::Cpu | Limit::Wall),
+        CallFailure::Exited(_) | CallFailure::Trapped(_) => false,
+    };
+    Failure {
+        code: failure.code().to_string(),
+        message: failure.to_string(),
+        by_time,
+    }
+}

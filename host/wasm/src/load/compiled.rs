@@ -1,0 +1,78 @@
+//! A compiled driver, linked: its code can be instantiated, and its exported functions are known.
+
+use wasmtime::component::{Component, Instance, InstancePre};
+use wasmtime::{Result, Store};
+
+use crate::bindings::exports::nodedock::driver as exports;
+use crate::host_functions::state::State;
+use crate::limits::limiter::CALL_MEMORIES;
+use crate::load::admission::Surface;
+
+/// A compiled driver and where it comes from.
+pub(crate) struct Compiled {
+    pub(crate) pre: InstancePre<State>,
+    pub(crate) exports: Exports,
+    /// Linear memories of an instance.
+    pub(crate) memories: usize,
+    pub(crate) surface: Surface,
+    /// Of the file: `sha256:` and hex.
+    pub(crate) digest: String,
+    pub(crate) from_cache: bool,
+}
+
+/// Linear memories of an instance; the highest possible number where the component does not say.
+pub(crate) fn memories(component: &Component) -> usize {
+    let required = component
+        .resources_required()
+        .map(|required| required.num_memories as usize);
+    required.unwrap_or(CALL_MEMORIES).clamp(1, CALL_MEMORIES)
+}
+
+/// Where the driver's functions are.
+pub(crate) struct Exports {
+    pub(crate) identity: exports::identity::GuestIndices,
+    pub(crate) discovery: exports::discovery::GuestIndices,
+    pub(crate) preparation: exports::preparation::GuestIndices,
+    pub(crate) configuration: Option<exports::configuration::GuestIndices>,
+    pub(crate) health: Option<exports::health::GuestIndices>,
+    pub(crate) scheduling: Option<exports::scheduling::GuestIndices>,
+}
+
+impl Exports {
+    pub(crate) fn new(pre: &InstancePre<State>, surface: &Surface) -> Result<Self> {
+        let facets = surface.facets();
+        let has = |facet: &str| facets.contains(&facet);
+        let configuration =
+            has("configuration").then(|| exports::configuration::GuestIndices::new(pre));
+        let health = has("health").then(|| exports::health::GuestIndices::new(pre));
+        let scheduling = has("scheduling").then(|| exports::scheduling::GuestIndices::new(pre));
+        Ok(Self {
+            identity: exports::identity::GuestIndices::new(pre)?,
+            discovery: exports::discovery::GuestIndices::new(pre)?,
+            preparation: exports::preparation::GuestIndices::new(pre)?,
+            configuration: configuration.transpose()?,
+            health: health.transpose()?,
+            scheduling: scheduling.transpose()?,
+        })
+    }
+
+    /// Checks the types of all exported functions.
+    pub(crate) fn check(&self, store: &mut Store<State>, instance: &Instance) -> Result<()> {
+        self.identity.load(&mut *store, instance)?;
+        self.discovery.load(&mut *store, instance)?;
+        self.preparation.load(&mut *store, instance)?;
+        self.configuration
+            .as_ref()
+            .map(|facet| facet.load(&mut *store, instance))
+            .transpose()?;
+        self.health
+            .as_ref()
+            .map(|facet| facet.load(&mut *store, instance))
+            .transpose()?;
+        self.scheduling
+            .as_ref()
+            .map(|facet| facet.load(&mut *store, instance))
+            .transpose()?;
+        Ok(())
+    }
+}
