@@ -204,7 +204,7 @@ mod tests {
         "wit-bindgen-core",
     ];
 
-    /// Whether a line of `cargo tree` names a crate of commands, tests or drivers, which are all crates of this workspace outside of `host/`.
+    /// Whether a line of `cargo tree` names a crate of commands, tests or drivers: one of those above, or of this workspace and not of the host.
     fn is_of_commands(line: &str, root: &Path) -> bool {
         let mut words = line.split(' ');
         let is_external = words.next().is_some_and(|name| OF_COMMANDS.contains(&name));
@@ -214,7 +214,7 @@ mod tests {
             || directory.is_some_and(|directory| {
                 let is_host = directory.starts_with("host") || directory == Path::new("proto");
                 !is_host
-                    || ["host/cli", "host/author"]
+                    || ["host/author", "host/bindings", "host/cli"]
                         .iter()
                         .any(|of| directory == Path::new(of))
             })
