@@ -414,14 +414,13 @@ async fn beside(shared: &Shared, asked: &Asked, body: Bytes) -> Result<Response<
 async fn engine(shared: &Shared, uri: Uri) -> Option<Value> {
     let mut request = Request::new(Full::new(Bytes::new()));
     *request.uri_mut() = uri;
-    let body = shared
+    let Ok(body) = shared
         .server
         .handle(request)
         .await
         .into_body()
         .collect()
-        .await
-        .ok()?;
+        .await;
     serde_json::from_slice(&body.to_bytes()).ok()
 }
 

@@ -103,14 +103,13 @@ impl Plugin {
 ///
 /// # Panics
 ///
-/// If the socket cannot be made.
+/// If the directory cannot be read, or the socket cannot be made.
 pub(super) fn serve(shared: &Arc<Shared>, end: &CancellationToken, tasks: &TaskTracker) {
     let dir = shared.root.join("device-plugins");
-    for entry in std::fs::read_dir(&dir)
-        .expect("the directory can be read")
-        .flatten()
-    {
-        if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+    for entry in std::fs::read_dir(&dir).expect("the directory can be read") {
+        let entry = entry.expect("the directory can be read");
+        let kind = entry.file_type().expect("the directory has types");
+        if kind.is_socket() {
             let _ = std::fs::remove_file(entry.path());
         }
     }

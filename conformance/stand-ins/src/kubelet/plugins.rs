@@ -126,12 +126,14 @@ fn is_hidden(path: &Path) -> bool {
 
 /// The sockets at a path and below it.
 fn walk(path: &Path, found: &mut Vec<PathBuf>) {
+    // no error: a path that went away meanwhile has no socket
     let Ok(kind) = std::fs::metadata(path).map(|metadata| metadata.file_type()) else {
         return;
     };
     if kind.is_socket() {
         found.push(path.to_owned());
     } else if kind.is_dir() {
+        // no error: the same of a directory; the watch reports what is made later
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
         let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
         entries.sort();
