@@ -80,20 +80,14 @@ impl Drop for Node {
 
 /// The minor of the claim's node in its CDI file and in its record.
 async fn minors(daemon: &Daemon) -> (Value, Value) {
-    let node = |edits: &Value, key: &str| edits[key][0]["minor"].clone();
-    let file = node(
-        &daemon.only_cdi_file().spec["devices"][0]["containerEdits"],
-        "deviceNodes",
-    );
+    let node = |edits: &Value| edits["deviceNodes"][0]["minor"].clone();
+    let file = node(&daemon.only_cdi_file().spec["devices"][0]["containerEdits"]);
     let dump = daemon
         .cli(&["checkpoint", "dump", "-o", "json"])
         .await
         .json();
     let part = &dump["claims"][0]["drivers"][DEVICE_NODES_NAME]["prepared"];
-    (
-        file,
-        node(&part["devices"][0]["access"]["edits"], "device_nodes"),
-    )
+    (file, node(&part["devices"][0]["access"]["edits"]))
 }
 
 fn prepares(claim: &v1::ClaimStatus) -> usize {
