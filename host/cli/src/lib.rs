@@ -30,7 +30,7 @@ use nodedockd::program::CompileArgs;
 
 /// The device dock of a node: drivers are native plugins or sandboxed WebAssembly files; their devices go into containers.
 ///
-/// Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 daemon not reachable.
+/// The node program itself is `nodedockd`. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 daemon not reachable.
 #[derive(Parser)]
 #[command(
     name = "nodedock",

@@ -38,7 +38,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run the daemon
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Check whether the daemon is live or ready
     Probe(ProbeArgs),
     /// Compile a driver for the daemon that started this, from standard input to standard output
@@ -88,7 +88,7 @@ impl CompileArgs {
 pub fn main() -> ExitCode {
     let Cli { location, command } = Cli::parse();
     let outcome = match command {
-        Command::Run(args) => run(&location, args),
+        Command::Run(args) => run(&location, *args),
         Command::Probe(args) => block_on(probe::run(&location, args)),
         Command::InternalCompile(args) => args.compile(),
     };
