@@ -30,8 +30,7 @@ pub(super) struct Circle {
     /// The module that declares them.
     parent: Path,
     modules: Vec<String>,
-    /// A path for each step between them: the module that has it, and the one that it names.
-    steps: Vec<(Path, Path)>,
+    steps: Steps,
 }
 
 impl Circle {
@@ -108,12 +107,15 @@ pub(super) fn circles(
     Ok(circles.collect())
 }
 
+/// A path for each step of a circle: the module that has it, and the one that it names.
+type Steps = Vec<(Path, Path)>;
+
 /// Which child names which, with an example.
 #[derive(Default)]
 struct Graph(BTreeMap<String, BTreeMap<String, (Path, Path)>>);
 
 impl Graph {
-    fn circles(&self) -> Vec<(Vec<String>, Vec<(Path, Path)>)> {
+    fn circles(&self) -> Vec<(Vec<String>, Steps)> {
         let mut circles = Vec::new();
         let mut done = BTreeSet::new();
         for module in self.0.keys() {
