@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::drivers::place;
-use crate::machine::{self, Finding};
+use crate::machine::{self, Finding, Tool};
 use crate::shell;
 use crate::workspace::Workspace;
 
@@ -26,13 +26,6 @@ pub(crate) enum Language {
 }
 
 pub(crate) const LANGUAGES: [Language; 3] = [Language::C, Language::Python, Language::JavaScript];
-
-/// An installed toolchain: the program, and a text that identifies its version.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Tool {
-    pub(crate) program: PathBuf,
-    pub(crate) version: String,
-}
 
 impl Language {
     /// Name of its directory and of its file.

@@ -7,12 +7,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::golden::Tool;
 use crate::workspace::Workspace;
 
 pub(crate) enum Finding {
     Present,
     Missing(String),
+}
+
+/// An installed toolchain: the program, and a text that identifies its version.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tool {
+    pub(crate) program: PathBuf,
+    pub(crate) version: String,
 }
 
 /// The tools for a container with a device.

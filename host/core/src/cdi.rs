@@ -12,6 +12,7 @@ mod identity;
 mod rebuild;
 mod render;
 mod spec;
+mod stamp;
 mod validate;
 
 #[cfg(test)]

@@ -21,14 +21,12 @@ pub use directory::MetadataDir;
 use crate::cdi::{self, FileAccess};
 use nodedock_model::{
     AttributeValue, ClaimRecord, DeviceAccess, DriverName, Edits, Inventory, Mount, NetworkData,
-    PoolName, PoolNames, PreparedClaim, PreparedDevice, Problem, ProblemCode, QualifiedName, Uid,
-    is_dns_label, limit,
+    POD_CLAIM_NAME, PoolName, PoolNames, PreparedClaim, PreparedDevice, Problem, ProblemCode,
+    QualifiedName, Uid, is_dns_label, limit,
 };
 
 /// Where containers find the files (KEP-5304).
 pub const CONTAINER_DIR: &str = "/var/run/kubernetes.io/dra-device-attributes";
-/// Annotation of a claim made from a template: the pod's own name for the claim (`resource.k8s.io/v1`).
-pub(crate) const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 const SUFFIX: &str = "-metadata.json";
 const KIND: &str = "DeviceMetadata";
 /// The same content in each version, the newest first: a reader uses the first that it knows.

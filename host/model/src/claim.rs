@@ -11,6 +11,9 @@ use super::{
     is_label_key, limit,
 };
 
+/// Annotation of a claim made from a template: the pod's own name for the claim (`resource.k8s.io/v1`).
+pub const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+
 /// The fields of a ResourceClaim that the node needs (`resource.k8s.io/v1`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Claim {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-use super::directory::{CLOCK_TICK_MAX, Known, Stamp, is_spec_name, open_plain};
 use super::identity::{DAEMON_OPENING, MARK};
+use super::stamp::{CLOCK_TICK_MAX, Known, Stamp, is_spec_name, open_plain};
 use nodedock_base::file;
 use nodedock_model::{DeviceNode, NetDevice};
 

@@ -1,13 +1,12 @@
 //! The directory that container runtimes read. Requests to change it are carried out one batch at a time; callers read it themselves.
 //! Changes only files that begin with this daemon's line.
 
-use std::fs::{DirEntry, File, Metadata};
+use std::fs::{DirEntry, Metadata};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 
@@ -15,6 +14,7 @@ use super::access::FileAccess;
 use super::catalog::{Catalog, Collision, Given, Moment, Touched};
 use super::identity::{Identity, OPENING};
 use super::render::{SpecFile, mark_of};
+use super::stamp::{Known, Stamp, is_spec_name, open_plain};
 use nodedock_base::batches::Batches;
 use nodedock_base::directories;
 
@@ -24,8 +24,6 @@ use writer::{BATCH_FILES_MAX, Job};
 
 /// Bytes of a file that are read: more than the bounds on edits allow for a claim.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// More than the tick of any file system's clock.
-pub(super) const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
 const TEMPORARY_PREFIX: &str = ".nodedock-";
 /// Suffix of temporary files: runtimes read only `*.json` and `*.yaml`.
 const TEMPORARY_SUFFIX: &str = ".tmp";
@@ -88,52 +86,6 @@ struct Directory {
     hasher: RandomState,
     catalog: Catalog,
     access: FileAccess,
-}
-
-/// A file after it was written or compared.
-#[derive(Clone, Copy)]
-pub(super) struct Known {
-    hash: u64,
-    pub(super) stamp: Stamp,
-    /// Whether a later change certainly changes the stamp.
-    settled: bool,
-}
-
-/// Metadata that change when a file is changed or replaced, to the granularity of the file system's clock.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp {
-    pub(super) inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    pub(super) fn of(metadata: &Metadata) -> Self {
-        Self {
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
-
-    /// Returns whether the last change is so old that another one certainly has another time. The clocks of file systems tick
-    /// every 10 ms or less; two changes within a tick are indistinguishable.
-    pub(super) fn is_settled(&self) -> bool {
-        self.is_settled_at(Instant::now())
-    }
-
-    /// The same for an earlier moment.
-    pub(super) fn is_settled_at(&self, moment: Instant) -> bool {
-        let (seconds, nanos) = self.changed.max(self.modified);
-        let (Ok(seconds), Ok(nanos)) = (u64::try_from(seconds), u32::try_from(nanos)) else {
-            return false;
-        };
-        let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos);
-        let age = SystemTime::now().duration_since(changed);
-        age.is_ok_and(|age| age.saturating_sub(moment.elapsed()) > CLOCK_TICK_MAX)
-    }
 }
 
 impl CdiDir {
@@ -461,21 +413,4 @@ fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {
 fn entries(path: &Path) -> Result<Vec<DirEntry>, CdiError> {
     let entries = std::fs::read_dir(path).and_then(Iterator::collect);
     entries.map_err(CdiError::io("read the directory", path))
-}
-
-pub(super) fn is_spec_name(name: &str) -> bool {
-    name.ends_with(".yaml") || name.ends_with(".json")
-}
-
-/// Opens a plain file; does not follow a link at its end and does not wait at a pipe.
-pub(super) fn open_plain(path: &Path) -> io::Result<Option<File>> {
-    use rustix::fs::{Mode, OFlags};
-    use rustix::io::Errno;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        // A link; a socket, or a device that is not there.
-        Err(Errno::LOOP | Errno::NXIO | Errno::NODEV) => return Ok(None),
-        opened => File::from(opened?),
-    };
-    Ok(file.metadata()?.is_file().then_some(file))
 }

@@ -3,10 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::device_metadata::POD_CLAIM_NAME;
 use nodedock_model::{
     AllocatedDevice, ClaimRecord, DriverName, Hold, KubeletHold, NetworkData, ObjectRef,
-    PreparedClaim, PreparedDevice,
+    POD_CLAIM_NAME, PreparedClaim, PreparedDevice,
 };
 
 /// The beginning of each file of this daemon.

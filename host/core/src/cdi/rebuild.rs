@@ -7,10 +7,9 @@ use std::sync::Arc;
 use super::directory::OurFile;
 use super::identity::{Identity, IdentityDevice};
 use super::spec::Spec;
-use crate::device_metadata::POD_CLAIM_NAME;
 use nodedock_model::{
     self, ClaimRecord, ClaimState, DeviceAccess, DeviceStatus, DriverKind, DriverPart, Edits,
-    PreparedBy, PreparedClaim, PreparedDevice, Uid,
+    POD_CLAIM_NAME, PreparedBy, PreparedClaim, PreparedDevice, Uid,
 };
 
 /// The rebuilt records.
