@@ -361,7 +361,7 @@ mod tests {
                 "{language:?}"
             );
             assert!(
-                text("golden.yaml").contains(" MY_GPU_A100_FUSE\n"),
+                text("golden.yaml").contains("- MY_GPU_A100_FUSE=/dev/fuse\n"),
                 "{language:?}"
             );
             assert!(
