@@ -100,7 +100,7 @@ impl Program {
             if !PLACEHOLDERS.iter().any(|(known, _)| *known == name) {
                 let known: Vec<_> = PLACEHOLDERS.iter().map(|(known, _)| *known).collect();
                 bail!(
-                    "{{{name}}} stands for nothing: the command may have {{{}}}",
+                    "{{{name}}} is no placeholder: the command may have {{{}}}",
                     known.join("}, {")
                 );
             }

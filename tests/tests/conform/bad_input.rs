@@ -91,7 +91,7 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
         (
             vec!["--exec", "driver {stat}"],
             2,
-            "{stat} stands for nothing",
+            "{stat} is no placeholder",
         ),
         (vec!["--exec", "driver 'a"], 2, "a quote that is not closed"),
         (vec!["--exec", ""], 2, "the command is empty"),

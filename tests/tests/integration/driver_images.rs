@@ -238,7 +238,7 @@ async fn an_image_that_changes_is_loaded_again_and_one_that_breaks_goes_on_servi
     assert_parts(
         &broken.reason,
         &[
-            "goes on serving",
+            "continues to serve",
             "driver image gpu",
             "mock-gpu.wasm and second.wasm",
         ],

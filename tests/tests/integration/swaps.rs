@@ -153,7 +153,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     daemon
         .cli(&["explain", "driver", FILE])
         .await
-        .done_with(&["goes on serving", &new]);
+        .done_with(&["continues to serve", &new]);
 
     // Devices that the driver does not have any more are named as long as a claim holds them.
     daemon.drop_in_script(&Script {

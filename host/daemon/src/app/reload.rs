@@ -39,7 +39,7 @@ impl Reload {
         let file = match read {
             Ok(file) => file,
             Err(error) => {
-                let message = format!("{}; what was before goes on to count", chain(&error));
+                let message = format!("{}; the config before stays in effect", chain(&error));
                 self.conditions.set(
                     &subject,
                     Problem::invalid(ProblemCode::ConfigRefused, message),

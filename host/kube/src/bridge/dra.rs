@@ -207,7 +207,7 @@ impl DriverController {
     }
 }
 
-/// Removes sockets of another start. A process that still has them open, such as an instance that stands by, does not accept.
+/// Removes sockets of another start. A process that still has them open, such as an instance that is on standby, does not accept.
 fn remove_sockets(paths: &SocketPaths) {
     for path in [&paths.registration, &paths.service] {
         if socket_id(path).is_some() {

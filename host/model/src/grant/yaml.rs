@@ -85,7 +85,7 @@ const UNREQUESTED: &str = r#"# Not requested, and refused without a grant when t
 
 /// Prints the limits that the driver requests, and all others as comments.
 fn push_limits(lines: &mut Vec<String>, requested: &LimitValues) {
-    lines.push("# Limits. What is commented out applies as it stands here.".to_owned());
+    lines.push("# Limits. A limit in a comment has this value.".to_owned());
     lines.push(format!(
         "{}limits:",
         if requested.is_empty() { "# " } else { "" }

@@ -79,7 +79,7 @@ async fn a_newer_instance_takes_over_and_the_older_stands_by_until_it_ends() {
         .run_node_program(&["probe", "ready", "--instance-uid", OLD])
         .await;
     assert!(
-        ready.code == Some(1) && ready.stdout.contains("stands by"),
+        ready.code == Some(1) && ready.stdout.contains("is on standby"),
         "{ready:?}"
     );
     new.run_node_program(&["probe", "live", "--instance-uid", OLD])
@@ -124,7 +124,7 @@ async fn a_newer_instance_that_is_back_before_the_older_one_serves_again_takes_p
         .run_node_program(&["probe", "ready", "--instance-uid", OLD])
         .await;
     assert!(
-        ready.code == Some(1) && ready.stdout.contains("stands by"),
+        ready.code == Some(1) && ready.stdout.contains("is on standby"),
         "{ready:?}"
     );
 }

@@ -75,7 +75,7 @@ async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_reported() {
     let message = condition.problem.unwrap().message;
     assert_parts(
         &message,
-        &["nodedock.yaml", "line 4", "key old", "goes on to count"],
+        &["nodedock.yaml", "line 4", "key old", "stays in effect"],
     );
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
     let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;

@@ -129,7 +129,7 @@ async fn call_version(
 fn not_loaded_in_time(call: &Call) -> Problem {
     let deadline_ms = call.deadline.as_millis();
     let message = format!(
-        "it was not loaded within {deadline_ms} ms; loading goes on, and the claim is retried"
+        "it was not loaded within {deadline_ms} ms; loading continues, and the claim is retried"
     );
     Problem::unavailable(ProblemCode::PredecessorNotLoaded, message)
 }

@@ -83,7 +83,7 @@ impl HandoverListener {
                 }));
             }
             Decision::StandBy => {
-                tracing::info!(%instance, "an older instance stands by");
+                tracing::info!(%instance, "an older instance is on standby");
                 connection
                     .send(&Message::StandBy {
                         instance: self.instance.clone(),

@@ -1,5 +1,5 @@
 //! The side of an instance that does not serve: it takes the lease when that is free, requests the handover from the instance that
-//! serves, and stands by while that one is newer.
+//! serves, and is on standby while that one is newer.
 
 use std::io;
 use std::time::Duration;
@@ -102,7 +102,7 @@ async fn request(
         Ok(Some(Message::StandBy { instance })) => {
             tracing::info!(serves = %instance, "a newer instance serves; standing by");
             report(format!(
-                "it stands by: the newer instance {instance} serves"
+                "it is on standby: the newer instance {instance} serves"
             ));
             connection.closed().await;
             return Ok(Answer::Ended);

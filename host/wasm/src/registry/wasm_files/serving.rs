@@ -43,7 +43,7 @@ impl Serving {
             Some(same) if same == digest => "the same file with its current side files".to_owned(),
             Some(other) => format!("the new file ({other})"),
         };
-        format!("version {version} ({digest}) goes on serving; {file} is {state}")
+        format!("version {version} ({digest}) continues to serve; {file} is {state}")
     }
 }
 
