@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::table::ClaimTable;
 use super::{name_few, overlap};
+use crate::records::table::ClaimTable;
 use nodedock_model::{
     Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
     KubeletHold, ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim,
