@@ -257,7 +257,10 @@ impl<'a> Nodes<'a> {
         }
         let node = TestNode::new(self.options).await?;
         for kept in node.kept_paths() {
-            move_path(&self.kept.path().join(kept), &node.root().join(kept))?;
+            move_path(
+                &self.kept.path().join(kept),
+                &node.directories.root().join(kept),
+            )?;
         }
         Ok(node)
     }
@@ -271,7 +274,10 @@ impl<'a> Nodes<'a> {
             Target::Program(_) => {
                 node.kill().await;
                 for kept in node.kept_paths() {
-                    move_path(&node.root().join(kept), &self.kept.path().join(kept))?;
+                    move_path(
+                        &node.directories.root().join(kept),
+                        &self.kept.path().join(kept),
+                    )?;
                 }
             }
         }

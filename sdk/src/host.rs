@@ -5,11 +5,12 @@
 
 use std::str::FromStr;
 
+use crate::facts::{FileInfo, Level, NetInterface, NodeInfo, Page};
 #[cfg(not(target_family = "wasm"))]
-use crate::testing::FakeHost as Backend;
+use crate::fake_node::FakeNode as Backend;
 #[cfg(target_family = "wasm")]
 use crate::wasm::Imports as Backend;
-use crate::{ClaimRecord, NodeKind, Problem};
+use crate::{ClaimRecord, Problem};
 
 /// Handle to the host. On the node its methods call the host; in tests they call a [`FakeHost`](crate::testing::FakeHost), whose
 /// `fake.host()` creates the handle.
@@ -62,21 +63,6 @@ impl Host {
     pub fn progress(&self) -> Progress<'_> {
         Progress(&self.backend)
     }
-}
-
-/// Level of a log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// Every step, for detailed analysis.
-    Trace,
-    /// Details for debugging.
-    Debug,
-    /// The effect of an operator's request.
-    Info,
-    /// A condition that resolves without an operator.
-    Warn,
-    /// A condition that needs an operator.
-    Error,
 }
 
 /// Writes lines to the host's log, under the driver's name. The host truncates a line at 4 KiB, and drops lines beyond the driver's rate.
@@ -242,27 +228,6 @@ fn present<T>(result: Result<T, Problem>) -> Result<Option<T>, Problem> {
     }
 }
 
-/// Metadata of a device node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeInfo {
-    /// Absolute path below `/dev`.
-    pub path: String,
-    /// Character or block device.
-    pub kind: NodeKind,
-    /// Major number.
-    pub major: u32,
-    /// Minor number.
-    pub minor: u32,
-    /// File mode.
-    pub mode: u32,
-    /// User ID of the owner.
-    pub uid: u32,
-    /// Group ID.
-    pub gid: u32,
-    /// Its directory in `/sys`, relative to `/sys`, if it has one.
-    pub sysfs_path: Option<String>,
-}
-
 /// Metadata of device nodes below `/dev`, granted by globs. The host never opens a node.
 ///
 /// ```
@@ -297,28 +262,6 @@ impl DeviceNodes<'_> {
     pub fn stat(&self, path: &str) -> Result<NodeInfo, Problem> {
         self.0.device_nodes_stat(path)
     }
-}
-
-/// Kind of a file of the node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileKind {
-    /// Regular file.
-    Regular,
-    /// Directory.
-    Directory,
-}
-
-/// Metadata of a file or directory of the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileInfo {
-    /// Path as given.
-    pub path: String,
-    /// Path without links.
-    pub real_path: String,
-    /// Kind of the file.
-    pub kind: FileKind,
-    /// In bytes; 0 for files of `/proc`.
-    pub size: u64,
 }
 
 /// Files of the node outside `/sys` and `/dev`, granted by globs, within the host's ceiling: `/proc/driver`, `/usr/lib*`, `/opt` and a
@@ -423,45 +366,6 @@ impl PciDriver<'_> {
     }
 }
 
-/// Operational state of a network interface (RFC 2863).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OperationalState {
-    /// The interface does not report its state.
-    #[default]
-    Unknown,
-    /// A component is missing.
-    NotPresent,
-    /// Down.
-    Down,
-    /// An interface below it is down.
-    LowerLayerDown,
-    /// In a test mode.
-    Testing,
-    /// Waits for an event, such as authentication.
-    Dormant,
-    /// Up.
-    Up,
-}
-
-/// A network interface of the node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NetInterface {
-    /// Name of the interface.
-    pub name: String,
-    /// Index in the node's network namespace.
-    pub index: u32,
-    /// Hardware address; empty if it has none.
-    pub hardware_address: String,
-    /// In bytes.
-    pub mtu: u32,
-    /// Whether it is set up.
-    pub admin_up: bool,
-    /// Operational state.
-    pub state: OperationalState,
-    /// Directory of its device in `/sys`, relative to `/sys`; `None` for a virtual interface.
-    pub device_path: Option<String>,
-}
-
 /// Network interfaces of the node, granted by globs on their names.
 ///
 /// ```
@@ -540,9 +444,6 @@ impl PreparedClaims<'_> {
         pages(move |after| self.0.prepared_claims_using_device(pool, device, after))
     }
 }
-
-/// A page of claims, and the UID after which the next page begins.
-pub(crate) type Page = (Vec<ClaimRecord>, Option<String>);
 
 fn pages(read: impl Fn(Option<&str>) -> Page) -> impl Iterator<Item = ClaimRecord> {
     let mut next = Some(None);

@@ -12,6 +12,7 @@ pub mod go;
 pub mod golden;
 pub mod machine;
 pub mod metrics;
+pub mod node_api;
 pub mod places;
 pub mod recorded;
 pub mod root;
@@ -20,7 +21,8 @@ mod until;
 pub mod versions;
 pub mod wait;
 
-pub use daemon::{Client, Daemon, Options, children};
+pub use daemon::{Daemon, Options, children};
+pub use node_api::{Client, NodeApi};
 pub use root::{Output, Root, assert_parts};
 pub use wait::own_pool;
 

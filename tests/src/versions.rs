@@ -3,7 +3,7 @@
 use scripted::{POOL, Script, Word};
 
 use crate::drivers::{Form, digest, side_file, version, wasm};
-use crate::{Daemon, Root, compose};
+use crate::{NodeApi, Root, compose};
 
 pub use scripted::NAME;
 
@@ -66,7 +66,7 @@ impl Root {
     }
 }
 
-impl Daemon {
+impl NodeApi {
     /// Swaps in a version with its script and returns its digest when both are in use. The file comes first: the script is not for
     /// the version before it.
     pub async fn swap(&self, tag: &str, script: &Script) -> String {

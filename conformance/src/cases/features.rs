@@ -136,7 +136,7 @@ async fn health_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 
 async fn metadata(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, _, answer) = prepared(node).await?;
-    let devices = node.cdi_devices()?;
+    let devices = node.directories.cdi_devices()?;
     let of_answer = answer
         .iter()
         .flat_map(|device| &device.cdi_device_ids)

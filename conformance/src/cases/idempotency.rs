@@ -41,7 +41,7 @@ pub(super) fn same(first: &[Device], second: &[Device], when: &str) -> Result<()
 
 /// Those of an answer that some CDI file has.
 fn in_files(node: &TestNode, answer: &[Device]) -> Result<Vec<String>> {
-    let found = node.cdi_devices()?;
+    let found = node.directories.cdi_devices()?;
     let ids = answer.iter().flat_map(|device| &device.cdi_device_ids);
     Ok(ids.filter(|id| found.contains_key(*id)).cloned().collect())
 }

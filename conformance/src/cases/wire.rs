@@ -231,7 +231,7 @@ async fn cdi_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             "its answers name no CDI devices".to_owned(),
         ));
     }
-    let found = node.cdi_devices()?;
+    let found = node.directories.cdi_devices()?;
     for id in ids {
         ensure!(
             found.contains_key(id),

@@ -15,6 +15,7 @@ mod cluster;
 mod convert;
 mod fault;
 mod objects;
+mod seen;
 mod serve;
 mod state;
 #[cfg(test)]
@@ -22,8 +23,9 @@ mod tests;
 
 pub use cluster::{Allocated, Pod};
 pub use fault::{Fault, FaultId, When};
+pub use seen::Seen;
 pub use serve::Broken;
-pub use state::{Seen, State};
+pub use state::State;
 
 use crate::deadline::{DEADLINE, within};
 use serve::Listening;

@@ -15,9 +15,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub mod authority;
+mod device_plugin;
 mod devices;
 mod dra;
 mod health;
+mod instance;
 mod plugins;
 mod pod_resources;
 mod pods;
@@ -25,9 +27,9 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use devices::{Allocation, Resource};
+pub use device_plugin::{Allocation, Resource};
 pub use dra::{ClaimRef, Driver};
-pub use health::DeviceHealth;
+pub use instance::DeviceHealth;
 pub use pods::{PodsAnswer, PodsApi};
 pub use state::{Call, View};
 

@@ -19,8 +19,8 @@ use nodedock_base::locks::{LockGuard, Locks};
 use nodedock_core::driver::values::{Journal, NoJournal, Write};
 use nodedock_core::driver::{Call, ClaimDriver, NodeFacts};
 use nodedock_core::hardware::Hardware;
-use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::recording::{Line, RecordedCall, Recordings};
+use nodedock_core::records::SharedClaimTable;
 use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::Grant;
 use nodedock_model::{

@@ -14,6 +14,7 @@ mod format;
 pub mod fuzz;
 mod inspect;
 mod monitor;
+mod record;
 mod status;
 mod stored;
 mod upgrade;
@@ -38,8 +39,9 @@ use nodedock_model::{
 
 pub use database::StoreError;
 pub use error::{CommitError, OpenError, ReadError};
-pub use format::{Dump, FORMAT_VERSION, Meta, Skipped, Table};
+pub use format::{Dump, FORMAT_VERSION, Meta, Skipped};
 pub use inspect::{Integrity, Report, read, verify};
+pub use record::Table;
 pub use status::{CommitMetrics, Health};
 pub use stored::{StoredRecord, StoredRecords};
 

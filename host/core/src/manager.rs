@@ -12,11 +12,9 @@
 mod answer;
 pub mod claims;
 pub mod devices;
-mod handles;
-mod index;
+mod entry;
 mod pods;
 mod pool_claims;
-mod records;
 mod request;
 mod view;
 
@@ -35,27 +33,24 @@ use crate::checkpoint::Checkpoint;
 use crate::device_metadata::MetadataSettings;
 use crate::driver::NodeFacts;
 use crate::hardware::Hardware;
+use crate::records::{RecordStore, RecordedValues, SharedClaimTable};
 use crate::registry::Registry;
 use claims::calls::DriverCalls;
 use claims::driver_changes::DriverChanges;
 use claims::files::FileSettings;
+use claims::handles::Handles;
 use claims::prepare::Prepares;
 use claims::source::ClaimSource;
 use claims::unprepare::Unprepares;
 use claims::upkeep::Unfinished;
-use claims::{
-    ClaimMetrics, Holds, KubeletClaims, RecordedValues, Releases, Retries, SharedClaimTable,
-    SpecFiles,
-};
+use claims::{ClaimMetrics, Holds, KubeletClaims, Releases, Retries, SpecFiles};
 use devices::{ChoiceSettings, DeviceChoices, DeviceSettings, Devices};
-use handles::Handles;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 
 pub use answer::ContainerAnswer;
 pub use pods::{PodOutcome, Pods};
-pub use records::RecordStore;
 pub use request::is_in_use;
 pub use view::{PodResource, PodView, ResourceState};
 

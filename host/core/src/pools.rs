@@ -53,7 +53,8 @@ impl NodePools {
         let recorded = || by.map(|by| by.kind == DriverKind::Grpc && !by.lists);
         let is_native = self
             .registry
-            .serving_publishes_itself(driver)
+            .instances
+            .publishes_itself(driver)
             .or_else(recorded);
         if is_native.unwrap_or_else(|| self.is_native(driver)) {
             pool.clone()
@@ -133,7 +134,7 @@ mod tests {
             (DriverKind::Wasm, "gpu.wasm", "gpu.dev"),
             (DriverKind::Grpc, "nic.sock", "nic.dev"),
         ] {
-            registry.update(kind, source, |view| {
+            registry.sources.update(kind, source, |view| {
                 view.name = Some(DriverName::new(driver).unwrap())
             });
         }

@@ -5,6 +5,7 @@
 
 pub mod attribute;
 pub mod blocking;
+pub mod in_use;
 pub mod pci;
 mod restore;
 pub mod simulation;
@@ -19,6 +20,7 @@ use std::time::Instant;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use crate::sysfs::attribute::{Attribute, Written};
 use crate::sysfs::blocking::LOOK_WALL;
 use crate::sysfs::simulation::Simulation;
 use nodedock_base::beneath;
@@ -167,6 +169,15 @@ impl SysfsRoot {
             }
         }
         Ok(true)
+    }
+
+    /// Writes to the file that was read before, or binds the PCI function. An error: it is another file, or cannot be opened, and nothing was
+    /// written.
+    pub fn store(&self, found: &Attribute, value: &str) -> Result<Written, Problem> {
+        if pci::is_binding(&found.path) {
+            return self.pci().bind(found, value);
+        }
+        self.write(found, value)
     }
 
     /// The effects of a write that the file took.

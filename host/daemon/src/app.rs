@@ -45,14 +45,14 @@ use nodedock_core::checkpoint::{Checkpoint, Dump, StoredRecords};
 use nodedock_core::device_metadata::{self, MetadataSettings};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::hardware::Hardware;
-use nodedock_core::manager::claims::RecordedValues;
-use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
-use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices;
 use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
 use nodedock_core::pools::{LocalizedClaims, NodePools};
 use nodedock_core::recording::Recordings;
+use nodedock_core::records::RecordedValues;
+use nodedock_core::records::SharedClaimTable;
+use nodedock_core::records::table::ClaimTable;
 use nodedock_core::registry::Registry;
 use nodedock_core::registry::names::{self, NameStore};
 use nodedock_core::sysfs::SysfsTree;
@@ -357,8 +357,8 @@ impl Built {
             Some(previous_versions.clone()),
         );
         // The files are not read yet: a source that is not known may be there.
-        registry.set_listed(false);
-        let registry = {
+        registry.names.set_listed(false);
+        {
             let records: Vec<_> = claims.lock().claims().cloned().collect();
             let known = names::evidence(
                 records.iter().map(AsRef::as_ref),
@@ -366,13 +366,13 @@ impl Built {
             );
             let (checkpoint, claims) = (opened.checkpoint.clone(), claims.clone());
             let records = opened.dump.names.clone();
-            registry.with_names(
+            registry.names.load(
                 NameStore { checkpoint, claims },
                 records,
                 unreadable_names,
                 known,
-            )
-        };
+            );
+        }
         let local = match &config.local_api {
             Some(local) => {
                 let (checkpoint, objects) = (opened.checkpoint.clone(), opened.dump.objects);

@@ -413,7 +413,8 @@ impl Node for NodeApi {
             // Those of device plugins without an adapter are among the resources.
             drivers_serving: convert::count(
                 self.registry
-                    .all_serving()
+                    .instances
+                    .all()
                     .iter()
                     .filter(|d| !is_plugin_driver(&d.identity.name))
                     .count(),
@@ -477,7 +478,8 @@ impl Node for NodeApi {
         })?;
         let view = self
             .registry
-            .assign_name(&name, &source, by)
+            .names
+            .assign(&name, &source, by)
             .await
             .map_err(refuse)?;
         Ok(Response::new(AssignDriverResponse {
@@ -565,7 +567,7 @@ impl NodeApi {
 
     /// Devices of a driver, or of a device plugin by its socket; of all, if the name is empty.
     fn devices_of(&self, wanted: &str) -> Vec<v1::Device> {
-        let drivers = self.registry.all_serving().into_iter();
+        let drivers = self.registry.instances.all().into_iter();
         let drivers =
             drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
         let (capacity, pods) = (self.manager.devices.capacity(), self.manager.pods.list());

@@ -37,7 +37,8 @@ impl DriverSnapshot {
             Some((driver.identity.name.clone(), published))
         };
         let serving = registry
-            .all_serving()
+            .instances
+            .all()
             .into_iter()
             .filter_map(inventory)
             .collect();
@@ -72,7 +73,7 @@ pub fn watch_drivers(
     tasks: &Tasks,
 ) -> watch::Receiver<DriverSnapshot> {
     let (mut drivers, mut devices) = (changes.listen(), changes.listen());
-    let mut serving = registry.serving_changes();
+    let mut serving = registry.instances.changes();
     let (publish, snapshots) =
         watch::channel(DriverSnapshot::of(&registry, *settled.borrow_and_update()));
     tasks.spawn_until_stopped("slice-drivers", async move {

@@ -146,7 +146,9 @@ impl LocalClaims {
             labels: BTreeMap::new(),
         };
         let registry = self.0.pools.registry.clone();
-        let (listed, connected) = (parts.changes.listen(), move || registry.connected());
+        let (listed, connected) = (parts.changes.listen(), move || {
+            registry.instances.connected()
+        });
         let wipe = departed::wipe(parts.client.clone(), parts.node.clone(), listed, connected);
         parts.tasks.spawn_until_stopped("departed-drivers", wipe);
         let writes = Writes::new(parts.client.clone(), parts.node);

@@ -60,7 +60,7 @@ pub struct Plugins<S: PluginSink> {
 impl<S: PluginSink> Plugins<S> {
     /// Executes the requests of the watcher and of operators. Safe to drop: the sockets exist at the next start.
     pub async fn run(self, mut events: mpsc::Receiver<SocketEvent>) {
-        let Some(mut reloads) = self.registry.take_reloads(DriverKind::Grpc) else {
+        let Some(mut reloads) = self.registry.reloads.take(DriverKind::Grpc) else {
             return;
         };
         let mut workers: HashMap<PathBuf, mpsc::Sender<Order>> = HashMap::new();

@@ -6,7 +6,7 @@ use super::bindings::nodedock::driver::{
 };
 use super::health::exports::nodedock::driver::health;
 use super::scheduling::exports::nodedock::driver::scheduling;
-use crate::host::Page;
+use crate::facts::Page;
 use crate::*;
 
 /// The types that calls exchange.

@@ -34,7 +34,7 @@ impl Scene {
     /// The error says in one line why it cannot be.
     async fn start() -> Result<Self, String> {
         let mut root = Root::new();
-        let sys = root.fake_sys()?;
+        let sys = root.mounts.fake_sys()?;
         let path = scripted::WRITABLE;
         // An attribute of a device, to which a class has a link.
         let device = sys.join("devices/scripted");

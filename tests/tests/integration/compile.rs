@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_model::grant::Grant;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};

@@ -36,7 +36,7 @@ fn one_gpu(index: usize) -> nodedock_proto::node::v1::PreparePodRequest {
 #[tokio::test]
 async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
     let mut root = Root::new();
-    let Some(()) = or_skip("a full disk", root.mount_state("size=6m")) else {
+    let Some(()) = or_skip("a full disk", root.mounts.state("size=6m")) else {
         return;
     };
     let mut daemon = start_on(root).await;
@@ -135,7 +135,7 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
 #[tokio::test]
 async fn without_room_for_cdi_files_a_claim_is_refused_and_prepared_when_there_is_room() {
     let mut root = Root::new();
-    let Some(()) = or_skip("a full disk for CDI files", root.mount_cdi("size=256k")) else {
+    let Some(()) = or_skip("a full disk for CDI files", root.mounts.cdi("size=256k")) else {
         return;
     };
     let mut daemon = start_on(root).await;

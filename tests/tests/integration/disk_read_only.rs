@@ -55,7 +55,7 @@ async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_
     let mut root = Root::new();
     let Some(()) = or_skip(
         "a disk that turns read-only",
-        root.mount_state_disk(DISK_BYTES),
+        root.mounts.state_disk(DISK_BYTES),
     ) else {
         return;
     };
@@ -133,7 +133,7 @@ async fn a_start_on_a_read_only_disk_is_refused_and_says_which_file() {
     let mut root = Root::new();
     let Some(()) = or_skip(
         "a start on a read-only disk",
-        root.mount_state_disk(DISK_BYTES),
+        root.mounts.state_disk(DISK_BYTES),
     ) else {
         return;
     };

@@ -10,7 +10,7 @@ async fn a_frozen_disk_holds_up_what_is_new_and_nothing_else() {
     let mut root = Root::new();
     let Some(()) = or_skip(
         "a disk that does not answer",
-        root.mount_state_disk(32 << 20),
+        root.mounts.state_disk(32 << 20),
     ) else {
         return;
     };

@@ -14,7 +14,7 @@ use nodedock_base::failpoint::{fail_system_call, system_calls};
 use nodedock_core::driver::Published;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::hardware::Hardware;
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_model::Problem;
 use nodedock_model::grant::Grant;
 use nodedock_tests::drivers::{Form, side_file, wasm};

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::state::Seen;
+use super::seen::Seen;
 
 /// What becomes of a request instead of, or beside, its answer.
 #[derive(Clone, Debug)]

@@ -26,7 +26,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::convert::{self, from_v1, to_v1};
 use super::fault::{Fault, drop_field};
-use super::state::{Seen, Shared, State};
+use super::seen::Seen;
+use super::state::{Shared, State};
 
 const BODY_MOST: usize = 3 << 20;
 /// The user of each token.

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nodedock_apiserver::{
-    Cause, Check, Loaded, Memory, ObjectWrite, Options, Query, Resource, Route, Server, Snapshot,
+    Cause, Check, Loaded, Memory, ObjectWrite, Options, Resource, Route, Server, Snapshot,
     immutable_allocation,
 };
 use serde_json::Value;
@@ -14,41 +14,10 @@ use tokio::sync::watch;
 
 use super::convert::Served;
 use super::fault::Faults;
+use super::seen::Seen;
 
 /// Of the requests in the story of a wait that failed.
 const STORY_LINES: usize = 60;
-
-/// A request and its answer.
-#[derive(Clone, Debug)]
-pub struct Seen {
-    /// As RBAC names it; for what is no resource the method in small letters.
-    pub verb: String,
-    pub group: String,
-    pub version: String,
-    /// The plural; empty for what is no resource.
-    pub resource: String,
-    pub subresource: String,
-    pub namespace: String,
-    pub name: String,
-    pub path: String,
-    pub query: Query,
-    pub user_agent: String,
-    pub content_type: String,
-    /// What was sent, if it was JSON.
-    pub body: Option<Value>,
-    /// Of the answer; 0 if the connection was closed instead.
-    pub code: u16,
-}
-
-impl Seen {
-    /// With the subresource, as RBAC names it.
-    pub fn full_resource(&self) -> String {
-        match self.subresource.as_str() {
-            "" => self.resource.clone(),
-            subresource => format!("{}/{subresource}", self.resource),
-        }
-    }
-}
 
 /// Everything that the server holds.
 #[derive(Debug)]

@@ -10,9 +10,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::KubeletOptions;
-use super::devices::{Allocation, Plugin, Resource};
-use super::dra::Instance;
-use super::health::DeviceHealth;
+use super::device_plugin::{Allocation, Plugin, Resource};
+use super::instance::{DeviceHealth, Instance};
 
 /// Of the calls in the story of a wait that failed.
 const STORY_LINES: usize = 80;

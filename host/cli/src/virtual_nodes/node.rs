@@ -11,7 +11,7 @@ use super::faults::Fault;
 use super::machine::Machine;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{NodeFacts, Published};
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_kube::pools::PoolNames;
 use nodedock_kube::slices::DriverSnapshot;
 use nodedock_model::{DriverName, ObjectName};

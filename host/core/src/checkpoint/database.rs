@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 
-use super::format::{META_PROBED, Stored, Table};
+use super::record::{self, Stored, Table};
 use super::upgrade::FormatStep;
 use nodedock_base::clock;
 use nodedock_base::failpoint::{self, Point};
@@ -21,6 +21,9 @@ use nodedock_model::Uid;
 
 /// SQLite's `application_id` of our files: `ndck`.
 pub(super) const APPLICATION_ID: u32 = u32::from_be_bytes(*b"ndck");
+
+/// Key in `meta` of the time when a commit without records tested the disk.
+pub(super) const META_PROBED: &str = "probed";
 
 /// Pages that the log may have before it is copied into the file: few enough that a start reads them in milliseconds.
 const LOG_PAGES_MAX: usize = 1000;
@@ -372,7 +375,7 @@ impl Database {
         match (row.keep, value) {
             (Keep::Nothing, _) | (Keep::Fields, None) => {}
             (Keep::Fields, Some(new)) => {
-                match super::format::carry_over(
+                match record::carry_over(
                     write.table,
                     Stored {
                         version,

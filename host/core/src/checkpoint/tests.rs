@@ -3,7 +3,7 @@ use std::io;
 use std::path::PathBuf;
 
 use self::disk::{Disk, Image, Name, Op, VFS, coin, cut};
-use super::format::Stored;
+use super::record::Stored;
 use super::*;
 use nodedock_base::batches::{Entered, Leader, Serve as _};
 use nodedock_model::{

@@ -7,8 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::CommitError;
-use super::database::{Database, StoreError, Write};
-use super::format::META_PROBED;
+use super::database::{Database, META_PROBED, StoreError, Write};
 use super::status::Status;
 use nodedock_base::batches::Serve;
 use nodedock_base::error::chain;

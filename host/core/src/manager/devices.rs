@@ -20,7 +20,6 @@
 //! later container reuses devices of init containers that belong to a pool as a whole claim or not at all.
 
 mod allocate;
-pub(in crate::manager) mod entry;
 mod held;
 mod plugin;
 mod preference;
@@ -44,9 +43,10 @@ use tokio::time::Instant;
 use crate::adapters::Adapters;
 use crate::driver::DeviceDriver;
 use crate::hardware::Hardware;
+use crate::manager::entry::{self, Choices};
 use crate::manager::pool_claims;
-use crate::manager::records::RecordStore;
 use crate::manager::request::interrupted;
+use crate::records::RecordStore;
 use crate::registry::Registry;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
@@ -62,9 +62,6 @@ pub use crate::resources::{
 };
 pub(in crate::manager) use allocate::ChoiceSettings;
 pub use allocate::DeviceChoices;
-pub(in crate::manager) use entry::{Choices, Entry};
-#[cfg(test)]
-pub(in crate::manager) use entry::{Chosen, Key};
 pub use nodedock_allocator::resource::{DeviceNodes, Question, TopologyHint, closest, parse_nodes};
 
 use crate::resources::{DeviceMetrics, Listed, Offer, Resources, list};

@@ -9,18 +9,19 @@ use std::time::Instant;
 
 use super::answer::{self, ContainerAnswer};
 use super::claims::files::SpecFiles;
+use super::claims::handles::Handles;
 use super::claims::machine::UnprepareRequest;
 use super::claims::metrics::{ClaimMetrics, PREPARE, UNPREPARE};
 use super::claims::prepare::Prepares;
 use super::claims::retries::Retries;
 use super::claims::unprepare::Unprepares;
 use super::claims::{ClaimOutcome, PodSelector};
-use super::devices::{self, Choices, DeviceChoices, Devices, Entry, ResourceOutcome};
-use super::handles::Handles;
+use super::devices::{self, DeviceChoices, Devices, ResourceOutcome};
+use super::entry::{Choices, Entry};
 use super::pool_claims::{self, PoolClaims};
-use super::records::RecordStore;
 use super::request::{complete, interrupted, is_in_use};
 use super::view::PodView;
+use crate::records::RecordStore;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     Claim, ClaimReference, ObjectName, ObjectRef, PodRequest, Problem, ProblemCode, Uid,

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::manager::claims::table::ClaimTable;
-use crate::manager::devices::entry::{Choices, Entry};
+use crate::manager::entry::{Choices, Entry};
+use crate::records::table::ClaimTable;
 pub(crate) use crate::resources::pools::{device_id, split_id};
 use nodedock_allocator::resource::DeviceNodes;
 use nodedock_model::{
@@ -239,7 +239,7 @@ pub(super) fn claims(record: &PodRecord) -> BTreeSet<Uid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manager::devices::{Chosen, Key};
+    use crate::manager::entry::{Chosen, Key};
     use nodedock_model::{PodContainer, PooledClaim};
 
     const GPU: &str = "example.com/gpu";

@@ -43,7 +43,7 @@ impl Node {
 
     async fn start_in(home: Home, gpu: Arc<FakeDriver>, nic: Arc<FakePlugin>) -> Self {
         let daemon = home.start_with("boot-1", std::time::Duration::ZERO);
-        daemon.start_devices();
+        daemon.starts.devices();
         daemon.serve(&gpu);
         let listed: Vec<_> = (0..8).map(|n| device(&format!("nic-{n}"), &[1])).collect();
         daemon.plug("nic", &nic, &listed);

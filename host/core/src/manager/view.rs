@@ -8,8 +8,8 @@ use strum::IntoStaticStr;
 use super::answer::{self, ContainerAnswer};
 use super::pool_claims::{self, User};
 use crate::manager::claims::ClaimOutcome;
-use crate::manager::claims::table::ClaimTable;
 use crate::manager::devices::ResourceOutcome;
+use crate::records::table::ClaimTable;
 use nodedock_model::{
     ClaimRecord, ClaimState, ContainerKind, DriverName, ExtendedResource, ObjectRef, PodRecord,
     Problem, ProblemCode, Uid,

@@ -5,9 +5,7 @@ use std::sync::LazyLock;
 
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 
-use crate::sysfs::{
-    SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, is_absent, patterns, pci, stat,
-};
+use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, is_absent, patterns, stat};
 use nodedock_model::grant::pattern::PatternSet;
 use nodedock_model::{Problem, ProblemCode};
 
@@ -63,12 +61,9 @@ impl SysfsRoot {
         })
     }
 
-    /// Writes to the file that was read before. An error: it is another file, or cannot be opened, and nothing was written.
-    pub fn store(&self, attribute: &Attribute, value: &str) -> Result<Written, Problem> {
+    /// Writes to the file that was read before.
+    pub(super) fn write(&self, attribute: &Attribute, value: &str) -> Result<Written, Problem> {
         let path = &attribute.path;
-        if pci::is_binding(path) {
-            return self.bind(attribute, value);
-        }
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = self.open_beneath(path, flags, ResolveFlags::NO_SYMLINKS)?;
         let found = stat(path, &file)?;

@@ -2,8 +2,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
+use super::super::in_use::{NodeUse, why_not_opened};
 use super::*;
 use nodedock_model::PutBackEnd;
+use rustix::io::Errno;
 
 /// A machine: functions of one IOMMU group, and what the node has of them.
 struct Machine {
@@ -95,28 +97,26 @@ impl Machine {
 
     fn use_of(&self, address: &str) -> Option<String> {
         let (proc, dev) = (self.path("proc"), self.path("dev"));
-        self.sys
-            .in_use(
-                &at(address),
-                NodeUse {
-                    proc: &proc,
-                    dev: &dev,
-                },
-            )
-            .unwrap()
+        let sysfs = &self.sys;
+        let node = NodeUse {
+            sysfs,
+            proc: &proc,
+            dev: &dev,
+        };
+        node.function(&at(address)).unwrap()
     }
 
     fn driver(&self, address: &str) -> String {
-        self.sys.binding(&at(address)).unwrap().value.unwrap()
+        self.sys.pci().binding(&at(address)).unwrap().value.unwrap()
     }
 
     fn bind(&self, address: &str, value: &str) -> Result<(), Problem> {
-        let found = self.sys.binding(&at(address)).unwrap();
+        let found = self.sys.pci().binding(&at(address)).unwrap();
         self.sys.store(&found, value).unwrap().outcome
     }
 
     fn kept(&self, address: &str, before: &str, after: &str) -> KeptValue {
-        let found = self.sys.binding(&at(address)).unwrap();
+        let found = self.sys.pci().binding(&at(address)).unwrap();
         KeptValue {
             path: found.path,
             inode: found.inode,
@@ -196,7 +196,7 @@ fn a_bind_that_the_kernel_does_not_do_is_undone() {
 #[test]
 fn another_device_at_the_address_is_not_bound() {
     let machine = Machine::new();
-    let found = machine.sys.binding(&at(NIC)).unwrap();
+    let found = machine.sys.pci().binding(&at(NIC)).unwrap();
     let directory = machine.path("sys/devices/pci0000:00").join(NIC);
     fs::rename(&directory, machine.path("gone")).unwrap();
     fs::create_dir(&directory).unwrap();
@@ -210,12 +210,17 @@ fn another_device_at_the_address_is_not_bound() {
 fn vfio_takes_the_group_without_bridges_and_other_drivers_take_one_function() {
     let machine = Machine::new();
     assert_eq!(
-        machine.sys.bound_together(&at(GPU), "vfio-pci").unwrap(),
+        machine
+            .sys
+            .pci()
+            .bound_together(&at(GPU), "vfio-pci")
+            .unwrap(),
         [at(GPU), at(AUDIO)]
     );
     assert_eq!(
         machine
             .sys
+            .pci()
             .bound_together(&at(GPU), "mlx5_vfio_pci")
             .unwrap()
             .len(),
@@ -224,6 +229,7 @@ fn vfio_takes_the_group_without_bridges_and_other_drivers_take_one_function() {
     assert_eq!(
         machine
             .sys
+            .pci()
             .bound_together(&at(GPU), "uio_pci_generic")
             .unwrap(),
         [at(GPU)]
@@ -231,14 +237,16 @@ fn vfio_takes_the_group_without_bridges_and_other_drivers_take_one_function() {
     assert_eq!(
         machine
             .sys
+            .pci()
             .bound_together(&at(NIC), "vfio-pci")
             .unwrap_err()
             .code,
         "no-iommu"
     );
-    assert_eq!(machine.sys.group_of(&at(NIC)).unwrap(), [at(NIC)]);
+    assert_eq!(machine.sys.pci().group_of(&at(NIC)).unwrap(), [at(NIC)]);
     let gone = machine
         .sys
+        .pci()
         .bound_together(&at("0000:09:00.0"), "vfio-pci")
         .unwrap_err();
     assert_eq!(gone.code, "no-such-path");
@@ -250,7 +258,12 @@ fn a_link_that_leads_elsewhere_is_no_function() {
     let link = machine.path("sys/bus/pci/devices/0000:05:00.0");
     symlink("../drivers/vfio-pci", link).unwrap();
     assert_eq!(
-        machine.sys.binding(&at("0000:05:00.0")).unwrap_err().code,
+        machine
+            .sys
+            .pci()
+            .binding(&at("0000:05:00.0"))
+            .unwrap_err()
+            .code,
         "outside-sysfs"
     );
 }
@@ -283,13 +296,12 @@ fn a_function_that_the_node_uses_is_named_with_the_reason() {
     assert!(machine.use_of(NVME).unwrap().contains("part of dm-0"));
     fs::remove_file(machine.path("proc/self/mountinfo")).unwrap();
     let (proc, dev) = (machine.path("proc"), machine.path("dev"));
-    let unknown = machine.sys.in_use(
-        &at(NVME),
-        NodeUse {
-            proc: &proc,
-            dev: &dev,
-        },
-    );
+    let node = NodeUse {
+        sysfs: &machine.sys,
+        proc: &proc,
+        dev: &dev,
+    };
+    let unknown = node.function(&at(NVME));
     assert_eq!(
         unknown.unwrap_err().code,
         "io-error",
@@ -361,13 +373,12 @@ fn what_the_node_uses_is_found_among_many_and_what_cannot_be_listed_is_an_error(
     fs::remove_dir_all(machine.path("sys/class/block")).unwrap();
     fs::write(machine.path("sys/class/block"), "").unwrap();
     let (proc, dev) = (machine.path("proc"), machine.path("dev"));
-    let unknown = machine.sys.in_use(
-        &at(NVME),
-        NodeUse {
-            proc: &proc,
-            dev: &dev,
-        },
-    );
+    let node = NodeUse {
+        sysfs: &machine.sys,
+        proc: &proc,
+        dev: &dev,
+    };
+    let unknown = node.function(&at(NVME));
     assert_eq!(unknown.unwrap_err().code, "not-a-directory");
 }
 
@@ -486,18 +497,12 @@ fn a_block_device_is_used_while_it_or_a_partition_of_it_is() {
     )
     .unwrap();
     let (proc, dev) = (machine.path("proc"), machine.path("dev"));
-    let used = |directory: &str| {
-        machine
-            .sys
-            .block_device_in_use(
-                directory,
-                NodeUse {
-                    proc: &proc,
-                    dev: &dev,
-                },
-            )
-            .map_err(|problem| problem.code)
+    let node = NodeUse {
+        sysfs: &machine.sys,
+        proc: &proc,
+        dev: &dev,
     };
+    let used = |directory: &str| node.block_device(directory).map_err(|problem| problem.code);
     assert_eq!(used(&directory), Ok(None));
     let mount = "36 35 8:17 / /mnt rw - ext4 /dev/sdb1 rw\n";
     fs::write(machine.path("proc/self/mountinfo"), mount).unwrap();

@@ -176,7 +176,7 @@ struct Drivers {
 impl Drivers {
     fn of(admin: &Admin) -> Self {
         let (mut wasm, mut native) = (Vec::new(), Vec::new());
-        for (name, stats) in admin.registry.stats() {
+        for (name, stats) in admin.registry.instances.stats() {
             match stats {
                 DriverStats::Wasm(stats) => wasm.push((name.to_string(), stats)),
                 DriverStats::Grpc(rpcs) => native.push((name.to_string(), rpcs)),

@@ -76,11 +76,11 @@ impl Liveness {
             in_time("the pods and their claims", pods),
             in_time(
                 "the task for driver files",
-                admin.registry.answers(DriverKind::Wasm)
+                admin.registry.reloads.answers(DriverKind::Wasm)
             ),
             in_time(
                 "the task for plugins",
-                admin.registry.answers(DriverKind::Grpc)
+                admin.registry.reloads.answers(DriverKind::Grpc)
             ),
             in_time("the checkpoint's writer", admin.checkpoint.answers()),
             paths,
@@ -326,18 +326,20 @@ mod tests {
             awaited(),
             ["image.wasm", "a.wasm", "b.wasm", "c.wasm"].map(unseen)
         );
-        registry.update(DriverKind::Wasm, "image.wasm", |view| {
-            view.state = DriverState::Failed
-        });
-        registry.update(DriverKind::Wasm, "a.wasm", |view| {
+        registry
+            .sources
+            .update(DriverKind::Wasm, "image.wasm", |view| {
+                view.state = DriverState::Failed
+            });
+        registry.sources.update(DriverKind::Wasm, "a.wasm", |view| {
             view.state = DriverState::Compiled
         });
-        registry.update(DriverKind::Wasm, "b.wasm", |view| {
+        registry.sources.update(DriverKind::Wasm, "b.wasm", |view| {
             view.state = DriverState::Failed
         });
         std::fs::remove_file(drivers.join("c.wasm")).unwrap();
         assert_eq!(awaited(), ["a.wasm is compiled: it is being loaded"]);
-        registry.update(DriverKind::Wasm, "a.wasm", |view| {
+        registry.sources.update(DriverKind::Wasm, "a.wasm", |view| {
             view.state = DriverState::Serving
         });
         assert_eq!(awaited(), Vec::<String>::new());

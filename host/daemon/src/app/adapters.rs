@@ -16,7 +16,7 @@ use nodedock_base::watched;
 use nodedock_core::adapters::{AdapterParts, Adapters};
 use nodedock_core::checkpoint::StoredRecords;
 use nodedock_core::hardware::Hardware;
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_model::{
     Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, Problem, ProblemCode, limit,
 };

@@ -526,7 +526,9 @@ mod tests {
             (DriverKind::Wasm, "gpu.wasm", "gpu.example.com"),
             (DriverKind::Grpc, "nic.sock", "nic.example.com"),
         ] {
-            registry.update(kind, source, |view| view.name = Some(name(driver)));
+            registry
+                .sources
+                .update(kind, source, |view| view.name = Some(name(driver)));
         }
         let check = of_others(registry);
         let refused = |plural: &str, driver: &str| {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::*;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
-use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices::{DeviceView, ResourceSource, ResourceView};
+use nodedock_core::records::table::ClaimTable;
 use nodedock_core::registry::Registry;
 use nodedock_model::{
     ContainerClaim, Edits, ExtendedResource, ObjectName, ObjectRef, PluginDevice, PodContainer,

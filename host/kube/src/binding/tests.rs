@@ -137,7 +137,9 @@ impl Scene {
     async fn new() -> Self {
         let (server, tasks) = (Arc::new(ApiServer::start().await), Tasks::new());
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
-        registry.update(DriverKind::Wasm, "gpu.wasm", |view| view.name = Some(gpu()));
+        registry
+            .sources
+            .update(DriverKind::Wasm, "gpu.wasm", |view| view.name = Some(gpu()));
         let pools = NodePools {
             names: PoolNames { node: node() },
             registry: registry.clone(),
@@ -549,6 +551,7 @@ async fn claims_that_are_not_of_this_nodes_drivers_are_left_alone() {
     let native = DriverName::new("native.example.com").unwrap();
     scene
         .registry
+        .sources
         .update(DriverKind::Grpc, "native.sock", |view| {
             view.name = Some(native.clone())
         });

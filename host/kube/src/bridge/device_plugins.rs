@@ -157,7 +157,7 @@ impl DevicePluginController {
     async fn run(mut self) {
         let context = self.context.clone();
         let mut pools = context.parts.manager.devices.changes();
-        let mut serving = context.parts.registry.serving_changes();
+        let mut serving = context.parts.registry.instances.changes();
         let mut changes = context.parts.changes.listen();
         let (mut mechanisms, mut alone) = (
             context.parts.extended_resources.mechanism_changes(),
@@ -263,7 +263,7 @@ impl DevicePluginController {
             .map(|view| view.resource)
             .collect();
         // The registry before the device manager, which polls inventories a moment after they change: what that has is the newer.
-        for driver in parts.registry.all_serving() {
+        for driver in parts.registry.instances.all() {
             let Some(published) = &driver.inventory else {
                 continue;
             };

@@ -94,8 +94,8 @@ impl DriverController {
         );
         let (stopped, period) = (parts.tasks.stopped(), parts.times.look_period);
         let (mut serving, mut freed) = (
-            parts.registry.serving_changes(),
-            parts.registry.freed_changes(),
+            parts.registry.instances.changes(),
+            parts.registry.names.changes(),
         );
         tokio::pin!(changing);
         loop {
@@ -126,7 +126,7 @@ impl DriverController {
 
     async fn reconcile(&mut self) {
         let context = &self.context;
-        let here = context.parts.registry.names();
+        let here = context.parts.registry.driver_names();
         let offered = self
             .offered
             .update(&here, || context.prepared_drivers(), Instant::now());

@@ -29,11 +29,11 @@ use nodedock_core::device_metadata::MetadataSettings;
 use nodedock_core::driver::{
     Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published,
 };
-use nodedock_core::manager::claims::RecordedValues;
-use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::ClaimSource;
-use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
+use nodedock_core::records::RecordedValues;
+use nodedock_core::records::SharedClaimTable;
+use nodedock_core::records::table::ClaimTable;
 use nodedock_core::registry::DriverState;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_model::{
@@ -336,6 +336,7 @@ impl Node {
     fn show(&self, driver: &str, state: DriverState) {
         let shown = name(driver);
         self.registry
+            .sources
             .update(DriverKind::Wasm, &source(driver), |view| {
                 (view.name, view.state) = (Some(shown), state);
             });

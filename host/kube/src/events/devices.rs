@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::{EVENT_PODS_MAX, Events, named, of_pod, warning};
 use crate::pools::PoolNames;
 use crate::slices::{OnUnhealthy, UnhealthyDevice};
-use nodedock_core::manager::RecordStore;
 use nodedock_core::manager::claims::KubeletClaims;
+use nodedock_core::records::RecordStore;
 use nodedock_model::KubeletClaim;
 
 /// Publishes what the slices report.

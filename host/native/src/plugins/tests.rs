@@ -227,7 +227,7 @@ async fn refusals_are_sent_to_the_plugin_and_shown_with_a_kubelets_texts() {
         let message = dock.refusal(options).await;
         assert!(message.contains(wanted), "{message}");
     }
-    assert!(dock.registry.all_serving().is_empty());
+    assert!(dock.registry.instances.all().is_empty());
 }
 
 /// A plugin named `nodedock.sock` as its endpoint and served.
@@ -261,7 +261,7 @@ async fn a_plugin_cannot_name_a_socket_of_the_daemon_as_its_endpoint() {
             "{kind}: {message}"
         );
     }
-    assert!(dock.registry.all_serving().is_empty());
+    assert!(dock.registry.instances.all().is_empty());
 }
 
 /// The endpoint is a socket of the plugin when it registers, and a link to one of the daemon when the daemon connects.

@@ -13,7 +13,7 @@ use crate::host_functions::nodes::DevRoot;
 use nodedock_core::edit_sources::EditSources;
 use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::SysfsRoot;
-use nodedock_core::sysfs::pci::NodeUse;
+use nodedock_core::sysfs::in_use::NodeUse;
 use nodedock_model::grant::{Effective, Naming, ceiling};
 use nodedock_model::{
     DeviceAccess, DeviceNode, Edits, Hook, IntelRdt, Mount, NodeKind, PreparedClaim, Problem,
@@ -195,14 +195,12 @@ impl Verifier<'_> {
         let may_be_disk = kind == NodeKind::Block || subsystem.as_deref() == Some("usb");
         if let Some(directory) = found.sysfs_path.as_ref().filter(|_| may_be_disk) {
             let (proc, dev) = (self.hardware.proc(), self.hardware.dev());
-            let in_use = self.sysfs.block_device_in_use(
-                directory,
-                NodeUse {
-                    proc: &proc,
-                    dev: &dev,
-                },
-            )?;
-            if let Some(reason) = in_use {
+            let node = NodeUse {
+                sysfs: self.sysfs,
+                proc: &proc,
+                dev: &dev,
+            };
+            if let Some(reason) = node.block_device(directory)? {
                 let message = format!("{what}: the node uses it: {reason}");
                 return Err(Problem::conflict(ProblemCode::EditDenied, message));
             }

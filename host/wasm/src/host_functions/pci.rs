@@ -8,8 +8,9 @@ use crate::host_functions::state::{Scope, State};
 use crate::host_functions::writes::Target;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_core::sysfs::attribute::Attribute;
+use nodedock_core::sysfs::in_use::NodeUse;
 use nodedock_core::sysfs::pci::{
-    Binding, NodeUse, PciAddress, check_driver_name, function_in_use, no_such_driver,
+    Binding, PciAddress, check_driver_name, function_in_use, no_such_driver,
 };
 use nodedock_model::Problem;
 
@@ -56,7 +57,7 @@ impl pci_driver::Host for State {
         let node = Arc::clone(&self.scope.node);
         let found = self
             .scope
-            .look(move || bindings(&node.sysfs, node.sysfs.group_of(&address)?))
+            .look(move || bindings(&node.sysfs, node.sysfs.pci().group_of(&address)?))
             .await?;
         let claims = self.writes_for.clone().unwrap_or_default();
         let mut restored = Vec::new();
@@ -112,16 +113,17 @@ async fn plan(
 ) -> Result<Vec<Step>, Problem> {
     let (node, checked) = (Arc::clone(&scope.node), Arc::clone(&scope));
     let work = move || {
-        let functions = node.sysfs.bound_together(&address, &driver)?;
+        let functions = node.sysfs.pci().bound_together(&address, &driver)?;
         for function in &functions {
             Target::Bind(function.clone(), driver.clone()).check_grant(&checked.effective, "")?;
         }
-        if !node.sysfs.has_pci_driver(&driver)? {
+        if !node.sysfs.pci().has_driver(&driver)? {
             return Err(no_such_driver(&driver));
         }
         let steps = bindings(&node.sysfs, functions)?;
         let (proc, dev) = (node.hardware.proc(), node.hardware.dev());
         let usage = NodeUse {
+            sysfs: &node.sysfs,
             proc: &proc,
             dev: &dev,
         };
@@ -129,7 +131,7 @@ async fn plan(
             .iter()
             .filter(|step| !is_bound(&step.binding, &driver))
         {
-            if let Some(reason) = node.sysfs.in_use(&step.address, usage)? {
+            if let Some(reason) = usage.function(&step.address)? {
                 return Err(function_in_use(&step.address, &reason));
             }
         }
@@ -141,7 +143,7 @@ async fn plan(
 fn bindings(sysfs: &SysfsRoot, functions: Vec<PciAddress>) -> Result<Vec<Step>, Problem> {
     let step = |address: PciAddress| {
         Ok(Step {
-            binding: sysfs.binding(&address)?,
+            binding: sysfs.pci().binding(&address)?,
             address,
         })
     };

@@ -119,7 +119,7 @@ impl Target {
     fn find(&self, sysfs: &SysfsRoot) -> Result<Attribute, Problem> {
         match self {
             Self::Attribute(path) => sysfs.attribute(path),
-            Self::Bind(address, _) | Self::Unbind(address) => sysfs.binding(address),
+            Self::Bind(address, _) | Self::Unbind(address) => sysfs.pci().binding(address),
         }
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{DriverInfo, ProblemKind};
+use crate::{DriverInfo, Level, ProblemKind};
 
 fn fake() -> FakeHost {
     let fake = FakeHost::new();

@@ -9,7 +9,7 @@ use nodedock_model::limit;
 use nodedock_proto::kubelet::pod_resources::v1::ListPodResourcesRequest;
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use nodedock_proto::node::v1;
-use nodedock_tests::daemon::channel;
+use nodedock_tests::node_api::channel;
 use nodedock_tests::{Client, Daemon, Root, compose};
 
 use crate::claims::storm;

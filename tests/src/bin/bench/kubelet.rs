@@ -11,8 +11,8 @@ use nodedock_proto::kubelet::dra::v1::{
 use nodedock_proto::kubelet::registration::InfoRequest;
 use nodedock_proto::kubelet::registration::registration_client::RegistrationClient;
 use nodedock_tests::cluster::{Cluster, NAMESPACE, options};
-use nodedock_tests::daemon::channel;
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::node_api::channel;
 use nodedock_tests::{DEADLINE, Daemon, Options};
 
 use crate::table::{Table, Times, millis};

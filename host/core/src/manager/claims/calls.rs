@@ -13,8 +13,8 @@ use super::prepare_retry::{CalledDriver, DriverRevision};
 use super::previous_versions::PreviousVersions;
 use super::retries::Retries;
 use super::timed_calls::{in_time, unprepare};
-use super::values::RecordedValues;
 use crate::driver::{Call, ClaimDriver, Driver, all_failed, skipped};
+use crate::records::values::RecordedValues;
 use crate::registry::Registry;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
@@ -178,7 +178,7 @@ impl DriverCalls {
         };
         let mut ends = unprepare(name, claim_driver.as_ref(), claims, call).await;
         failpoint::pass(Point::UnprepareAnswered);
-        if let Some(previous) = self.registry.stored_drivers() {
+        if let Some(previous) = self.registry.instances.stored_drivers() {
             let versions = PreviousVersions {
                 serving: &driver,
                 previous: previous.as_ref(),

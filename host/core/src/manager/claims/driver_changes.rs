@@ -10,7 +10,7 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::Instant;
 
 use super::name_few;
-use crate::manager::records::RecordStore;
+use crate::records::RecordStore;
 use crate::registry::Registry;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
@@ -106,7 +106,7 @@ impl DriverChanges {
         if checks.code || checks.everything || !checks.drivers.is_empty() {
             self.forget_code();
         }
-        let serving = self.registry.all_serving();
+        let serving = self.registry.instances.all();
         for driver in &serving {
             let (name, Some(inventory)) = (&driver.identity.name, &driver.inventory) else {
                 continue;
@@ -177,7 +177,7 @@ impl DriverChanges {
 
     /// Removes the code of drivers that do not serve and that prepared no claim that still exists.
     pub(crate) fn forget_code(&self) {
-        let Some(stored) = self.registry.stored_drivers() else {
+        let Some(stored) = self.registry.instances.stored_drivers() else {
             return;
         };
         for digest in stored.idle() {

@@ -22,7 +22,7 @@ use crate::device_metadata::{MetadataDir, MetadataSettings};
 use crate::driver::moved::{Moved, first_moved};
 use crate::edit_sources::EditSources;
 use crate::hardware::Hardware;
-use crate::manager::records::RecordStore;
+use crate::records::RecordStore;
 use crate::sysfs::blocking::LOOK_WALL;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;

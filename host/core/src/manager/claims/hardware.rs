@@ -12,12 +12,12 @@ use parking_lot::Mutex;
 use super::files::SpecFiles;
 use super::machine::{self, DerivedKey, DeviceFacts, DriverResult};
 use super::overlap;
-use super::table::device_key;
 use crate::driver::Published;
 use crate::driver::moved::have_moved;
 use crate::hardware::Hardware;
 use crate::hardware_keys;
-use crate::manager::records::RecordStore;
+use crate::records::RecordStore;
+use crate::records::table::device_key;
 use crate::registry::Registry;
 use nodedock_base::error::chain;
 use nodedock_model::{
@@ -143,7 +143,10 @@ impl Holds {
         pool: &str,
         device: &str,
     ) -> DeviceFacts {
-        let found = self.registry.device_and_counters(driver, pool, device);
+        let found = self
+            .registry
+            .instances
+            .device_and_counters(driver, pool, device);
         let derived = self.remembered(
             &device_key(driver, pool, device),
             found.as_ref().map(|(found, _)| found),
@@ -222,7 +225,7 @@ impl Holds {
     /// What the devices of all drivers keep from others by their hardware: by what drivers declare, and by what their containers got.
     pub fn of_hardware(&self) -> Arc<Vec<HardwareHolds>> {
         let basis = Basis {
-            published: self.registry.published(),
+            published: self.registry.instances.published(),
             revision: self.given.lock().revision,
         };
         let mut known = self.holds.lock();
@@ -356,7 +359,7 @@ impl Holds {
         let pools: BTreeSet<_> = prepared.devices.iter().map(|device| &device.pool).collect();
         let control: Vec<_> = pools
             .into_iter()
-            .filter_map(|pool| self.registry.control_nodes(driver, pool))
+            .filter_map(|pool| self.registry.instances.control_nodes(driver, pool))
             .collect();
         let keys = |nodes: &[DeviceNode], interfaces: &[NetDevice]| {
             let mut keys = Vec::new();
@@ -410,7 +413,10 @@ impl Holds {
                     found.extend(keys(&file.device_nodes, &file.net_devices)?);
                 }
             }
-            let device = self.registry.device(driver, pool.as_str(), name.as_str());
+            let device = self
+                .registry
+                .instances
+                .device(driver, pool.as_str(), name.as_str());
             // What the driver declares it holds anyway.
             found.retain(|found| {
                 device

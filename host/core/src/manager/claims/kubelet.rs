@@ -26,9 +26,9 @@ use super::retries::Retries;
 use super::source::{ClaimSource, check_bounds};
 use super::unprepare::Unprepares;
 use crate::cdi;
-use crate::manager::handles::Handles;
-use crate::manager::records::RecordStore;
+use crate::manager::claims::handles::Handles;
 use crate::manager::request::{complete, interrupted};
+use crate::records::RecordStore;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::table::ClaimTable;
 use super::{name_few, overlap};
+use crate::records::table::ClaimTable;
 use nodedock_model::{
     Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
     KubeletHold, ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim,
@@ -395,13 +395,10 @@ fn holds_for(known: Option<&Arc<ClaimRecord>>, request: &PrepareRequest<'_>) -> 
                 .get(driver)
                 .is_some_and(|part| is_of_this_boot(part))
     };
-    // Holds of no driver were written by an older release, for all drivers at once.
-    let all_new = standing.drivers.keys().all(is_new);
-    let is_known = |hold: &Hold| standing.drivers.keys().any(|driver| hold.is_of(driver));
     // A part that was unprepared leaves its holds while the claim exists: requested again, it must not get them twice.
-    let stays = |hold: &&Hold| match wanted.iter().find(|driver| hold.is_of(driver)) {
-        Some(driver) => !is_new(driver),
-        None => is_known(hold) || !all_new,
+    let stays = |hold: &&Hold| {
+        let mut new = wanted.iter().filter(|driver| is_new(driver));
+        !new.any(|driver| hold.is_of(driver))
     };
     let mut holds: Vec<_> = standing.holds.iter().filter(stays).cloned().collect();
     holds.extend(holds_of(request.allocation, is_new, request.facts));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::fixtures::{allocation, claim, driver, permanent, pod, prepared, transient, uid};
 use super::machine::*;
-use super::table::ClaimTable;
+use crate::records::table::ClaimTable;
 use nodedock_model::{
     Again, Claim, ClaimRecord, ClaimState, Consumer, DriverName, Hold, ObjectRef, PreparedClaim,
     Problem, limit,

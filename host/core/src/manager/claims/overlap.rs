@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::name_few;
-use super::table::ClaimTable;
+use crate::records::table::ClaimTable;
 use nodedock_model::{Hold, ObjectRef, Problem, ProblemCode, Use, quantity};
 
 /// Claims that a problem names.

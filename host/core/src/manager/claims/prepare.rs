@@ -16,16 +16,16 @@ use super::held_hardware;
 use super::machine::{self, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
 use super::retries::Retries;
 use super::source::{ClaimSource, check_bounds};
-use super::table::Undo;
 use super::unprepare::Unprepares;
 use super::{ClaimEnd, ClaimOutcome, unrendered};
 use crate::adapters::Adapters;
 use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::{Call, NodeFacts};
-use crate::manager::handles::Handles;
-use crate::manager::records::RecordStore;
+use crate::manager::claims::handles::Handles;
 use crate::manager::request::{interrupted, is_in_use};
+use crate::records::RecordStore;
+use crate::records::table::Undo;
 use crate::registry::{DRIVER_POLL_PERIOD, Registry};
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
@@ -226,9 +226,11 @@ impl Prepares {
                     (before.share_id.clone(), before.consumed.clone());
                 continue;
             }
-            let found =
-                self.registry
-                    .device(&device.driver, device.pool.as_str(), device.device.as_str());
+            let found = self.registry.instances.device(
+                &device.driver,
+                device.pool.as_str(),
+                device.device.as_str(),
+            );
             let Some(found) = found.filter(|found| found.allow_multiple_allocations) else {
                 continue;
             };
@@ -251,7 +253,7 @@ impl Prepares {
     ) -> (Vec<LockGuard<Uid>>, Plan) {
         let started = Instant::now();
         let mut freed = self.records.freed();
-        let mut serving = self.registry.serving_changes();
+        let mut serving = self.registry.instances.changes();
         let mut may_wait = true;
         loop {
             let locks = self.records.lock_claims(claims.keys().cloned()).await;

@@ -2,7 +2,7 @@
 //! failed to prepare the claim. A driver that unprepares what it prepared decides itself which values it leaves.
 
 use super::machine::UnprepareResult;
-use super::values::{RecordedValues, RestoreRequest, Restored};
+use crate::records::values::{RecordedValues, RestoreRequest, Restored};
 use nodedock_base::error::chain;
 use nodedock_model::{ClaimRecord, DriverName};
 

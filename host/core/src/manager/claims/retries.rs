@@ -15,8 +15,8 @@ use super::prepare_retry::{
     self, CalledDriver, DriverRevision, FailedPrepare, PrepareRetries, PrepareRetry, Verdict,
 };
 use super::unprepare_retry::{Serving, UnprepareRetries};
-use super::values::RecordedValues;
-use crate::manager::records::RecordStore;
+use crate::records::RecordStore;
+use crate::records::values::RecordedValues;
 use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
 use nodedock_model::{ClaimRecord, ClaimState, ClaimValues, DriverName, ObjectRef, Problem, Uid};

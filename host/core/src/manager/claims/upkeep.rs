@@ -8,11 +8,11 @@ use tokio::time::{Instant, sleep_until};
 use super::machine::UnprepareRequest;
 use super::release::Releases;
 use super::retries::Retries;
-use super::table::Undo;
 use super::unprepare::Unprepares;
-use super::values::RecordedValues;
-use crate::manager::handles::Handles;
-use crate::manager::records::RecordStore;
+use crate::manager::claims::handles::Handles;
+use crate::records::RecordStore;
+use crate::records::table::Undo;
+use crate::records::values::RecordedValues;
 use crate::registry::Registry;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -51,7 +51,7 @@ impl Unfinished {
     /// without the others.
     pub(crate) async fn resume_unprepares(self: Arc<Self>) {
         self.resume_values().await;
-        let mut serving = self.registry.serving_changes();
+        let mut serving = self.registry.instances.changes();
         loop {
             serving.mark_unchanged();
             let now = Instant::now();

@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::snapshot::Snapshot;
-use super::entry::{self, Choices, Chosen, Entry, Key};
 use super::held;
 use super::reuse::Reuse;
 use super::{Devices, ResourceSource};
@@ -19,7 +18,8 @@ use crate::manager::claims::hardware::Holds;
 use crate::manager::claims::machine::UnprepareRequest;
 use crate::manager::claims::source::ClaimSource;
 use crate::manager::claims::unprepare::Unprepares;
-use crate::manager::records::RecordStore;
+use crate::manager::entry::{self, Choices, Chosen, Entry, Key};
+use crate::records::RecordStore;
 use nodedock_allocator::resource::{self as choose, DeviceNodes, Step, Want, closest};
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 pub(crate) use crate::manager::claims::fixtures::{driver, pod};
-use crate::manager::devices::Entry;
+use crate::manager::entry::Entry;
 use nodedock_model::{
     ContainerKind, DriverName, ExtendedResource, PluginDevice, PooledClaim, Uid, plugin_driver,
 };

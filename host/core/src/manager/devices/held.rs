@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::entry::Entry;
-use crate::manager::claims::table::ClaimTable;
+use crate::manager::entry::Entry;
 use crate::manager::pool_claims;
+use crate::records::table::ClaimTable;
 use nodedock_model::{ClaimRecord, ClaimState, ExtendedResource, ObjectRef, PooledClaim};
 
 /// What a pod has, in the order of its containers: of claims that are not being unprepared.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::entry::Entry;
+use crate::manager::entry::Entry;
 use nodedock_model::{ContainerKind, DriverName, PooledClaim};
 
 /// Devices of one resource that later containers of a pod may reuse.

@@ -158,8 +158,8 @@ impl Devices {
     /// Keeps resources in step with the pools of drivers that serve.
     pub(crate) async fn follow_pools(self: Arc<Self>) {
         let (mut serving, mut freed) = (
-            self.registry.serving_changes(),
-            self.registry.freed_changes(),
+            self.registry.instances.changes(),
+            self.registry.names.changes(),
         );
         loop {
             serving.mark_unchanged();
@@ -183,7 +183,7 @@ impl Devices {
     }
 
     fn drivers_with_pools(&self) -> Followed {
-        let drivers = self.registry.all_serving().into_iter();
+        let drivers = self.registry.instances.all().into_iter();
         drivers
             .filter_map(|driver| Some((driver.identity.name.clone(), driver.inventory?)))
             .collect()

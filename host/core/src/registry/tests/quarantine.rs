@@ -59,7 +59,8 @@ impl Scene {
         self.registry.serve("a.wasm", driver("gpu", "1")).unwrap();
         show(&self.registry, "a.wasm", "gpu", DriverState::Serving, "");
         self.registry
-            .follow_conduct("a.wasm", &name("gpu"), &self.containment, &self.tasks);
+            .quarantines
+            .follow("a.wasm", &name("gpu"), &self.containment, &self.tasks);
     }
 
     fn shown(&self) -> (DriverState, String) {
@@ -76,7 +77,7 @@ impl Scene {
     }
 
     async fn until(&self, state: DriverState) {
-        let mut changes = self.registry.0.changes.listen();
+        let mut changes = self.registry.sources.changes().listen();
         while self.shown().0 != state {
             changes.recv().await.unwrap();
         }
@@ -92,7 +93,7 @@ async fn a_quarantine_is_shown_until_its_end_which_notifies_waiting_callers() {
     let notes = Arc::new(Notes::default());
     let scene = Scene::storing(Some(notes.clone()));
     let (mut serving, before) = (
-        scene.registry.serving_changes(),
+        scene.registry.instances.changes(),
         scene.registry.serving(&name("gpu")).unwrap(),
     );
     scene.containment.fail();
@@ -148,6 +149,7 @@ async fn reasons_why_a_driver_cannot_be_resumed_are_distinguished() {
     let scene = Scene::new();
     scene
         .registry
+        .sources
         .update(DriverKind::Grpc, "/plugin.sock", |view| {
             view.name = Some(name("nic"))
         });
@@ -207,14 +209,7 @@ async fn a_quarantine_and_its_condition_are_seen_together() {
         "/var",
         Problem::unavailable(ProblemCode::CheckpointDiskFull, "no space"),
     );
-    let state = || {
-        scene
-            .registry
-            .0
-            .state
-            .try_read()
-            .map(|state| state.sources["a.wasm"].state)
-    };
+    let state = || scene.registry.sources.try_state("a.wasm");
     // Read while no other task can set a condition.
     scene
         .conditions

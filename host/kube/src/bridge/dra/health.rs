@@ -78,7 +78,7 @@ impl HealthService {
                     "{max} streams of this driver's health are open already"
                 ))
             })?;
-        let serving = self.driver.context.parts.registry.serving_changes();
+        let serving = self.driver.context.parts.registry.instances.changes();
         let watch = HealthWatch {
             serving,
             driver: self.driver.clone(),
@@ -127,6 +127,7 @@ impl HealthWatch {
         match driver.inventory {
             None => parts
                 .registry
+                .instances
                 .native_health(&self.driver.name)
                 .filter(|health| !health.is_empty()),
             Some(mut inventory) => {

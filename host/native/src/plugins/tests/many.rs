@@ -28,7 +28,7 @@ async fn instances_of_one_driver_are_all_registered_and_fall_in_for_each_other()
         newest.unregister().unwrap();
         dock.gone(&newest.registration_socket()).await;
     }
-    assert!(dock.registry.list().is_empty() && dock.registry.all_serving().is_empty());
+    assert!(dock.registry.list().is_empty() && dock.registry.instances.all().is_empty());
 }
 
 #[tokio::test]
@@ -47,7 +47,7 @@ async fn a_replaced_socket_under_other_names_is_one_plugin_with_the_last_name() 
         assert_eq!(
             (
                 dock.registry.list().len(),
-                dock.registry.all_serving().len()
+                dock.registry.instances.all().len()
             ),
             (1, 1),
             "{n}"

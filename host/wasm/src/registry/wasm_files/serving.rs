@@ -129,7 +129,7 @@ impl Worker {
             );
             view.reason = reason;
         });
-        self.shared.registry.tell_devices(&name);
+        self.shared.registry.sources.report_devices(&name);
     }
 
     /// Takes the serving version out of service. Its running calls continue.

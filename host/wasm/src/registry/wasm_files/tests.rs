@@ -145,7 +145,7 @@ async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
     scene.put_grant("limits: {cpuMs: 300}");
     let (registry, mut changes) = (
         &scene.files.registry,
-        scene.files.registry.changes().listen(),
+        scene.files.registry.sources.changes().listen(),
     );
     let (events, received) = mpsc::channel(8);
     scene
@@ -158,7 +158,7 @@ async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
         .unwrap();
     reported(&mut changes, "serving").await;
 
-    let mut serving = registry.serving_changes();
+    let mut serving = registry.instances.changes();
     serving.mark_unchanged();
     let back = async {
         // The worker discovers its driver's devices next.
@@ -190,7 +190,7 @@ async fn a_file_that_waits_for_memory_can_be_revoked_and_removed() {
         .module(),
     );
     scene.put_grant("env: [A]");
-    let mut changes = scene.files.registry.changes().listen();
+    let mut changes = scene.files.registry.sources.changes().listen();
     let worker = scene.files.worker(STEM, None);
     load(&worker, scene.driver_files()).await;
     reported(&mut changes, "serving").await;

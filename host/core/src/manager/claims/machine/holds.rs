@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::manager::claims::table::device_key;
+use crate::records::table::device_key;
 use nodedock_model::{AllocatedDevice, Allocation, CounterSet, Device, DriverName, Hold, Use};
 
 /// The facts of a device that decide whether several claims may have it.

@@ -11,7 +11,7 @@ use crate::manager::claims::machine::{
     self, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep, UnprepareEnd,
     UnprepareRequest, UnprepareStep,
 };
-use crate::manager::claims::table::{ClaimTable, Undo};
+use crate::records::table::{ClaimTable, Undo};
 use nodedock_model::{
     Caller, Claim, ClaimRecord, ClaimState, DriverClaimRecord, DriverKind, DriverName, PodRecord,
     PreparedBy, PreparedClaim, Problem, ReleaseRecord, Uid, limit,

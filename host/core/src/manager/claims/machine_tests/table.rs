@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::super::fixtures::{allocation, claim, driver, name, pod, uid};
 use crate::manager::claims::machine::{DeviceFacts, holds, pod_record};
-use crate::manager::claims::table::{ClaimTable, Undo};
+use crate::records::table::{ClaimTable, Undo};
 use nodedock_model::{ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PodContainer};
 
 fn record(text: &str, devices: &[&str], pods: &[&str]) -> Arc<ClaimRecord> {

@@ -249,7 +249,7 @@ impl World {
 
     fn start(home: &Home, boot: u32) -> Daemon {
         let daemon = home.start_with(&format!("boot-{boot}"), Duration::from_secs(2));
-        daemon.start_tasks();
+        daemon.starts.all();
         daemon
     }
 

@@ -365,7 +365,7 @@ async fn a_part_of_a_driver_that_is_gone_is_kept_until_it_is_back_and_the_others
         assert_eq!(daemon.state("uid-both"), Some(ClaimState::Unpreparing));
         assert!(daemon.kubelet_unprepare(&gpu.name, &both).await.is_err());
         if by_itself {
-            daemon.start_unprepares();
+            daemon.starts.unprepares();
         }
         daemon.serve(&gpu);
         if !by_itself {
@@ -387,7 +387,7 @@ async fn a_part_that_its_driver_does_not_unprepare_is_tried_again_while_the_rest
         nic,
         both,
     } = Both::prepared().await;
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     (0..3).for_each(|_| gpu.refuse_unprepare(transient()));
     assert_eq!(
         daemon.kubelet_unprepare(&gpu.name, &both).await,
@@ -615,7 +615,7 @@ async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
     );
     assert_eq!(unprepare().await, Ok(()), "which goes on by itself");
     daemon.serve(&nic);
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.gone("uid-both").await;
     assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 2)));
     assert_eq!(unprepare().await, Ok(()));

@@ -146,7 +146,7 @@ async fn a_refused_unprepare_is_durable_and_retried() {
     let daemon = restarted(&home, daemon).await;
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     daemon.serve(&gpu);
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.gone("uid-one").await;
 }
 

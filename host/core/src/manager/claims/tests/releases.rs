@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::manager::claims::ReleaseRequest;
 use crate::manager::claims::fixtures::{claim, transient, uid};
-use crate::manager::claims::table::RELEASED_MAX;
 use crate::manager::tests::scene::{
     Daemon, FakeDriver, Home, release_request, with_gpu, with_prepared,
 };
+use crate::records::table::RELEASED_MAX;
 use nodedock_model::{ClaimRecord, ClaimState, ObjectRef};
 
 /// A daemon with the claim `one` of a driver that is gone, whose pod is gone too.
@@ -159,7 +159,7 @@ async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
         .commit_claims(vec![orphan.into()])
         .await
         .unwrap();
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     // It has looked, and found nothing to do.
     tokio::task::yield_now().await;
     let (cdi, aside) = (daemon.cdi.clone(), daemon.cdi.with_extension("aside"));

@@ -152,7 +152,7 @@ async fn a_driver_that_may_be_called_is_called_while_another_wants_time() {
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_never_answers_locks_nothing_for_ever() {
     let (_home, daemon, a, gpu) = with_gpu();
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     gpu.shut(true);
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
     let (started, bound) = (Instant::now(), Duration::from_secs(45) + CALL_MARGIN);
@@ -178,7 +178,7 @@ async fn a_driver_that_never_answers_locks_nothing_for_ever() {
 #[tokio::test(start_paused = true)]
 async fn each_claim_is_unprepared_after_its_own_backoff() {
     let ((_home, daemon, a, gpu), b) = (with_gpu(), pod("b"));
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     for (pod, name, device) in [(&a, "one", "gpu/0"), (&b, "two", "gpu/1")] {
         daemon.source.put(claim(name, &[device], &[pod]));
         daemon.prepare(pod, &[name]).await;
@@ -199,7 +199,7 @@ async fn each_claim_is_unprepared_after_its_own_backoff() {
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_serves_again_is_called_at_once_and_no_other() {
     let (_home, daemon, a, gpu, nic) = with_two_drivers();
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.prepare(&a, &["both"]).await;
     for driver in [&gpu, &nic] {
         driver.refuse_unprepare(transient().retry_after(Duration::from_secs(600)));

@@ -240,7 +240,7 @@ async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_
             versions: [old, new, _],
             ..
         } = &scene;
-        daemon.start_unprepares();
+        daemon.starts.unprepares();
         daemon.serve_version(new, &digest(1));
         (0..=FAILED_UNPREPARES_MAX).for_each(|_| new.refuse_unprepare(wait.clone()));
         assert!(daemon.unprepare(a).await[0].is_err());
@@ -407,7 +407,7 @@ async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are
     };
     let (home, a) = (Home::new(), pod("a"));
     let daemon = home.start();
-    daemon.start_driver_changes();
+    daemon.starts.driver_changes();
     let old = FakeDriver::with_pool(driver("gpu"), pool(&["0", "1", "2"]));
     let new = FakeDriver::with_pool(driver("gpu"), pool(&["1"]));
     daemon.serve_version(&old, &digest(0));
@@ -438,7 +438,7 @@ async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are
 async fn a_driver_that_is_gone_for_longer_than_a_replacement_is_a_condition_while_claims_have_its_devices()
  {
     let (_home, daemon, a, gpu) = with_prepared().await;
-    daemon.start_driver_changes();
+    daemon.starts.driver_changes();
     let reported = || {
         let conditions = daemon.conditions.list();
         let mut gone = conditions

@@ -13,9 +13,10 @@ use crate::checkpoint::Change;
 use crate::driver::values::{Journal, Write};
 use crate::driver::{Call, ClaimDriver, Outcomes};
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, prepared, transient, uid};
+use crate::manager::claims::machine;
 use crate::manager::claims::retries::RELEASE_GRACE;
-use crate::manager::claims::{RecordedValues, machine};
 use crate::manager::tests::scene::{Daemon, Home, ends, release_request};
+use crate::records::RecordedValues;
 use nodedock_model::{
     ClaimState, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ObjectRef, PreparedClaim,
     Problem, PutBack, PutBackEnd, ReleaseRecord,
@@ -429,7 +430,7 @@ async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
 
     tokio::time::pause();
     let (daemon, started) = (home.start(), tokio::time::Instant::now());
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.gone("uid-one").await;
     assert!(
         started.elapsed() >= RELEASE_GRACE,
@@ -454,7 +455,7 @@ async fn the_driver_of_an_interrupted_release_is_called_when_it_comes_after_the_
     drop((daemon, led));
 
     let daemon = home.start();
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     // As long as it takes to ask drivers, and to write down what came of it.
     for _ in 0..8 {
         tokio::task::yield_now().await;
@@ -478,7 +479,7 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
     daemon.stop().await;
     tokio::time::pause();
     let daemon = home.start_in("boot-2");
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.gone("uid-one").await;
     let released = daemon.manager.records.released_claims().remove(0);
     assert_eq!(

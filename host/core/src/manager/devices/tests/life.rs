@@ -97,7 +97,7 @@ async fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
 async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_time() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
-    daemon.start_devices();
+    daemon.starts.devices();
     let id = daemon.plug("gpu", &gpu, &numbered(2));
     pause();
     gone(&daemon, &id);
@@ -135,7 +135,7 @@ async fn a_resource_of_records_is_remembered_for_a_time() {
     daemon.stop().await;
 
     let daemon = home.start_at_once();
-    daemon.start_devices();
+    daemon.starts.devices();
     let view = daemon.view("gpu").unwrap();
     assert_eq!(
         (view.source, view.active, view.devices.len()),
@@ -192,7 +192,7 @@ async fn health_that_flaps_is_reported_once_per_period() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     pause();
-    daemon.start_devices();
+    daemon.starts.devices();
     let (mut changes, mut followed) = (daemon.changes.listen(), daemon.manager.devices.changes());
     let id = daemon.plug("gpu", &gpu, &[device("a", &[])]);
     for n in 0..1000 {
@@ -236,7 +236,7 @@ async fn health_that_flaps_is_reported_once_per_period() {
 async fn of_two_sources_of_one_name_the_first_keeps_it_until_it_is_gone() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
-    daemon.start_devices();
+    daemon.starts.devices();
     let id = daemon.plug("gpu", &gpu, &numbered(1));
     let pools = super::pools::published("gpu", &[("0", &[]), ("1", &[])]);
     daemon.serve_any(

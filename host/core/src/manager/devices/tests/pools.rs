@@ -57,7 +57,7 @@ fn serve(daemon: &Daemon, pools: &watch::Sender<Arc<Published>>) {
 /// A daemon with the pool of `gpu.example.com`.
 async fn start(home: &Home, pools: &watch::Sender<Arc<Published>>) -> Daemon {
     let daemon = home.start_at_once();
-    daemon.start_devices();
+    daemon.starts.devices();
     serve(&daemon, pools);
     daemon
         .until(|daemon| daemon.view("gpu").is_some_and(|view| view.active))

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::manager::claims::table::Undo;
-use crate::manager::claims::values::{RestoreRequest, Restored};
+use crate::records::table::Undo;
+use crate::records::values::{RestoreRequest, Restored};
 
 async fn restore(daemon: &Daemon, short: &str, deadline: Duration) -> Restored {
     let (id, call) = (

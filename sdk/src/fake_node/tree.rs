@@ -10,7 +10,7 @@ use crate::Problem;
 const LINKS_MAX: usize = 40;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Entry {
+pub(crate) enum Entry {
     File(Vec<u8>),
     Dir,
     Link(String),
@@ -18,21 +18,21 @@ pub(super) enum Entry {
 
 /// By path relative to the root; the root itself is the empty path.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     /// Where it is mounted, with a slash at the end: absolute links lead below it.
     mount: &'static str,
     entries: BTreeMap<String, Entry>,
 }
 
 impl Tree {
-    pub(super) fn new(mount: &'static str) -> Self {
+    pub(crate) fn new(mount: &'static str) -> Self {
         Tree {
             mount,
             entries: BTreeMap::new(),
         }
     }
 
-    pub(super) fn insert(&mut self, path: &str, entry: Entry) {
+    pub(crate) fn insert(&mut self, path: &str, entry: Entry) {
         let path = path.trim_matches('/');
         let mut end = 0;
         while let Some(slash) = path[end..].find('/') {
@@ -45,7 +45,7 @@ impl Tree {
     }
 
     /// Removes an entry with its content.
-    pub(super) fn remove(&mut self, path: &str) {
+    pub(crate) fn remove(&mut self, path: &str) {
         let path = path.trim_matches('/');
         let inside: Vec<_> = self.inside(path).map(|(path, _)| path.clone()).collect();
         for path in inside.iter().map(String::as_str).chain([path]) {
@@ -60,12 +60,12 @@ impl Tree {
     }
 
     /// Returns the paths of all entries of this name.
-    pub(super) fn paths_of(&self, name: &str) -> Vec<String> {
+    pub(crate) fn paths_of(&self, name: &str) -> Vec<String> {
         let is_named = |path: &&String| path.rsplit('/').next() == Some(name);
         self.entries.keys().filter(is_named).cloned().collect()
     }
 
-    pub(super) fn get(&self, path: &str) -> Option<&Entry> {
+    pub(crate) fn get(&self, path: &str) -> Option<&Entry> {
         if path.is_empty() {
             Some(&Entry::Dir)
         } else {
@@ -74,7 +74,7 @@ impl Tree {
     }
 
     /// Resolves the links of a path, including the last one if requested.
-    pub(super) fn resolve(&self, path: &str, follow_last: bool) -> Result<String, Problem> {
+    pub(crate) fn resolve(&self, path: &str, follow_last: bool) -> Result<String, Problem> {
         let mut todo: Vec<String> = path.split('/').rev().map(str::to_owned).collect();
         let mut done: Vec<String> = Vec::new();
         let mut links = 0;
@@ -116,7 +116,7 @@ impl Tree {
         Ok(done.join("/"))
     }
 
-    pub(super) fn read(&self, path: &str) -> Result<&[u8], Problem> {
+    pub(crate) fn read(&self, path: &str) -> Result<&[u8], Problem> {
         match self.get(&self.resolve(path, true)?) {
             Some(Entry::File(content)) => Ok(content),
             _ => Err(Problem::invalid(
@@ -126,7 +126,7 @@ impl Tree {
         }
     }
 
-    pub(super) fn read_link(&self, path: &str) -> Result<String, Problem> {
+    pub(crate) fn read_link(&self, path: &str) -> Result<String, Problem> {
         match self.get(&self.resolve(path, false)?) {
             Some(Entry::Link(_)) => self.resolve(path, true),
             _ => Err(Problem::invalid(
@@ -136,7 +136,7 @@ impl Tree {
         }
     }
 
-    pub(super) fn read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
+    pub(crate) fn read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
         let resolved = self.resolve(path, true)?;
         match self.get(&resolved) {
             Some(Entry::Dir) => Ok(self.names(&resolved)),
@@ -186,7 +186,7 @@ impl Tree {
     }
 
     /// Paths as a walk from the root sees them, links kept.
-    pub(super) fn glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
+    pub(crate) fn glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
         matcher(pattern)?;
         let segments: Vec<_> = pattern.split('/').collect();
         let mut found = Vec::new();
@@ -252,7 +252,7 @@ fn after_content(directory: &str) -> String {
 }
 
 /// Compiles a glob by the host's rules.
-pub(super) fn matcher(glob: &str) -> Result<GlobMatcher, Problem> {
+pub(crate) fn matcher(glob: &str) -> Result<GlobMatcher, Problem> {
     let compiled =
         compile(glob).map_err(|why| Problem::invalid("bad-glob", format!("{glob:?}: {why}")))?;
     Ok(compiled.compile_matcher())

@@ -18,16 +18,16 @@ use nodedock_model::{DriverName, KeptValue, ObjectRef, Problem, ProblemCode, Put
 /// The outcome for values, with the locks of their paths. Keep the locks until the end of the claim is durable: another claim that ends
 /// meanwhile would hand its value down to one that has been restored already.
 #[derive(Default)]
-pub(in crate::manager::claims) struct Restored {
-    pub(in crate::manager::claims) values: Vec<PutBack>,
-    pub(in crate::manager::claims) locks: PathLocks,
+pub(crate) struct Restored {
+    pub(crate) values: Vec<PutBack>,
+    pub(crate) locks: PathLocks,
 }
 
 /// By path.
-pub(in crate::manager::claims) type PathLocks = BTreeMap<String, Vec<LockGuard<String>>>;
+pub(crate) type PathLocks = BTreeMap<String, Vec<LockGuard<String>>>;
 
 /// How the values of all claims of a request are restored.
-pub(in crate::manager::claims) struct RestoreRequest<'a> {
+pub(crate) struct RestoreRequest<'a> {
     request: &'a str,
     deadline: Instant,
     /// Only finds out what would be restored.
@@ -36,7 +36,7 @@ pub(in crate::manager::claims) struct RestoreRequest<'a> {
 
 impl<'a> RestoreRequest<'a> {
     /// Within the time that a call of a driver may take.
-    pub(in crate::manager::claims) fn of(call: &'a Call) -> Self {
+    pub(crate) fn of(call: &'a Call) -> Self {
         Self {
             request: &call.request_id,
             deadline: Instant::now() + call.deadline,
@@ -44,7 +44,7 @@ impl<'a> RestoreRequest<'a> {
         }
     }
 
-    pub(in crate::manager::claims) fn preview(call: &'a Call) -> Self {
+    pub(crate) fn preview(call: &'a Call) -> Self {
         Self {
             preview: true,
             ..Self::of(call)
@@ -55,7 +55,7 @@ impl<'a> RestoreRequest<'a> {
 impl RecordedValues {
     /// Restores the values that `drivers` changed for a claim, the newest first. Values that are not reached before the deadline, and
     /// those that other drivers which stay with the claim changed since, are left.
-    pub(in crate::manager::claims) async fn restore(
+    pub(crate) async fn restore(
         &self,
         claim: &ObjectRef,
         drivers: impl Fn(&DriverName) -> bool,

@@ -6,7 +6,7 @@ use nodedock_model::{
 };
 
 /// Whether something of a claim may be published.
-pub(in crate::manager) fn has_status(record: &ClaimRecord) -> bool {
+pub(crate) fn has_status(record: &ClaimRecord) -> bool {
     let prepared = record
         .drivers
         .values()
@@ -21,7 +21,7 @@ pub(in crate::manager) fn has_status(record: &ClaimRecord) -> bool {
 }
 
 /// What is published of a claim; None if nothing is.
-pub(in crate::manager) fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
+pub(crate) fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
     let is_object = record.kubelet.as_ref().is_some_and(|hold| !hold.given);
     let held = record
         .drivers

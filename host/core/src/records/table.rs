@@ -7,10 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::manager::index::Index;
+use parking_lot::Mutex;
+
+use super::index::Index;
+use crate::driver::PreparedClaims;
 use nodedock_model::{
-    ClaimRecord, DriverName, ExtendedResource, HeldKeys, Hold, ObjectName, ObjectRef, PodRecord,
-    ReleaseRecord, Uid,
+    ClaimRecord, DriverClaimRecord, DriverName, ExtendedResource, HeldKeys, Hold, ObjectName,
+    ObjectRef, PodRecord, ReleaseRecord, Uid,
 };
 
 /// Records of released claims, the newest: years of manual releases.
@@ -184,7 +187,7 @@ impl ClaimTable {
     }
 
     /// Claims whose devices use a thing (`Use::of`).
-    pub(super) fn users_of_thing(&self, thing: &str) -> impl Iterator<Item = &Arc<ClaimRecord>> {
+    pub(crate) fn users_of_thing(&self, thing: &str) -> impl Iterator<Item = &Arc<ClaimRecord>> {
         self.found(self.things.get(thing))
     }
 
@@ -281,7 +284,7 @@ impl ClaimTable {
 
     /// The claim that keeps one of `holds` from the claim `uid`, and the key that it holds. `made_for`: the claim is for an extended resource of a
     /// pod, whose claims for that resource do not exclude each other: an init container leaves its devices to those after it.
-    pub(in crate::manager) fn conflict(
+    pub(crate) fn conflict(
         &self,
         uid: &Uid,
         made_for: Option<(&ExtendedResource, &Uid)>,
@@ -310,7 +313,7 @@ impl ClaimTable {
     }
 
     /// The oldest released claims, beyond the bound, if `new` is released now.
-    pub(super) fn outdated_releases(&self, new: &Uid) -> Vec<Uid> {
+    pub(crate) fn outdated_releases(&self, new: &Uid) -> Vec<Uid> {
         let others = self
             .released()
             .into_iter()
@@ -322,7 +325,7 @@ impl ClaimTable {
             .collect()
     }
 
-    pub(super) fn put_released(&mut self, record: Arc<ReleaseRecord>, outdated: &[Uid]) {
+    pub(crate) fn put_released(&mut self, record: Arc<ReleaseRecord>, outdated: &[Uid]) {
         outdated
             .iter()
             .for_each(|uid| drop(self.released.remove(uid)));
@@ -330,31 +333,76 @@ impl ClaimTable {
     }
 }
 
+/// The table that the manager changes and drivers read as `PreparedClaims`.
+pub type SharedClaimTable = Mutex<ClaimTable>;
+
+impl PreparedClaims for SharedClaimTable {
+    fn after(
+        &self,
+        driver: &DriverName,
+        device: Option<(&str, &str)>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Vec<DriverClaimRecord> {
+        let table = self.lock();
+        let later =
+            |record: &&Arc<ClaimRecord>| after.is_none_or(|uid| record.id.uid.as_str() > uid);
+        let prepared = |record: &Arc<ClaimRecord>| called_for(record, driver);
+        match device {
+            None => table
+                .claims_of_driver(driver)
+                .filter(later)
+                .filter_map(prepared)
+                .take(limit)
+                .collect(),
+            Some((pool, device)) => table
+                .users_of(driver, pool, device)
+                .filter(later)
+                .filter_map(prepared)
+                .take(limit)
+                .collect(),
+        }
+    }
+
+    fn get(&self, driver: &DriverName, uid: &str) -> Option<DriverClaimRecord> {
+        self.lock()
+            .claim(uid)
+            .and_then(|record| called_for(record, driver))
+    }
+}
+
+/// A claim that the driver has prepared, or was called to.
+fn called_for(record: &ClaimRecord, driver: &DriverName) -> Option<DriverClaimRecord> {
+    let part = record.drivers.get(driver)?;
+    let is_called = part.prepared.is_some() || part.by.is_some();
+    is_called.then(|| record.driver_record(driver))?
+}
+
 /// The table's state before changes that are not durable yet.
 #[derive(Default)]
-pub(in crate::manager) struct Undo {
+pub(crate) struct Undo {
     claims: Vec<(Uid, Option<Arc<ClaimRecord>>)>,
     pods: Vec<(Uid, Option<Arc<PodRecord>>)>,
 }
 
 impl Undo {
-    pub(in crate::manager) fn put(&mut self, table: &mut ClaimTable, record: &Arc<ClaimRecord>) {
+    pub(crate) fn put(&mut self, table: &mut ClaimTable, record: &Arc<ClaimRecord>) {
         self.claims
             .push((record.id.uid.clone(), table.put(record.clone())));
     }
 
-    pub(in crate::manager) fn put_pod(&mut self, table: &mut ClaimTable, record: &Arc<PodRecord>) {
+    pub(crate) fn put_pod(&mut self, table: &mut ClaimTable, record: &Arc<PodRecord>) {
         self.pods
             .push((record.pod.uid.clone(), table.put_pod(record.clone())));
     }
 
-    pub(in crate::manager) fn remove_pod(&mut self, table: &mut ClaimTable, uid: &Uid) {
+    pub(crate) fn remove_pod(&mut self, table: &mut ClaimTable, uid: &Uid) {
         self.pods
             .push((uid.clone(), table.remove_pod(uid.as_str())));
     }
 
     /// Undoes the newest change first.
-    pub(in crate::manager) fn restore(self, table: &mut ClaimTable) {
+    pub(crate) fn restore(self, table: &mut ClaimTable) {
         for (uid, before) in self.claims.into_iter().rev() {
             drop(table.remove(&uid));
             before.map(|record| table.put(record));
@@ -389,7 +437,7 @@ fn digests(record: &ClaimRecord) -> impl Iterator<Item = &str> {
         .filter(|digest| !digest.is_empty())
 }
 
-pub(in crate::manager) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {
+pub(crate) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {
     format!("{driver}/{pool}/{device}")
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::manager::claims::values::records::{VALUES_BYTES_PER_CLAIM_MAX, VALUES_PER_CLAIM_MAX};
+use crate::records::values::records::{VALUES_BYTES_PER_CLAIM_MAX, VALUES_PER_CLAIM_MAX};
 
 fn claim(short: &str) -> ObjectRef {
     ObjectRef::new("default", short, &format!("uid-{short}")).unwrap()
