@@ -70,9 +70,9 @@ pub enum CapacityChoice {
     /// Any amount up to the capacity.
     #[default]
     Any,
-    /// One of these.
+    /// One of these: at most 10, ascending, with the default amount among them.
     Values(Vec<String>),
-    /// An amount from `min` to `max`, in whole `step`s above `min`.
+    /// An amount from `min` to `max`, in whole `step`s above `min`. The default amount is one.
     Range {
         /// The smallest amount.
         min: String,
@@ -100,7 +100,7 @@ pub enum CapacityChoice {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityPolicy {
-    /// What a request without an amount consumes; `None` means the whole capacity.
+    /// What a request without an amount consumes; `None` means the whole capacity. Values and a range need it.
     pub default_amount: Option<String>,
     /// Which amounts a claim may request.
     pub choice: CapacityChoice,
@@ -163,7 +163,7 @@ pub struct Counter {
 pub struct CounterSet {
     /// Unique in its pool.
     pub name: String,
-    /// The counters of the set.
+    /// The counters of the set: 1 to 32.
     pub counters: Vec<Counter>,
 }
 

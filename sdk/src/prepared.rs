@@ -19,7 +19,7 @@ pub enum ConditionStatus {
 /// A condition of a device, as in Kubernetes' API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// Type of the condition, such as `Ready`.
+    /// Type of the condition, once in a status: a label key such as `Ready` or `example.com/attached`.
     pub kind: String,
     /// Whether the condition holds.
     pub status: ConditionStatus,

@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim};
+use nodedock_model::limit::ALLOCATED_DEVICES_MAX;
 
 pub use in_use::{DeviceHolds, InUse};
 pub use inventory::Inventory;
@@ -29,12 +30,6 @@ pub use node::NodeRef;
 use request::Requests;
 use search::{Outcome, Search, Stop};
 use usable::Checks;
-
-/// Requests of a claim, as the Kubernetes API limits them.
-pub const REQUESTS_MAX: usize = 32;
-
-/// Devices of an allocation, as the Kubernetes API limits them.
-pub const DEVICES_MAX: usize = 32;
 
 /// Limits of one allocation. They are counted, so that the same claim ends the same way on every machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,8 +184,13 @@ fn check_demand(search: &mut Search<'_, '_>, bounds: &Bounds) -> Result<(), NotA
     let requests = search.requests;
     let fewest =
         requests.fewest_devices(|slot| slot.count.unwrap_or_else(|| search.all_of(slot).len()));
-    if fewest > DEVICES_MAX {
-        return Err(explain::too_many(search, fewest, DEVICES_MAX, bounds));
+    if fewest > ALLOCATED_DEVICES_MAX {
+        return Err(explain::too_many(
+            search,
+            fewest,
+            ALLOCATED_DEVICES_MAX,
+            bounds,
+        ));
     }
     let exact = requests.slots.iter().filter(|slot| !slot.is_sub_request);
     for slot in exact.filter(|slot| slot.count.is_none()) {

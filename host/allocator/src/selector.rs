@@ -10,6 +10,8 @@
 
 use std::sync::Arc;
 
+use nodedock_model::limit::EXPRESSION_BYTES_MAX;
+
 mod check;
 mod evaluate;
 mod facts;
@@ -25,9 +27,6 @@ mod types;
 mod value;
 
 pub use facts::DeviceFacts;
-
-/// Bytes of an expression, as the API server allows them.
-pub const EXPRESSION_LENGTH_MAX: usize = 10 * 1024;
 
 /// Steps that are enough for any selector of practical use, and that end within some 50 milliseconds.
 pub const STEPS_PER_EVALUATION: u64 = 500_000;
@@ -50,10 +49,10 @@ impl Selector {
     ///
     /// # Errors
     ///
-    /// Fails if the expression is longer than [`EXPRESSION_LENGTH_MAX`] bytes or nested too deeply, if it is no CEL, if it uses a variable, a
+    /// Fails if the expression is longer than [`EXPRESSION_BYTES_MAX`] bytes or nested too deeply, if it is no CEL, if it uses a variable, a
     /// field or a function that does not exist or with other types than it takes, and if its result is no bool.
     pub fn compile(expression: &str) -> Result<Selector, SelectorError> {
-        if expression.len() > EXPRESSION_LENGTH_MAX {
+        if expression.len() > EXPRESSION_BYTES_MAX {
             return Err(SelectorError::TooLong {
                 length: expression.len(),
             });
@@ -91,8 +90,8 @@ impl Selector {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectorError {
-    /// The expression is longer than [`EXPRESSION_LENGTH_MAX`].
-    #[error("the expression has {length} bytes, and at most {EXPRESSION_LENGTH_MAX} are allowed")]
+    /// The expression is longer than [`EXPRESSION_BYTES_MAX`].
+    #[error("the expression has {length} bytes, and at most {EXPRESSION_BYTES_MAX} are allowed")]
     TooLong {
         /// In bytes.
         length: usize,

@@ -19,6 +19,7 @@ mod slice;
 #[cfg(test)]
 mod tests;
 
+use nodedock_model::limit::CLAIM_CONFIGS_MAX;
 use serde_json::Value;
 
 pub(crate) use admin::admin_access;
@@ -98,7 +99,7 @@ fn class(causes: &mut Causes, spec: &Value, old: Option<&Value>, compiled: &Comp
         "spec",
         spec,
         "config",
-        claim::CONFIGS,
+        CLAIM_CONFIGS_MAX,
         |causes, at, config| {
             claim::configuration(causes, at, config, is_new);
         },

@@ -22,7 +22,7 @@ use crate::cdi::{self, FileAccess};
 use nodedock_model::{
     AttributeValue, ClaimRecord, DeviceAccess, DriverName, Edits, Inventory, Mount, NetworkData,
     POD_CLAIM_NAME, PoolName, PoolNames, PreparedClaim, PreparedDevice, Problem, ProblemCode,
-    QualifiedName, Uid, is_dns_label, limit,
+    QualifiedName, Uid, is_dns_label, limit::ATTRIBUTES_MAX,
 };
 
 /// Where containers find the files (KEP-5304).
@@ -34,8 +34,6 @@ const VERSIONS: [&str; 2] = [
     "metadata.resource.k8s.io/v1beta1",
     "metadata.resource.k8s.io/v1alpha1",
 ];
-/// Attributes of a device (`metadata.resource.k8s.io/v1beta1`).
-const ATTRIBUTES_MAX: usize = limit::ATTRIBUTES_MAX;
 
 /// Whether prepared claims get metadata files, and where these are.
 #[derive(Debug, Clone)]

@@ -15,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use nodedock_model::check::{self, Findings};
 use nodedock_model::{
     AllocatedDevice, Allocation, BindingConditions, Claim, ClaimReference, Consumer,
     ContainerClaim, ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef,
@@ -321,7 +322,7 @@ fn allocated(
             .clone()
             .unwrap_or_default(),
     };
-    binding.check().map_err(|error| {
+    Findings::of(|found| check::binding_conditions(found, &binding)).map_err(|error| {
         context.shape(&format!(
             "status.allocation.devices.results[] of device {}: {error}",
             result.device

@@ -15,8 +15,6 @@ const ROOT: &str = "resource.kubernetes.io/pcieRoot";
 const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 /// Identity strings of PCI functions begin with it.
 const IDENTITY: &str = "pci:";
-/// NUMA nodes that Linux can have.
-const NUMA_NODES_MAX: usize = 1024;
 
 /// The form of the NUMA node's attribute (KEP-6072).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -134,7 +132,7 @@ fn with_nearest(sysfs: &SysfsRoot, node: u32) -> Result<Vec<i64>, Problem> {
         .unwrap_or_default();
     let distances: Option<Vec<u32>> = distances
         .split_whitespace()
-        .take(NUMA_NODES_MAX)
+        .take(limit::NUMA_NODE_ID_MAX as usize + 1)
         .map(|distance| distance.parse().ok())
         .collect();
     let distances = distances

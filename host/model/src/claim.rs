@@ -8,7 +8,6 @@ use strum::{Display, EnumString, IntoStaticStr};
 use super::{
     AttributeValue, Consumer, ContainerAllocation, DeviceName, DeviceNode, DriverName, Edits,
     ExtendedResource, ObjectName, ObjectRef, PoolName, QualifiedName, ResourceDevices, Uid,
-    is_label_key, limit,
 };
 
 /// Annotation of a claim made from a template: the pod's own name for the claim (`resource.k8s.io/v1`).
@@ -124,33 +123,6 @@ impl BindingConditions {
         self.conditions.is_empty() && self.failures.is_empty()
     }
 
-    /// Whether an API server accepts them.
-    pub fn check(&self) -> Result<(), BindingConditionsError> {
-        use BindingConditionsError::{Malformed, OneList, TooMany, Twice};
-        let (conditions, failures) = (&self.conditions, &self.failures);
-        for (list, types) in [("conditions", conditions), ("failure conditions", failures)] {
-            if types.len() > limit::BINDING_CONDITIONS_MAX {
-                return Err(TooMany {
-                    list,
-                    count: types.len(),
-                });
-            }
-        }
-        let mut known = BTreeSet::new();
-        for kind in conditions.iter().chain(failures) {
-            if kind.len() > limit::CONDITION_TYPE_BYTES_MAX || !is_label_key(kind) {
-                return Err(Malformed(kind.clone()));
-            }
-            if !known.insert(kind) {
-                return Err(Twice(kind.clone()));
-            }
-        }
-        if conditions.is_empty() != failures.is_empty() {
-            return Err(OneList);
-        }
-        Ok(())
-    }
-
     /// The failure condition that the host sets: its own, or else the first.
     pub fn failure(&self) -> Option<&String> {
         let own = self
@@ -159,21 +131,6 @@ impl BindingConditions {
             .find(|kind| *kind == Self::PREPARE_FAILED);
         own.or(self.failures.first())
     }
-}
-
-/// Why an API server does not accept binding conditions.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BindingConditionsError {
-    #[error("{count} binding {list}, at most {max} are allowed", max = limit::BINDING_CONDITIONS_MAX)]
-    TooMany { list: &'static str, count: usize },
-    #[error(
-        "binding conditions need failure conditions, and failure conditions need binding conditions"
-    )]
-    OneList,
-    #[error("{0:?} is no type of a condition, such as example.com/attached")]
-    Malformed(String),
-    #[error("condition {0} occurs twice in the binding conditions and failure conditions")]
-    Twice(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Display, EnumString)]
@@ -354,7 +311,7 @@ pub struct Condition {
     pub message: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkData {
     pub interface_name: String,
     pub ips: Vec<String>,
@@ -456,46 +413,6 @@ mod tests {
         BindingConditions {
             conditions: texts(conditions),
             failures: texts(failures),
-        }
-    }
-
-    #[test]
-    fn binding_conditions_that_an_api_server_refuses_are_refused_with_their_reason() {
-        let long = "x".repeat(64);
-        for (conditions, failures, part) in [
-            (
-                &["A", "B", "C", "D", "E"][..],
-                &["F"][..],
-                "5 binding conditions, at most 4",
-            ),
-            (
-                &["A"],
-                &["B", "C", "D", "E", "F"],
-                "5 binding failure conditions, at most 4",
-            ),
-            (&["A"], &[], "need failure conditions"),
-            (&[], &["A"], "need binding conditions"),
-            (&["A", "A"], &["B"], "condition A occurs twice"),
-            (&["A"], &["A"], "condition A occurs twice"),
-            (&["a b"], &["B"], "\"a b\" is no type"),
-            (&[""], &["B"], "\"\" is no type"),
-            (&[&long], &["B"], "is no type"),
-            (&["A"], &["example.com/"], "is no type"),
-        ] {
-            let error = binding(conditions, failures)
-                .check()
-                .unwrap_err()
-                .to_string();
-            assert!(error.contains(part), "{conditions:?} {failures:?}: {error}");
-        }
-        for (conditions, failures) in [
-            (&[][..], &[][..]),
-            (
-                &["A", "example.com/b", "C", "D"],
-                &["E", "F", "G", "example.com/h"],
-            ),
-        ] {
-            assert_eq!(binding(conditions, failures).check(), Ok(()));
         }
     }
 

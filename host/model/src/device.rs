@@ -143,6 +143,48 @@ impl AttributeValue {
     }
 }
 
+/// An attribute's value as a driver or an API object has it: a version is a text.
+#[derive(Debug, Clone, PartialEq)]
+pub enum UnparsedValue {
+    Int(i64),
+    Bool(bool),
+    Text(String),
+    Version(String),
+    Ints(Vec<i64>),
+    Bools(Vec<bool>),
+    Texts(Vec<String>),
+    Versions(Vec<String>),
+}
+
+impl UnparsedValue {
+    /// Returns the number of values: of a list, its length.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Int(_) | Self::Bool(_) | Self::Text(_) | Self::Version(_) => 1,
+            Self::Ints(list) => list.len(),
+            Self::Bools(list) => list.len(),
+            Self::Texts(list) | Self::Versions(list) => list.len(),
+        }
+    }
+
+    /// Fails if a version is none.
+    pub fn parse(self) -> Result<AttributeValue, semver::Error> {
+        let version = |text: &String| semver::Version::parse(text);
+        Ok(match self {
+            Self::Int(value) => AttributeValue::Int(value),
+            Self::Bool(value) => AttributeValue::Bool(value),
+            Self::Text(text) => AttributeValue::Text(text),
+            Self::Version(text) => AttributeValue::Version(version(&text)?),
+            Self::Ints(list) => AttributeValue::Ints(list),
+            Self::Bools(list) => AttributeValue::Bools(list),
+            Self::Texts(list) => AttributeValue::Texts(list),
+            Self::Versions(list) => {
+                AttributeValue::Versions(list.iter().map(version).collect::<Result<_, _>>()?)
+            }
+        })
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
     pub value: String,

@@ -7,6 +7,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::limit::{
+    DRIVER_NAME_BYTES_MAX, IDENTIFIER_BYTES_MAX, LABEL_BYTES_MAX, SUBDOMAIN_BYTES_MAX,
+};
+
 /// An invalid name: its kind, the truncated value, and the rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {shown} is not valid: {rule}")]
@@ -137,7 +141,7 @@ name_type!(
 
 /// A DNS label (RFC 1123, lower case) of at most 63 bytes.
 pub fn is_dns_label(value: &str) -> bool {
-    value.len() <= 63 && is_label_of_any_length(value)
+    value.len() <= LABEL_BYTES_MAX && is_label_of_any_length(value)
 }
 
 fn is_label_of_any_length(value: &str) -> bool {
@@ -147,15 +151,15 @@ fn is_label_of_any_length(value: &str) -> bool {
 /// A DNS subdomain (RFC 1123, lower case) of at most 253 bytes. As in Kubernetes its labels have no separate bound: the name of
 /// a pod, and of a claim for it, is often longer than 63 bytes.
 pub fn is_dns_subdomain(value: &str) -> bool {
-    value.len() <= 253 && value.split('.').all(is_label_of_any_length)
+    value.len() <= SUBDOMAIN_BYTES_MAX && value.split('.').all(is_label_of_any_length)
 }
 
 fn is_driver_name(value: &str) -> bool {
-    value.len() <= 63 && is_dns_subdomain(value)
+    value.len() <= DRIVER_NAME_BYTES_MAX && is_dns_subdomain(value)
 }
 
 fn is_pool_name(value: &str) -> bool {
-    value.len() <= 253 && value.split('/').all(is_dns_subdomain)
+    value.len() <= SUBDOMAIN_BYTES_MAX && value.split('/').all(is_dns_subdomain)
 }
 
 fn is_uid(value: &str) -> bool {
@@ -164,7 +168,7 @@ fn is_uid(value: &str) -> bool {
 
 /// The part after the domain of a qualified name (Kubernetes `IsQualifiedName`).
 fn is_qualified_part(value: &str) -> bool {
-    value.len() <= 63 && is_identifier(value, b"-_.")
+    value.len() <= LABEL_BYTES_MAX && is_identifier(value, b"-_.")
 }
 
 /// ASCII letters, digits and some other characters, with a letter or a digit at each end.
@@ -194,7 +198,7 @@ fn is_extended_resource(value: &str) -> bool {
         return false;
     };
     // The quota's name, `requests.` before it, must be a qualified name as well.
-    let quota_fits = domain.len() + "requests.".len() <= 253;
+    let quota_fits = domain.len() + "requests.".len() <= SUBDOMAIN_BYTES_MAX;
     let native = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
     is_dns_subdomain(domain)
         && quota_fits
@@ -207,17 +211,17 @@ fn is_qualified_name(value: &str) -> bool {
     let (domain, id) = value
         .split_once('/')
         .map_or((None, value), |(domain, id)| (Some(domain), id));
-    domain.is_none_or(|domain| domain.len() <= 63 && is_dns_subdomain(domain))
-        && is_c_identifier(id)
+    domain.is_none_or(is_driver_name) && is_c_identifier(id)
 }
 
-fn is_c_identifier(value: &str) -> bool {
+/// A C identifier of at most 32 bytes: the name of an attribute or capacity without its domain.
+pub fn is_c_identifier(value: &str) -> bool {
     let bytes = value.as_bytes();
     let first = bytes
         .first()
         .is_some_and(|b| b.is_ascii_alphabetic() || *b == b'_');
     first
-        && bytes.len() <= 32
+        && bytes.len() <= IDENTIFIER_BYTES_MAX
         && bytes
             .iter()
             .all(|b| b.is_ascii_alphanumeric() || *b == b'_')

@@ -4,13 +4,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceConstraint};
+use nodedock_model::limit::CONSTRAINTS_MAX;
 
 use super::inventory::{Inventory, Offered};
 use super::request::{Requests, Slot};
 use super::table::Table;
-
-/// The API allows as many constraints in a claim.
-const CONSTRAINTS_MAX: usize = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {

@@ -7,17 +7,11 @@ use k8s_openapi::api::resource::v1::{
     CapacityRequirements, DeviceClass, DeviceRequest, DeviceSelector, DeviceSubRequest,
     DeviceToleration, ExactDeviceRequest, ResourceClaim,
 };
+use nodedock_model::limit::{REQUESTS_MAX, SELECTORS_MAX, SUBREQUESTS_MAX};
 
-use super::REQUESTS_MAX;
 use super::capacity::Amount;
 use super::inventory::Inventory;
 use super::verdicts::Column;
-
-/// The API allows as many sub-requests in a request.
-const SUB_REQUESTS_MAX: usize = 8;
-
-/// The API allows as many selectors in a class and in a request.
-const SELECTORS_MAX: usize = 32;
 
 /// A request, or one of the sub-requests from which the first that is available is taken.
 pub(super) struct Slot<'a> {
@@ -130,9 +124,9 @@ impl<'a> Requests<'a> {
         classes: &impl Fn(&str) -> Option<Arc<DeviceClass>>,
     ) -> Result<(), String> {
         let sub_requests = request.first_available.as_deref().unwrap_or_default();
-        if sub_requests.len() > SUB_REQUESTS_MAX {
+        if sub_requests.len() > SUBREQUESTS_MAX {
             return Err(format!(
-                "it has {} sub-requests, and at most {SUB_REQUESTS_MAX} are allowed",
+                "it has {} sub-requests, and at most {SUBREQUESTS_MAX} are allowed",
                 sub_requests.len()
             ));
         }

@@ -7,6 +7,9 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use nodedock_model::limit::ALLOCATED_DEVICES_MAX;
+
+use super::Bounds;
 use super::capacity::{Amount, Capacity};
 use super::constraint::Constraint;
 use super::demand::{self, Shortage};
@@ -14,7 +17,6 @@ use super::inventory::Offered;
 use super::request::{Requests, Slot};
 use super::table::Table;
 use super::usable::{self, Checks, Scan, Status};
-use super::{Bounds, DEVICES_MAX};
 
 /// Refusals that are remembered for the explanation.
 const REFUSALS_MAX: usize = 4_096;
@@ -192,7 +194,7 @@ impl<'r, 'a> Search<'r, 'a> {
         let Some(device) = devices.get(place).copied() else {
             return self.request(slot.request + 1);
         };
-        if left > DEVICES_MAX.saturating_sub(self.chosen.len()) {
+        if left > ALLOCATED_DEVICES_MAX.saturating_sub(self.chosen.len()) {
             return Ok(Outcome::TooMany);
         }
         self.spend(1)?;
@@ -236,7 +238,7 @@ impl<'r, 'a> Search<'r, 'a> {
         if left == 0 {
             return self.request(slot.request + 1);
         }
-        if left > DEVICES_MAX.saturating_sub(self.chosen.len()) {
+        if left > ALLOCATED_DEVICES_MAX.saturating_sub(self.chosen.len()) {
             return Ok(Outcome::TooMany);
         }
         let inventory = self.checks.inventory;

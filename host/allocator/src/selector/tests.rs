@@ -1,11 +1,9 @@
 use k8s_openapi::api::resource::v1::Device;
+use nodedock_model::limit::EXPRESSION_BYTES_MAX;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{
-    DeviceFacts, EXPRESSION_LENGTH_MAX, EvaluationError, STEPS_PER_EVALUATION, Selector,
-    SelectorError, Steps,
-};
+use super::{DeviceFacts, EvaluationError, STEPS_PER_EVALUATION, Selector, SelectorError, Steps};
 
 fn facts() -> DeviceFacts {
     let device: Device = serde_json::from_value(json!({
@@ -267,7 +265,7 @@ fn an_attribute_alone_is_a_selector() {
 
 #[test]
 fn expressions_are_bounded_in_length_and_depth() {
-    let long = format!("'{}' == ''", "x".repeat(EXPRESSION_LENGTH_MAX));
+    let long = format!("'{}' == ''", "x".repeat(EXPRESSION_BYTES_MAX));
     assert_eq!(
         Selector::compile(&long).unwrap_err(),
         SelectorError::TooLong { length: long.len() }
@@ -275,7 +273,7 @@ fn expressions_are_bounded_in_length_and_depth() {
     let chain = |part: &str| {
         format!(
             "1{} == 1",
-            part.repeat((EXPRESSION_LENGTH_MAX - 10) / part.len())
+            part.repeat((EXPRESSION_BYTES_MAX - 10) / part.len())
         )
     };
     for expression in [

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nodedock_allocator::selector::Selector;
+use nodedock_model::limit::{EXPRESSION_BYTES_MAX, REQUESTS_MAX, SELECTORS_MAX, SUBREQUESTS_MAX};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use super::fields::{EXPRESSION_BYTES, REQUESTS, SELECTORS, SUBREQUESTS, list, text};
+use super::fields::{list, text};
 use crate::resources::Resource;
 use crate::status::Cause;
 
@@ -75,20 +76,20 @@ fn expressions<'a>(resource: &Resource, object: &'a Value) -> BTreeSet<&'a str> 
     };
     let selectors = selecting
         .into_iter()
-        .flat_map(|it| bounded(it, "selectors", SELECTORS));
+        .flat_map(|it| bounded(it, "selectors", SELECTORS_MAX));
     let cel = selectors
         .map(|selector| &selector["cel"])
         .filter(|cel| !cel.is_null());
     cel.map(|cel| text(cel, "expression"))
-        .filter(|it| it.len() <= EXPRESSION_BYTES)
+        .filter(|it| it.len() <= EXPRESSION_BYTES_MAX)
         .collect()
 }
 
 /// What has selectors in a claim's `spec.devices`.
 fn requests(devices: &Value) -> Vec<&Value> {
-    let requests = bounded(devices, "requests", REQUESTS).iter();
+    let requests = bounded(devices, "requests", REQUESTS_MAX).iter();
     let parts = requests.flat_map(|it| {
-        std::iter::once(&it["exactly"]).chain(bounded(it, "firstAvailable", SUBREQUESTS))
+        std::iter::once(&it["exactly"]).chain(bounded(it, "firstAvailable", SUBREQUESTS_MAX))
     });
     parts.collect()
 }

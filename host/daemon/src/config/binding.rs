@@ -4,6 +4,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use nodedock_kube::slices::BindingRule;
+use nodedock_model::check::{self, Findings};
 use nodedock_model::{BindingConditions, DriverName, PoolName};
 
 /// Rules of the section.
@@ -51,8 +52,7 @@ fn binding(rule: Rule) -> Result<BindingRule, String> {
         || rule.driver.to_string(),
         |pool| format!("{}/{pool}", rule.driver),
     );
-    conditions
-        .check()
+    Findings::of(|found| check::binding_conditions(found, &conditions))
         .map_err(|error| format!("bindingConditions of {place}: {error}"))?;
     if conditions.is_empty() {
         return Err(format!(
@@ -105,15 +105,15 @@ mod tests {
         for (rule, part) in [
             (
                 "[{driver: gpu.example.com, conditions: [A, B, C, D, E]}]",
-                "5 binding conditions, at most 4",
+                "5 binding-conditions, at most 4",
             ),
             (
                 "[{driver: g.example.com, pool: p, conditions: [a b]}]",
-                "g.example.com/p: \"a b\" is no type",
+                "g.example.com/p: binding-conditions[0] \"a b\" is no type",
             ),
             (
                 "[{driver: gpu.example.com, conditions: [nodedock.dev/prepare-failed]}]",
-                "occurs twice",
+                "is one of the binding conditions too",
             ),
             (
                 "[{driver: gpu.example.com, conditions: []}]",

@@ -37,7 +37,7 @@ pub(super) fn limits(
 
 /// Checks NUMA nodes, and returns them ascending and each once.
 pub(super) fn numa_nodes(container: &str, nodes: &[u32]) -> Result<Vec<u32>, Problem> {
-    let max = limit::NUMA_NODES_OF_LINUX;
+    let max = limit::NUMA_NODE_ID_MAX + 1;
     let wrong = |what: String| {
         let field = format!("containers[{}].numa_affinity", shown(container));
         Err(invalid(format!(

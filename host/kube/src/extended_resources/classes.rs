@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::client::ApiError;
 use nodedock_base::printable::one_line;
+use nodedock_model::limit::{ATTRIBUTE_TEXT_MAX, SUBDOMAIN_BYTES_MAX};
 use nodedock_model::{DriverName, ExtendedResource, Problem, ProblemCode};
 
 /// Domain and name of the attribute of devices in pools with an extended-resource name.
@@ -17,9 +18,6 @@ const ATTRIBUTE_NAME: &str = "extendedResource";
 /// The attribute in slices.
 pub(crate) const ATTRIBUTE: &str = "nodedock.dev/extendedResource";
 
-/// Bytes of an attribute's text, and of an object's name, in the API.
-const ATTRIBUTE_BYTES_MAX: usize = 64;
-const CLASS_NAME_BYTES_MAX: usize = 253;
 /// Digits of a hash that keeps shortened names apart.
 const HASH_DIGITS: usize = 16;
 
@@ -65,7 +63,7 @@ pub(super) const LABEL: &str = MANAGED_BY;
 
 /// Returns the value of the attribute: the resource's name, shortened if the API allows no text of its length.
 pub fn attribute(resource: &ExtendedResource) -> String {
-    shortened(resource.as_str(), resource.as_str(), ATTRIBUTE_BYTES_MAX)
+    shortened(resource.as_str(), resource.as_str(), ATTRIBUTE_TEXT_MAX)
 }
 
 /// Returns the name of the class of a resource: `example.com-gpu` for `example.com/gpu`.
@@ -80,13 +78,13 @@ pub fn class_name(resource: &ExtendedResource) -> String {
     };
     let plain: String = name.chars().map(letter).collect();
     let readable = format!("{domain}-{plain}");
-    if plain == name && readable.len() <= CLASS_NAME_BYTES_MAX {
+    if plain == name && readable.len() <= SUBDOMAIN_BYTES_MAX {
         return readable;
     }
     // Other resources may have the same letters.
     let keep = readable
         .chars()
-        .take(CLASS_NAME_BYTES_MAX - HASH_DIGITS - 1)
+        .take(SUBDOMAIN_BYTES_MAX - HASH_DIGITS - 1)
         .collect::<String>();
     format!(
         "{}-{}",
@@ -268,7 +266,7 @@ mod tests {
             let Ok(resource) = ExtendedResource::new(format!("{domain}/{name}")) else { return Ok(()) };
             let class = class_name(&resource);
             prop_assert!(nodedock_model::ObjectName::new(&class).is_ok(), "{class}");
-            prop_assert!(attribute(&resource).len() <= ATTRIBUTE_BYTES_MAX);
+            prop_assert!(attribute(&resource).len() <= ATTRIBUTE_TEXT_MAX);
         }
     }
 

@@ -14,13 +14,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use nodedock_model::limit::LABEL_BYTES_MAX;
 use nodedock_model::{DeviceName, DriverName, HealthReport, HealthState, PoolName, TaintEffect};
 
 /// Time that a device keeps the taint after its last unhealthy report: flapping must not cause a write each time.
 pub(crate) const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
-
-/// Value of a label or a taint.
-const TAINT_VALUE_BYTES_MAX: usize = 63;
 
 /// A device that became unhealthy, by the names that its driver gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,7 +202,7 @@ fn taint_value(message: &str) -> String {
     let mut value = String::new();
     for word in words {
         let dash = if value.is_empty() { "" } else { "-" };
-        if value.len() + dash.len() + word.len() > TAINT_VALUE_BYTES_MAX {
+        if value.len() + dash.len() + word.len() > LABEL_BYTES_MAX {
             break;
         }
         value = value + dash + word;

@@ -14,7 +14,7 @@ use nodedock_model::{
 pub(super) const TAINT_RULES_MAX: usize = 4096;
 
 /// Bytes of a text of a rule. The longest is a key: a DNS subdomain, `/` and a name.
-const TEXT_BYTES_MAX: usize = 253 + 1 + 63;
+const TEXT_BYTES_MAX: usize = limit::SUBDOMAIN_BYTES_MAX + 1 + limit::LABEL_BYTES_MAX;
 
 /// The taint that a rule adds to a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
