@@ -37,7 +37,7 @@ pub(super) fn is_root(path: &str) -> bool {
     (matches!(file, "lib.rs" | "main.rs") || is_program) && !path.contains("/templates/")
 }
 
-/// Whether a file is the root of a suite of tests, a fuzz target or a build script.
+/// Returns whether a file is the root of a suite of tests, a fuzz target or a build script.
 pub(super) fn is_root_of_tests(path: &str) -> bool {
     if path.contains("/src/") || path.contains("/templates/") || !path.ends_with(".rs") {
         return false;
@@ -66,14 +66,14 @@ pub(super) struct Modules<'a> {
 pub(super) struct Module {
     /// Paths as they are written, without those of `use`.
     paths: Vec<Path>,
-    /// By the name that a `use` brings; `*` for all names.
+    /// Paths of `use` by the name that it brings; `*` for all names.
     uses: Vec<(String, Path)>,
     types: BTreeSet<String>,
     /// The types of its inherent `impl` blocks as they are written, with the number of methods.
     pub(super) methods: Vec<(Path, usize)>,
 }
 
-/// Where a file is.
+/// Directories of a file.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     /// The directory that it is in.

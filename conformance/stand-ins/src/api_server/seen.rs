@@ -1,4 +1,4 @@
-//! What the server keeps of a request.
+//! Requests that the server answered.
 
 use nodedock_apiserver::Query;
 use serde_json::Value;

@@ -101,7 +101,7 @@ pub enum BindError {
     NotStored(Problem),
 }
 
-/// What is read of other owners before a decision, whose state is locked for it.
+/// Facts of other owners for a decision, read before the state of names is locked.
 struct Outside {
     has_claims: bool,
     is_listed: bool,
@@ -233,7 +233,7 @@ impl Names {
         self.freed.send();
     }
 
-    /// Whether another source's instance of a name gives way to one of a source, since the name does not belong to the other.
+    /// Returns whether another source's instance of a name gives way to one of a source, since the name does not belong to the other.
     pub(super) fn gives_way(&self, other: &str, source: &str, name: &DriverName) -> bool {
         let state = self.state.read();
         !state.is_of_another(source, name) && state.is_of_another(other, name)

@@ -23,7 +23,7 @@ struct Conduct {
 
 /// The owner of the conducts.
 pub struct Quarantines {
-    /// By source. Locked while a state and its condition change, so that an outdated quarantine is not shown last.
+    /// Conducts by source. Locked while a state and its condition change, so that an outdated quarantine is not shown last.
     conducts: Mutex<BTreeMap<String, Conduct>>,
     sources: Arc<Sources>,
     instances: Arc<Instances>,
