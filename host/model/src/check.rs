@@ -24,7 +24,8 @@ pub use device::{
 };
 pub use edits::edits;
 pub use status::{
-    condition_message, condition_reason, condition_type, data, interface_address, network,
+    condition_message, condition_reason, condition_type, data, hardware_address, interface_address,
+    interface_name, network,
 };
 
 /// Violations that are kept of one value: a driver can break a rule in thousands of entries.
@@ -196,7 +197,7 @@ impl Violation {
     }
 }
 
-/// In the names of the driver contract.
+/// Uses the names of the driver contract.
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let last = self.steps.first();
@@ -299,12 +300,12 @@ impl Findings {
         checked
     }
 
-    /// As [`Self::at`], for a field.
+    /// Runs checks of a field, like [`Self::at`].
     pub fn field<T>(&mut self, field: Field, check: impl FnOnce(&mut Self) -> T) -> T {
         self.at(|| Step::Field(field), check)
     }
 
-    /// As [`Self::at`], for an entry with a name.
+    /// Runs checks of an entry with a name, like [`Self::at`].
     pub fn named<T>(&mut self, field: Field, name: &str, check: impl FnOnce(&mut Self) -> T) -> T {
         self.at(|| Step::Named(field, name.to_owned()), check)
     }
@@ -385,7 +386,7 @@ impl Findings {
         is_line
     }
 
-    /// As [`Self::line`], and not empty.
+    /// Checks a text for one line that is not empty.
     pub fn word(&mut self, text: &str, max: usize) {
         match text {
             "" => self.add(Reason::Required),

@@ -311,7 +311,7 @@ pub struct Condition {
     pub message: String,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkData {
     pub interface_name: String,
     pub ips: Vec<String>,

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_a_device_is_checked() {
+    fn device_parts_are_checked() {
         let shared = crate::CounterSet::new("memory").counter("slices", "1");
         let proper = Device::new("gpu-0")
             .attribute("example.com/model", "Z")

@@ -150,30 +150,24 @@ fn object(data: &str, left_out: &mut Vec<String>) -> Option<Value> {
 
 fn network_data(network: &NetworkData, left_out: &mut Vec<String>) -> Option<Value> {
     let mut data = Map::new();
-    let only = NetworkData::default();
+    let (name, address) = (&network.interface_name, &network.hardware_address);
     let texts = [
         (
             "interfaceName",
-            &network.interface_name,
-            NetworkData {
-                interface_name: network.interface_name.clone(),
-                ..only.clone()
-            },
+            name,
+            refusal(|found| check::interface_name(found, name)),
         ),
         (
             "hardwareAddress",
-            &network.hardware_address,
-            NetworkData {
-                hardware_address: network.hardware_address.clone(),
-                ..only
-            },
+            address,
+            refusal(|found| check::hardware_address(found, address)),
         ),
     ];
-    for (name, text, alone) in texts {
-        if let Some(why) = refusal(|found| check::network(found, &alone)) {
-            left_out.push(why);
-        } else if !text.is_empty() {
-            data.insert(name.to_owned(), text.as_str().into());
+    for (field, text, refusal) in texts {
+        match refusal {
+            Some(why) => left_out.push(why),
+            None if text.is_empty() => {}
+            None => drop(data.insert(field.to_owned(), text.as_str().into())),
         }
     }
     let mut ips: Vec<String> = Vec::new();

@@ -246,14 +246,14 @@ fn capacity(findings: &mut Findings, capacity: &Capacity, shared: bool) {
                         at.quantity(amount);
                     });
                 }
-                CapacityChoice::Range { min, max, step } => {
+                CapacityChoice::Range { min, max, step } => at.field(Field::Range, |at| {
                     at.field(Field::Min, |at| at.quantity(min));
                     for (field, amount) in [(Field::Max, max), (Field::Step, step)] {
                         if let Some(amount) = amount {
                             at.field(field, |at| at.quantity(amount));
                         }
                     }
-                }
+                }),
             }
         });
     }

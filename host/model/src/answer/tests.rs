@@ -308,7 +308,7 @@ fn claims_beyond_the_bounds_are_refused() {
 }
 
 #[test]
-fn edits_that_are_not_valid_are_refused() {
+fn invalid_edits_are_refused() {
     let node = |change: fn(&mut DeviceNode)| {
         let mut node = DeviceNode::at("/dev/x");
         change(&mut node);
@@ -382,7 +382,7 @@ fn edits_that_are_not_valid_are_refused() {
 }
 
 #[test]
-fn a_status_is_one_that_the_api_takes() {
+fn a_status_fits_the_api() {
     let network = |ips: &[&str]| DeviceStatus {
         status: crate::DeviceStatus {
             network: Some(NetworkData {
@@ -490,7 +490,7 @@ fn health_is_of_devices_and_bounded() {
 }
 
 #[test]
-fn a_description_needs_a_name_and_a_version() {
+fn descriptions_have_names_and_versions() {
     let capabilities = crate::grant::Capabilities::default();
     let check = |name: &str, version: &str| {
         description(&Description {
@@ -515,7 +515,7 @@ fn a_description_needs_a_name_and_a_version() {
 }
 
 #[test]
-fn a_problem_has_a_code_and_a_message() {
+fn problems_have_codes_and_messages() {
     assert_eq!(problem("no-such-profile", "a", &Labels::new()), Ok(()));
     let found = problem("No such", "", &vec![pair("", "")]).unwrap_err();
     assert_eq!(found.into_iter().count(), 3);
@@ -564,7 +564,7 @@ fn of_capacity(capacity: &str) -> Option<UnparsedMapping> {
 }
 
 #[test]
-fn additions_belong_to_their_device_and_pool() {
+fn additions_belong_to_devices_and_pools() {
     let mut known = partitions();
     let whole = DeviceScheduling {
         binds_to_node: true,
@@ -611,7 +611,7 @@ fn additions_belong_to_their_device_and_pool() {
 }
 
 #[test]
-fn additions_that_do_not_fit_are_refused() {
+fn unfit_additions_are_refused() {
     let device = |change: &dyn Fn(&mut DeviceScheduling)| {
         let mut added = of_device("gpu-1");
         change(&mut added);

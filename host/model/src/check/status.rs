@@ -51,23 +51,24 @@ pub fn data(findings: &mut Findings, text: &str) -> Option<Map<String, Value>> {
     })
 }
 
+/// Checks the name of an interface.
+pub fn interface_name(findings: &mut Findings, text: &str) -> bool {
+    findings.field(Field::InterfaceName, |at| {
+        at.bytes(text.len(), INTERFACE_NAME_BYTES_MAX)
+    })
+}
+
+/// Checks a hardware address.
+pub fn hardware_address(findings: &mut Findings, text: &str) -> bool {
+    findings.field(Field::HardwareAddress, |at| {
+        at.bytes(text.len(), HARDWARE_ADDRESS_BYTES_MAX)
+    })
+}
+
 /// Checks network data whose addresses are canonical.
 pub fn network(findings: &mut Findings, network: &NetworkData) {
-    let texts = [
-        (
-            Field::InterfaceName,
-            &network.interface_name,
-            INTERFACE_NAME_BYTES_MAX,
-        ),
-        (
-            Field::HardwareAddress,
-            &network.hardware_address,
-            HARDWARE_ADDRESS_BYTES_MAX,
-        ),
-    ];
-    for (field, text, max) in texts {
-        findings.field(field, |at| at.bytes(text.len(), max));
-    }
+    interface_name(findings, &network.interface_name);
+    hardware_address(findings, &network.hardware_address);
     findings.each(Field::Ips, &network.ips, STATUS_IPS_MAX, |at, ip| {
         if let Some(canonical) = interface_address(at, ip).filter(|canonical| canonical != ip) {
             at.require(false, ip, &format!("is not canonical: {canonical}"));

@@ -14,7 +14,7 @@ fn found(check: impl FnOnce(&mut Findings)) -> Vec<String> {
 }
 
 #[test]
-fn a_violation_has_its_path_and_reason() {
+fn violations_have_paths_and_reasons() {
     let mut findings = Findings::default();
     findings.named(Field::Device, "a b", |at| {
         at.each(Field::Taints, &["x"], 1, |at, _| {
@@ -187,7 +187,7 @@ fn any_amount() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn what_a_check_accepts_kubernetes_accepts(text in any_word(), value in any_word()) {
+    fn kubernetes_accepts_what_checks_accept(text in any_word(), value in any_word()) {
         let at_63 = |text: &str| text.rsplit('/').next().is_some_and(|name| name.len() <= 63);
         if is_accepted(|at| taint(at, &text, &value)) {
             prop_assert!(is(kubernetes::KEY, &text) && at_63(&text), "{text}");
@@ -237,10 +237,11 @@ proptest! {
         let choice = CapacityChoice::Range { min: min.clone(), max: max.clone(), step: None };
         let policy = Some(CapacityPolicy { default_amount: Some(default.clone()), choice });
         let capacity = Capacity { value: whole.clone(), policy };
-        let max = max.as_ref().map_or(nanos(&whole), nanos);
-        let fits = nanos(&min) <= nanos(&default) && (max > nanos(&whole) || nanos(&default) <= max);
         if is_accepted(|at| super::capacity(at, &capacity, true)) {
-            prop_assert!(fits && nanos(&min) <= max && max <= nanos(&whole));
+            let (whole, default, min) = (nanos(&whole), nanos(&default), nanos(&min));
+            prop_assert!(min <= whole && min <= default);
+            let max = max.as_ref().map(nanos);
+            prop_assert!(max.is_none_or(|max| default <= max && max <= whole));
         }
     }
 

@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn a_device_of_a_driver_is_accepted(device in any_device()) {
+    fn accepted_devices_of_drivers_are_valid(device in any_device()) {
         let slice = slice_of(&device);
         let pool = answer::Pool { name: "p".to_owned(), devices: vec![device], ..answer::Pool::default() };
         if answer::inventory(None, answer::Inventory { pools: vec![pool] }).is_ok() {
