@@ -124,7 +124,6 @@ impl Row for PoolMechanism {
         ("DRIVER", |pool| pool.driver.to_string()),
         ("RESOURCE", |pool| pool.resource.to_string()),
         ("MECHANISM", |pool| pool.mechanism.to_string()),
-        ("CLAIMED", |pool| joined(&pool.claimed)),
     ];
 }
 

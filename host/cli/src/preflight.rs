@@ -341,7 +341,7 @@ async fn node(client: &KubeClient, kubernetes: &KubernetesConfig) -> Vec<Check> 
 const RIGHTS: &str = "rights";
 async fn extended_resources(client: &KubeClient, kubernetes: &KubernetesConfig) -> Check {
     const NAME: &str = "extended resources";
-    let (node, setting) = (kubernetes.node_name.clone(), kubernetes.extended_resources);
+    let (node, setting) = (&kubernetes.node_name, kubernetes.extended_resources);
     match extended_resources::decided(client, node, setting).await {
         Some(Decision { mechanism, reason }) => Check::new(
             NAME,

@@ -302,7 +302,7 @@ impl Built {
             },
         );
         let offers = match config.kubernetes {
-            Some(_) => Some(StoredOffers::take(&opened.checkpoint, &mut opened.dump).await),
+            Some(_) => Some(StoredOffers::take(&mut opened.dump)),
             None => None,
         };
         let unreadable = opened.dump.unreadable_claims();

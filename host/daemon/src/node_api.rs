@@ -266,11 +266,7 @@ impl Node for NodeApi {
                 .map(|adapters| adapters.disabled())
                 .unwrap_or_default();
             let disabled = disabled.into_iter().map(|(driver, _)| driver).collect();
-            convert::set_mechanisms(
-                &mut answer,
-                &extended_resources.view().mechanisms,
-                &disabled,
-            );
+            convert::set_mechanisms(&mut answer, &extended_resources.mechanisms(), &disabled);
         }
         Ok(Response::new(answer))
     }
@@ -561,7 +557,7 @@ impl NodeApi {
         let mechanisms = self
             .extended_resources
             .as_ref()
-            .map(|of| of.view().mechanisms);
+            .map(ExtendedResources::mechanisms);
         convert::adapter(view, &self.pools, mechanisms.as_deref())
     }
 

@@ -184,12 +184,9 @@ impl Bridge {
             waiting: Mutex::default(),
             looks: Signal::new(),
         }));
-        // Slices without these devices may be written before the bridge starts.
-        bridge
-            .0
-            .parts
-            .extended_resources
-            .set_allocated(bridge.0.allocated_devices());
+        // What is in use is known before the mechanisms are decided.
+        let extended_resources = &bridge.0.parts.extended_resources;
+        extended_resources.report(|reported| reported.in_use = bridge.0.pools_in_use());
         Ok(bridge)
     }
 

@@ -29,7 +29,7 @@ pub const RIGHTS: [(&str, &str, &[&str]); 9] = [
         &["list", "watch", "create", "update", "delete"],
     ),
     ("resource.k8s.io", "devicetaintrules", &["list", "watch"]),
-    ("resource.k8s.io", "deviceclasses", &["list"]),
+    ("resource.k8s.io", "deviceclasses", &["list", "watch"]),
     ("", "nodes", &["get"]),
     ("", "pods", &["get", "list", "watch"]),
     ("events.k8s.io", "events", &["create", "patch"]),

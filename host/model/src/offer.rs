@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
 use super::{
-    AttributeRule, DeviceName, DriverName, ExtendedResource, NameRecord, Named, NodeRecord,
-    PluginDevice, PoolName, Uid,
+    AttributeRule, DriverName, ExtendedResource, NameRecord, Named, NodeRecord, PluginDevice,
+    PoolName, Uid,
 };
 
 /// An adapter of a device plugin: the operator's decision, and the devices that pods of a kubelet had before it.
@@ -87,9 +87,8 @@ impl Mechanism {
     }
 }
 
-/// The only mechanism that may have free devices of each pool with an extended-resource name. Its existence says that slices may have been
-/// written.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The only mechanism that may have devices of each pool with an extended-resource name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MechanismsRecord {
     /// The last decision for the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,16 +105,13 @@ impl MechanismsRecord {
 }
 
 /// The mechanism of one pool.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PoolMechanism {
     pub driver: DriverName,
     /// The driver's own name of the pool.
     pub pool: PoolName,
     pub resource: ExtendedResource,
     pub mechanism: Mechanism,
-    /// Devices that claims of the API server had when the pool became one of the device plugin: not free yet.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub claimed: BTreeSet<DeviceName>,
 }
 
 /// A driver that is offered to the kubelet.

@@ -118,7 +118,7 @@ fn every_value_makes_what_the_api_knows() {
         "podAnnotations: {a: b}\npodLabels: {c: d}",
         "drivers: [{name: a, image: \"r/a:1\", allowTag: true, pullPolicy: Always, subPath: drivers/a}]",
         DRIVERS,
-        "rbac: {pods: false}",
+        "rbac: {pods: false, deviceClasses: false}",
         "config: {kubernetes: {extendedResources: device-plugin, bindingConditions: [{driver: gpu.example.com}]}}",
     ];
     for values in sets {
@@ -167,10 +167,10 @@ fn values_arrive_where_they_belong() {
     );
     assert!(of_kind(&elsewhere, "ValidatingAdmissionPolicy").is_empty());
     let role = |values: &str| one(&rendered(values), "ClusterRole")["rules"].to_string();
-    assert!(
-        role("rbac: {pods: true}").contains("\"pods\"")
-            && !role("rbac: {pods: false}").contains("\"pods\"")
-    );
+    for (right, resource) in [("pods", "\"pods\""), ("deviceClasses", "deviceclasses")] {
+        assert!(role(&format!("rbac: {{{right}: true}}")).contains(resource));
+        assert!(!role(&format!("rbac: {{{right}: false}}")).contains(resource));
+    }
     let digest = format!("sha256:{}", "0".repeat(64));
     let pinned = rendered(&format!("image: {{digest: \"{digest}\", tag: ignored}}"));
     let image = &one(&pinned, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["image"];

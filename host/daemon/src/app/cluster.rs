@@ -20,7 +20,7 @@ use nodedock_base::listeners::Listeners;
 use nodedock_base::paths::Paths;
 use nodedock_base::request;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::checkpoint::{Checkpoint, Dump, Table};
+use nodedock_core::checkpoint::{Checkpoint, Dump};
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
@@ -29,7 +29,7 @@ use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OfferedBefore, OnR
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::events::{self, Events};
-use nodedock_kube::extended_resources::{self, ExtendedResources, LoadedSwitch, SwitchParts};
+use nodedock_kube::extended_resources::{ExtendedResources, LoadedSwitch, SwitchParts};
 use nodedock_kube::facts::Facts;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
@@ -78,15 +78,14 @@ pub(super) struct StoredOffers {
 
 impl StoredOffers {
     /// Takes the records from the dump.
-    pub(super) async fn take(checkpoint: &Checkpoint, dump: &mut Dump) -> Self {
-        let is_unreadable = dump.unreadable_of(Table::Mechanisms).next().is_some();
+    pub(super) fn take(dump: &mut Dump) -> Self {
         let mechanisms = dump.mechanisms.take();
         Self {
             before: OfferedBefore {
                 drivers: std::mem::take(&mut dump.driver_offers),
                 resources: std::mem::take(&mut dump.resource_offers),
             },
-            switch: extended_resources::load(checkpoint.clone(), mechanisms, is_unreadable).await,
+            switch: LoadedSwitch::new(mechanisms),
         }
     }
 }
@@ -245,6 +244,7 @@ impl Connected {
             client: self.client.clone(),
             names: self.pools.names.clone(),
             setting: self.config.extended_resources,
+            checkpoint: parts.checkpoint.clone(),
             adapters: parts.manager.adapters.clone(),
             drivers,
             conditions,

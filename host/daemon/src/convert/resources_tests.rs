@@ -265,7 +265,6 @@ fn a_resource_shows_its_mechanism_and_why_or_what_it_waits_for() {
         resource: name("b.dev/b"),
         offered,
         waits_for: waits_for.to_owned(),
-        claimed: BTreeSet::new(),
     };
     let key = |pool: &str| LocalPool {
         driver: "d.dev".parse().unwrap(),

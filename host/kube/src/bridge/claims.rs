@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::Context;
 use super::plugin_claim::is_plugin_claim;
 use crate::events::Refusal;
-use crate::extended_resources::DeviceIds;
+use crate::extended_resources::{LocalPool, Mechanism, PoolsInUse};
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::KubeletClaims;
 use nodedock_core::resources::pools::{device_id, split_id};
@@ -20,6 +20,9 @@ use nodedock_model::{DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem
 const HANDOVER_RETRY: Duration = Duration::from_secs(2);
 /// For so long a refused claim's consumers are waited for, while the kubelet waits for its answer.
 const CONSUMERS_WAIT: Duration = Duration::from_secs(2);
+
+/// Devices by driver and `POOL/DEVICE`.
+pub(super) type DeviceIds = BTreeSet<(DriverName, String)>;
 
 /// A claim that stands for devices of the kubelet's device manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -179,6 +182,30 @@ impl Context {
             );
         }
         devices
+    }
+
+    /// Pools with a device that a claim has, or that an Allocate under way may have.
+    pub(super) fn pools_in_use(&self) -> PoolsInUse {
+        let mut in_use = PoolsInUse::new();
+        // The calls first: one that ends meanwhile has made its claim.
+        for (driver, id) in self.allocations.devices_under_way() {
+            if let Some((pool, _)) = split_id(&id) {
+                let by = in_use.entry(LocalPool { driver, pool }).or_default();
+                by.insert(Mechanism::DevicePlugin);
+            }
+        }
+        for record in self.parts.manager.records.claims() {
+            let mechanism = match is_plugin_claim(&record.id) {
+                true => Mechanism::DevicePlugin,
+                false => Mechanism::Dra,
+            };
+            let devices = record.allocation.devices.iter();
+            for device in devices.filter(|device| !device.admin_access) {
+                let pool = LocalPool::new(&device.driver, &device.pool);
+                in_use.entry(pool).or_default().insert(mechanism);
+            }
+        }
+        in_use
     }
 
     /// Whether a claim keeps a device, its hardware, or what it takes of counters, other than the device's own claim by the kubelet's device

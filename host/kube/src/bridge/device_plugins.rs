@@ -160,7 +160,7 @@ impl DevicePluginController {
         let mut serving = context.parts.registry.instances.changes();
         let mut changes = context.parts.changes.listen();
         let (mut mechanisms, mut alone) = (
-            context.parts.extended_resources.mechanism_changes(),
+            context.parts.extended_resources.changes(),
             context.alone.subscribe(),
         );
         let mut adapters = context
@@ -181,7 +181,8 @@ impl DevicePluginController {
             );
             let offers = self.desired(&mechanisms_now);
             self.reconcile(&offers);
-            let busy = self.report_allocated(mechanisms_now.generation, is_alone);
+            // The lists of an instance before are not replaced by this one.
+            let busy = self.report_lists(is_alone.then_some(mechanisms_now.generation));
             let save = self.save(&offers).await;
             let grace = (!self.remembered.is_empty()).then_some(self.remembered_until);
             let relist = Instant::now() + limit::RELIST_PERIOD;
@@ -205,16 +206,15 @@ impl DevicePluginController {
         }
     }
 
-    /// Reports what the kubelet's device manager has, after its lists were replaced. Returns when to look again: an Allocate that fails
-    /// changes nothing else.
-    fn report_allocated(&self, generation: u64, is_alone: bool) -> Option<Instant> {
+    /// Reports which pools are in use, after the lists were replaced. Returns when to look again: an Allocate that fails changes nothing
+    /// else.
+    fn report_lists(&self, generation: Option<u64>) -> Option<Instant> {
         let context = &self.context;
         let extended_resources = &context.parts.extended_resources;
-        extended_resources.set_allocated(context.allocated_devices());
-        // The lists of an instance before are not replaced by this one.
-        if is_alone {
-            extended_resources.lists_replaced(generation);
-        }
+        let in_use = context.pools_in_use();
+        extended_resources.report(|reported| {
+            (reported.lists, reported.in_use) = (generation.unwrap_or(reported.lists), in_use);
+        });
         let is_busy = !context.allocations.devices_under_way().is_empty();
         is_busy.then(|| Instant::now() + BRIDGE_LOOK_PERIOD)
     }

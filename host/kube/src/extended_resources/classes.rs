@@ -4,6 +4,8 @@
 //! `nodedock.dev/extendedResource`, which the host adds in slices. Every class also has the implicit extended resource
 //! `deviceclass.resource.kubernetes.io/CLASS`. A node does not write classes: they are objects of the cluster.
 
+use kube::ResourceExt;
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -40,26 +42,22 @@ pub(super) struct Class {
 
 impl Class {
     /// Reads what is judged of an object of `resource.k8s.io/v1`.
-    pub(super) fn of(name: String, labels: Option<&str>, spec: &Value) -> Self {
+    pub(super) fn of(class: &DynamicObject) -> Self {
+        let spec = &class.data["spec"];
         let expression =
             |selector: &Value| Some(selector.pointer("/cel/expression")?.as_str()?.to_owned());
-        let selectors = spec["selectors"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(expression)
-            .collect();
-        let extended_resource = spec["extendedResourceName"].as_str().map(str::to_owned);
+        let selectors = spec["selectors"].as_array().into_iter().flatten();
         Self {
-            name,
-            is_labelled: labels == Some(NODEDOCK),
-            extended_resource,
-            selectors,
+            name: class.name_any(),
+            is_labelled: class
+                .labels()
+                .get(MANAGED_BY)
+                .is_some_and(|by| by == NODEDOCK),
+            extended_resource: spec["extendedResourceName"].as_str().map(str::to_owned),
+            selectors: selectors.filter_map(expression).collect(),
         }
     }
 }
-
-pub(super) const LABEL: &str = MANAGED_BY;
 
 /// Returns the value of the attribute: the resource's name, shortened if the API allows no text of its length.
 pub fn attribute(resource: &ExtendedResource) -> String {
@@ -136,51 +134,49 @@ pub(super) fn judge(
     classes: &[Class],
 ) -> Option<Problem> {
     let name = class_name(resource);
-    let own = classes.iter().find(|class| class.name == name);
     let is_of_resource =
         |class: &&Class| class.extended_resource.as_deref() == Some(resource.as_str());
-    let others: Vec<_> = classes
-        .iter()
-        .filter(is_of_resource)
-        .filter(|class| class.name != name && !class.is_labelled)
-        .collect();
     let conflict = |message| Some(Problem::conflict(ProblemCode::DeviceClassConflict, message));
-    if let Some(own) = own {
-        let is_selected = own.selectors == [selector(resource, driver)];
-        match &own.extended_resource {
-            Some(of) if of == resource.as_str() && is_selected => {}
-            None if is_selected => {
-                return conflict(format!(
-                    "DeviceClass {name} has no spec.extendedResourceName: the API server dropped it, or it was applied without; \
-                     without the feature DRAExtendedResource set kubernetes.extendedResources to device-plugin"
-                ));
-            }
-            of => {
-                let of = of
-                    .as_deref()
-                    .map_or("no extended resource".to_owned(), |of| {
-                        one_line(of, QUOTED_BYTES_MAX)
-                    });
-                return conflict(format!(
-                    "DeviceClass {name} is of {of} and has other selectors or names than the class for {resource} of the driver \
-                     {driver} that nodedock get deviceclasses prints: it belongs to another owner, or to another driver"
-                ));
-            }
-        }
-    }
-    if !others.is_empty() {
-        let named = others
-            .iter()
-            .take(CLASSES_NAMED_MAX)
-            .map(|class| one_line(&class.name, QUOTED_BYTES_MAX));
-        let named = named.collect::<Vec<_>>().join(", ");
+    let own = classes.iter().find(|class| class.name == name);
+    if let Some(own) = own.filter(|own| own.selectors != [selector(resource, driver)]) {
+        let of = own.extended_resource.as_deref();
+        let of = of.map_or("no extended resource".to_owned(), |of| {
+            one_line(of, QUOTED_BYTES_MAX)
+        });
         return conflict(format!(
-            "DeviceClass {named} has the extended-resource name {resource} as well, and is not of nodedock: the scheduler takes the \
-             devices of the newest class; if that is intended, give it the label {MANAGED_BY}={NODEDOCK}"
+            "DeviceClass {name} is of {of} and has other selectors than the class for {resource} of the driver {driver} that nodedock \
+             get deviceclasses prints: it belongs to another owner, or to another driver"
         ));
     }
-    let is_there = own.is_some() || classes.iter().any(|class| is_of_resource(&class));
-    (!is_there).then(|| {
+    match own.map(|own| own.extended_resource.as_deref()) {
+        Some(None) => {
+            return conflict(format!(
+                "DeviceClass {name} has no spec.extendedResourceName: the API server dropped it, or it was applied without; without the \
+                 feature DRAExtendedResource set kubernetes.extendedResources to device-plugin"
+            ));
+        }
+        Some(Some(of)) if of != resource.as_str() => {
+            let of = one_line(of, QUOTED_BYTES_MAX);
+            return conflict(format!(
+                "DeviceClass {name} is of {of}: it belongs to another owner"
+            ));
+        }
+        _ => {}
+    }
+    let of_resource: Vec<_> = classes.iter().filter(is_of_resource).collect();
+    let others = of_resource
+        .iter()
+        .filter(|class| class.name != name && !class.is_labelled);
+    let others = others.map(|class| one_line(&class.name, QUOTED_BYTES_MAX));
+    let others: Vec<_> = others.take(CLASSES_NAMED_MAX).collect();
+    if !others.is_empty() {
+        return conflict(format!(
+            "DeviceClass {} has the extended-resource name {resource} as well, and is not of nodedock: the scheduler takes the devices of \
+             the newest class; if that is intended, give it the label {MANAGED_BY}={NODEDOCK}",
+            others.join(", ")
+        ));
+    }
+    of_resource.is_empty().then(|| {
         let message = format!(
             "no DeviceClass has the extended-resource name {resource}, so the scheduler gives its devices to no pod; apply what \
              nodedock get deviceclasses prints. Until then a pool that the kubelet's device manager has stays there"
@@ -192,7 +188,7 @@ pub(super) fn judge(
 /// The problem of a resource whose class the account may not see.
 pub(super) fn unreadable(error: &ApiError) -> Problem {
     let message = format!(
-        "DeviceClasses cannot be listed, so it is not known whether the resource has one: give the account the right to list \
+        "DeviceClasses cannot be read, so it is not known whether the resource has one: give the account the right to list and watch \
          deviceclasses of resource.k8s.io: {error}"
     );
     Problem::denied(ProblemCode::DeviceClassMissing, message)
@@ -214,12 +210,7 @@ mod tests {
 
     fn own() -> Class {
         let manifest = manifest(&resource("example.com/gpu"), &driver());
-        let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
-        Class::of(
-            name,
-            manifest["metadata"]["labels"][LABEL].as_str(),
-            &manifest["spec"],
-        )
+        Class::of(&serde_json::from_value(manifest).unwrap())
     }
 
     fn judged(classes: &[Class]) -> Option<(String, String)> {

@@ -63,7 +63,7 @@ pub(super) struct Cluster {
 }
 
 /// The mechanism, and why it is this one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Decision {
     pub mechanism: Mechanism,
     pub reason: String,
@@ -83,38 +83,30 @@ pub(super) fn decide(setting: MechanismSetting, cluster: &Cluster) -> Option<Dec
 }
 
 fn by_versions(cluster: &Cluster) -> Option<Decision> {
-    let device_plugin = |what: String| {
-        let reason = format!("{what}; extended resources through DRA need {DRA_SINCE}");
-        Some(Decision {
-            mechanism: Mechanism::DevicePlugin,
-            reason,
-        })
-    };
+    let old = |what: String| format!("{what}; extended resources through DRA need {DRA_SINCE}");
+    let plugin = Mechanism::DevicePlugin;
     let server = cluster.server?;
-    if server < DRA_SINCE {
-        return device_plugin(format!("the API server has version {server}"));
-    }
-    if !cluster.serves_v1? {
-        let reason = "the API server does not serve resource.k8s.io/v1".to_owned();
-        return Some(Decision {
-            mechanism: Mechanism::DevicePlugin,
-            reason,
-        });
-    }
-    let kubelet = cluster.kubelet.as_deref()?;
-    match Version::of_kubelet(kubelet) {
-        Some(version) if version >= DRA_SINCE => {
-            let reason = format!("the API server has version {server}, and the kubelet {version}");
-            Some(Decision {
-                mechanism: Mechanism::Dra,
-                reason,
-            })
+    let (mechanism, reason) = if server < DRA_SINCE {
+        (plugin, old(format!("the API server has version {server}")))
+    } else if !cluster.serves_v1? {
+        let reason = "the API server does not serve resource.k8s.io/v1";
+        (plugin, reason.to_owned())
+    } else {
+        let kubelet = cluster.kubelet.as_deref()?;
+        match Version::of_kubelet(kubelet) {
+            Some(version) if version >= DRA_SINCE => {
+                let reason =
+                    format!("the API server has version {server}, and the kubelet {version}");
+                (Mechanism::Dra, reason)
+            }
+            Some(version) => (plugin, old(format!("the kubelet has version {version}"))),
+            None => {
+                let what = format!("the kubelet reports no version that is known ({kubelet:?})");
+                (plugin, old(what))
+            }
         }
-        Some(version) => device_plugin(format!("the kubelet has version {version}")),
-        None => device_plugin(format!(
-            "the kubelet reports no version that is known ({kubelet:?})"
-        )),
-    }
+    };
+    Some(Decision { mechanism, reason })
 }
 
 #[cfg(test)]

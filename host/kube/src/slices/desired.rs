@@ -13,7 +13,7 @@ use super::health::{ObservedTaints, TaintedDevices, UnhealthyDevice, UnhealthyDe
 use super::slice::{self, Content, Slice};
 use super::{BindingRule, FailedDevices, Overhead, SliceSettings, pools};
 use crate::drivers::DriverSnapshot;
-use crate::extended_resources::MechanismsView;
+use crate::extended_resources::Mechanisms;
 use crate::pools::PoolKey;
 use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
@@ -25,7 +25,8 @@ const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
 pub(super) struct DesiredState {
     names: PoolNames,
     settings: SliceSettings,
-    mechanisms: MechanismsView,
+    /// Those that count from the next update on.
+    pub(super) mechanisms: Arc<Mechanisms>,
     /// Drivers that serve, or served and may come back.
     drivers: BTreeMap<DriverName, DriverState>,
     /// Since when drivers are gone whose slices are still there.
@@ -43,7 +44,7 @@ struct Source {
     published: Arc<Published>,
     unhealthy: TaintedDevices,
     failed: BTreeSet<(PoolName, DeviceName)>,
-    mechanisms: MechanismsView,
+    mechanisms: Arc<Mechanisms>,
 }
 
 #[derive(Default)]
@@ -70,11 +71,6 @@ impl DesiredState {
             failed,
             new_unhealthy,
         }
-    }
-
-    /// Takes the mechanisms that count from the next update on.
-    pub(super) fn set_mechanisms(&mut self, view: MechanismsView) {
-        self.mechanisms = view;
     }
 
     /// Returns the desired content of a pool, also of a driver that does not serve now.
@@ -137,7 +133,7 @@ impl DesiredState {
             .iter_mut()
             .filter(|(name, _)| !drivers.serving.contains_key(*name))
         {
-            let mechanisms = &self.mechanisms.mechanisms;
+            let mechanisms = &self.mechanisms;
             state.pools.retain(|published, _| {
                 let local = PoolName::new(names.local(published.as_str()));
                 !local.is_ok_and(|local| mechanisms.keeps_from_slices(driver, &local))
@@ -290,8 +286,7 @@ impl SliceSettings {
 impl Source {
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.published, &other.published)
-            && Arc::ptr_eq(&self.mechanisms.mechanisms, &other.mechanisms.mechanisms)
-            && Arc::ptr_eq(&self.mechanisms.allocated, &other.mechanisms.allocated)
+            && Arc::ptr_eq(&self.mechanisms, &other.mechanisms)
             && (&self.unhealthy, &self.failed) == (&other.unhealthy, &other.failed)
     }
 }

@@ -23,6 +23,7 @@ use super::store::SliceStore;
 use super::{SliceEvents, SliceParts, conditions};
 use crate::client::{ApiError, ErrorKind, Verb};
 use crate::drivers::{DriverSnapshot, SLICE_SETTLE};
+use crate::extended_resources::LocalPool;
 use crate::facts::NodeFacts;
 use crate::pools::PoolKey;
 use nodedock_base::clock::now_ms;
@@ -79,12 +80,28 @@ impl Reconciler {
                 Ok(()) = reconciler.parts.drivers.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.parts.failed.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.node.changed() => reconciler.all_changed(),
-                () = mechanisms.changed() => reconciler.derive_at = Some(Instant::now()),
+                Ok(()) = mechanisms.changed() => reconciler.derive_at = Some(Instant::now()),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     reconciler.step().await;
                 }
             }
+            reconciler.report_published();
         }
+    }
+
+    /// Reports whose mechanisms the desired slices have, and the pools that still have slices while any is withdrawn.
+    fn report_published(&self) {
+        let mechanisms = &self.desired.mechanisms;
+        let mut published = BTreeSet::new();
+        if mechanisms.is_any_withdrawn() {
+            let local = |PoolKey { driver, pool }: PoolKey| {
+                LocalPool::of_published(&self.parts.names, &driver, &pool)
+            };
+            published = self.store.pools().into_iter().filter_map(local).collect();
+        }
+        self.parts.extended_resources.report(|reported| {
+            (reported.slices, reported.published) = (mechanisms.generation, published);
+        });
     }
 
     fn next_due(&self) -> Option<Instant> {
@@ -179,13 +196,8 @@ impl Reconciler {
         self.snapshot = snapshot.clone();
         self.desired.failed = self.parts.failed.borrow_and_update().clone();
         // Of a pool that the mechanisms know, they count, whichever name these drivers give it.
-        let view = self.parts.extended_resources.view();
-        let generation = view.mechanisms.generation;
-        self.desired.set_mechanisms(view);
+        self.desired.mechanisms = self.parts.extended_resources.mechanisms();
         self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));
-        self.parts
-            .extended_resources
-            .slices_derived(generation, self.store.pools());
         self.managed()
             .difference(&managed)
             .for_each(|key| self.changed(key));

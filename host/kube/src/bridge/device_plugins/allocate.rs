@@ -13,10 +13,9 @@ use tokio::time::Instant;
 use super::device_id;
 use super::plan::{self, Existing};
 use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
-use crate::bridge::claims::DeviceClaim;
+use crate::bridge::claims::{DeviceClaim, DeviceIds};
 use crate::bridge::plugin_claim::{self, Ids};
 use crate::bridge::{Context, convert};
-use crate::extended_resources::DeviceIds;
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{

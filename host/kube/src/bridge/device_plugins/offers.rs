@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::split_id;
-use crate::extended_resources::{DeviceIds, Mechanism, Mechanisms};
+use crate::bridge::claims::DeviceIds;
+use crate::extended_resources::{Mechanism, Mechanisms};
 use nodedock_model::{DriverName, ExtendedResource, OfferSource, PluginDevice, ResourceOffer};
 
 /// Devices that are stored for a restart: several megabytes, which one commit writes.
@@ -80,11 +81,10 @@ pub(super) fn by_mechanism(
         };
         let mut is_here = mechanisms.is_at_kubelet(&driver, resource);
         offer.devices.retain_mut(|device| {
-            let Some((pool, name)) = split_id(&device.id) else {
+            let Some((pool, _)) = split_id(&device.id) else {
                 return false;
             };
             if mechanisms.of(&driver, &pool, true) == Some(Mechanism::DevicePlugin) {
-                device.healthy &= !mechanisms.is_claimed(&driver, &pool, &name);
                 is_here = true;
                 return true;
             }
@@ -235,20 +235,19 @@ mod tests {
 
     #[test]
     fn a_list_has_the_pools_of_its_mechanism_and_of_others_what_pods_have() {
-        let status = |offered, claimed: &[&str]| PoolStatus {
+        let status = |offered| PoolStatus {
             resource: resource("gpu"),
             offered,
             waits_for: String::new(),
-            claimed: claimed.iter().map(|name| name.parse().unwrap()).collect(),
         };
         let key = |pool: &str| LocalPool {
             driver: driver("a"),
             pool: pool.parse().unwrap(),
         };
         let pools = [
-            (key("here"), status(Some(Mechanism::DevicePlugin), &["1"])),
-            (key("slices"), status(Some(Mechanism::Dra), &[])),
-            (key("neither"), status(None, &[])),
+            (key("here"), status(Some(Mechanism::DevicePlugin))),
+            (key("slices"), status(Some(Mechanism::Dra))),
+            (key("neither"), status(None)),
         ];
         let mechanisms = Mechanisms {
             pools: pools.into(),
@@ -278,7 +277,7 @@ mod tests {
             devices,
             [
                 ("here/0", true),
-                ("here/1", false),
+                ("here/1", true),
                 ("neither/1", false),
                 ("slices/0", false)
             ]

@@ -11,6 +11,7 @@ use nodedock_stand_ins::kubelet::Kubelet;
 use super::resources::{directory, kubelet, listed, sockets};
 use super::*;
 use crate::bridge::device_plugins::in_use::IN_USE_UNKNOWN;
+use crate::extended_resources::LocalPool;
 
 fn request(letters: &str) -> wire::AllocateRequest {
     let devices_ids = letters
@@ -197,18 +198,9 @@ async fn devices_of_a_withdrawn_pool_stay_with_their_pods_and_no_other_is_alloca
 
     let extended_resources = &admission.extended_resources;
     extended_resources.set_fixed(Mechanism::Dra, 7);
-    soon(extended_resources.lists_of(7)).await;
-    let allocated = |letters: &str| -> BTreeSet<_> {
-        letters
-            .chars()
-            .map(|letter| (name(GPU), format!("p/{letter}")))
-            .collect()
-    };
-    assert_eq!(
-        *extended_resources.view().allocated,
-        allocated("abc"),
-        "a call under way counts"
-    );
+    let in_use = soon(extended_resources.lists_of(7)).await;
+    let pool = LocalPool::new(&name(GPU), &"p".parse().unwrap());
+    assert_eq!(in_use, [(pool, [Mechanism::DevicePlugin].into())].into());
     listed(&admission.kubelet, "ABC").await;
     let refused = admission.allocate("d").await.unwrap_err();
     assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
@@ -229,7 +221,7 @@ async fn devices_of_a_withdrawn_pool_stay_with_their_pods_and_no_other_is_alloca
         .await;
     admission
         .running
-        .until("free", |_| extended_resources.view().allocated.is_empty())
+        .until("free", |_| extended_resources.in_use().is_empty())
         .await;
     extended_resources.set_fixed(Mechanism::DevicePlugin, 8);
     listed(&admission.kubelet, "abcdef").await;
