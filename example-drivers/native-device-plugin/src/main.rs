@@ -107,13 +107,15 @@ fn read<T: serde::de::DeserializeOwned>(file: &Path) -> Result<T> {
 }
 
 fn devices(file: Option<&Path>) -> Result<Vec<Device>> {
-    let default = || {
-        Ok(vec![
-            Device::healthy("device-0"),
-            Device::healthy("device-1"),
-        ])
-    };
-    file.map_or_else(default, read)
+    file.map_or_else(
+        || {
+            Ok(vec![
+                Device::healthy("device-0"),
+                Device::healthy("device-1"),
+            ])
+        },
+        read,
+    )
 }
 
 /// IDs of the devices that are listed now.
@@ -125,14 +127,10 @@ fn ids(devices: &[Device]) -> BTreeSet<String> {
 
 /// A device that is not listed is refused; of the others, the first with an entry in the answers decides.
 fn script(answers: BTreeMap<String, Word>, prefer: Option<Prefer>, listed: Listed) -> Script {
-    let is_unknown = move |id: &&String| {
-        !listed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(*id)
-    };
     let script = Script::new(move |ids| match ids.iter().find_map(|id| answers.get(id)) {
-        _ if ids.iter().any(|id| is_unknown(&id)) => Answer::refuse("a device is not listed"),
+        _ if ids.iter().any(|id| !is_listed(&listed, id)) => {
+            Answer::refuse("a device is not listed")
+        }
         None | Some(Word::Ok) => Answer::ok(ids),
         Some(Word::Refuse) => Answer::refuse("refused by --answers"),
         Some(Word::Hang) => Answer::Hang,
@@ -144,6 +142,13 @@ fn script(answers: BTreeMap<String, Word>, prefer: Option<Prefer>, listed: Liste
         None => script,
         Some(prefer) => script.choose(move |choice| chosen(prefer, choice)),
     }
+}
+
+fn is_listed(listed: &Listed, id: &String) -> bool {
+    listed
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .contains(id)
 }
 
 fn late(ids: &[String]) -> Answer {

@@ -22,11 +22,13 @@ impl reg::registration_server::Registration for Registration {
     ) -> Result<Response<reg::PluginInfo>, Status> {
         let options = &self.0.options;
         self.0.tell(Event::Asked);
-        let endpoint = || options.endpoint.display().to_string();
         Ok(Response::new(reg::PluginInfo {
             r#type: options.plugin_type.clone(),
             name: options.driver.clone(),
-            endpoint: options.said_endpoint.clone().unwrap_or_else(endpoint),
+            endpoint: options
+                .said_endpoint
+                .clone()
+                .unwrap_or_else(|| options.endpoint.display().to_string()),
             supported_versions: options.services(),
         }))
     }
@@ -66,19 +68,12 @@ impl Dra {
         request: &Request<T>,
         claims: Vec<Claim>,
     ) -> Result<Entries, Status> {
-        let header = |name| {
-            request
-                .metadata()
-                .get(name)
-                .and_then(|value| value.to_str().ok())
-                .map(str::to_owned)
-        };
         self.0.tell(Event::Called {
             operation,
             service,
             claims: claims.clone(),
-            request_id: header("x-request-id").unwrap_or_default(),
-            deadline: header("grpc-timeout"),
+            request_id: header(request, "x-request-id").unwrap_or_default(),
+            deadline: header(request, "grpc-timeout"),
         });
         let script = self.0.script();
         let mut entries = Entries::new();
@@ -122,6 +117,14 @@ impl Dra {
     }
 }
 
+fn header<T>(request: &Request<T>, name: &str) -> Option<String> {
+    request
+        .metadata()
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .map(str::to_owned)
+}
+
 macro_rules! dra_version {
     ($version:ident, $name:literal, |$from:ident| $device:expr) => {
         #[tonic::async_trait]
@@ -133,33 +136,27 @@ macro_rules! dra_version {
                 use dra::$version::{
                     Device, NodePrepareResourceResponse, NodePrepareResourcesResponse,
                 };
-                let claim = |c: &dra::$version::Claim| Claim {
-                    namespace: c.namespace.clone(),
-                    name: c.name.clone(),
-                    uid: c.uid.clone(),
-                };
-                let claims = request.get_ref().claims.iter().map(claim).collect();
+                let claims = request.get_ref().claims.iter();
+                let claims = claims
+                    .map(|c| claim(&c.namespace, &c.name, &c.uid))
+                    .collect();
                 let entries = self
                     .answer(Operation::Prepare, $name, &request, claims)
                     .await?;
-                let device = |$from: crate::Device| -> Device { $device };
-                let one = |(uid, result): (String, Result<Vec<crate::Device>, String>)| {
-                    let answer = match result {
-                        Ok(devices) => NodePrepareResourceResponse {
-                            devices: devices.into_iter().map(device).collect(),
-                            error: String::new(),
-                        },
-                        Err(error) => NodePrepareResourceResponse {
-                            devices: Vec::new(),
-                            error,
-                        },
-                    };
-                    (uid, answer)
-                };
                 Ok(Response::new(
                     entries
                         .into_iter()
-                        .map(one)
+                        .map(|(uid, result)| {
+                            let (devices, error) = match result {
+                                Ok(devices) => (devices, String::new()),
+                                Err(error) => (Vec::new(), error),
+                            };
+                            let devices = devices
+                                .into_iter()
+                                .map(|$from: crate::Device| -> Device { $device })
+                                .collect();
+                            (uid, NodePrepareResourceResponse { devices, error })
+                        })
                         .collect::<NodePrepareResourcesResponse>(),
                 ))
             }
@@ -171,27 +168,24 @@ macro_rules! dra_version {
                 use dra::$version::{
                     NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse,
                 };
-                let claim = |c: &dra::$version::Claim| Claim {
-                    namespace: c.namespace.clone(),
-                    name: c.name.clone(),
-                    uid: c.uid.clone(),
-                };
-                let claims = request.get_ref().claims.iter().map(claim).collect();
+                let claims = request.get_ref().claims.iter();
+                let claims = claims
+                    .map(|c| claim(&c.namespace, &c.name, &c.uid))
+                    .collect();
                 let entries = self
                     .answer(Operation::Unprepare, $name, &request, claims)
                     .await?;
-                let one = |(uid, result): (String, Result<Vec<crate::Device>, String>)| {
-                    (
-                        uid,
-                        NodeUnprepareResourceResponse {
-                            error: result.err().unwrap_or_default(),
-                        },
-                    )
-                };
                 Ok(Response::new(
                     entries
                         .into_iter()
-                        .map(one)
+                        .map(|(uid, result)| {
+                            (
+                                uid,
+                                NodeUnprepareResourceResponse {
+                                    error: result.err().unwrap_or_default(),
+                                },
+                            )
+                        })
                         .collect::<NodeUnprepareResourcesResponse>(),
                 ))
             }
@@ -248,12 +242,11 @@ macro_rules! health_version {
                     health_check_timeout_seconds: health.timeout_seconds,
                     message: health.message,
                 };
-                let message = move |devices: Vec<DeviceHealth>| {
+                let reports = WatchStream::new(self.0.health.subscribe()).map(move |devices| {
                     Ok(wire::NodeWatchResourcesResponse {
                         devices: devices.into_iter().map(device).collect(),
                     })
-                };
-                let reports = WatchStream::new(self.0.health.subscribe()).map(message);
+                });
                 Ok(Response::new(Box::pin(reports)))
             }
         }
@@ -262,3 +255,11 @@ macro_rules! health_version {
 
 health_version!(v1, "v1");
 health_version!(v1alpha1, "v1alpha1");
+
+fn claim(namespace: &str, name: &str, uid: &str) -> Claim {
+    Claim {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: uid.to_owned(),
+    }
+}

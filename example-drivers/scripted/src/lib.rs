@@ -41,9 +41,11 @@ impl Driver for Scripted {
 
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let script = ctx.config::<Script>()?;
-        let is_blind = |uid: &String| host.prepared_claims().get(uid).is_some();
         assert!(
-            !script.blinded_by.as_ref().is_some_and(is_blind),
+            !script
+                .blinded_by
+                .as_ref()
+                .is_some_and(|uid| host.prepared_claims().get(uid).is_some()),
             "the script says not to look"
         );
         let names = Word::ALL
@@ -63,26 +65,30 @@ impl Driver for Scripted {
 
     fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
         log_call(host, "prepare", claims.iter().map(|claim| &claim.id));
-        let play_one = |claim: &Claim| match ctx.config::<Script>() {
-            Ok(script) => {
-                let word = script.for_prepare(&claim.id.name);
-                play(host, word, &claim.id, || prepared(host, ctx, claim, word))
-            }
-            Err(problem) => vec![(claim.id.uid.clone(), Err(problem))],
-        };
-        claims.iter().flat_map(play_one).collect()
+        claims
+            .iter()
+            .flat_map(|claim| match ctx.config::<Script>() {
+                Ok(script) => {
+                    let word = script.for_prepare(&claim.id.name);
+                    play(host, word, &claim.id, || prepared(host, ctx, claim, word))
+                }
+                Err(problem) => vec![(claim.id.uid.clone(), Err(problem))],
+            })
+            .collect()
     }
 
     fn unprepare_batch(host: &Host, ctx: &Context, claims: &[ClaimRecord]) -> Outcomes<()> {
         log_call(host, "unprepare", claims.iter().map(|live| &live.claim.id));
-        let play_one = |live: &ClaimRecord| match ctx.config::<Script>() {
-            Ok(script) => {
-                let id = &live.claim.id;
-                play(host, script.for_unprepare(&id.name), id, || Ok(()))
-            }
-            Err(problem) => vec![(live.claim.id.uid.clone(), Err(problem))],
-        };
-        claims.iter().flat_map(play_one).collect()
+        claims
+            .iter()
+            .flat_map(|live| match ctx.config::<Script>() {
+                Ok(script) => {
+                    let id = &live.claim.id;
+                    play(host, script.for_unprepare(&id.name), id, || Ok(()))
+                }
+                Err(problem) => vec![(live.claim.id.uid.clone(), Err(problem))],
+            })
+            .collect()
     }
 }
 
@@ -101,7 +107,6 @@ fn play<T>(
     well: impl Fn() -> Result<T, Problem>,
 ) -> Outcomes<T> {
     let this = |outcome| (claim.uid.clone(), outcome);
-    let stranger = || (STRANGER_UID.to_owned(), well());
     match word {
         Word::Ok | Word::Release | Word::Huge | Word::OtherDevice => vec![this(well())],
         Word::RefusePermanent => vec![this(Err(Problem::invalid(
@@ -123,8 +128,8 @@ fn play<T>(
         }
         Word::Skip => Vec::new(),
         Word::Twice => vec![this(well()), this(well())],
-        Word::Stranger => vec![stranger(), this(well())],
-        Word::WrongClaim => vec![stranger()],
+        Word::Stranger => vec![(STRANGER_UID.to_owned(), well()), this(well())],
+        Word::WrongClaim => vec![(STRANGER_UID.to_owned(), well())],
         Word::Spin => for_ever(|| {}),
         Word::Grow => {
             let mut held = Vec::new();
