@@ -121,10 +121,12 @@ fn placeholders(word: &str) -> impl Iterator<Item = &str> {
         .split('{')
         .skip(1)
         .filter_map(|part| part.split_once('}'));
-    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
-    in_braces
-        .map(|(name, _)| name)
-        .filter(move |name| !name.is_empty() && name.bytes().all(is_name))
+    in_braces.map(|(name, _)| name).filter(move |name| {
+        !name.is_empty()
+            && name
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte == b'-')
+    })
 }
 
 /// What is run, and how.
@@ -291,12 +293,15 @@ fn move_path(from: &Path, to: &Path) -> Result<()> {
 
 /// Whether a case is named, or needed by one that is.
 fn is_wanted(case: &Case, list: &[Case], only: &[String]) -> bool {
-    let is_named = |case: &Case| only.iter().any(|only| case.is_named(only));
     only.is_empty()
-        || is_named(case)
+        || is_named(case, only)
         || list
             .iter()
-            .any(|other| is_named(other) && other.needs(case, list))
+            .any(|other| is_named(other, only) && other.needs(case, list))
+}
+
+fn is_named(case: &Case, only: &[String]) -> bool {
+    only.iter().any(|only| case.is_named(only))
 }
 
 #[cfg(test)]

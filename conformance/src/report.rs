@@ -68,11 +68,10 @@ impl Report {
 
     /// Why a case says nothing: one that it needs did not pass.
     pub(crate) fn blocks(&self, case: &Case) -> Option<Outcome> {
-        let verdict = |id: &String| self.verdicts.iter().find(|verdict| verdict.case.id == *id);
         let before = case
             .after
             .iter()
-            .filter_map(verdict)
+            .filter_map(|id| self.verdicts.iter().find(|verdict| verdict.case.id == *id))
             .find(|verdict| verdict.outcome != Outcome::Passed)?;
         Some(Outcome::NotDeclared(format!(
             "not run: it needs {}",

@@ -94,15 +94,12 @@ fn sorted(mut devices: Vec<Device>) -> Vec<Device> {
         device.cdi_device_ids.sort();
         device.request_names.sort();
     }
-    devices.sort_by(|a, b| {
-        let key = |device: &Device| {
-            (
-                device.pool_name.clone(),
-                device.device_name.clone(),
-                device.share_id.clone(),
-            )
-        };
-        key(a).cmp(&key(b))
+    devices.sort_by_key(|device| {
+        (
+            device.pool_name.clone(),
+            device.device_name.clone(),
+            device.share_id.clone(),
+        )
     });
     devices
 }

@@ -173,20 +173,14 @@ const CIRCLES: [(&str, &str, &str); 7] = [
 
 /// Checks that no crate has a circle of modules.
 pub(crate) fn check_circles(workspace: &Workspace) -> Result<()> {
-    let read = |path: &str| match std::fs::read_to_string(workspace.root.join(path)) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("reading {path}")),
-    };
     let mut found = Vec::new();
     for root in tracked_files(workspace)? {
-        if circles::is_root(&root) && read(&root)?.is_some() {
-            found.extend(circles::circles(&root, &read)?);
+        if circles::is_root(&root) && read_if_there(workspace, &root)?.is_some() {
+            found.extend(circles::circles(&root, |path| {
+                read_if_there(workspace, path)
+            })?);
         }
     }
-    let is_at = |circle: &circles::Circle, root: &str, parent: &str| {
-        circle.place() == (root, parent.to_owned())
-    };
     let unused: Vec<_> = CIRCLES
         .iter()
         .filter(|(root, parent, _)| !found.iter().any(|circle| is_at(circle, root, parent)))
@@ -209,6 +203,18 @@ pub(crate) fn check_circles(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
+fn is_at(circle: &circles::Circle, root: &str, parent: &str) -> bool {
+    circle.place() == (root, parent.to_owned())
+}
+
+fn read_if_there(workspace: &Workspace, path: &str) -> Result<Option<String>> {
+    match std::fs::read_to_string(workspace.root.join(path)) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("reading {path}")),
+    }
+}
+
 /// Returns the files of the repository, new ones included, without the rules themselves and lock files.
 fn tracked_files(workspace: &Workspace) -> Result<Vec<String>> {
     let mut git = std::process::Command::new("git");
@@ -220,10 +226,9 @@ fn tracked_files(workspace: &Workspace) -> Result<Vec<String>> {
         "--exclude-standard",
     ]);
     let paths = shell::read(&mut git)?;
-    let is_ours = |path: &&str| !path.is_empty() && *path != WORDS && !path.ends_with(".lock");
     Ok(paths
         .split('\0')
-        .filter(is_ours)
+        .filter(|path| !path.is_empty() && *path != WORDS && !path.ends_with(".lock"))
         .map(str::to_owned)
         .collect())
 }

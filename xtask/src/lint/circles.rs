@@ -212,15 +212,13 @@ impl Modules<'_> {
 
     /// Each module with each one that it names.
     fn names(&self) -> BTreeSet<(Path, Path)> {
-        let paths = |module: &Module| {
-            let uses = module.uses.iter().map(|(_, path)| path.clone());
-            module.paths.iter().cloned().chain(uses).collect::<Vec<_>>()
-        };
         let all = self.found.iter().flat_map(|(from, module)| {
-            let named = paths(module);
-            let named = named
-                .into_iter()
-                .filter_map(|path| self.named(from, &path, 0));
+            let uses = module.uses.iter().map(|(_, path)| path);
+            let named = module
+                .paths
+                .iter()
+                .chain(uses)
+                .filter_map(|path| self.named(from, path, 0));
             named.map(|to| (from.clone(), to)).collect::<Vec<_>>()
         });
         all.collect()
@@ -326,7 +324,6 @@ fn tokens(code: &str) -> Vec<&str> {
     let mut tokens = Vec::new();
     let mut rest = code.trim_start();
     while let Some(next) = rest.chars().next() {
-        let is_in_word = |c: char| c.is_alphanumeric() || c == '_';
         let length = match next {
             _ if rest.starts_with("::") => 2,
             next if is_in_word(next) => rest.find(|c| !is_in_word(c)).unwrap_or(rest.len()),
@@ -336,6 +333,10 @@ fn tokens(code: &str) -> Vec<&str> {
         rest = rest[length..].trim_start();
     }
     tokens
+}
+
+fn is_in_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
 fn is_word(token: &str) -> bool {
@@ -354,9 +355,13 @@ fn without_tests(tokens: Vec<&str>) -> Vec<&str> {
         }
         let end = at + 2 + group(&tokens[at + 1..]);
         let condition = &tokens[at..end.min(tokens.len())];
-        let has = |word: &str| condition.contains(&word);
+
         at = end;
-        if (has("test") || has("feature")) && !has("not") {
+        if ["test", "feature"]
+            .iter()
+            .any(|word| condition.contains(word))
+            && !condition.contains(&"not")
+        {
             at += item(&tokens[at.min(tokens.len())..]);
         }
     }

@@ -165,9 +165,10 @@ impl Row {
 
 /// Checks that every id of the sets occurs once, and no other.
 fn wrong_ids(rows: &[Row]) -> Vec<String> {
-    let wanted =
-        |(set, count): (&'static str, usize)| (1..=count).map(move |n| format!("{set}{n:02}"));
-    let mut missing: BTreeSet<String> = SETS.into_iter().flat_map(wanted).collect();
+    let mut missing: BTreeSet<String> = SETS
+        .into_iter()
+        .flat_map(|(set, count)| (1..=count).map(move |n| format!("{set}{n:02}")))
+        .collect();
     let all = missing.clone();
     let mut wrong = Vec::new();
     for Row { id, line, .. } in rows {
