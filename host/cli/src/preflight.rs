@@ -184,20 +184,21 @@ fn spec_directories(paths: &Paths) -> Check {
 
 /// Whether two paths are the same directory: `/var/run` is a link to `/run`.
 fn is_same(a: &Path, b: &Path) -> bool {
-    let real = |path: &Path| -> PathBuf {
-        // no error: a path that cannot be followed is compared as it is
-        let existing = first_existing(path)
-            .ok()
-            .flatten()
-            .map_or(path, |(existing, _)| existing);
-        let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
-        // no error: the same
-        existing
-            .canonicalize()
-            .unwrap_or_else(|_| existing.to_owned())
-            .join(rest)
-    };
     real(a) == real(b)
+}
+
+fn real(path: &Path) -> PathBuf {
+    // no error: a path that cannot be followed is compared as it is
+    let existing = first_existing(path)
+        .ok()
+        .flatten()
+        .map_or(path, |(existing, _)| existing);
+    let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+    // no error: the same
+    existing
+        .canonicalize()
+        .unwrap_or_else(|_| existing.to_owned())
+        .join(rest)
 }
 
 fn state_directory(paths: &Paths, root: &Path) -> Check {

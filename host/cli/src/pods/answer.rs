@@ -100,13 +100,16 @@ fn text(answers: &[Answer], format: Format) -> String {
     if !resources.is_empty() {
         parts.push(table(format, &resources, ""));
     }
-    let needs = |container: &v1::ContainerDevices| {
-        let name = container.name.clone();
-        needs(container)
-            .into_iter()
-            .map(move |line| format!("container {name}: {line}"))
-    };
-    parts.extend(containers(answers).flat_map(needs).map(|line| join([line])));
+    parts.extend(
+        containers(answers)
+            .flat_map(|container| {
+                let name = container.name.clone();
+                needs(container)
+                    .into_iter()
+                    .map(move |line| format!("container {name}: {line}"))
+            })
+            .map(|line| join([line])),
+    );
     parts.join("\n")
 }
 

@@ -78,14 +78,14 @@ fn imports(config: &Path, root: &Path) -> io::Result<Vec<PathBuf>> {
         let glob = path
             .file_name()
             .and_then(|name| Some(Glob::new(name.to_str()?).ok()?.compile_matcher()));
-        let is_imported = move |file: &PathBuf| {
-            glob.as_ref()
-                .is_some_and(|glob| file.file_name().is_some_and(|name| glob.is_match(name)))
-        };
         files.extend(
             below(path.parent().unwrap_or(root))?
                 .into_iter()
-                .filter(is_imported),
+                .filter(move |file| {
+                    glob.as_ref().is_some_and(|glob| {
+                        file.file_name().is_some_and(|name| glob.is_match(name))
+                    })
+                }),
         );
     }
     files.truncate(IMPORTS_MAX);
@@ -148,15 +148,19 @@ fn judged(name: &'static str, files: &str, said: &Said, root: &Path, cdi: &Path)
         );
     }
     // The paths are the node's, which is below the root.
-    let usual = || USUAL.iter().map(PathBuf::from).collect();
-    let directories: Vec<PathBuf> = said.directories.clone().unwrap_or_else(usual);
-    let of_node = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
+    let directories: Vec<PathBuf> = said
+        .directories
+        .clone()
+        .unwrap_or_else(|| USUAL.iter().map(PathBuf::from).collect());
     let shown = directories
         .iter()
         .map(|path| path.display().to_string())
         .collect::<Vec<_>>()
         .join(", ");
-    match directories.iter().any(|path| is_same(&of_node(path), cdi)) {
+    match directories
+        .iter()
+        .any(|path| is_same(&root.join(path.strip_prefix("/").unwrap_or(path)), cdi))
+    {
         true if said.depends && said.enabled.is_none() => Check::new(
             name,
             Verdict::Warning,
