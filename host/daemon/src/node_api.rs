@@ -23,8 +23,7 @@ use nodedock_base::users;
 use nodedock_core::adapters::AdapterView;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::{Driver, NodeFacts};
-use nodedock_core::manager::claims::ClaimOutcome;
-use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
+use nodedock_core::manager::devices::{Capacity, ResourceSource};
 use nodedock_core::manager::{self, Manager, PodView};
 use nodedock_core::pools::NodePools;
 use nodedock_core::registry::Registry;
@@ -32,7 +31,7 @@ use nodedock_kube::extended_resources::ExtendedResources;
 use nodedock_kube::local::LocalClaims;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
-    Caller, DriverName, ExtendedResource, HealthState, ObjectName, ObjectRef, Problem, ProblemCode,
+    Caller, DriverName, ExtendedResource, HealthState, ObjectRef, Problem, ProblemCode,
     is_plugin_driver, limit,
 };
 
@@ -124,10 +123,10 @@ impl Node for NodeApi {
                 let (local, manager) = (local.clone(), self.manager.clone());
                 // A prepare goes on when its caller is gone, and so has the reservation.
                 let work = async move {
-                    let is_inline =
-                        |name: &ObjectName| inline.iter().any(|claim| claim.id.name == *name);
                     let names = pod.claims.iter().map(|claim| claim.claim_name.clone());
-                    let names: Vec<_> = names.filter(|name| !is_inline(name)).collect();
+                    let names: Vec<_> = names
+                        .filter(|name| inline.iter().all(|claim| claim.id.name != *name))
+                        .collect();
                     let mut tries = 1;
                     loop {
                         // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
@@ -137,17 +136,17 @@ impl Node for NodeApi {
                             .prepare(pod.clone(), inline.clone(), request_id.clone())
                             .await;
                         drop(reservation);
-                        let is_taken = |claim: &&ClaimOutcome| {
+                        let taken = outcome.claims.iter().filter(|claim| {
                             names.contains(&claim.name)
                                 && claim.end.as_ref().is_err_and(manager::is_in_use)
-                        };
-                        let mut taken = outcome.claims.iter().filter(is_taken).peekable();
-                        if taken.peek().is_none() || tries == LOCAL_TRIES_MAX {
+                        });
+                        let taken: Vec<_> = taken.collect();
+                        if taken.is_empty() || tries == LOCAL_TRIES_MAX {
                             return Ok(outcome);
                         }
                         tries += 1;
                         local
-                            .allocate_again(taken.filter_map(|claim| claim.uid.as_ref()))
+                            .allocate_again(taken.iter().filter_map(|claim| claim.uid.as_ref()))
                             .await;
                     }
                 };
@@ -253,11 +252,10 @@ impl Node for NodeApi {
     ) -> Answer<GetCapacityResponse> {
         begin("GetCapacity", &request);
         let manager = &self.manager;
-        let is_claimed = |driver: &DriverName, id: &str| manager.records.is_claimed(driver, id);
         let mut answer = convert::capacity(
             &manager.devices.capacity(),
             &manager.pods.list(),
-            is_claimed,
+            |driver, id| manager.records.is_claimed(driver, id),
         );
         if let Some(extended_resources) = &self.extended_resources {
             let disabled = manager
@@ -330,12 +328,6 @@ impl Node for NodeApi {
     async fn list_claims(&self, request: Request<ListClaimsRequest>) -> Answer<ListClaimsResponse> {
         begin("ListClaims", &request);
         let request = request.get_ref();
-        let wanted = |id: &ObjectRef| {
-            (request.namespace.is_empty() || id.namespace.as_str() == request.namespace)
-                && (request.name.is_empty()
-                    || id.name.as_str() == request.name
-                    || id.uid.as_str() == request.name)
-        };
         let (pools, boot_id, with_timeline) = (
             &self.pools,
             self.node.boot_id.as_str(),
@@ -346,17 +338,18 @@ impl Node for NodeApi {
             .records
             .claims()
             .into_iter()
-            .filter(|claim| wanted(&claim.id));
-        let status = |claim| {
-            convert::claim_status(
-                &self.manager.retries.claim_view(claim),
-                pools,
-                boot_id,
-                with_timeline,
-            )
-        };
+            .filter(|claim| is_wanted(request, &claim.id));
         let mut answer = ListClaimsResponse {
-            claims: claims.map(status).collect(),
+            claims: claims
+                .map(|claim| {
+                    convert::claim_status(
+                        &self.manager.retries.claim_view(claim),
+                        pools,
+                        boot_id,
+                        with_timeline,
+                    )
+                })
+                .collect(),
             ..Default::default()
         };
         if with_timeline {
@@ -365,7 +358,7 @@ impl Node for NodeApi {
                 .records
                 .released_claims()
                 .into_iter()
-                .filter(|released| wanted(&released.id));
+                .filter(|released| is_wanted(request, &released.id));
             answer.released = released
                 .map(|released| convert::released_claim(&released, pools))
                 .collect();
@@ -374,12 +367,12 @@ impl Node for NodeApi {
                 .retries
                 .refused_claims()
                 .into_iter()
-                .filter(|refused| wanted(&refused.claim));
+                .filter(|refused| is_wanted(request, &refused.claim));
             answer.refused = refused
                 .map(|refused| convert::refused_claim(&refused))
                 .collect();
             let waiting = self.local_claims.iter().flat_map(LocalClaims::waiting);
-            let waiting = waiting.filter(|(id, _)| wanted(id));
+            let waiting = waiting.filter(|(id, _)| is_wanted(request, id));
             answer.waiting = waiting
                 .map(|(id, why)| convert::waiting_claim(&id, &why))
                 .collect();
@@ -554,6 +547,13 @@ impl Node for NodeApi {
     }
 }
 
+fn is_wanted(request: &ListClaimsRequest, id: &ObjectRef) -> bool {
+    (request.namespace.is_empty() || id.namespace.as_str() == request.namespace)
+        && (request.name.is_empty()
+            || id.name.as_str() == request.name
+            || id.uid.as_str() == request.name)
+}
+
 impl NodeApi {
     fn adapter(&self, view: &AdapterView) -> v1::Adapter {
         let mechanisms = self
@@ -660,8 +660,10 @@ fn users<'a>(
 }
 
 fn plugin_devices(capacity: &Capacity) -> impl Iterator<Item = v1::Device> {
-    let is_plugin = |resource: &&ResourceView| matches!(resource.source, ResourceSource::Plugin(_));
-    let resources = capacity.resources.iter().filter(is_plugin);
+    let resources = capacity
+        .resources
+        .iter()
+        .filter(|resource| matches!(resource.source, ResourceSource::Plugin(_)));
     resources.flat_map(|resource| {
         resource
             .devices

@@ -41,7 +41,6 @@ pub(super) async fn acquire(
     listeners: &Listeners,
     report: impl Fn(String),
 ) -> Result<(Lease, Option<Peer>)> {
-    let new_backoff = || Backoff::new(HANDOVER_RETRY_MIN, HANDOVER_RETRY_MAX);
     let (mut backoff, mut silent_since) = (new_backoff(), None);
     loop {
         if let Some(lease) = root.try_lock()? {
@@ -72,6 +71,10 @@ pub(super) async fn acquire(
             }
         }
     }
+}
+
+fn new_backoff() -> Backoff {
+    Backoff::new(HANDOVER_RETRY_MIN, HANDOVER_RETRY_MAX)
 }
 
 async fn request(
