@@ -61,14 +61,15 @@ pub fn socket_id(path: &Path) -> Option<SocketId> {
 
 fn look(path: &Path) -> io::Result<Option<SocketId>> {
     let found = file::symlink_metadata(path)?.filter(|found| found.file_type().is_socket());
-    let id = |found: Metadata| {
-        Ok(SocketId {
-            device: found.dev(),
-            inode: found.ino(),
-            made: found.modified()?,
+    found
+        .map(|found| {
+            Ok(SocketId {
+                device: found.dev(),
+                inode: found.ino(),
+                made: found.modified()?,
+            })
         })
-    };
-    found.map(id).transpose()
+        .transpose()
 }
 
 struct PluginDirectory {

@@ -117,8 +117,11 @@ impl Listeners {
         );
         if has_store {
             // SAFETY: systemd passed these descriptors to this process alone, and nothing else here takes them.
-            let owned = |(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) });
-            listeners.adopt(sd_notify::listen_fds_with_names()?.map(owned).collect());
+            listeners.adopt(
+                sd_notify::listen_fds_with_names()?
+                    .map(|(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) }))
+                    .collect(),
+            );
         }
         Ok((listeners, None))
     }

@@ -168,15 +168,14 @@ impl<'a> Requests<'a> {
 
     /// Returns the fewest devices that the claim needs, with the number of devices of each slot.
     pub(super) fn fewest_devices(&self, of_slot: impl Fn(&Slot<'_>) -> usize) -> usize {
-        let of_request = |request| {
-            self.of_request(request)
-                .iter()
-                .map(&of_slot)
-                .min()
-                .unwrap_or(0)
-        };
         (0..self.by_request.len())
-            .map(of_request)
+            .map(|request| {
+                self.of_request(request)
+                    .iter()
+                    .map(&of_slot)
+                    .min()
+                    .unwrap_or(0)
+            })
             .fold(0, usize::saturating_add)
     }
 
@@ -262,10 +261,11 @@ fn capacities(capacity: Option<&CapacityRequirements>) -> Result<Vec<(&str, Amou
         .and_then(|capacity| capacity.requests.as_ref())
         .into_iter()
         .flatten();
-    let parse = |(name, quantity)| {
-        let amount =
-            Amount::parse(quantity).map_err(|error| format!("capacity {name}: {error}"))?;
-        Ok((String::as_str(name), amount))
-    };
-    requested.map(parse).collect()
+    requested
+        .map(|(name, quantity)| {
+            let amount =
+                Amount::parse(quantity).map_err(|error| format!("capacity {name}: {error}"))?;
+            Ok((String::as_str(name), amount))
+        })
+        .collect()
 }

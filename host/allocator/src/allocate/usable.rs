@@ -120,16 +120,15 @@ impl Checks<'_> {
         if !consumes_counters(slot, device, device_use) {
             return Status::Usable;
         }
-        let exceeded = |counter: u32, amount: i128| {
+        let mut consumed = (0..).zip(&device.consumes);
+        let exceeded = consumed.find(|(_, (counter, amount))| {
             let total = self
                 .inventory
-                .counter(counter)
+                .counter(*counter)
                 .map_or(0, |counter| counter.total);
-            self.usage.counters.get(counter).saturating_add(amount) > total
-        };
-        let mut consumed = (0..).zip(&device.consumes);
-        let found = consumed.find(|(_, (counter, amount))| exceeded(*counter, *amount));
-        found.map_or(Status::Usable, |(number, _)| Status::Counter(number))
+            self.usage.counters.get(*counter).saturating_add(*amount) > total
+        });
+        exceeded.map_or(Status::Usable, |(number, _)| Status::Counter(number))
     }
 }
 
@@ -152,14 +151,16 @@ fn capacity_status(slot: &Slot<'_>, device: &Offered, device_use: Option<&Device
     let Ok(capacities) = &device.capacities else {
         return Status::Defect;
     };
-    let missing = |name: &str| capacities.iter().all(|capacity| capacity.name != name);
-    let mut requested = (0..).zip(&slot.capacities);
-    if let Some((number, _)) = requested.find(|(_, (name, _))| missing(name)) {
-        return Status::NoCapacity(number);
+    for (number, (name, _)) in (0..).zip(&slot.capacities) {
+        if capacities.iter().all(|capacity| capacity.name != *name) {
+            return Status::NoCapacity(number);
+        }
     }
     // A failure fails the allocation, so all are looked at before the first reason that only leaves out the device.
-    let failed = |capacity: &Capacity| capacity.consumed(slot.requested(&capacity.name)).is_err();
-    if let Some((number, _)) = (0..).zip(capacities).find(|(_, capacity)| failed(capacity)) {
+    if let Some((number, _)) = (0..)
+        .zip(capacities)
+        .find(|(_, capacity)| capacity.consumed(slot.requested(&capacity.name)).is_err())
+    {
         return Status::CapacityFailed(number);
     }
     for (number, capacity) in (0..).zip(capacities) {
@@ -180,28 +181,26 @@ fn capacity_status(slot: &Slot<'_>, device: &Offered, device_use: Option<&Device
 /// Returns the place of the first taint that keeps a request from a device.
 pub(super) fn untolerated(slot: &Slot<'_>, device: &Offered) -> Option<u16> {
     let taints = device.device().taints.as_deref().unwrap_or_default();
-    let prevents =
-        |taint: &DeviceTaint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
-    let tolerated = |taint| {
-        slot.tolerations
-            .into_iter()
-            .flatten()
-            .any(|toleration| tolerates(toleration, taint))
-    };
     let mut numbered = (0..).zip(taints);
-    numbered
-        .find(|(_, taint)| prevents(taint) && !tolerated(taint))
-        .map(|(number, _)| number)
+    let untolerated = numbered.find(|(_, taint)| {
+        let mut tolerations = slot.tolerations.into_iter().flatten();
+        matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute")
+            && !tolerations.any(|toleration| tolerates(toleration, taint))
+    });
+    untolerated.map(|(number, _)| number)
 }
 
 fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
-    let given = |text: &'_ Option<String>| text.clone().unwrap_or_default();
-    let (effect, key) = (given(&toleration.effect), given(&toleration.key));
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    let key = toleration.key.as_deref().unwrap_or_default();
     if (!effect.is_empty() && effect != taint.effect) || (!key.is_empty() && key != taint.key) {
         return false;
     }
     match toleration.operator.as_deref().unwrap_or_default() {
-        "" | "Equal" => given(&toleration.value) == given(&taint.value),
+        "" | "Equal" => {
+            toleration.value.as_deref().unwrap_or_default()
+                == taint.value.as_deref().unwrap_or_default()
+        }
         "Exists" => true,
         _ => false,
     }
