@@ -51,7 +51,6 @@ impl std::fmt::Debug for Server {
 fn load(loaded: Loaded) -> Result<Snapshot, OpenError> {
     let mut snapshot = Snapshot::new(loaded.revision.max(FIRST_REVISION));
     for (number, object) in loaded.objects.into_iter().enumerate() {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (kind, api_version) = (text(&object["kind"]), text(&object["apiVersion"]));
         let name = text(&object["metadata"]["name"]);
         let version = object["metadata"]["resourceVersion"]
@@ -95,6 +94,10 @@ fn load(loaded: Loaded) -> Result<Snapshot, OpenError> {
         snapshot.load(key(resource, &object), Arc::new(object));
     }
     Ok(snapshot)
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
 }
 
 impl Server {

@@ -233,32 +233,35 @@ impl Draft {
 
     /// For the storage: of several changes of one object the last is enough, but each revision counts.
     pub(crate) fn to_store(&self) -> Vec<storage::Change> {
-        let change = |entry: &Entry| storage::Change {
-            key: entry.key.clone(),
-            object: (!entry.is_deletion).then(|| Arc::clone(&entry.object)),
-            revision: entry.revision,
-        };
-        self.changes.iter().map(change).collect()
+        self.changes
+            .iter()
+            .map(|entry| storage::Change {
+                key: entry.key.clone(),
+                object: (!entry.is_deletion).then(|| Arc::clone(&entry.object)),
+                revision: entry.revision,
+            })
+            .collect()
     }
 }
 
 pub(crate) fn key(resource: &'static Resource, object: &Value) -> ObjectKey {
-    let part = |name: &str| {
-        object["metadata"][name]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
-    };
     let namespace = if resource.namespaced {
-        part("namespace")
+        metadata(object, "namespace")
     } else {
         String::new()
     };
     ObjectKey {
         resource: resource.plural,
         namespace,
-        name: part("name"),
+        name: metadata(object, "name"),
     }
+}
+
+fn metadata(object: &Value, name: &str) -> String {
+    object["metadata"][name]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// What is published to readers and watches.

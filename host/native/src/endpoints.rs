@@ -254,8 +254,9 @@ impl<S: PluginSink> Shared<S> {
     /// Ends the slot of a controller without work, unless there is new work. Returns true if the controller must end.
     fn end_if_idle(&self, resource: &ExtendedResource) -> bool {
         let mut slots = self.slots();
-        let has_work = |slot: &Slot| slot.next.is_some() || !slot.accepted.is_empty();
-        let is_idle = !slots.get(resource).is_some_and(has_work);
+        let is_idle = !slots
+            .get(resource)
+            .is_some_and(|slot| slot.next.is_some() || !slot.accepted.is_empty());
         if is_idle {
             slots.remove(resource);
         }

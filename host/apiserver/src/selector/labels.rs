@@ -26,17 +26,18 @@ enum Condition {
 impl Requirement {
     pub(super) fn matches(&self, labels: &Value) -> bool {
         let found = labels.get(&self.key).and_then(Value::as_str);
-        let is_one_of = |values: &[String]| {
-            found.is_some_and(|found| values.iter().any(|value| value == found))
-        };
-        let number = || found.and_then(|found| found.parse::<i64>().ok());
+        let number = found.and_then(|found| found.parse::<i64>().ok());
         match &self.condition {
             Condition::Exists => found.is_some(),
             Condition::Absent => found.is_none(),
-            Condition::In(values) => is_one_of(values),
-            Condition::NotIn(values) => !is_one_of(values),
-            Condition::Above(least) => number().is_some_and(|number| number > *least),
-            Condition::Below(most) => number().is_some_and(|number| number < *most),
+            Condition::In(values) => {
+                found.is_some_and(|found| values.iter().any(|value| value == found))
+            }
+            Condition::NotIn(values) => {
+                found.is_none_or(|found| values.iter().all(|value| value != found))
+            }
+            Condition::Above(least) => number.is_some_and(|number| number > *least),
+            Condition::Below(most) => number.is_some_and(|number| number < *most),
         }
     }
 }
@@ -237,7 +238,6 @@ impl Parser {
 }
 
 fn is_name(text: &str) -> bool {
-    let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     text.len() <= NAME_MAX
         && is_end(text.bytes().next())
         && is_end(text.bytes().last())
@@ -246,17 +246,22 @@ fn is_name(text: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
+fn is_end(byte: Option<u8>) -> bool {
+    byte.is_some_and(|byte| byte.is_ascii_alphanumeric())
+}
+
 fn is_key(key: &str) -> bool {
     match key.split_once('/') {
         None => is_name(key),
         Some((prefix, name)) => {
-            let is_part = |part: &str| {
-                is_name(part)
-                    && part
-                        .bytes()
-                        .all(|byte| !byte.is_ascii_uppercase() && byte != b'_')
-            };
-            prefix.len() <= KEY_PREFIX_MAX && prefix.split('.').all(is_part) && is_name(name)
+            prefix.len() <= KEY_PREFIX_MAX
+                && prefix.split('.').all(|part| {
+                    is_name(part)
+                        && part
+                            .bytes()
+                            .all(|byte| !byte.is_ascii_uppercase() && byte != b'_')
+                })
+                && is_name(name)
         }
     }
 }

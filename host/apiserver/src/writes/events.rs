@@ -19,16 +19,12 @@ pub(super) fn expire(draft: &mut Draft, events: &'static Resource) {
     let Ok(oldest) = Timestamp::now().checked_sub(TTL).map(written) else {
         return;
     };
-    let is_expired = |event: &Value| {
+    let expired = draft.snapshot().objects(events).filter(|(_, event)| {
         event["metadata"]["creationTimestamp"]
             .as_str()
             .is_some_and(|made| made < oldest.as_str())
-    };
-    let found = draft
-        .snapshot()
-        .objects(events)
-        .filter(|(_, event)| is_expired(event));
-    let expired: Vec<ObjectKey> = found
+    });
+    let expired: Vec<ObjectKey> = expired
         .map(|(key, _)| key.clone())
         .take(EXPIRED_MAX)
         .collect();

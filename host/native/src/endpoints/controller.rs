@@ -236,8 +236,11 @@ impl<S: PluginSink> ResourceController<S> {
     }
 
     fn lost(&mut self, why: &Problem) {
-        let is_steady = |serving: &Serving<_>| serving.since.elapsed() >= DEVICE_STREAM_STEADY;
-        if self.serving.as_ref().is_some_and(is_steady) {
+        if self
+            .serving
+            .as_ref()
+            .is_some_and(|serving| serving.since.elapsed() >= DEVICE_STREAM_STEADY)
+        {
             self.backoff.reset();
         }
         self.leave(why);
@@ -256,8 +259,12 @@ impl<S: PluginSink> ResourceController<S> {
             return;
         }
         let since = *self.missing_since.get_or_insert_with(Instant::now);
-        let called = |location: &mut Location| matches!(location, Location::Beside { .. });
-        if since.elapsed() >= limit::RESOURCE_GRACE && self.registered.take_if(called).is_some() {
+        if since.elapsed() >= limit::RESOURCE_GRACE
+            && self
+                .registered
+                .take_if(|location| matches!(location, Location::Beside { .. }))
+                .is_some()
+        {
             tracing::warn!(%resource, "removed a device plugin whose socket is gone; it may register again");
         }
     }
