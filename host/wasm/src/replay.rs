@@ -355,9 +355,8 @@ impl ReplayedDriver {
                 None
             }
             (Answer::Returned(expected), Answer::Returned(got)) => {
-                let value =
-                    |raw: &Raw| serde_json::from_str::<Value>(raw.get()).unwrap_or_default();
-                let (expected, got) = (value(expected), value(got));
+                let [expected, got] = [expected, got]
+                    .map(|raw| serde_json::from_str::<Value>(raw.get()).unwrap_or_default());
                 let (place, expected, got) = first_difference(String::new(), &expected, &got)?;
                 Some((place, shown(expected), shown(got)))
             }
@@ -416,8 +415,9 @@ fn first_difference<'a>(
         (Value::Array(expected), Value::Array(got)) => {
             let length = expected.len().max(got.len());
             (0..length).find_map(|index| {
-                let of = |list: &'a [Value]| list.get(index).unwrap_or(&Value::Null);
-                first_difference(format!("{place}/{index}"), of(expected), of(got))
+                let [expected, got] =
+                    [expected, got].map(|list| list.get(index).unwrap_or(&Value::Null));
+                first_difference(format!("{place}/{index}"), expected, got)
             })
         }
         (Value::Object(expected), Value::Object(got)) if expected.keys().eq(got.keys()) => expected

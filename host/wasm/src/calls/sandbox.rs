@@ -269,14 +269,13 @@ impl Sandbox {
             };
         }
         let interrupted = error.downcast_ref::<Trap>() == Some(&Trap::Interrupt);
-        let cpu = || {
-            interrupted.then(|| Reached {
-                limit: Limit::Cpu,
-                max: millis(self.scope.limits.cpu),
+        if let Some(Reached { limit, max }) = reached(error, self.scope.limits.hostcall_bytes)
+            .or_else(|| {
+                interrupted.then(|| Reached {
+                    limit: Limit::Cpu,
+                    max: millis(self.scope.limits.cpu),
+                })
             })
-        };
-        if let Some(Reached { limit, max }) =
-            reached(error, self.scope.limits.hostcall_bytes).or_else(cpu)
         {
             return CallFailure::Limit(state.refuse(limit, max));
         }
@@ -322,12 +321,15 @@ fn frames(error: &wasmtime::Error) -> Vec<String> {
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else {
         return Vec::new();
     };
-    let name = |frame: &wasmtime::FrameInfo| match (frame.func_name(), frame.module_offset()) {
+    backtrace.frames().iter().map(frame_name).collect()
+}
+
+fn frame_name(frame: &wasmtime::FrameInfo) -> String {
+    match (frame.func_name(), frame.module_offset()) {
         (Some(name), _) => printable(name, FRAME_NAME_BYTES),
         (None, Some(offset)) => format!("function {} at {offset:#x}", frame.func_index()),
         (None, None) => format!("function {}", frame.func_index()),
-    };
-    backtrace.frames().iter().map(name).collect()
+    }
 }
 
 #[cfg(test)]

@@ -235,19 +235,21 @@ impl Policy {
     fn decide(&self, seen: Arc<Seen>, name: Option<&str>) -> Verdict {
         let signed = self.signed(&seen, name);
         let pinned = self.pinned(&seen, name);
-        let nothing = || Distrust::NothingVouches {
-            digest: seen.digest.clone(),
-        };
         let (key, pin, distrust) = match (signed, pinned) {
-            (Ok(None), Ok(None)) => (None, None, Some(nothing())),
+            (Ok(None), Ok(None)) => (
+                None,
+                None,
+                Some(Distrust::NothingVouches {
+                    digest: seen.digest.clone(),
+                }),
+            ),
             (Ok(key), Ok(pin)) => (key, pin, None),
             (Err(distrust), pin) => (self.key_of(&seen), pin.ok().flatten(), Some(distrust)),
             (Ok(key), Err(distrust)) => (key, None, Some(distrust)),
         };
-        let named = |key: &Key| key.name.clone();
         Verdict {
             mode: self.mode,
-            key: key.map(named),
+            key: key.map(|key| key.name.clone()),
             pin: pin.map(str::to_owned),
             distrust,
             seen,
@@ -265,11 +267,10 @@ impl Policy {
             return Ok(None);
         }
         seen.signer.clone()?;
-        let stem = || seen.stem.clone();
         let key = self.key_of(seen).ok_or_else(|| {
             let keys: Vec<_> = self.keys.iter().map(|key| key.name.as_str()).collect();
             Distrust::UnknownKey {
-                stem: stem(),
+                stem: seen.stem.clone(),
                 keys: keys.join(", "),
             }
         })?;
@@ -289,7 +290,7 @@ impl Policy {
                 Err(Distrust::NotForStem {
                     key: of,
                     drivers,
-                    stem: stem(),
+                    stem: seen.stem.clone(),
                 })
             }
             _ => Ok(Some(key)),

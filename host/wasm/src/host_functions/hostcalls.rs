@@ -34,11 +34,12 @@ impl Scope {
         &self,
         work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        let stuck = || {
-            self.counters.refuse(Limit::HostLook);
-            read_stuck()
-        };
-        blocking(&self.blocking, LOOK_WALL, stuck, work).await
+        blocking(&self.blocking, LOOK_WALL, || self.stuck(), work).await
+    }
+
+    fn stuck(&self) -> Problem {
+        self.counters.refuse(Limit::HostLook);
+        read_stuck()
     }
 }
 
@@ -159,8 +160,10 @@ impl State {
         self.count_operation()?;
         let (scope, meter) = (Arc::clone(&self.scope), Arc::clone(&self.meter));
         let node = Arc::clone(&scope.node);
-        let work = move || meter.charge(|| work(&node.files));
-        blocking(&scope.blocking, LOOK_WALL, host_files::stuck, work).await
+        blocking(&scope.blocking, LOOK_WALL, host_files::stuck, move || {
+            meter.charge(|| work(&node.files))
+        })
+        .await
     }
 }
 
@@ -168,11 +171,10 @@ impl State {
 fn first_page(found: Vec<DriverClaimRecord>) -> (prepared_claims::Page, usize) {
     let (mut claims, mut bytes) = (Vec::new(), 0);
     let mut rest = found.into_iter().peekable();
-    let fits = |claims: usize, bytes: usize, record: &DriverClaimRecord| {
-        claims == 0
-            || (claims < PAGE_CLAIMS_MAX && bytes + size_of_record(record) <= PAGE_BYTES_MAX)
-    };
-    while let Some(record) = rest.next_if(|record| fits(claims.len(), bytes, record)) {
+    while let Some(record) = rest.next_if(|record| {
+        claims.is_empty()
+            || (claims.len() < PAGE_CLAIMS_MAX && bytes + size_of_record(record) <= PAGE_BYTES_MAX)
+    }) {
         bytes += size_of_record(&record);
         claims.push(claim_record_to_guest(&record));
     }
@@ -382,9 +384,10 @@ impl interfaces::Host for State {
     async fn all(&mut self) -> Result<Vec<interfaces::NetInterface>, Problem> {
         self.count_operation()?;
         let scope = Arc::clone(&self.scope);
-        let granted = move |name: &str| scope.effective.allows_net_device(name);
         let found = self
-            .look(move |sysfs, _| net_interfaces::all(sysfs, granted))
+            .look(move |sysfs, _| {
+                net_interfaces::all(sysfs, move |name| scope.effective.allows_net_device(name))
+            })
             .await?;
         self.count_bytes(found.len() * 128)?;
         Ok(found)

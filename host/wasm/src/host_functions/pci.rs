@@ -111,7 +111,7 @@ async fn plan(
     driver: String,
 ) -> Result<Vec<Step>, Problem> {
     let (node, checked) = (Arc::clone(&scope.node), Arc::clone(&scope));
-    let work = move || {
+    let work = scope.look(move || {
         let functions = node.sysfs.bound_together(&address, &driver)?;
         for function in &functions {
             Target::Bind(function.clone(), driver.clone()).check_grant(&checked.effective, "")?;
@@ -134,18 +134,20 @@ async fn plan(
             }
         }
         Ok(steps)
-    };
-    scope.look(work).await
+    });
+    work.await
 }
 
 fn bindings(sysfs: &SysfsRoot, functions: Vec<PciAddress>) -> Result<Vec<Step>, Problem> {
-    let step = |address: PciAddress| {
-        Ok(Step {
-            binding: sysfs.binding(&address)?,
-            address,
+    functions
+        .into_iter()
+        .map(|address| {
+            Ok(Step {
+                binding: sysfs.binding(&address)?,
+                address,
+            })
         })
-    };
-    functions.into_iter().map(step).collect()
+        .collect()
 }
 
 fn is_bound(binding: &Attribute, driver: &str) -> bool {

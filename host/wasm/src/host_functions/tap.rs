@@ -254,8 +254,12 @@ pub(crate) fn tap_wasi(builder: &mut WasiCtxBuilder, tap: &Tap) {
         .secure_random(random("wasi-random.random"))
         .insecure_random(random("wasi-random.insecure"));
     let mut source = thread_rng();
-    let seed = || std::array::from_fn(|_| source.next_u64());
-    let [high, low] = tap.value("wasi-random.insecure-seed", &(), seed, [0u64; 2]);
+    let [high, low] = tap.value(
+        "wasi-random.insecure-seed",
+        &(),
+        || std::array::from_fn(|_| source.next_u64()),
+        [0u64; 2],
+    );
     builder.insecure_random_seed(u128::from(high) << 64 | u128::from(low));
 }
 
@@ -332,12 +336,16 @@ impl TryRng for Random {
             function,
             source,
         } = self;
-        let fill = || {
-            let mut filled = vec![0; bytes.len()];
-            source.fill_bytes(&mut filled);
-            filled
-        };
-        let filled = tap.value(function, &bytes.len(), fill, Vec::new());
+        let filled = tap.value(
+            function,
+            &bytes.len(),
+            || {
+                let mut filled = vec![0; bytes.len()];
+                source.fill_bytes(&mut filled);
+                filled
+            },
+            Vec::new(),
+        );
         // A recording that was edited may have fewer.
         bytes
             .iter_mut()

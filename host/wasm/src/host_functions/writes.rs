@@ -223,8 +223,13 @@ impl ValueWrite {
     ) -> Result<(Result<Written, Problem>, Vec<LockGuard<String>>), Problem> {
         let (sysfs, found) = (Arc::clone(&self.scope.node.sysfs), found.clone());
         let value = self.value.clone();
-        let work = move || Ok((sysfs.store(&found, &value), lock));
-        blocking(&self.scope.blocking, SYSFS_WRITE_WALL, write_stuck, work).await
+        blocking(
+            &self.scope.blocking,
+            SYSFS_WRITE_WALL,
+            write_stuck,
+            move || Ok((sysfs.store(&found, &value), lock)),
+        )
+        .await
     }
 
     fn line<'a>(&'a self, found: Option<&'a Attribute>) -> Audited<'a> {

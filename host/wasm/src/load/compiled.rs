@@ -41,11 +41,15 @@ pub(crate) struct Exports {
 impl Exports {
     pub(crate) fn new(pre: &InstancePre<State>, surface: &Surface) -> Result<Self> {
         let facets = surface.facets();
-        let has = |facet: &str| facets.contains(&facet);
-        let configuration =
-            has("configuration").then(|| exports::configuration::GuestIndices::new(pre));
-        let health = has("health").then(|| exports::health::GuestIndices::new(pre));
-        let scheduling = has("scheduling").then(|| exports::scheduling::GuestIndices::new(pre));
+        let configuration = facets
+            .contains(&"configuration")
+            .then(|| exports::configuration::GuestIndices::new(pre));
+        let health = facets
+            .contains(&"health")
+            .then(|| exports::health::GuestIndices::new(pre));
+        let scheduling = facets
+            .contains(&"scheduling")
+            .then(|| exports::scheduling::GuestIndices::new(pre));
         Ok(Self {
             identity: exports::identity::GuestIndices::new(pre)?,
             discovery: exports::discovery::GuestIndices::new(pre)?,

@@ -210,11 +210,13 @@ impl InventoryPoller {
 
     /// Changes what is shown, unless another version is shown already.
     fn show(&self, change: impl FnOnce(&mut DriverView)) {
-        let change = |view: &mut DriverView| match self.tasks.is_stopping() {
-            true => {}
-            false => change(view),
-        };
-        self.registry.update(DriverKind::Wasm, &self.source, change);
+        self.registry
+            .update(DriverKind::Wasm, &self.source, |view| {
+                match self.tasks.is_stopping() {
+                    true => {}
+                    false => change(view),
+                }
+            });
     }
 
     fn publish(&self, found: Published, duration_us: u64) {

@@ -161,22 +161,25 @@ impl PreviousVersions {
     /// Returns which files are stored, and of which drivers. One whose facts cannot be read is left out, and its claims name its digest.
     pub fn sources(&self) -> Vec<StoredSource> {
         let digests = self.state().stored.clone();
-        let source = |digest: String| match self.loader.files.facts(&digest) {
-            Ok(StoredFacts { driver, stem, .. }) => Some(StoredSource {
-                digest,
-                driver,
-                stem,
-            }),
-            Err(error) => {
-                tracing::warn!(
-                    digest,
-                    error = chain(&error),
-                    "a stored driver does not say whose it is"
-                );
-                None
-            }
-        };
-        digests.into_iter().filter_map(source).collect()
+        let sources =
+            digests
+                .into_iter()
+                .filter_map(|digest| match self.loader.files.facts(&digest) {
+                    Ok(StoredFacts { driver, stem, .. }) => Some(StoredSource {
+                        digest,
+                        driver,
+                        stem,
+                    }),
+                    Err(error) => {
+                        tracing::warn!(
+                            digest,
+                            error = chain(&error),
+                            "a stored driver does not say whose it is"
+                        );
+                        None
+                    }
+                });
+        sources.collect()
     }
 
     /// Returns the stored file of a digest.

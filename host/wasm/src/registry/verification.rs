@@ -105,8 +105,9 @@ impl Verification {
             let size = found.map_or(0, |found| found.len());
             (faults, grant, size)
         });
-        let interrupted = |_| (FileFaults::new(), Err(FileError::Interrupted), 0);
-        let (faults, grant, size) = read.await.unwrap_or_else(interrupted);
+        let (faults, grant, size) = read
+            .await
+            .unwrap_or_else(|_| (FileFaults::new(), Err(FileError::Interrupted), 0));
         Self {
             files,
             faults,
@@ -132,12 +133,11 @@ impl Verification {
                 verified,
             }
         });
-        let interrupted = |_| Outcome {
+        outcome.await.unwrap_or_else(|_| Outcome {
             faults: FileFaults::new(),
             digest: None,
             verified: Err(FileError::Interrupted),
-        };
-        outcome.await.unwrap_or_else(interrupted)
+        })
     }
 }
 
@@ -214,19 +214,21 @@ fn read(path: &Path, max: u64, faults: &mut FileFaults) -> Result<Vec<u8>, FileE
 fn read_text(path: Option<&Path>, faults: &mut FileFaults) -> Result<NamedText, FileError> {
     let Some(path) = path else { return Ok(None) };
     let bytes = read(path, limit::SIDE_FILE_BYTES_MAX, faults)?;
-    let not_text = |error| {
-        let source = io::Error::new(io::ErrorKind::InvalidData, error).into();
-        FileError::Read {
-            path: path.to_owned(),
-            source,
-        }
-    };
     let name = path
         .file_name()
         .unwrap_or_default()
         .to_string_lossy()
         .into_owned();
-    Ok(Some((name, String::from_utf8(bytes).map_err(not_text)?)))
+    Ok(Some((
+        name,
+        String::from_utf8(bytes).map_err(|error| {
+            let source = io::Error::new(io::ErrorKind::InvalidData, error).into();
+            FileError::Read {
+                path: path.to_owned(),
+                source,
+            }
+        })?,
+    )))
 }
 
 /// In a directory that others may write, a name and its side files prove nothing.
@@ -234,15 +236,14 @@ fn check_permissions(wasm: &Path, policy: &Policy, faults: &FileFaults) -> Resul
     if policy.mode() != Mode::Enforce {
         return Ok(());
     }
-    let unknown = |source: io::Error| FileError::Read {
-        path: wasm.to_owned(),
-        source: source.into(),
-    };
     let of_directory = wasm
         .parent()
         .map(permissions::of_directory)
         .transpose()
-        .map_err(unknown)?;
+        .map_err(|source| FileError::Read {
+            path: wasm.to_owned(),
+            source: source.into(),
+        })?;
     let fault = faults
         .first()
         .map(|(_, fault)| fault)

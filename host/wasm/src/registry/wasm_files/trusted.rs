@@ -1,6 +1,6 @@
 //! Trust in a driver's files: conditions about them, and judging them again when the policy changes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use super::{DriverState, Refusal, WasmFiles, Worker};
@@ -30,15 +30,15 @@ impl WasmFiles {
 
     /// Sets conditions for the directory's faults, and clears those of former faults.
     pub(super) fn report_directory(&self, faults: &[Fault]) {
-        let subject = |fault: &Fault| fault.path.display().to_string();
-        let found: Vec<_> = faults.iter().map(subject).collect();
+        let subjects = faults.iter().map(|fault| fault.path.display().to_string());
+        let found: Vec<_> = subjects.collect();
         self.conditions
             .retain(ProblemCode::DriversFolderOpen, |known| {
                 found.iter().any(|subject| subject == known)
             });
-        for fault in faults {
+        for (subject, fault) in found.iter().zip(faults) {
             self.conditions.set(
-                &subject(fault),
+                subject,
                 Problem::denied(ProblemCode::DriversFolderOpen, fault.to_string()),
             );
         }
@@ -54,8 +54,8 @@ impl Worker {
     }
 
     fn report_files(&mut self, faults: &FileFaults) {
-        let subject = |path: &Path| path.display().to_string();
-        let found: Vec<_> = faults.iter().map(|(path, _)| subject(path)).collect();
+        let subjects = faults.iter().map(|(path, _)| path.display().to_string());
+        let found: Vec<_> = subjects.collect();
         let repaired = self
             .open_files
             .iter()
