@@ -95,7 +95,6 @@ pub fn watch_all(client: &KubeClient) -> impl Stream<Item = ClaimEvent> + Send +
 }
 
 fn claim_event(event: Event<DynamicObject>, listed: &mut BTreeSet<Uid>) -> Option<ClaimEvent> {
-    let uid = |object: &DynamicObject| Uid::new(object.uid()?).ok();
     match event {
         Event::Init => listed.clear(),
         Event::InitDone => return Some(ClaimEvent::Listed(std::mem::take(listed))),
@@ -107,6 +106,10 @@ fn claim_event(event: Event<DynamicObject>, listed: &mut BTreeSet<Uid>) -> Optio
         Event::Apply(object) => return is(&object),
     }
     None
+}
+
+fn uid(object: &DynamicObject) -> Option<Uid> {
+    Uid::new(object.uid()?).ok()
 }
 
 fn is(object: &DynamicObject) -> Option<ClaimEvent> {
@@ -419,9 +422,10 @@ fn is_cache_valid(error: &ApiError) -> bool {
 }
 
 fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
-    let malformed =
-        |error: serde_json::Error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string());
-    let claim = convert::claim(&serde_json::to_value(object).map_err(malformed)?)?;
+    let claim = convert::claim(
+        &serde_json::to_value(object)
+            .map_err(|error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string()))?,
+    )?;
     let version = object
         .resource_version()
         .and_then(|version| version.parse().ok());
@@ -430,9 +434,8 @@ fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
 
 /// A claim of the local API, with the drivers' own names of pools.
 pub(crate) fn local(claim: &ResourceClaim, pools: &NodePools) -> Result<Claim, Problem> {
-    let malformed =
-        |error: serde_json::Error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string());
-    let object = serde_json::to_value(claim).map_err(malformed)?;
+    let object = serde_json::to_value(claim)
+        .map_err(|error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string()))?;
     Ok(pools.localized(convert::claim(&object)?))
 }
 

@@ -148,8 +148,6 @@ impl KubeClient {
         let began = Instant::now();
         // no error: the version is unknown then, and read again
         let version = self.client().apiserver_version().await.ok()?;
-        // Distributions report `34+`.
-        let number = |text: &str| text.trim_end_matches('+').parse::<u32>().ok();
         let version = (number(&version.major)?, number(&version.minor)?);
         *known = Some((began, version));
         Some(version)
@@ -253,4 +251,9 @@ impl KubeClient {
     pub fn metrics(&self) -> &RequestMetrics {
         &self.shared.metrics
     }
+}
+
+/// Distributions report `34+`.
+fn number(text: &str) -> Option<u32> {
+    text.trim_end_matches('+').parse::<u32>().ok()
 }

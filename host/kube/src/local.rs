@@ -219,11 +219,6 @@ impl LocalClaims {
                             .any(|found| found.uid == reservation.pod)
                 })
         };
-        let is_ending = |view: &View, key: &Key| {
-            view.claims
-                .get(key)
-                .is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
-        };
         let all = view.wait_for(|view| {
             keys.iter().all(|key| is_reserved(view, key))
                 || keys.iter().any(|key| is_ending(view, key))
@@ -273,6 +268,12 @@ impl LocalClaims {
             Err(error) => Err(error.problem()),
         }
     }
+}
+
+fn is_ending(view: &View, key: &Key) -> bool {
+    view.claims
+        .get(key)
+        .is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
 }
 
 /// Makes the object of this node, if there is none, and says that it is ready.

@@ -19,8 +19,8 @@ use crate::claims::ScheduledClaim;
 use crate::events::camel_case;
 use nodedock_base::backoff::Backoff;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimStatuses, Condition, Consumer, DeviceStatus,
-    DriverName, Problem, ReportedDevice, Uid,
+    AllocatedDevice, Allocation, Claim, ClaimStatuses, Condition, DeviceStatus, DriverName,
+    Problem, ReportedDevice, Uid,
 };
 
 /// A claim that cannot be prepared for so long counts as refused: half of the time that a scheduler waits by default (600 s), so that it
@@ -404,8 +404,11 @@ impl Attempt {
 
 /// Whether a scheduler waits for a claim: it is reserved for one of the nominated pods that name it, or for what may be one's group.
 pub(super) fn is_wanted(claim: &Claim, nominated: &BTreeSet<Uid>) -> bool {
-    let is_for = |consumer: &Consumer| !consumer.is_pod() || nominated.contains(&consumer.uid);
-    !nominated.is_empty() && claim.reserved_for.iter().any(is_for)
+    !nominated.is_empty()
+        && claim
+            .reserved_for
+            .iter()
+            .any(|consumer| !consumer.is_pod() || nominated.contains(&consumer.uid))
 }
 
 /// Whether two states of a claim are of one allocation.

@@ -24,11 +24,11 @@ pub(super) fn offered<'a>(
     if view.mechanisms.of(driver, name, resource.is_some()) != Some(Mechanism::Dra) {
         return None;
     }
-    let is_allocated = |device: &DeviceName| is_allocated(&view.allocated, driver, name, device);
+
     let allocated: Vec<_> = pool
         .devices
         .iter()
-        .filter(|(name, _)| is_allocated(name))
+        .filter(|(device, _)| is_allocated(&view.allocated, driver, name, device))
         .collect();
     if resource.is_none() && allocated.is_empty() {
         return Some(Cow::Borrowed(pool));
@@ -70,24 +70,22 @@ fn free_devices(
     devices: &BTreeMap<DeviceName, Device>,
     allocated: &[(&DeviceName, &Device)],
 ) -> BTreeMap<DeviceName, Device> {
-    let of_allocated = || allocated.iter().map(|(_, device)| device);
-    let sets: BTreeSet<_> = of_allocated()
+    let of_allocated = allocated.iter().map(|(_, device)| device);
+    let sets: BTreeSet<_> = of_allocated
+        .clone()
         .flat_map(|device| &device.consumes)
         .map(|set| &set.name)
         .collect();
-    let identities: BTreeSet<_> = of_allocated().flat_map(|device| &device.identity).collect();
-    let is_free = |(name, device): &(&DeviceName, &Device)| {
+    let identities: BTreeSet<_> = of_allocated.flat_map(|device| &device.identity).collect();
+    let free = devices.iter().filter(|(name, device)| {
         !allocated.iter().any(|(allocated, _)| allocated == name)
             && !device.consumes.iter().any(|set| sets.contains(&set.name))
             && !device
                 .identity
                 .iter()
                 .any(|identity| identities.contains(identity))
-    };
-    devices
-        .iter()
-        .filter(is_free)
-        .map(|(name, device)| (name.clone(), device.clone()))
+    });
+    free.map(|(name, device)| (name.clone(), device.clone()))
         .collect()
 }
 

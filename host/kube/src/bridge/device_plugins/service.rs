@@ -166,9 +166,10 @@ impl DevicePluginService {
                     convert::container(allocate.run().await?)
                 }
                 None => {
-                    let is_listed =
-                        |id: &String| offer.devices.iter().any(|device| device.id == *id);
-                    if let Some(unknown) = ids.iter().find(|id| !is_listed(id)) {
+                    let unknown = ids
+                        .iter()
+                        .find(|id| offer.devices.iter().all(|device| device.id != **id));
+                    if let Some(unknown) = unknown {
                         let message = format!(
                             "{} is no device of {}",
                             convert::shown(unknown),
