@@ -314,7 +314,6 @@ fn says_more(stored: Stored<'_>, record: &impl Serialize, steps: &[(u8, RecordSt
 
 /// Returns a new record with the unknown fields of the stored one.
 pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<String, String> {
-    let words = |error: serde_json::Error| error.to_string();
     let stored = json_of(before, UPGRADES.records)?;
     let known = match table {
         Table::Claims => as_known::<ClaimRecord>(&stored),
@@ -332,6 +331,10 @@ pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<
     let mut new = json_of(Stored::of_this_release(new), &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
     value_of(&new).map_err(words)
+}
+
+fn words(error: serde_json::Error) -> String {
+    error.to_string()
 }
 
 /// Returns a record as this release writes it after reading it.
@@ -405,12 +408,11 @@ pub(super) fn load_meta(database: &Database) -> Result<Meta, LoadError> {
             names.join(", ")
         )));
     }
-    let text = |key| database.meta(key);
     let (written_by, created) = (
-        text(META_WRITTEN_BY)?.unwrap_or_default(),
-        text(META_CREATED)?.unwrap_or_default(),
+        database.meta(META_WRITTEN_BY)?.unwrap_or_default(),
+        database.meta(META_CREATED)?.unwrap_or_default(),
     );
-    let format = text(META_FORMAT)?.unwrap_or_default();
+    let format = database.meta(META_FORMAT)?.unwrap_or_default();
     let Ok(format) = format.parse::<u32>() else {
         return Err(LoadError::Foreign(format!(
             "its format version is {format:?}"
@@ -426,7 +428,7 @@ pub(super) fn load_meta(database: &Database) -> Result<Meta, LoadError> {
         format,
         written_by,
         created,
-        is_recovered: text(META_RECOVERED)?.is_some(),
+        is_recovered: database.meta(META_RECOVERED)?.is_some(),
     })
 }
 

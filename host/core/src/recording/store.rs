@@ -169,14 +169,13 @@ impl Recordings {
             .queue
             .send(Command::Read { switch, recorded })
             .map_err(|_| RecordingsError::Ended)?;
-        let failed = |source| RecordingsError::Io {
-            action: "read the recording of",
-            path: driver.into(),
-            source,
-        };
         read.await
             .map_err(|_| RecordingsError::Ended)?
-            .map_err(failed)
+            .map_err(|source| RecordingsError::Io {
+                action: "read the recording of",
+                path: driver.into(),
+                source,
+            })
     }
 
     fn shared(&self) -> Result<&Arc<Shared>, RecordingsError> {
@@ -347,8 +346,9 @@ impl Writer {
 
     fn ring(&mut self, driver: &str) -> &mut Ring {
         let (directory, bytes_max) = (&self.directory, self.bytes_max);
-        let ring = || Ring::new(directory.join(directory_name(driver)), bytes_max);
-        self.rings.entry(driver.to_owned()).or_insert_with(ring)
+        self.rings
+            .entry(driver.to_owned())
+            .or_insert_with(|| Ring::new(directory.join(directory_name(driver)), bytes_max))
     }
 }
 
@@ -359,9 +359,12 @@ fn directory_name(driver: &str) -> String {
 
 /// Whether a name is one path segment, once its slash is replaced.
 fn check_name(driver: &str) -> Result<(), RecordingsError> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     let name = directory_name(driver);
-    if name.starts_with(|first: char| first.is_ascii_alphanumeric()) && name.bytes().all(is_plain) {
+    if name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'))
+    {
         return Ok(());
     }
     Err(RecordingsError::Name(driver.to_owned()))

@@ -114,13 +114,12 @@ impl Retries {
     }
 
     pub fn claim_view(&self, record: Arc<ClaimRecord>) -> ClaimView {
-        let leaving = |driver: &DriverName| record.is_part_leaving(driver);
         let open = record
             .drivers
             .iter()
             .filter(|(driver, part)| match record.state {
-                ClaimState::Prepared => leaving(driver),
-                ClaimState::Preparing => leaving(driver) || part.current().is_none(),
+                ClaimState::Prepared => record.is_part_leaving(driver),
+                ClaimState::Preparing => record.is_part_leaving(driver) || part.current().is_none(),
                 ClaimState::Unpreparing => true,
             });
         let retries = open
@@ -157,12 +156,13 @@ impl Retries {
                     .unwrap_or(now),
             ),
             Ok(revision) => {
-                let request = || record.driver_claim(driver);
-                match self
-                    .prepares
-                    .lock()
-                    .verdict(uid, driver, &revision, request, now)
-                {
+                match self.prepares.lock().verdict(
+                    uid,
+                    driver,
+                    &revision,
+                    || record.driver_claim(driver),
+                    now,
+                ) {
                     Verdict::Call => Retry::Now,
                     Verdict::Later { at, .. } => Retry::at(at),
                     Verdict::Never(_) => Retry::WhenChanged,
@@ -213,16 +213,21 @@ impl Retries {
     ) -> PrepareStep {
         let retries = self.prepares.lock();
         let now = Instant::now();
-        let verdict = |name: DriverName| {
+        let verdicts = drivers.into_iter().map(|name| {
             let Ok(driver) = self.registry.serving(&name) else {
                 return (name, Verdict::Call);
             };
             let revision = DriverRevision::of(&driver);
-            let request = || record.driver_claim(&name);
-            let verdict = retries.verdict(&record.id.uid, &name, &revision, request, now);
+            let verdict = retries.verdict(
+                &record.id.uid,
+                &name,
+                &revision,
+                || record.driver_claim(&name),
+                now,
+            );
             (name, verdict)
-        };
-        let verdicts: Vec<_> = drivers.into_iter().map(verdict).collect();
+        });
+        let verdicts: Vec<_> = verdicts.collect();
         prepare_retry::admission(record, verdicts, now)
     }
 
@@ -278,16 +283,11 @@ impl Retries {
 
     /// Those drivers of the parts to unprepare that serve now.
     pub(super) fn serving_of(&self, record: &ClaimRecord) -> Serving {
-        let revision = |name: &DriverName| {
-            Some((
-                name.clone(),
-                DriverRevision::of(&self.registry.serving(name).ok()?),
-            ))
-        };
-        record
-            .leaving()
-            .filter_map(|(driver, _)| revision(driver))
-            .collect()
+        let serving = record.leaving().filter_map(|(driver, _)| {
+            let serving = self.registry.serving(driver).ok()?;
+            Some((driver.clone(), DriverRevision::of(&serving)))
+        });
+        serving.collect()
     }
 
     /// When an unprepare is retried. None: when a driver of the claim serves.
