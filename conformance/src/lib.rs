@@ -23,7 +23,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub use list::{Case, CaseError, Level, cases};
-pub use report::{Outcome, Report, Verdict};
+pub use report::{CaseResult, Outcome, Report};
 
 use test_node::TestNode;
 
@@ -174,7 +174,7 @@ impl Options {
 ///
 /// The list of cases and their code do not agree, `only` names no case, or this machine has no room for a driver: a directory or a socket
 /// cannot be made. What the driver does wrong is in the report.
-pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Result<Report> {
+pub async fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Result<Report> {
     let list = cases().context("the list of cases")?;
     let code = cases::all();
     list::check(&list, code.iter().map(|(id, _)| *id))?;
@@ -219,7 +219,7 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
                 (outcome, messages)
             }
         };
-        let verdict = Verdict {
+        let verdict = CaseResult {
             case: case.clone(),
             outcome,
             took: began.elapsed(),

@@ -176,7 +176,7 @@ pub(crate) fn check_circles(workspace: &Workspace) -> Result<()> {
     let mut found = Vec::new();
     for root in tracked_files(workspace)? {
         if circles::is_root(&root) && read_if_there(workspace, &root)?.is_some() {
-            found.extend(circles::circles(&root, |path| {
+            found.extend(circles::circles(&root, &|path| {
                 read_if_there(workspace, path)
             })?);
         }

@@ -9,28 +9,28 @@ use nodedock_proto::kubelet::registration as reg;
 use tokio_stream::wrappers::BroadcastStream;
 use tonic::{Request, Response, Status};
 
-use crate::script::{Answer, Choice};
-use crate::{Event, Shared};
+use crate::script::{Choice, ScriptedOutcome};
+use crate::{Event, PluginState};
 
 #[derive(Clone)]
-pub(crate) struct DevicePlugin(pub(crate) Arc<Shared>);
+pub(crate) struct DevicePlugin(pub(crate) Arc<PluginState>);
 
 impl DevicePlugin {
     /// Returns the container of a response; `None` for a response without a container.
     async fn carry_out(
         &self,
-        mut answer: Answer,
+        mut answer: ScriptedOutcome,
     ) -> Result<Option<Box<api::ContainerAllocateResponse>>, Status> {
-        while let Answer::After(when, then) = answer {
+        while let ScriptedOutcome::After(when, then) = answer {
             when.notified().await;
             answer = *then;
         }
         match answer {
-            Answer::Container(response) => Ok(Some(response)),
-            Answer::NoResponse => Ok(None),
-            Answer::Status(code, text) => Err(Status::new(code, text)),
-            Answer::Hang | Answer::After(..) => std::future::pending().await,
-            Answer::Die => {
+            ScriptedOutcome::Container(response) => Ok(Some(response)),
+            ScriptedOutcome::NoResponse => Ok(None),
+            ScriptedOutcome::Status(code, text) => Err(Status::new(code, text)),
+            ScriptedOutcome::Hang | ScriptedOutcome::After(..) => std::future::pending().await,
+            ScriptedOutcome::Die => {
                 self.0.died.cancel();
                 std::future::pending().await
             }
@@ -141,7 +141,7 @@ fn header<T>(request: &Request<T>, name: &str) -> Option<String> {
 }
 
 /// The service on a registration socket.
-pub(crate) struct Registration(pub(crate) Arc<Shared>);
+pub(crate) struct Registration(pub(crate) Arc<PluginState>);
 
 #[tonic::async_trait]
 impl reg::registration_server::Registration for Registration {

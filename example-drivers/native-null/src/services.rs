@@ -9,10 +9,10 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
 
-use crate::script::{Answer, Claim, Device, DeviceHealth, HealthState, Operation};
-use crate::{Event, Shared};
+use crate::script::{Claim, Device, DeviceHealth, HealthState, Operation, ScriptedOutcome};
+use crate::{Event, PluginState};
 
-pub(crate) struct Registration(pub(crate) Arc<Shared>);
+pub(crate) struct Registration(pub(crate) Arc<PluginState>);
 
 #[tonic::async_trait]
 impl reg::registration_server::Registration for Registration {
@@ -55,7 +55,7 @@ impl reg::registration_server::Registration for Registration {
 }
 
 #[derive(Clone)]
-pub(crate) struct Dra(pub(crate) Arc<Shared>);
+pub(crate) struct Dra(pub(crate) Arc<PluginState>);
 
 /// Creates the entries of the response, in the order of the claims. A claim may have two entries, or none.
 type Entries = Vec<(String, Result<Vec<Device>, String>)>;
@@ -86,29 +86,29 @@ impl Dra {
 
     async fn carry_out(
         &self,
-        mut answer: Answer,
+        mut answer: ScriptedOutcome,
         uid: String,
         entries: &mut Entries,
     ) -> Result<(), Status> {
-        while let Answer::After(when, then) = answer {
+        while let ScriptedOutcome::After(when, then) = answer {
             when.notified().await;
             answer = *then;
         }
         match answer {
-            Answer::Devices(devices) => entries.push((uid, Ok(devices))),
-            Answer::Error(text) => entries.push((uid, Err(text))),
-            Answer::Skip => {}
-            Answer::Twice(devices) => {
+            ScriptedOutcome::Devices(devices) => entries.push((uid, Ok(devices))),
+            ScriptedOutcome::Error(text) => entries.push((uid, Err(text))),
+            ScriptedOutcome::Skip => {}
+            ScriptedOutcome::Twice(devices) => {
                 entries.extend([(uid.clone(), Ok(devices.clone())), (uid, Ok(devices))])
             }
-            Answer::Stranger(stranger, devices) => {
+            ScriptedOutcome::Stranger(stranger, devices) => {
                 entries.extend([(stranger, Ok(devices.clone())), (uid, Ok(devices))]);
             }
-            Answer::Instead(stranger, devices) => entries.push((stranger, Ok(devices))),
-            Answer::Huge(bytes) => entries.push((uid, Err("x".repeat(bytes)))),
-            Answer::Status(code, text) => return Err(Status::new(code, text)),
-            Answer::Hang | Answer::After(..) => std::future::pending().await,
-            Answer::Die => {
+            ScriptedOutcome::Instead(stranger, devices) => entries.push((stranger, Ok(devices))),
+            ScriptedOutcome::Huge(bytes) => entries.push((uid, Err("x".repeat(bytes)))),
+            ScriptedOutcome::Status(code, text) => return Err(Status::new(code, text)),
+            ScriptedOutcome::Hang | ScriptedOutcome::After(..) => std::future::pending().await,
+            ScriptedOutcome::Die => {
                 self.0.died.cancel();
                 std::future::pending().await
             }
@@ -208,7 +208,7 @@ dra_version!(v1beta1, "v1beta1", |device| Device {
 });
 
 #[derive(Clone)]
-pub(crate) struct Health(pub(crate) Arc<Shared>);
+pub(crate) struct Health(pub(crate) Arc<PluginState>);
 
 macro_rules! health_version {
     ($version:ident, $name:literal) => {

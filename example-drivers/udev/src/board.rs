@@ -165,10 +165,11 @@ fn hardware_directory(entry: &str, kind: Kind) -> String {
         .filter(|segment| !is_hid(segment))
         .collect();
     // Since Linux 6.5 a serial port is below its controller and port: `00:04/00:04:0/00:04:0.0`.
-    if let [.., hardware, controller, port] = segments[..] {
-        if is_below(controller, hardware, ':') && is_below(port, controller, '.') {
-            segments.truncate(segments.len() - 2);
-        }
+    if let [.., hardware, controller, port] = segments[..]
+        && is_below(controller, hardware, ':')
+        && is_below(port, controller, '.')
+    {
+        segments.truncate(segments.len() - 2);
     }
     segments.join("/")
 }

@@ -22,7 +22,7 @@ fn clean(bytes: &[u8]) -> Option<String> {
         .trim()
         .chars()
         .map(|c| {
-            if (c.is_alphanumeric() || c.is_ascii_graphic() || c == ' ') {
+            if c.is_alphanumeric() || c.is_ascii_graphic() || c == ' ' {
                 c
             } else {
                 '_'

@@ -14,7 +14,7 @@ mod hints_tests;
 
 use std::collections::BTreeMap;
 
-use nodedock_model::{ContainerKind, ExtendedResource, PodContainer, PodRequest};
+use nodedock_model::{ContainerKind, ExtendedResource, PodRequest};
 
 pub use affinity::{closest, parse_nodes};
 pub use choose::{Open, Question, Step, Stock, check_count, choose, too_few, unregistered};

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::options::{Check, Options};
 use crate::resources;
 use crate::route::{self, Route};
-use crate::state::{Draft, FIRST_REVISION, Shared, Snapshot, Turn, key};
+use crate::state::{Draft, FIRST_REVISION, ObjectStore, Snapshot, Turn, key};
 use crate::status::Refusal;
 use crate::storage::{Loaded, Storage, StorageError};
 use crate::writes::{garbage, now};
@@ -35,7 +35,7 @@ pub enum OpenError {
 /// An API server. Clones are the same server.
 #[derive(Clone)]
 pub struct Server {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ObjectStore>,
     /// Instead of that of the options.
     pub(crate) check: Option<Check>,
 }
@@ -115,7 +115,7 @@ impl Server {
     ) -> Result<Self, OpenError> {
         let controllers = options.controllers;
         let server = Self {
-            shared: Arc::new(Shared::new(options, storage, load(loaded)?)),
+            shared: Arc::new(ObjectStore::new(options, storage, load(loaded)?)),
             check: None,
         };
         if controllers {

@@ -266,7 +266,7 @@ fn metadata(object: &Value, name: &str) -> String {
 
 /// What is published to readers and watches.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct WatchCache {
     pub(crate) now: Snapshot,
     pub(crate) history: VecDeque<Arc<Entry>>,
     history_bytes: usize,
@@ -289,13 +289,13 @@ pub(crate) struct News {
     /// Of the resource of the watch, in the order of their versions.
     pub(crate) changes: Vec<Arc<Entry>>,
     pub(crate) revision: u64,
-    /// As [`State::trimmed`].
+    /// As [`WatchCache::trimmed`].
     pub(crate) trimmed: u64,
     pub(crate) watch_epoch: u64,
     pub(crate) bookmarks: u64,
 }
 
-impl State {
+impl WatchCache {
     /// What happened to the objects of a resource after the resource version `sent`.
     pub(crate) fn since(&self, sent: u64, plural: &str) -> News {
         let first = self
@@ -330,8 +330,8 @@ impl State {
 }
 
 /// The state with its storage, a turn for writers, and a signal after each change.
-pub(crate) struct Shared {
-    state: Mutex<State>,
+pub(crate) struct ObjectStore {
+    state: Mutex<WatchCache>,
     tick: watch::Sender<()>,
     /// Whether a write is under way.
     writing: watch::Sender<bool>,
@@ -339,7 +339,7 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for ObjectStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared")
             .field("state", &self.state)
@@ -347,10 +347,10 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-impl Shared {
+impl ObjectStore {
     pub(crate) fn new(options: Options, storage: Arc<dyn Storage>, now: Snapshot) -> Self {
         let revision = now.revision;
-        let state = State {
+        let state = WatchCache {
             now,
             history: VecDeque::new(),
             history_bytes: 0,
@@ -370,13 +370,13 @@ impl Shared {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, WatchCache> {
         self.state
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut WatchCache) -> T) -> T {
         let done = change(&mut self.lock());
         self.tick.send_replace(());
         done
@@ -412,7 +412,7 @@ impl Shared {
 
 /// The right to write, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn(Arc<Shared>);
+pub(crate) struct Turn(Arc<ObjectStore>);
 
 impl Drop for Turn {
     fn drop(&mut self) {

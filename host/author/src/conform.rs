@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use nodedock_base::file;
-use nodedock_conformance::{Options, Outcome, PLACEHOLDERS, Program, Running, Target, Verdict};
+use nodedock_conformance::{CaseResult, Options, Outcome, PLACEHOLDERS, Program, Running, Target};
 use nodedock_model::limit;
 use serde_json::Value;
 
@@ -286,7 +286,7 @@ fn node_program() -> Result<String> {
 }
 
 /// A line for a case, and what was exchanged if it failed.
-fn shown(verdict: &Verdict) -> String {
+fn shown(verdict: &CaseResult) -> String {
     let id = &verdict.case.id;
     let seconds = verdict.took.as_secs_f64();
     match &verdict.outcome {

@@ -13,7 +13,7 @@ use nodedock_command::output::{Format, join, print};
 use nodedock_command::{CommandError, describe};
 use nodedock_model::grant::{self, Grant, LimitKey, LimitValues};
 use nodedock_model::limit;
-use nodedock_wasm::trust::{Policy, Verdict};
+use nodedock_wasm::trust::{Policy, TrustDecision};
 use nodedock_wasm::{DriverInfo, Inspection};
 use nodedockd::config::ConfigFile;
 use nodedockd::convert;
@@ -151,7 +151,7 @@ pub(super) async fn run(args: InspectArgs) -> Result<()> {
     CommandError::unless_done(!refused)
 }
 
-fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<Verdict> {
+fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<TrustDecision> {
     let mut beside = file.as_os_str().to_owned();
     beside.push(".sig");
     let beside = PathBuf::from(beside);
@@ -169,7 +169,7 @@ fn inspected(
     found: &Inspection,
     grant: &Grant,
     grant_path: Option<PathBuf>,
-    verdict: Option<Verdict>,
+    verdict: Option<TrustDecision>,
 ) -> Inspected {
     let driver = found.driver.as_ref().ok();
     let info = driver.map(|driver| driver.info());
@@ -195,7 +195,7 @@ fn inspected(
         grant: grant_path.map(|path| path.display().to_string()),
         missing_grants,
         limits: driver.map(|driver| limits(&driver.info().limits, &grant.limits)),
-        distrusted: verdict.as_ref().is_some_and(Verdict::refuses),
+        distrusted: verdict.as_ref().is_some_and(TrustDecision::refuses),
         trust: verdict
             .as_ref()
             .map(|verdict| convert::trust(&verdict.view())),

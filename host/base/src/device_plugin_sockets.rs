@@ -3,7 +3,6 @@
 //! Emits all sockets of the directory whenever one is created, removed or replaced. Never connects to a socket and never deletes one.
 
 use std::collections::BTreeMap;
-use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};

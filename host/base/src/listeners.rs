@@ -36,10 +36,10 @@ pub struct Listeners(Arc<Inner>);
 
 struct Inner {
     store: FdStore,
-    state: Mutex<State>,
+    state: Mutex<KeptListeners>,
 }
 
-struct State {
+struct KeptListeners {
     start: String,
     kept: BTreeMap<PathBuf, Kept>,
     /// Another instance has them: their files are not this one's to remove.
@@ -79,7 +79,7 @@ impl Default for Listeners {
 
 impl Listeners {
     fn new(store: FdStore, start: String) -> Self {
-        let state = State {
+        let state = KeptListeners {
             start,
             kept: BTreeMap::new(),
             given: false,

@@ -210,7 +210,7 @@ fn watcher(
     lost: Arc<AtomicBool>,
 ) -> notify::Result<RecommendedWatcher> {
     RecommendedWatcher::new(
-        move |event| {
+        move |event: notify::Result<notify::Event>| {
             // What an error hides is found by a list, which an event without a path triggers.
             let event = event.unwrap_or_else(|error| {
                 if !lost.swap(true, Ordering::Relaxed) {

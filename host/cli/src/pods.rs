@@ -20,7 +20,7 @@ use nodedock_model::{
 };
 use nodedockd::convert;
 
-use answer::{Answer, finish};
+use answer::{PodOutput, finish};
 
 /// Name of the container of a composed pod, and of its claim in the pod.
 const CONTAINER: &str = "main";
@@ -113,7 +113,7 @@ pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()
             .await?
             .into_inner();
         let failed = start_containers(&mut client, &answer).await?;
-        answers.push(Answer::prepared(answer, failed));
+        answers.push(PodOutput::prepared(answer, failed));
     }
     finish(&answers, args.output)
 }
@@ -131,7 +131,7 @@ pub(super) async fn unprepare(location: &Location, args: UnprepareArgs) -> Resul
         .unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) })
         .await?
         .into_inner();
-    finish(&[Answer::unprepared(answer)], args.output)
+    finish(&[PodOutput::unprepared(answer)], args.output)
 }
 
 /// Does what a runtime does before it starts a container, for each container of a prepared pod, and returns the errors.

@@ -92,18 +92,18 @@ pub struct AdapterParts {
 
 /// Handle to the adapters. Clones share the state.
 #[derive(Clone)]
-pub struct Adapters(Arc<Shared>);
+pub struct Adapters(Arc<AdapterStore>);
 
-struct Shared {
+struct AdapterStore {
     parts: Arc<AdapterParts>,
-    state: Mutex<State>,
+    state: Mutex<AdapterTable>,
     /// The records as the checkpoint has them, written by one at a time.
     stored: tokio::sync::Mutex<StoredRecords<ExtendedResource, AdapterRecord>>,
     changes: Signal,
 }
 
 #[derive(Default)]
-struct State {
+struct AdapterTable {
     adapted: BTreeMap<ExtendedResource, Adapted>,
     generations: u64,
 }
@@ -141,12 +141,12 @@ impl Adapters {
         for (resource, adapted) in &mut adapted {
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
-        let mut state = State {
+        let mut state = AdapterTable {
             adapted,
             generations: 0,
         };
         state.begin();
-        let adapters = Self(Arc::new(Shared {
+        let adapters = Self(Arc::new(AdapterStore {
             parts: Arc::new(parts),
             state: Mutex::new(state),
             stored: tokio::sync::Mutex::new(stored),
@@ -180,7 +180,7 @@ impl Adapters {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AdapterTable> {
         self.0.state.lock()
     }
 
@@ -569,7 +569,7 @@ impl Adapters {
     }
 }
 
-impl State {
+impl AdapterTable {
     fn records(&self) -> BTreeMap<ExtendedResource, AdapterRecord> {
         self.adapted
             .iter()

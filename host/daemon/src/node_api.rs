@@ -96,7 +96,7 @@ fn caller<T>(request: &Request<T>) -> Caller {
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 fn stopping() -> Problem {
     Problem::unavailable(ProblemCode::HandingOver, "the daemon stops")
@@ -111,7 +111,10 @@ fn refuse(problem: Problem) -> Status {
 
 #[tonic::async_trait]
 impl Node for NodeApi {
-    async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Answer<PreparePodResponse> {
+    async fn prepare_pod(
+        &self,
+        request: Request<PreparePodRequest>,
+    ) -> RpcResult<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
         let inline: Vec<_> = inline
@@ -161,7 +164,7 @@ impl Node for NodeApi {
     async fn unprepare_pod(
         &self,
         request: Request<UnpreparePodRequest>,
-    ) -> Answer<UnpreparePodResponse> {
+    ) -> RpcResult<UnpreparePodResponse> {
         let request_id = begin("UnpreparePod", &request);
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
@@ -180,7 +183,7 @@ impl Node for NodeApi {
     async fn release_claim(
         &self,
         request: Request<ReleaseClaimRequest>,
-    ) -> Answer<ReleaseClaimResponse> {
+    ) -> RpcResult<ReleaseClaimResponse> {
         let request_id = begin("ReleaseClaim", &request);
         let release = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
         let release = release.map_err(refuse)?;
@@ -200,7 +203,7 @@ impl Node for NodeApi {
     async fn get_pod_devices(
         &self,
         request: Request<GetPodDevicesRequest>,
-    ) -> Answer<PreparePodResponse> {
+    ) -> RpcResult<PreparePodResponse> {
         begin("GetPodDevices", &request);
         let pod = request.into_inner().pod.unwrap_or_default();
         let view = self.manager.pods.get(&pod.uid).ok_or_else(|| {
@@ -221,7 +224,7 @@ impl Node for NodeApi {
     async fn pod_might_need_unprepare(
         &self,
         request: Request<PodMightNeedUnprepareRequest>,
-    ) -> Answer<PodMightNeedUnprepareResponse> {
+    ) -> RpcResult<PodMightNeedUnprepareResponse> {
         begin("PodMightNeedUnprepare", &request);
         let might = self
             .manager
@@ -233,7 +236,7 @@ impl Node for NodeApi {
     async fn start_container(
         &self,
         request: Request<StartContainerRequest>,
-    ) -> Answer<ContainerDevices> {
+    ) -> RpcResult<ContainerDevices> {
         let request_id = begin("StartContainer", &request);
         let request = request.into_inner();
         let (pod, container) = convert::start_request(request).map_err(refuse)?;
@@ -249,7 +252,7 @@ impl Node for NodeApi {
     async fn get_capacity(
         &self,
         request: Request<GetCapacityRequest>,
-    ) -> Answer<GetCapacityResponse> {
+    ) -> RpcResult<GetCapacityResponse> {
         begin("GetCapacity", &request);
         let manager = &self.manager;
         let mut answer = convert::capacity(
@@ -276,7 +279,7 @@ impl Node for NodeApi {
     async fn get_topology_hints(
         &self,
         request: Request<GetTopologyHintsRequest>,
-    ) -> Answer<GetTopologyHintsResponse> {
+    ) -> RpcResult<GetTopologyHintsResponse> {
         begin("GetTopologyHints", &request);
         let pod = convert::resources_request(request.get_ref()).map_err(refuse)?;
         let scope = convert::hint_scope(&request.get_ref().scope).map_err(refuse)?;
@@ -288,7 +291,7 @@ impl Node for NodeApi {
     async fn cover_allocated(
         &self,
         request: Request<CoverAllocatedRequest>,
-    ) -> Answer<CoverAllocatedResponse> {
+    ) -> RpcResult<CoverAllocatedResponse> {
         begin("CoverAllocated", &request);
         let request = request.into_inner();
         let (pod, mut allocatable) = convert::cover_request(&request).map_err(refuse)?;
@@ -299,7 +302,7 @@ impl Node for NodeApi {
     async fn list_drivers(
         &self,
         request: Request<ListDriversRequest>,
-    ) -> Answer<ListDriversResponse> {
+    ) -> RpcResult<ListDriversResponse> {
         begin("ListDrivers", &request);
         let name = &request.get_ref().name;
         let drivers = self.registry.list().into_iter().filter(|view| {
@@ -317,7 +320,7 @@ impl Node for NodeApi {
     async fn list_devices(
         &self,
         request: Request<ListDevicesRequest>,
-    ) -> Answer<ListDevicesResponse> {
+    ) -> RpcResult<ListDevicesResponse> {
         begin("ListDevices", &request);
         let wanted = &request.get_ref().driver;
         Ok(Response::new(ListDevicesResponse {
@@ -325,7 +328,10 @@ impl Node for NodeApi {
         }))
     }
 
-    async fn list_claims(&self, request: Request<ListClaimsRequest>) -> Answer<ListClaimsResponse> {
+    async fn list_claims(
+        &self,
+        request: Request<ListClaimsRequest>,
+    ) -> RpcResult<ListClaimsResponse> {
         begin("ListClaims", &request);
         let request = request.get_ref();
         let (pools, boot_id, with_timeline) = (
@@ -380,7 +386,7 @@ impl Node for NodeApi {
         Ok(Response::new(answer))
     }
 
-    async fn list_pods(&self, request: Request<ListPodsRequest>) -> Answer<ListPodsResponse> {
+    async fn list_pods(&self, request: Request<ListPodsRequest>) -> RpcResult<ListPodsResponse> {
         begin("ListPods", &request);
         let pods = self
             .manager
@@ -392,7 +398,7 @@ impl Node for NodeApi {
         Ok(Response::new(ListPodsResponse { pods }))
     }
 
-    async fn get_node(&self, request: Request<GetNodeRequest>) -> Answer<NodeStatus> {
+    async fn get_node(&self, request: Request<GetNodeRequest>) -> RpcResult<NodeStatus> {
         begin("GetNode", &request);
         let mut claims = BTreeMap::new();
         for claim in self.manager.records.claims() {
@@ -432,7 +438,7 @@ impl Node for NodeApi {
     async fn reload_driver(
         &self,
         request: Request<ReloadDriverRequest>,
-    ) -> Answer<ReloadDriverResponse> {
+    ) -> RpcResult<ReloadDriverResponse> {
         begin("ReloadDriver", &request);
         let view = self
             .registry
@@ -447,7 +453,7 @@ impl Node for NodeApi {
     async fn resume_driver(
         &self,
         request: Request<ResumeDriverRequest>,
-    ) -> Answer<ResumeDriverResponse> {
+    ) -> RpcResult<ResumeDriverResponse> {
         begin("ResumeDriver", &request);
         let view = self
             .registry
@@ -461,7 +467,7 @@ impl Node for NodeApi {
     async fn assign_driver(
         &self,
         request: Request<AssignDriverRequest>,
-    ) -> Answer<AssignDriverResponse> {
+    ) -> RpcResult<AssignDriverResponse> {
         begin("AssignDriver", &request);
         let by = caller(&request);
         let AssignDriverRequest { name, source } = request.into_inner();
@@ -481,7 +487,7 @@ impl Node for NodeApi {
     async fn list_adapters(
         &self,
         request: Request<ListAdaptersRequest>,
-    ) -> Answer<ListAdaptersResponse> {
+    ) -> RpcResult<ListAdaptersResponse> {
         begin("ListAdapters", &request);
         let views = self
             .manager
@@ -496,7 +502,7 @@ impl Node for NodeApi {
     async fn switch_adapter(
         &self,
         request: Request<SwitchAdapterRequest>,
-    ) -> Answer<SwitchAdapterResponse> {
+    ) -> RpcResult<SwitchAdapterResponse> {
         begin("SwitchAdapter", &request);
         let SwitchAdapterRequest { driver, enabled } = request.into_inner();
         let adapters = self.manager.adapters.as_ref().ok_or_else(|| {
@@ -519,7 +525,7 @@ impl Node for NodeApi {
     async fn record_driver(
         &self,
         request: Request<RecordDriverRequest>,
-    ) -> Answer<Self::RecordDriverStream> {
+    ) -> RpcResult<Self::RecordDriverStream> {
         begin("RecordDriver", &request);
         Ok(Response::new(
             self.recorded.record(request.into_inner()).await?,
@@ -528,7 +534,7 @@ impl Node for NodeApi {
 
     type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
 
-    async fn watch(&self, request: Request<WatchRequest>) -> Answer<Self::WatchStream> {
+    async fn watch(&self, request: Request<WatchRequest>) -> RpcResult<Self::WatchStream> {
         begin("Watch", &request);
         let events = BroadcastStream::new(self.changes.listen()).map(|event| match event {
             Ok(changed) => Ok(v1::WatchEvent {

@@ -236,7 +236,7 @@ pub(crate) fn is_value(text: &str) -> bool {
 
 /// Returns a value without the beginning that says what it is, and without quotes, braces and the zero byte after some texts.
 fn core(value: &str) -> &str {
-    let value = value.trim_matches(|character| {
+    let value = value.trim_matches(|character: char| {
         character.is_control() || character.is_whitespace() || matches!(character, '"' | '{' | '}')
     });
     PREFIXES
@@ -248,10 +248,9 @@ fn core(value: &str) -> &str {
 /// Returns the content of a file as text; `None` if it has bytes that a text does not have.
 pub(crate) fn text(content: &[u8]) -> Option<&str> {
     let text = str::from_utf8(content).ok()?;
-    (!text
-        .trim_end_matches('\0')
-        .contains(|character| character.is_control() && !matches!(character, '\n' | '\r' | '\t'))
-        && !text.starts_with('\0'))
+    (!text.trim_end_matches('\0').contains(|character: char| {
+        character.is_control() && !matches!(character, '\n' | '\r' | '\t')
+    }) && !text.starts_with('\0'))
     .then_some(text)
 }
 

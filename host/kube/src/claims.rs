@@ -45,9 +45,9 @@ const KNOWN_CLAIMS_MAX: usize = 256;
 
 /// Handle to the claims of the API server.
 #[derive(Clone)]
-pub struct ApiClaims(Arc<Shared>);
+pub struct ApiClaims(Arc<ClaimReflector>);
 
-struct Shared {
+struct ClaimReflector {
     client: KubeClient,
     pools: NodePools,
     tasks: Tasks,
@@ -137,7 +137,7 @@ impl ApiClaims {
     /// Sets a condition of the node while the API server is unreachable.
     pub fn new(client: KubeClient, pools: NodePools, conditions: Conditions, tasks: Tasks) -> Self {
         client.report_reachability(conditions, &tasks);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClaimReflector {
             client,
             pools,
             tasks: tasks.clone(),
@@ -298,7 +298,7 @@ impl ClaimSource for ApiClaims {
     }
 }
 
-impl Shared {
+impl ClaimReflector {
     fn cache(&self) -> MutexGuard<'_, ClaimCache> {
         self.cache.lock()
     }
@@ -367,7 +367,7 @@ impl Shared {
 
 /// Brings what a watch of one claim reports into the cache, which owns the watch.
 async fn follow(
-    shared: Arc<Shared>,
+    shared: Arc<ClaimReflector>,
     key: Key,
     events: impl Stream<Item = Result<Event<DynamicObject>, ApiError>>,
     live: Arc<AtomicBool>,
@@ -400,7 +400,7 @@ async fn follow(
 }
 
 /// Watches claims that are held for a while, and forgets those that are not held.
-async fn age(shared: Arc<Shared>) {
+async fn age(shared: Arc<ClaimReflector>) {
     loop {
         tokio::time::sleep(CLAIM_FOLLOW_AFTER / 4).await;
         shared.cache().forget_idle(Instant::now());

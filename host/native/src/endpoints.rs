@@ -91,9 +91,9 @@ impl PluginSink for Arc<Devices> {
 
 /// Handle to the endpoints. Clones share the state.
 #[derive(Clone)]
-pub struct Endpoints<S: PluginSink>(Arc<Shared<S>>);
+pub struct Endpoints<S: PluginSink>(Arc<EndpointsState<S>>);
 
-struct Shared<S> {
+struct EndpointsState<S> {
     sink: S,
     tasks: Tasks,
     steps: PluginTimes,
@@ -122,7 +122,7 @@ struct Registration {
 impl<S: PluginSink> Endpoints<S> {
     pub fn new(sink: S, steps: PluginTimes, recordings: Recordings, tasks: Tasks) -> Self {
         let at_once = Semaphore::new(REGISTRATIONS_AT_ONCE);
-        Self(Arc::new(Shared {
+        Self(Arc::new(EndpointsState {
             sink,
             tasks,
             steps,
@@ -236,7 +236,7 @@ fn withdraw(slots: &mut BTreeMap<ExtendedResource, Slot>, socket: &str) {
     }
 }
 
-impl<S: PluginSink> Shared<S> {
+impl<S: PluginSink> EndpointsState<S> {
     async fn connect(
         &self,
         resource: &ExtendedResource,

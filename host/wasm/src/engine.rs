@@ -13,7 +13,7 @@ use wasmtime::{
 };
 
 use crate::bindings::nodedock::driver;
-use crate::host_functions::state::State;
+use crate::host_functions::state::CallState;
 use crate::host_functions::tapped::{HasTapped, Tapped};
 use crate::host_functions::wasi;
 use crate::limits::concurrency::CALLS_MAX;
@@ -39,7 +39,7 @@ const WARM_SLOTS: u32 = 16;
 /// What runs all drivers.
 pub(crate) struct Runtime {
     pub(crate) engine: Engine,
-    pub(crate) linker: Linker<State>,
+    pub(crate) linker: Linker<CallState>,
     pub(crate) clock: EpochClock,
     pub(crate) slow: SlowRuntime,
 }
@@ -120,7 +120,7 @@ fn config() -> Config {
     config
 }
 
-fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
+fn linker(engine: &Engine) -> wasmtime::Result<Linker<CallState>> {
     let mut linker = Linker::new(engine);
     driver::common::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
     driver::inventory::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;

@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::{
 use super::REQUESTS_MAX;
 use super::capacity::Amount;
 use super::inventory::Inventory;
-use super::verdicts::Column;
+use super::selector_results::Column;
 
 /// The API allows as many sub-requests in a request.
 const SUB_REQUESTS_MAX: usize = 8;
@@ -220,7 +220,7 @@ impl Slot<'_> {
                     self.selectors.len()
                 ));
             }
-            let column = inventory.verdicts.column(&cel.expression);
+            let column = inventory.selector_results.column(&cel.expression);
             self.selectors.push(SlotSelector {
                 expression: cel.expression.clone(),
                 of_class,

@@ -2,12 +2,11 @@
 
 use k8s_openapi::api::resource::v1::{DeviceTaint, DeviceToleration};
 
-use super::capacity::Capacity;
 use super::in_use::{DeviceUse, Usage};
 use super::inventory::{Inventory, Offered};
 use super::request::Slot;
+use super::selector_results::SelectorResult;
 use super::table::Table;
-use super::verdicts::Verdict;
 
 /// What a request can do with a device. Numbers are places in the lists of the request or of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -93,15 +92,15 @@ impl Checks<'_> {
 
     fn matching(&mut self, slot: &Slot<'_>, device: &Offered) -> Status {
         for (number, selector) in (0..).zip(&slot.selectors) {
-            let (verdict, steps) = selector.column.verdict(device.id, &device.facts);
+            let (result, steps) = selector.column.result(device.id, &device.facts);
             self.selector_steps = match self.selector_steps.checked_sub(steps) {
                 Some(left) => left,
                 None => return Status::SelectorSteps,
             };
-            match verdict {
-                Verdict::Matches => {}
-                Verdict::Differs => return Status::Selector(number),
-                Verdict::Failed => return Status::SelectorFailed(number),
+            match result {
+                SelectorResult::Matches => {}
+                SelectorResult::Differs => return Status::Selector(number),
+                SelectorResult::Failed => return Status::SelectorFailed(number),
             }
         }
         if device.on_node {

@@ -121,7 +121,7 @@ pub fn closest(available: &[&PluginDevice], must_include: &[String], size: usize
         tightest(&devices, must, size, nodes.len())
     };
     devices
-        .sort_by_key(|(bits, device)| (!must(device), !wanted.is_some_and(|set| *bits & set != 0)));
+        .sort_by_key(|(bits, device)| (!must(device), wanted.is_none_or(|set| *bits & set == 0)));
     devices
         .into_iter()
         .take(size)

@@ -1,7 +1,6 @@
 //! The end of events, which are deleted after a time without a request.
 
 use jiff::{SignedDuration, Timestamp};
-use serde_json::Value;
 
 use crate::resources::Resource;
 use crate::state::Draft;

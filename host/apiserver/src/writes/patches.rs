@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::convert::from_storage;
-use crate::merge::{self, ApplyError, Cause, Conflict, PatchError, Writer};
+use crate::merge::{self, ApplyError, Conflict, PatchError, Writer};
 use crate::resources::api_version;
 use crate::route::Route;
 use crate::state::Draft;

@@ -7,7 +7,7 @@ use globset::Glob;
 use semver::Version;
 use toml::Value;
 
-use super::{Check, Verdict, is_same};
+use super::{Check, CheckStatus, is_same};
 use nodedock_base::error::chain;
 
 /// Where runtimes look unless their config says otherwise.
@@ -27,7 +27,7 @@ pub(super) fn checks(root: &Path, cdi: &Path) -> Vec<Check> {
         Ok(others) => check(name, std::iter::once(main).chain(others), root, cdi, read),
         Err(error) => Some(Check::new(
             name,
-            Verdict::Unknown,
+            CheckStatus::Unknown,
             format!("{}: {error}", main.display()),
         )),
     };
@@ -116,7 +116,7 @@ fn check(
             Err(error) => {
                 return Some(Check::new(
                     name,
-                    Verdict::Unknown,
+                    CheckStatus::Unknown,
                     format!("{}: {error}", file.display()),
                 ));
             }
@@ -125,7 +125,7 @@ fn check(
             Ok(config) => Value::Table(config),
             Err(error) => {
                 let finding = format!("{} is not TOML: {}", file.display(), chain(&error));
-                return Some(Check::new(name, Verdict::Unknown, finding));
+                return Some(Check::new(name, CheckStatus::Unknown, finding));
             }
         };
         let here = read(&config);
@@ -143,7 +143,7 @@ fn judged(name: &'static str, files: &str, said: &Said, root: &Path, cdi: &Path)
     if said.enabled == Some(false) {
         return Check::new(
             name,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("CDI is off in {files}: set enable_cdi = true"),
         );
     }
@@ -163,17 +163,17 @@ fn judged(name: &'static str, files: &str, said: &Said, root: &Path, cdi: &Path)
     {
         true if said.depends && said.enabled.is_none() => Check::new(
             name,
-            Verdict::Warning,
+            CheckStatus::Warning,
             format!("CDI is off in releases before 2.0 unless enable_cdi = true is in {files}"),
         ),
         true => Check::new(
             name,
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("reads CDI files in {shown} ({files})"),
         ),
         false => Check::new(
             name,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!(
                 "reads CDI files in {shown} ({files}), and not in {}",
                 cdi.display()
@@ -230,19 +230,19 @@ pub(super) fn of_node(runtime: &str) -> Check {
     let Ok(found) = Version::parse(version.trim_start_matches('v')) else {
         return Check::new(
             NAME,
-            Verdict::Unknown,
+            CheckStatus::Unknown,
             format!("the Node object names {runtime:?}"),
         );
     };
     let (verdict, words) = match name {
-        "containerd" if found < Version::new(1, 7, 0) => (Verdict::Failed, "CDI needs 1.7"),
+        "containerd" if found < Version::new(1, 7, 0) => (CheckStatus::Failed, "CDI needs 1.7"),
         "containerd" if found < Version::new(2, 0, 0) => (
-            Verdict::Warning,
+            CheckStatus::Warning,
             "CDI is off unless enable_cdi = true is in its config",
         ),
-        "cri-o" if found < Version::new(1, 23, 0) => (Verdict::Failed, "CDI needs 1.23"),
-        "containerd" | "cri-o" => (Verdict::Ok, "reads CDI files"),
-        _ => (Verdict::Unknown, "see its documentation for CDI"),
+        "cri-o" if found < Version::new(1, 23, 0) => (CheckStatus::Failed, "CDI needs 1.23"),
+        "containerd" | "cri-o" => (CheckStatus::Ok, "reads CDI files"),
+        _ => (CheckStatus::Unknown, "see its documentation for CDI"),
     };
     Check::new(NAME, verdict, format!("{name} {found}: {words}"))
 }
@@ -266,22 +266,30 @@ mod tests {
         let new = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n";
         let old = "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\n";
         for (file, text, verdict) in [
-            (FILE, "version = 3\n".to_owned(), Verdict::Ok),
-            (FILE, "version = 2\n".to_owned(), Verdict::Warning),
-            (FILE, format!("{old}enable_cdi = false\n"), Verdict::Failed),
-            (FILE, format!("{old}enable_cdi = true\n"), Verdict::Ok),
-            (FILE, format!("{new}enable_cdi = false\n"), Verdict::Failed),
+            (FILE, "version = 3\n".to_owned(), CheckStatus::Ok),
+            (FILE, "version = 2\n".to_owned(), CheckStatus::Warning),
+            (
+                FILE,
+                format!("{old}enable_cdi = false\n"),
+                CheckStatus::Failed,
+            ),
+            (FILE, format!("{old}enable_cdi = true\n"), CheckStatus::Ok),
+            (
+                FILE,
+                format!("{new}enable_cdi = false\n"),
+                CheckStatus::Failed,
+            ),
             (
                 FILE,
                 format!("{new}cdi_spec_dirs = ['/etc/cdi']\n"),
-                Verdict::Failed,
+                CheckStatus::Failed,
             ),
             (
                 FILE,
                 format!("{new}cdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n"),
-                Verdict::Ok,
+                CheckStatus::Ok,
             ),
-            (FILE, "version = ".to_owned(), Verdict::Unknown),
+            (FILE, "version = ".to_owned(), CheckStatus::Unknown),
         ] {
             let check = found("containerd", file, &text).unwrap();
             assert_eq!(check.verdict, verdict, "{text}: {check:?}");
@@ -291,13 +299,13 @@ mod tests {
             found("CRI-O", "etc/crio/crio.conf.d/10-cdi.conf", crio)
                 .unwrap()
                 .verdict,
-            Verdict::Failed
+            CheckStatus::Failed
         );
         assert_eq!(
             found("CRI-O", "etc/crio/crio.conf", "[crio]\n")
                 .unwrap()
                 .verdict,
-            Verdict::Ok
+            CheckStatus::Ok
         );
         assert_eq!(found("CRI-O", FILE, new), None, "no config, no finding");
     }
@@ -314,10 +322,10 @@ mod tests {
             "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = true\n",
         );
         for (imports, expected) in [
-            ("[]", Verdict::Warning),
-            ("['/etc/containerd/conf.d/*.toml']", Verdict::Ok),
-            ("['conf.d/99-*.toml']", Verdict::Ok),
-            ("['/etc/other/*.toml', '[', 7]", Verdict::Warning),
+            ("[]", CheckStatus::Warning),
+            ("['/etc/containerd/conf.d/*.toml']", CheckStatus::Ok),
+            ("['conf.d/99-*.toml']", CheckStatus::Ok),
+            ("['/etc/other/*.toml', '[', 7]", CheckStatus::Warning),
         ] {
             write(
                 "config.toml",
@@ -330,14 +338,14 @@ mod tests {
     #[test]
     fn the_runtime_of_a_node_is_judged_by_its_version() {
         for (runtime, verdict) in [
-            ("containerd://2.1.0", Verdict::Ok),
-            ("containerd://1.7.24", Verdict::Warning),
-            ("containerd://1.6.9", Verdict::Failed),
-            ("cri-o://1.33.1", Verdict::Ok),
-            ("cri-o://1.22.0", Verdict::Failed),
-            ("docker://28.0.0", Verdict::Unknown),
-            ("", Verdict::Unknown),
-            ("containerd://", Verdict::Unknown),
+            ("containerd://2.1.0", CheckStatus::Ok),
+            ("containerd://1.7.24", CheckStatus::Warning),
+            ("containerd://1.6.9", CheckStatus::Failed),
+            ("cri-o://1.33.1", CheckStatus::Ok),
+            ("cri-o://1.22.0", CheckStatus::Failed),
+            ("docker://28.0.0", CheckStatus::Unknown),
+            ("", CheckStatus::Unknown),
+            ("containerd://", CheckStatus::Unknown),
         ] {
             assert_eq!(of_node(runtime).verdict, verdict, "{runtime}");
         }

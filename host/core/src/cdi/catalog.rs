@@ -51,7 +51,7 @@ pub(super) struct Catalog {
     pub(super) mark: String,
     /// Files that this process wrote or compared, by name.
     pub(super) known: Mutex<HashMap<String, Known>>,
-    state: Mutex<State>,
+    state: Mutex<CatalogIndex>,
     /// One reader at a time; waiting callers use its result.
     reading: Mutex<()>,
     /// Number of reads that began.
@@ -65,8 +65,8 @@ pub(super) struct Catalog {
 pub(super) struct Moment(u64);
 
 #[derive(Default)]
-struct State {
-    seen: HashMap<usize, Seen>,
+struct CatalogIndex {
+    seen: HashMap<usize, DirectoryRead>,
     /// Set during a change of the daemon's directory: whether the directory was unchanged since its read when the change began. Stamps are
     /// meaningless meanwhile.
     changing: Option<bool>,
@@ -77,7 +77,7 @@ struct State {
 
 /// A directory at the time of its read.
 #[derive(Clone, Copy)]
-struct Seen {
+struct DirectoryRead {
     /// `None`: it did not exist.
     stamp: Option<Stamp>,
     /// Whether a later change certainly changes the stamp.
@@ -261,7 +261,7 @@ impl Catalog {
             .for_each(|(entry, name)| state.put(directory, name, entry));
         state.seen.insert(
             directory,
-            Seen {
+            DirectoryRead {
                 stamp,
                 settled,
                 at,
@@ -470,7 +470,7 @@ impl Catalog {
     }
 }
 
-impl State {
+impl CatalogIndex {
     fn is_fresh(&self, directory: usize, now: Option<Stamp>) -> bool {
         let Some(seen) = self.seen.get(&directory).filter(|seen| seen.stamp == now) else {
             return false;

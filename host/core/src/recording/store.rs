@@ -41,10 +41,10 @@ pub enum RecordingsError {
 
 /// The recordings of a daemon. The default records nothing, ever. Clones share the state.
 #[derive(Debug, Clone, Default)]
-pub struct Recordings(Option<Arc<Shared>>);
+pub struct Recordings(Option<Arc<RecordingStore>>);
 
 #[derive(Debug)]
-struct Shared {
+struct RecordingStore {
     configured: BTreeSet<String>,
     bytes_max: u64,
     queue: Sender<Command>,
@@ -123,7 +123,7 @@ impl Recordings {
             source,
         })?;
         let switches = Mutex::default();
-        Ok(Self(Some(Arc::new(Shared {
+        Ok(Self(Some(Arc::new(RecordingStore {
             configured,
             bytes_max,
             queue,
@@ -178,12 +178,12 @@ impl Recordings {
             })
     }
 
-    fn shared(&self) -> Result<&Arc<Shared>, RecordingsError> {
+    fn shared(&self) -> Result<&Arc<RecordingStore>, RecordingsError> {
         self.0.as_ref().ok_or(RecordingsError::Ended)
     }
 }
 
-impl Shared {
+impl RecordingStore {
     /// Returns the switch of a driver that had a recorder, or that the config names.
     fn known(&self, driver: &str) -> Option<Arc<Switch>> {
         if self.configured.contains(driver) {
@@ -397,7 +397,7 @@ fn remove_others(directory: &Path, configured: &BTreeSet<String>) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::{Answer, raw};
+    use crate::recording::{CallOutcome, raw};
 
     const GPU: &str = "gpu.example.com";
 
@@ -408,7 +408,7 @@ mod tests {
             at_ms: 1,
             arguments: raw(&()),
             host: Vec::new(),
-            answer: Answer::Returned(raw(&())),
+            answer: CallOutcome::Returned(raw(&())),
             has_values_left_out: false,
         }
     }

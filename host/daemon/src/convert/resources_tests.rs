@@ -1,8 +1,8 @@
 use std::path::PathBuf;
 
 use super::*;
-use nodedock_core::manager::devices::TopologyHint;
 use nodedock_core::manager::claims::table::ClaimTable;
+use nodedock_core::manager::devices::TopologyHint;
 use nodedock_model::{
     ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PluginDevice, PodContainer, PodRecord,
     PooledClaim, ResourceDevices, plugin_driver, pod_claim_name,

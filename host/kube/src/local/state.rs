@@ -17,7 +17,7 @@ use nodedock_allocator::allocate::{
 
 use uuid::Uuid;
 
-use super::objects::{Change, Key, Seen, key, version};
+use super::objects::{Change, Key, ObjectEvent, key, version};
 use crate::pools::NodePools;
 use nodedock_model::{AllocatedDevice, ClaimRecord, Hold};
 
@@ -135,7 +135,7 @@ struct Known {
     refused: Option<(u64, Arc<NotAllocated>)>,
 }
 
-pub(super) struct State {
+pub(super) struct LocalClaimsState {
     node: NodeRef,
     slices: BTreeMap<Key, Arc<ResourceSlice>>,
     classes: BTreeMap<Key, Arc<DeviceClass>>,
@@ -185,7 +185,7 @@ fn is_over(pod: &Pod) -> bool {
     is_ending(pod) || matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-impl State {
+impl LocalClaimsState {
     pub(super) fn new(node: NodeRef) -> Self {
         Self {
             node,
@@ -208,9 +208,9 @@ impl State {
 
     pub(super) fn apply(&mut self, change: Change) {
         match change {
-            Change::Claim(Seen::Is(claim)) => self.put_claim(claim),
-            Change::Claim(Seen::Gone(key)) => self.remove_claim(&key),
-            Change::Claim(Seen::Only(keys, newest)) => {
+            Change::Claim(ObjectEvent::Is(claim)) => self.put_claim(claim),
+            Change::Claim(ObjectEvent::Gone(key)) => self.remove_claim(&key),
+            Change::Claim(ObjectEvent::Only(keys, newest)) => {
                 // One that was made since is in no list from before.
                 let gone: Vec<_> = self
                     .claims
@@ -222,33 +222,36 @@ impl State {
                 self.unlisted.remove("claims");
             }
             Change::Class(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
-                    "classes"
-                } else {
-                    ""
-                });
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "classes"
+                    } else {
+                        ""
+                    });
                 put(&mut self.classes, seen);
                 self.epoch += 1;
             }
             Change::Slice(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
-                    "slices"
-                } else {
-                    ""
-                });
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "slices"
+                    } else {
+                        ""
+                    });
                 put(&mut self.slices, seen);
                 self.inventory = None;
                 self.epoch += 1;
             }
             Change::Pod(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
-                    "pods"
-                } else {
-                    ""
-                });
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "pods"
+                    } else {
+                        ""
+                    });
                 put(&mut self.pods, seen);
             }
-            Change::Node(Seen::Is(node)) if node.name_any() == self.node.name => {
+            Change::Node(ObjectEvent::Is(node)) if node.name_any() == self.node.name => {
                 self.has_node = true;
                 let labels = node.labels().clone();
                 if labels != self.node.labels {
@@ -257,8 +260,10 @@ impl State {
                     self.epoch += 1;
                 }
             }
-            Change::Node(Seen::Gone((_, name))) if name == self.node.name => self.has_node = false,
-            Change::Node(Seen::Only(keys, _)) => {
+            Change::Node(ObjectEvent::Gone((_, name))) if name == self.node.name => {
+                self.has_node = false
+            }
+            Change::Node(ObjectEvent::Only(keys, _)) => {
                 self.has_node = keys.iter().any(|(_, name)| *name == self.node.name);
                 self.unlisted.remove("nodes");
             }
@@ -712,11 +717,11 @@ impl Allocation {
     }
 }
 
-fn put<K: ResourceExt>(objects: &mut BTreeMap<Key, Arc<K>>, seen: Seen<K>) {
+fn put<K: ResourceExt>(objects: &mut BTreeMap<Key, Arc<K>>, seen: ObjectEvent<K>) {
     match seen {
-        Seen::Is(object) => drop(objects.insert(key(&*object), object)),
-        Seen::Gone(key) => drop(objects.remove(&key)),
-        Seen::Only(keys, newest) => {
+        ObjectEvent::Is(object) => drop(objects.insert(key(&*object), object)),
+        ObjectEvent::Gone(key) => drop(objects.remove(&key)),
+        ObjectEvent::Only(keys, newest) => {
             objects.retain(|key, object| keys.contains(key) || version(&**object) > newest);
         }
     }

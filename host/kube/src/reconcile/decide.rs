@@ -146,10 +146,10 @@ pub(super) fn abandoned(
 /// For how long each claim was seen abandoned, in each round. It is abandoned for good when it was seen so for a while and in several
 /// rounds: a process that was stopped for an hour saw nothing of it.
 #[derive(Debug, Default)]
-pub(super) struct AbandonedClaims(BTreeMap<Uid, Seen>);
+pub(super) struct AbandonedClaims(BTreeMap<Uid, AbandonedSince>);
 
 #[derive(Debug)]
-struct Seen {
+struct AbandonedSince {
     since: Instant,
     rounds: u32,
 }
@@ -159,7 +159,7 @@ impl AbandonedClaims {
     pub(super) fn learn(&mut self, abandoned: &[Uid], now: Instant) -> Vec<Uid> {
         self.0.retain(|uid, _| abandoned.contains(uid));
         let over = abandoned.iter().filter(|uid| {
-            let seen = self.0.entry((*uid).clone()).or_insert(Seen {
+            let seen = self.0.entry((*uid).clone()).or_insert(AbandonedSince {
                 since: now,
                 rounds: 0,
             });

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::location::Location;
-use super::{PluginSink, Registration, Shared, stopping};
+use super::{EndpointsState, PluginSink, Registration, stopping};
 use crate::grpc::{DevicePlugin, Following};
 use crate::grpc::{RECONNECT_MAX, RECONNECT_MIN};
 use nodedock_base::backoff::Backoff;
@@ -29,7 +29,7 @@ struct Pending {
 }
 
 pub(super) struct ResourceController<S: PluginSink> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<EndpointsState<S>>,
     resource: ExtendedResource,
     registered: Option<Location>,
     serving: Option<Serving<S::Id>>,
@@ -53,7 +53,7 @@ struct Serving<Id> {
 }
 
 impl<S: PluginSink> ResourceController<S> {
-    pub(super) fn new(shared: Arc<Shared<S>>, resource: ExtendedResource) -> Self {
+    pub(super) fn new(shared: Arc<EndpointsState<S>>, resource: ExtendedResource) -> Self {
         Self {
             shared,
             resource,

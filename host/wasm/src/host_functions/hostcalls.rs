@@ -13,8 +13,8 @@ use crate::host_functions::granted;
 use crate::host_functions::host_files::{self, FilesRoot};
 use crate::host_functions::net_interfaces;
 use crate::host_functions::nodes::{DevRoot, below_dev};
-use crate::host_functions::state::{Scope, State};
-use crate::host_functions::sysfs_reads::{Kind, Seen};
+use crate::host_functions::state::{CallState, Scope};
+use crate::host_functions::sysfs_reads::{Kind, SysfsEntry};
 use crate::limits::limiter::Reached;
 use crate::stats::Limit;
 use nodedock_base::failpoint::{self, Point};
@@ -43,7 +43,7 @@ impl Scope {
     }
 }
 
-impl State {
+impl CallState {
     /// Records a limit that the call reached: it counts once.
     pub(crate) fn refuse(&mut self, limit: Limit, max: usize) -> Reached {
         self.usage.reached.insert(limit);
@@ -85,7 +85,7 @@ impl State {
     }
 
     /// Reads below `/sys` once per call: a driver sees one state of the node within a call.
-    async fn seen(&mut self, kind: Kind, path: String) -> Result<Seen, Problem> {
+    async fn seen(&mut self, kind: Kind, path: String) -> Result<SysfsEntry, Problem> {
         self.count_operation()?;
         let key = (kind, path);
         let seen = match self.seen.get(&key) {
@@ -105,7 +105,7 @@ impl State {
                     kind.read(&self.scope.node.sysfs, &path, reader)
                 };
                 // Cached results count as well: else the cache would grow beyond what the driver reads.
-                self.count_bytes(key.1.len() + seen.as_ref().map_or(0, Seen::size))?;
+                self.count_bytes(key.1.len() + seen.as_ref().map_or(0, SysfsEntry::size))?;
                 self.seen.insert(key, seen.clone());
                 seen?
             }
@@ -115,7 +115,7 @@ impl State {
     }
 
     /// Reads what the grant names itself, and not by a glob.
-    async fn named(&mut self, kind: Kind, path: String) -> Result<Seen, Problem> {
+    async fn named(&mut self, kind: Kind, path: String) -> Result<SysfsEntry, Problem> {
         check_path(&path)?;
         granted(
             self.scope.effective.allows_sysfs_read(&path),
@@ -211,19 +211,19 @@ fn size_of_record(record: &DriverClaimRecord) -> usize {
         + 512 * (devices.len() + reserved_for.len())
 }
 
-impl inventory::Host for State {}
+impl inventory::Host for CallState {}
 
-impl claims::Host for State {}
+impl claims::Host for CallState {}
 
-impl container_edits::Host for State {}
+impl container_edits::Host for CallState {}
 
-impl common::Host for State {
+impl common::Host for CallState {
     fn convert_problem(&mut self, problem: Problem) -> wasmtime::Result<types::Problem> {
         Ok(convert::problem_to_guest(&problem))
     }
 }
 
-impl log::Host for State {
+impl log::Host for CallState {
     fn write(
         &mut self,
         level: log::Level,
@@ -240,7 +240,7 @@ impl log::Host for State {
     }
 }
 
-impl sysfs::Host for State {
+impl sysfs::Host for CallState {
     async fn read(&mut self, path: String) -> Result<String, Problem> {
         let not_text = Problem::invalid(ProblemCode::NotText, format!("/sys/{path} is not UTF-8"));
         let seen = self.named(Kind::Read, path).await?;
@@ -274,7 +274,7 @@ impl sysfs::Host for State {
     }
 }
 
-impl device_nodes::Host for State {
+impl device_nodes::Host for CallState {
     async fn glob(&mut self, glob: String) -> Result<Vec<device_nodes::NodeInfo>, Problem> {
         self.count_operation()?;
         below_dev(&glob)?;
@@ -322,7 +322,7 @@ impl device_nodes::Host for State {
     }
 }
 
-impl files::Host for State {
+impl files::Host for CallState {
     async fn read(&mut self, path: String) -> Result<String, Problem> {
         self.check_host_file(&path)?;
         let not_text = Problem::invalid(ProblemCode::NotText, format!("{path} is not UTF-8"));
@@ -368,7 +368,7 @@ impl files::Host for State {
     }
 }
 
-impl State {
+impl CallState {
     fn check_host_file(&self, path: &str) -> Result<(), Problem> {
         host_files::check_path(path)?;
         let naming = ceiling::host_file(path).ok_or_else(|| host_files::never(path))?;
@@ -380,7 +380,7 @@ impl State {
     }
 }
 
-impl interfaces::Host for State {
+impl interfaces::Host for CallState {
     async fn all(&mut self) -> Result<Vec<interfaces::NetInterface>, Problem> {
         self.count_operation()?;
         let scope = Arc::clone(&self.scope);
@@ -406,7 +406,7 @@ impl interfaces::Host for State {
     }
 }
 
-impl prepared_claims::Host for State {
+impl prepared_claims::Host for CallState {
     async fn all(&mut self, after: Option<String>) -> wasmtime::Result<prepared_claims::Page> {
         self.page(None, after.as_deref())
     }
@@ -435,7 +435,7 @@ impl prepared_claims::Host for State {
     }
 }
 
-impl progress::Host for State {
+impl progress::Host for CallState {
     async fn save(&mut self, uid: String, progress: Vec<u8>) -> Result<(), Problem> {
         self.count_operation()?;
         let claims = self.writes_for.clone().unwrap_or_default();

@@ -11,7 +11,7 @@ use crate::files::file_watch::DriverFiles;
 use crate::files::stored_files::SignedFile;
 use crate::files::trust::open::{self, OpenError};
 use crate::files::trust::permissions::{self, Fault};
-use crate::files::trust::{Mode, Policy, Verdict};
+use crate::files::trust::{Mode, Policy, TrustDecision};
 use crate::load::driver_config::{self, DriverConfigError};
 use crate::registry::file_memory::Room;
 use nodedock_model::SideFileError;
@@ -31,7 +31,7 @@ pub(super) struct Verified {
     pub(super) file: SignedFile,
     pub(super) grant: Grant,
     pub(super) config: Option<String>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: TrustDecision,
 }
 
 /// Why files are not compiled.
@@ -53,14 +53,14 @@ pub(super) enum FileError {
     #[error("others may change it: {0}")]
     Permissions(Fault),
     #[error("not trusted: {}", reason(.0))]
-    Distrusted(Box<Verdict>),
+    Distrusted(Box<TrustDecision>),
     #[error("reading it was interrupted")]
     Interrupted,
 }
 
 impl FileError {
     /// The verdict on the file, if there is one.
-    pub(super) fn verdict(&self) -> Option<&Verdict> {
+    pub(super) fn verdict(&self) -> Option<&TrustDecision> {
         match self {
             Self::Distrusted(verdict) => Some(verdict),
             _ => None,
@@ -69,7 +69,7 @@ impl FileError {
 }
 
 /// Why a file is not trusted, as a text.
-pub(super) fn reason(verdict: &Verdict) -> String {
+pub(super) fn reason(verdict: &TrustDecision) -> String {
     verdict
         .distrust
         .as_ref()

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::machine::{DriverResult, PrepareStep, UnprepareResult};
 use super::prepare_retry::{
-    self, CalledDriver, DriverRevision, FailedPrepare, PrepareRetries, PrepareRetry, Verdict,
+    self, CallAdmission, CalledDriver, DriverRevision, FailedPrepare, PrepareRetries, PrepareRetry,
 };
 use super::unprepare_retry::{Serving, UnprepareRetries};
 use super::values::RecordedValues;
@@ -156,16 +156,16 @@ impl Retries {
                     .unwrap_or(now),
             ),
             Ok(revision) => {
-                match self.prepares.lock().verdict(
+                match self.prepares.lock().admission_of(
                     uid,
                     driver,
                     &revision,
                     || record.driver_claim(driver),
                     now,
                 ) {
-                    Verdict::Call => Retry::Now,
-                    Verdict::Later { at, .. } => Retry::at(at),
-                    Verdict::Never(_) => Retry::WhenChanged,
+                    CallAdmission::Call => Retry::Now,
+                    CallAdmission::Later { at, .. } => Retry::at(at),
+                    CallAdmission::Never(_) => Retry::WhenChanged,
                 }
             }
         };
@@ -213,22 +213,22 @@ impl Retries {
     ) -> PrepareStep {
         let retries = self.prepares.lock();
         let now = Instant::now();
-        let verdicts = drivers.into_iter().map(|name| {
+        let admissions = drivers.into_iter().map(|name| {
             let Ok(driver) = self.registry.serving(&name) else {
-                return (name, Verdict::Call);
+                return (name, CallAdmission::Call);
             };
             let revision = DriverRevision::of(&driver);
-            let verdict = retries.verdict(
+            let admission = retries.admission_of(
                 &record.id.uid,
                 &name,
                 &revision,
                 || record.driver_claim(&name),
                 now,
             );
-            (name, verdict)
+            (name, admission)
         });
-        let verdicts: Vec<_> = verdicts.collect();
-        prepare_retry::admission(record, verdicts, now)
+        let admissions: Vec<_> = admissions.collect();
+        prepare_retry::admission(record, admissions, now)
     }
 
     /// Notes which drivers failed, for the next request of the same claim.
