@@ -142,20 +142,6 @@ impl Facts {
     }
 
     fn lacks(&self, condition: &str) -> Option<&'static str> {
-        let any = |is_meant: &dyn Fn(&Value) -> bool| {
-            let devices = self
-                .slices
-                .iter()
-                .flat_map(|slice| slice["spec"]["devices"].as_array());
-            devices.flatten().any(is_meant)
-        };
-        let has = |field: &str| {
-            any(&|device| {
-                device[field]
-                    .as_array()
-                    .is_some_and(|list| !list.is_empty())
-            })
-        };
         let (holds, why) = match condition {
             "dra" => (self.is_dra, "it is no DRA driver"),
             "cdi" => (
@@ -190,8 +176,11 @@ impl Facts {
                 self.is_dra && self.names_cdi,
                 "its command does not name {cdi}",
             ),
-            "counters" => (has("consumesCounters"), "its devices consume no counters"),
-            "taints" => (has("taints"), "its devices have no taints"),
+            "counters" => (
+                self.devices_have("consumesCounters"),
+                "its devices consume no counters",
+            ),
+            "taints" => (self.devices_have("taints"), "its devices have no taints"),
             "admin-access" => (
                 self.is_dra && self.knows_admin_access,
                 "it is not said to know admin access",
@@ -201,6 +190,19 @@ impl Facts {
             _ => (false, "this runner does not know its condition"),
         };
         (!holds).then_some(why)
+    }
+
+    /// Says if a published device has a list of this name that is not empty.
+    fn devices_have(&self, field: &str) -> bool {
+        self.slices
+            .iter()
+            .filter_map(|slice| slice["spec"]["devices"].as_array())
+            .flatten()
+            .any(|device| {
+                device[field]
+                    .as_array()
+                    .is_some_and(|list| !list.is_empty())
+            })
     }
 }
 

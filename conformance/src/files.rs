@@ -107,12 +107,7 @@ pub(crate) fn empty(directory: &Path) -> Result<()> {
 /// Sets by modes whether the owner may write in a directory, its files and the directories below it.
 pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
     let mode = if is_writable { 0o700 } else { 0o500 };
-    let set = |path: &Path| {
-        let permissions = Permissions::from_mode(mode);
-        std::fs::set_permissions(path, permissions)
-            .with_context(|| format!("change the mode of {}", path.display()))
-    };
-    set(directory)?;
+    set_mode(directory, mode)?;
     for entry in
         std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?
     {
@@ -121,10 +116,16 @@ pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
         if kind.is_dir() {
             set_writable(&path, is_writable)?;
         } else if kind.is_file() {
-            set(&path)?;
+            set_mode(&path, mode)?;
         }
     }
     Ok(())
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    let permissions = Permissions::from_mode(mode);
+    std::fs::set_permissions(path, permissions)
+        .with_context(|| format!("change the mode of {}", path.display()))
 }
 
 /// Makes a directory with its parents, which only this user can write, whatever the umask is: the daemon refuses others.

@@ -23,7 +23,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub use list::{Case, CaseError, Level, cases};
-pub use report::{Outcome, Report, Verdict};
+pub use report::{CaseResult, Outcome, Report};
 
 use test_node::TestNode;
 
@@ -121,10 +121,12 @@ fn placeholders(word: &str) -> impl Iterator<Item = &str> {
         .split('{')
         .skip(1)
         .filter_map(|part| part.split_once('}'));
-    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
-    in_braces
-        .map(|(name, _)| name)
-        .filter(move |name| !name.is_empty() && name.bytes().all(is_name))
+    in_braces.map(|(name, _)| name).filter(move |name| {
+        !name.is_empty()
+            && name
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte == b'-')
+    })
 }
 
 /// What is run, and how.
@@ -172,7 +174,7 @@ impl Options {
 ///
 /// The list of cases and their code do not agree, `only` names no case, or this machine has no room for a driver: a directory or a socket
 /// cannot be made. What the driver does wrong is in the report.
-pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Result<Report> {
+pub async fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Result<Report> {
     let list = cases().context("the list of cases")?;
     let code = cases::all();
     list::check(&list, code.iter().map(|(id, _)| *id))?;
@@ -217,7 +219,7 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
                 (outcome, messages)
             }
         };
-        let verdict = Verdict {
+        let verdict = CaseResult {
             case: case.clone(),
             outcome,
             took: began.elapsed(),
@@ -297,12 +299,15 @@ fn move_path(from: &Path, to: &Path) -> Result<()> {
 
 /// Whether a case is named, or needed by one that is.
 fn is_wanted(case: &Case, list: &[Case], only: &[String]) -> bool {
-    let is_named = |case: &Case| only.iter().any(|only| case.is_named(only));
     only.is_empty()
-        || is_named(case)
+        || is_named(case, only)
         || list
             .iter()
-            .any(|other| is_named(other) && other.needs(case, list))
+            .any(|other| is_named(other, only) && other.needs(case, list))
+}
+
+fn is_named(case: &Case, only: &[String]) -> bool {
+    only.iter().any(|only| case.is_named(only))
 }
 
 #[cfg(test)]

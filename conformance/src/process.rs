@@ -132,15 +132,12 @@ impl Process {
     /// Resident memory in bytes and open files, of it, of its group and of what left the group; `None`: they cannot be read.
     pub(crate) fn usage(&self) -> Option<Usage> {
         let (own, group) = (rustix::process::getpid(), rustix::process::getpgrp());
-        let is_of_driver =
-            |stat: &Stat| stat.group == self.pid || (stat.parent == own && stat.group != group);
         let mut usage = Usage::default();
-        let pids = processes(is_of_driver);
+        let pids =
+            processes(|stat| stat.group == self.pid || (stat.parent == own && stat.group != group));
         for pid in &pids {
-            let read = |file: &str| {
-                std::fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero()))
-            };
-            let status = read("status").ok()?;
+            let status =
+                std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
             let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
             // One that has ended and was not waited for has none.
             let resident =
@@ -182,14 +179,13 @@ pub(crate) fn end(status: ExitStatus) -> String {
 fn kill_orphans() {
     let own = rustix::process::getpid();
     let group = rustix::process::getpgrp();
-    let is_left = |stat: &Stat| {
-        stat.parent == own
-            && stat.group != group
-            && !live().contains(&stat.group.as_raw_nonzero().get())
-    };
     // One that is killed leaves its own children to this process.
     for _ in 0..8 {
-        let left = processes(is_left);
+        let left = processes(|stat| {
+            stat.parent == own
+                && stat.group != group
+                && !live().contains(&stat.group.as_raw_nonzero().get())
+        });
         if left.is_empty() {
             return;
         }
@@ -208,9 +204,8 @@ struct Stat {
 fn processes(is_meant: impl Fn(&Stat) -> bool) -> Vec<Pid> {
     // no error: every Linux has it, and processes end while it is listed
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pid = |entry: std::fs::DirEntry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?);
     entries
-        .filter_map(pid)
+        .filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
         .filter(|pid| stat(*pid).is_some_and(|stat| is_meant(&stat)))
         .collect()
 }
@@ -219,11 +214,11 @@ fn processes(is_meant: impl Fn(&Stat) -> bool) -> Vec<Pid> {
 fn stat(pid: Pid) -> Option<Stat> {
     // no error: the process has ended
     let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    let mut fields = text.rsplit_once(") ")?.1.split(' ').skip(1);
-    let mut field = || Pid::from_raw(fields.next()?.parse().ok()?);
+    let fields = text.rsplit_once(") ")?.1.split(' ').skip(1);
+    let mut ids = fields.map_while(|field| Pid::from_raw(field.parse().ok()?));
     Some(Stat {
-        parent: field()?,
-        group: field()?,
+        parent: ids.next()?,
+        group: ids.next()?,
     })
 }
 

@@ -21,20 +21,21 @@ pub(crate) fn is_complete(slices: &[Value]) -> bool {
             .or_default()
             .push(pool);
     }
-    let complete = |pools: &Vec<&Value>| {
-        let newest = pools
-            .iter()
-            .filter_map(|pool| pool["generation"].as_i64())
-            .max();
-        let of_newest: Vec<_> = pools
-            .iter()
-            .filter(|pool| pool["generation"].as_i64() == newest)
-            .collect();
-        of_newest
-            .iter()
-            .all(|pool| pool["resourceSliceCount"].as_u64() == Some(of_newest.len() as u64))
-    };
-    !slices.is_empty() && pools.values().all(complete)
+    !slices.is_empty() && pools.values().all(|pools| is_pool_complete(pools))
+}
+
+fn is_pool_complete(pools: &[&Value]) -> bool {
+    let newest = pools
+        .iter()
+        .filter_map(|pool| pool["generation"].as_i64())
+        .max();
+    let of_newest: Vec<_> = pools
+        .iter()
+        .filter(|pool| pool["generation"].as_i64() == newest)
+        .collect();
+    of_newest
+        .iter()
+        .all(|pool| pool["resourceSliceCount"].as_u64() == Some(of_newest.len() as u64))
 }
 
 /// The devices of slices without a taint of their own, those that consume no counters first.

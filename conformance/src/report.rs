@@ -20,7 +20,7 @@ pub enum Outcome {
 
 /// A case with its outcome.
 #[derive(Debug, Clone, Serialize)]
-pub struct Verdict {
+pub struct CaseResult {
     #[serde(flatten)]
     pub case: Case,
     #[serde(flatten)]
@@ -39,7 +39,7 @@ fn seconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Err
 /// The verdicts, in the order of the list.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<CaseResult>,
 }
 
 impl Report {
@@ -68,11 +68,10 @@ impl Report {
 
     /// Why a case says nothing: one that it needs did not pass.
     pub(crate) fn blocks(&self, case: &Case) -> Option<Outcome> {
-        let verdict = |id: &String| self.verdicts.iter().find(|verdict| verdict.case.id == *id);
         let before = case
             .after
             .iter()
-            .filter_map(verdict)
+            .filter_map(|id| self.verdicts.iter().find(|verdict| verdict.case.id == *id))
             .find(|verdict| verdict.outcome != Outcome::Passed)?;
         Some(Outcome::NotDeclared(format!(
             "not run: it needs {}",
@@ -102,7 +101,7 @@ impl Report {
     }
 }
 
-impl Verdict {
+impl CaseResult {
     fn junit(&self) -> TestCase {
         let status = match &self.outcome {
             Outcome::Passed => TestCaseStatus::success(),
@@ -129,7 +128,7 @@ impl Verdict {
 mod tests {
     use super::*;
 
-    fn verdict(id: &str, after: &[&str], outcome: Outcome) -> Verdict {
+    fn verdict(id: &str, after: &[&str], outcome: Outcome) -> CaseResult {
         let case = Case {
             id: id.to_owned(),
             sentence: "It is so.".to_owned(),
@@ -138,7 +137,7 @@ mod tests {
             after: after.iter().map(ToString::to_string).collect(),
             condition: None,
         };
-        Verdict {
+        CaseResult {
             case,
             outcome,
             took: Duration::from_millis(1500),

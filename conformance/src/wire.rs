@@ -68,9 +68,9 @@ impl Version {
 
 /// The entries of an answer in the order of the wire: the claim's UID, and its devices or its error.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Answer(pub(crate) Vec<(String, Result<Vec<Device>, String>)>);
+pub(crate) struct ClaimEntries(pub(crate) Vec<(String, Result<Vec<Device>, String>)>);
 
-impl Answer {
+impl ClaimEntries {
     /// What it says of a claim.
     ///
     /// # Errors
@@ -94,15 +94,12 @@ fn sorted(mut devices: Vec<Device>) -> Vec<Device> {
         device.cdi_device_ids.sort();
         device.request_names.sort();
     }
-    devices.sort_by(|a, b| {
-        let key = |device: &Device| {
-            (
-                device.pool_name.clone(),
-                device.device_name.clone(),
-                device.share_id.clone(),
-            )
-        };
-        key(a).cmp(&key(b))
+    devices.sort_by_key(|device| {
+        (
+            device.pool_name.clone(),
+            device.device_name.clone(),
+            device.share_id.clone(),
+        )
     });
     devices
 }
@@ -158,7 +155,7 @@ macro_rules! unprepared {
                 outcome(Vec::new(), one.value.unwrap_or_default().error),
             )
         });
-        Answer(one.collect())
+        ClaimEntries(one.collect())
     }};
 }
 
@@ -251,7 +248,7 @@ impl Client {
         &self,
         version: Version,
         claims: &[ClaimRef],
-    ) -> Result<Answer, Status> {
+    ) -> Result<ClaimEntries, Status> {
         let call = async {
             match version {
                 Version::V1 => {
@@ -283,7 +280,7 @@ impl Client {
         &self,
         version: Version,
         claims: &[ClaimRef],
-    ) -> Result<Answer, Status> {
+    ) -> Result<ClaimEntries, Status> {
         let call = async {
             match version {
                 Version::V1 => {
@@ -319,7 +316,7 @@ impl Client {
         &self,
         version: Version,
         claim: &ClaimRef,
-    ) -> Result<Answer, Status> {
+    ) -> Result<ClaimEntries, Status> {
         let later = "later".to_owned();
         let ClaimRef {
             namespace,
@@ -408,8 +405,8 @@ impl Client {
         &self,
         what: &str,
         claims: &[ClaimRef],
-        call: impl Future<Output = Result<Answer, Status>>,
-    ) -> Result<Answer, Status> {
+        call: impl Future<Output = Result<ClaimEntries, Status>>,
+    ) -> Result<ClaimEntries, Status> {
         let named: Vec<_> = claims
             .iter()
             .map(|claim| format!("{}/{} {}", claim.namespace, claim.name, claim.uid))
@@ -429,15 +426,15 @@ impl Client {
     }
 }
 
-fn prepared(answer: v1::NodePrepareResourcesResponse) -> Answer {
+fn prepared(answer: v1::NodePrepareResourcesResponse) -> ClaimEntries {
     let entries = answer.claims.into_iter().map(|entry| {
         let one = entry.value.unwrap_or_default();
         (entry.key, outcome(one.devices, one.error))
     });
-    Answer(entries.collect())
+    ClaimEntries(entries.collect())
 }
 
-fn prepared_v1beta1(answer: v1beta1::NodePrepareResourcesResponse) -> Answer {
+fn prepared_v1beta1(answer: v1beta1::NodePrepareResourcesResponse) -> ClaimEntries {
     let entries = answer.claims.into_iter().map(|entry| {
         let one = entry.value.unwrap_or_default();
         (
@@ -445,7 +442,7 @@ fn prepared_v1beta1(answer: v1beta1::NodePrepareResourcesResponse) -> Answer {
             outcome(one.devices.into_iter().map(newer).collect(), one.error),
         )
     });
-    Answer(entries.collect())
+    ClaimEntries(entries.collect())
 }
 
 /// A call that has no answer.

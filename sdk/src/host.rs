@@ -447,12 +447,12 @@ impl PreparedClaims<'_> {
 
 fn pages(read: impl Fn(Option<&str>) -> Page) -> impl Iterator<Item = ClaimRecord> {
     let mut next = Some(None);
-    let page = move || {
+    std::iter::from_fn(move || {
         let (claims, after) = read(next.take()?.as_deref());
         next = after.map(Some);
         Some(claims)
-    };
-    std::iter::from_fn(page).flatten()
+    })
+    .flatten()
 }
 
 /// Progress in the middle of a prepare, for work that a crash would leave half done.

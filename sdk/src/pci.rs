@@ -113,15 +113,15 @@ fn is_lower_hex(text: &str) -> bool {
 /// assert_eq!(pci::root("devices/platform/pcie/x"), None);
 /// ```
 pub fn root(path: &str) -> Option<String> {
-    let is_root = |segment: &&str| {
+    let root = path.split('/').find(|segment| {
         let numbers = segment
             .strip_prefix("pci")
             .and_then(|rest| rest.split_once(':'));
         numbers.is_some_and(|(domain, bus)| {
             is_lower_hex(domain) && bus.len() == 2 && is_lower_hex(bus)
         })
-    };
-    path.split('/').find(is_root).map(str::to_owned)
+    });
+    root.map(str::to_owned)
 }
 
 /// Returns a number of a config, such as the vendor `0x10DE`, in the notation of sysfs.

@@ -1,6 +1,6 @@
 //! The driver `scripted`, with its script; and versions of it: the same code in files of different digests.
 
-use scripted::{POOL, Script, Word};
+use scripted::{Command, POOL, Script};
 
 use crate::drivers::{Form, digest, side_file, version, wasm};
 use crate::{NodeApi, Root, compose};
@@ -24,7 +24,7 @@ pub fn script(generation: u32) -> Script {
 }
 
 /// The same, that does `word` with unprepares of claims.
-pub fn with_unprepare(mut script: Script, claims: &[&str], word: Word) -> Script {
+pub fn with_unprepare(mut script: Script, claims: &[&str], word: Command) -> Script {
     script
         .unprepare
         .extend(claims.iter().map(|claim| ((*claim).to_owned(), word)));

@@ -94,8 +94,11 @@ pub(crate) fn line(command: &Command) -> String {
 }
 
 fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
+    if !word.is_empty()
+        && word
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c))
+    {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))

@@ -68,12 +68,12 @@ async fn at_once(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             (claim, answer)
         }
     });
-    let when = || format!("of {AT_ONCE} prepares at once");
+
     let (mut first, mut refused) = (BTreeMap::new(), BTreeMap::new());
     for (claim, answer) in join_all(calls).await {
         let answer = answer
             .map_err(|status| failed("prepare", &status))
-            .with_context(when)?;
+            .with_context(|| format!("of {AT_ONCE} prepares at once"))?;
         match answer.of(&claim) {
             Ok(answer) => {
                 let known = first
@@ -95,8 +95,7 @@ async fn at_once(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         // that one that is excluded is refused now too.
         if first.contains_key(&uid) || plugin.client.prepare(&claim).await.is_ok() {
             return Err(error.context(format!(
-                "{}, a claim is refused that another call prepares",
-                when()
+                "of {AT_ONCE} prepares at once, a claim is refused that another call prepares"
             )));
         }
     }
@@ -245,8 +244,9 @@ impl Cycles {
             let why = format!("{done} cycles took {time:?}, and {} are needed", self.least);
             return Err(Outcome::NotDeclared(why));
         }
-        let unread = || Outcome::NotDeclared("what its processes take cannot be read".to_owned());
-        before.zip(after).map(<[Usage; 2]>::from).ok_or_else(unread)
+        before.zip(after).map(<[Usage; 2]>::from).ok_or_else(|| {
+            Outcome::NotDeclared("what its processes take cannot be read".to_owned())
+        })
     }
 }
 

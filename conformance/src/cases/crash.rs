@@ -95,8 +95,11 @@ async fn in_unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         let claim = node.claim(&plugin, &devices[0]);
         plugin.client.prepare(&claim).await?;
         plugin = kill_during(node, &plugin, &claim, after, false).await?;
-        let when = || format!("after a crash {after} ms after the unprepare began");
-        plugin.client.unprepare(&claim).await.with_context(when)?;
+        plugin
+            .client
+            .unprepare(&claim)
+            .await
+            .with_context(|| format!("after a crash {after} ms after the unprepare began"))?;
     }
     Ok(Outcome::Passed)
 }

@@ -73,15 +73,18 @@ pub(crate) fn devices(
         return vec![whole];
     }
     let set = counters.add(&label, migs.len());
-    let consumption = |count: usize| CounterSet::new(&set).counter(&label, count.to_string());
-    whole = whole.consumes(consumption(migs.len()));
+    whole = whole.consumes(consumption(&set, &label, migs.len()));
     let mut devices = Vec::new();
     for mig in migs {
         whole = whole.identity(mig_identity(function, mig));
-        devices.push(mig_device(machine, function, mig).consumes(consumption(1)));
+        devices.push(mig_device(machine, function, mig).consumes(consumption(&set, &label, 1)));
     }
     devices.insert(0, whole);
     devices
+}
+
+fn consumption(set: &str, label: &str, count: usize) -> CounterSet {
+    CounterSet::new(set).counter(label, count.to_string())
 }
 
 fn gpu(machine: &Machine, function: &Function) -> Device {

@@ -166,24 +166,28 @@ fn drm(host: &Host, directory: &str) -> Result<Vec<DrmNode>, Problem> {
 
 /// Returns the card or render node that a `uevent` file describes. Control nodes, which old kernels have, give access to nothing.
 fn drm_node(uevent: &str) -> Option<DrmNode> {
-    let value = |key: &str| {
-        uevent
-            .lines()
-            .filter_map(|line| line.split_once('='))
-            .find_map(|(name, value)| (name == key).then_some(value))
-    };
-    let name = value("DEVNAME")?.strip_prefix("dri/")?;
+    let name = uevent_value(uevent, "DEVNAME")?.strip_prefix("dri/")?;
     let is_usable = ["card", "renderD"].iter().any(|kind| {
         let number = name.strip_prefix(kind).unwrap_or_default();
         !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
     });
     is_usable.then_some(())?;
-    let (major, minor) = (value("MAJOR")?.parse().ok()?, value("MINOR")?.parse().ok()?);
+    let (major, minor) = (
+        uevent_value(uevent, "MAJOR")?.parse().ok()?,
+        uevent_value(uevent, "MINOR")?.parse().ok()?,
+    );
     Some(DrmNode {
         path: format!("/dev/dri/{name}"),
         major,
         minor,
     })
+}
+
+fn uevent_value<'a>(uevent: &'a str, key: &str) -> Option<&'a str> {
+    uevent
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .find_map(|(name, value)| (name == key).then_some(value))
 }
 
 #[cfg(test)]

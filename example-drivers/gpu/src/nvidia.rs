@@ -160,12 +160,13 @@ fn capabilities(host: &Host, pattern: &str) -> Result<Vec<(Vec<u32>, u32)>, Prob
 
 /// Returns the numbers of the segments `gpuN`, `giN`, `ciN`, in their order.
 fn numbers(path: &str) -> Vec<u32> {
-    let number = |segment: &str| {
-        ["gpu", "gi", "ci"]
-            .iter()
-            .find_map(|prefix| segment.strip_prefix(prefix)?.parse().ok())
-    };
-    path.split('/').filter_map(number).collect()
+    path.split('/')
+        .filter_map(|segment| {
+            ["gpu", "gi", "ci"]
+                .iter()
+                .find_map(|prefix| segment.strip_prefix(prefix)?.parse().ok())
+        })
+        .collect()
 }
 
 fn information(text: &str) -> Option<Information> {
@@ -203,9 +204,9 @@ fn majors(text: &str) -> BTreeMap<String, u32> {
 /// Returns the version of the kernel module: `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …`.
 fn version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
-    let is_version =
-        |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
-    line.split_whitespace().find(is_version).map(str::to_owned)
+    line.split_whitespace()
+        .find(|word| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok()))
+        .map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -296,11 +296,12 @@ fn hash(text: &str, seed: u64) -> u64 {
 
 fn is_version(text: &str) -> bool {
     let parts: Vec<_> = text.split('.').collect();
-    let number = |part: &&str| {
-        let canonical = *part == "0" || !part.starts_with('0');
-        canonical && !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit())
-    };
-    text.len() <= TEXT_BYTES_MAX && parts.len() == 3 && parts.iter().all(number)
+    text.len() <= TEXT_BYTES_MAX
+        && parts.len() == 3
+        && parts.iter().all(|part| {
+            let canonical = *part == "0" || !part.starts_with('0');
+            canonical && !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit())
+        })
 }
 
 fn bad(reason: &str) -> Problem {

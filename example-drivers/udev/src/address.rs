@@ -49,8 +49,6 @@ impl FirmwareNode {
         };
         let node = last_segment(path);
         let name = node.split('@').next().unwrap_or(&node);
-        let is_hex =
-            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let by_address = segment
             .split_once('.')
             .is_some_and(|(at, rest)| is_hex(at) && rest == name);
@@ -63,6 +61,10 @@ impl FirmwareNode {
             FirmwareNode::DeviceTree(path) => format!("of-{path}"),
         }
     }
+}
+
+fn is_hex(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// The hardware that a directory below `/sys/devices` belongs to.

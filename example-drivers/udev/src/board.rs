@@ -154,40 +154,45 @@ fn number_of(tty: &str) -> u32 {
 /// Returns the directory of the hardware: without that of the class, and without those in between whose names change.
 fn hardware_directory(entry: &str, kind: Kind) -> String {
     let class = format!("/{}/", kind.subsystem());
-    let above = |path: &str| {
-        path.rsplit_once('/')
-            .map(|(above, _)| above.to_owned())
-            .unwrap_or_default()
-    };
     let directory = match entry.find(&class) {
         Some(end) => entry[..end].to_owned(),
         // Below another class there is no directory of the class: `sound/card0/input9/event9`, `rc/rc0/input5/event5`.
-        None if kind == Kind::Input => above(&above(entry)),
-        None => above(entry),
+        None if kind == Kind::Input => parent(&parent(entry)),
+        None => parent(entry),
     };
     let mut segments: Vec<&str> = directory
         .split('/')
         .filter(|segment| !is_hid(segment))
         .collect();
     // Since Linux 6.5 a serial port is below its controller and port: `00:04/00:04:0/00:04:0.0`.
-    if let [.., hardware, controller, port] = segments[..] {
-        let is_below = |name: &str, parent: &str, mark: char| {
-            name.strip_prefix(parent)
-                .and_then(|rest| rest.strip_prefix(mark))
-                .is_some()
-        };
-        if is_below(controller, hardware, ':') && is_below(port, controller, '.') {
-            segments.truncate(segments.len() - 2);
-        }
+    if let [.., hardware, controller, port] = segments[..]
+        && is_below(controller, hardware, ':')
+        && is_below(port, controller, '.')
+    {
+        segments.truncate(segments.len() - 2);
     }
     segments.join("/")
+}
+
+fn is_below(name: &str, parent: &str, mark: char) -> bool {
+    name.strip_prefix(parent)
+        .and_then(|rest| rest.strip_prefix(mark))
+        .is_some()
+}
+
+fn parent(path: &str) -> String {
+    path.rsplit_once('/')
+        .map(|(above, _)| above.to_owned())
+        .unwrap_or_default()
 }
 
 /// Returns whether this is the directory of a HID device, which ends in a running number: `0018:04F3:3140.0001`.
 fn is_hid(segment: &str) -> bool {
     let parts: Vec<&str> = segment.split([':', '.']).collect();
-    let is_hex = |part: &&str| part.len() >= 4 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    parts.len() == 4 && parts.iter().all(is_hex)
+    parts.len() == 4
+        && parts
+            .iter()
+            .all(|part| part.len() >= 4 && part.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 #[cfg(test)]

@@ -18,11 +18,16 @@ pub(crate) fn descriptor(host: &Host, path: &str) -> Result<Option<String>, Prob
 
 fn clean(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
-    let is_plain = |c: char| c.is_alphanumeric() || c.is_ascii_graphic() || c == ' ';
     let text: String = text
         .trim()
         .chars()
-        .map(|c| if is_plain(c) { c } else { '_' })
+        .map(|c| {
+            if c.is_alphanumeric() || c.is_ascii_graphic() || c == ' ' {
+                c
+            } else {
+                '_'
+            }
+        })
         .collect();
     (!text.is_empty()).then_some(text)
 }

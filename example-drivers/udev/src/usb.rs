@@ -50,9 +50,12 @@ impl Interface {
 
 /// Returns whether this is the kernel's name of a device behind a port: `1-2.3`.
 fn is_device(name: &str) -> bool {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     name.split_once('-')
         .is_some_and(|(bus, ports)| is_number(bus) && ports.split('.').all(is_number))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[derive(Clone, Debug)]

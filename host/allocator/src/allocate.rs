@@ -11,11 +11,11 @@ mod node;
 mod outcome;
 mod request;
 mod search;
+mod selector_results;
 mod table;
 #[cfg(test)]
 mod tests;
 mod usable;
-mod verdicts;
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ mod hints_tests;
 
 use std::collections::BTreeMap;
 
-use nodedock_model::{ContainerKind, ExtendedResource, PodContainer, PodRequest};
+use nodedock_model::{ContainerKind, ExtendedResource, PodRequest};
 
 pub use affinity::{closest, parse_nodes};
 pub use choose::{Open, Question, Step, Stock, check_count, choose, too_few, unregistered};
@@ -39,18 +39,18 @@ pub struct Want {
 
 /// The wants of a request, in the order in which containers start, then by resource.
 pub fn wants(request: &PodRequest) -> Vec<Want> {
-    let of = |container: &PodContainer| {
-        let want = |(resource, count): (&ExtendedResource, &u32)| Want {
+    // Init containers and sidecars start before the others.
+    let mut containers: Vec<_> = request.containers.iter().collect();
+    containers.sort_by_key(|container| container.kind.is_app());
+    let wants = containers.into_iter().flat_map(|container| {
+        let resources = container.resources.iter();
+        resources.map(move |(resource, count)| Want {
             container: container.name.clone(),
             kind: container.kind,
             resource: resource.clone(),
             count: *count as usize,
             affinity: container.numa_affinity.clone(),
-        };
-        container.resources.iter().map(want).collect::<Vec<_>>()
-    };
-    // Init containers and sidecars start before the others.
-    let mut containers: Vec<_> = request.containers.iter().collect();
-    containers.sort_by_key(|container| container.kind.is_app());
-    containers.into_iter().flat_map(of).collect()
+        })
+    });
+    wants.collect()
 }

@@ -58,15 +58,15 @@ fn clause(clause: &str) -> Option<Form> {
             _ => {}
         }
     }
-    let meta = || match (group, version) {
+    let meta = match (group, version) {
         ("meta.k8s.io", "v1") => Some(MetaVersion::V1),
         ("meta.k8s.io", "v1beta1") => Some(MetaVersion::V1Beta1),
         _ => None,
     };
     match kind {
         "" => Some(Form::Whole),
-        "Table" => meta().map(Form::Table),
-        "PartialObjectMetadata" | "PartialObjectMetadataList" => meta().map(Form::Metadata),
+        "Table" => meta.map(Form::Table),
+        "PartialObjectMetadata" | "PartialObjectMetadataList" => meta.map(Form::Metadata),
         "APIGroupDiscoveryList" if (group, version) == ("apidiscovery.k8s.io", "v2") => {
             Some(Form::AggregatedDiscovery)
         }

@@ -74,28 +74,32 @@ fn request(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
 }
 
 fn read(answer: &[u8]) -> io::Result<Peer> {
-    let short = || io::Error::other("the kernel's answer about a connection is too short");
-    let number = |at: usize| {
-        let bytes = answer
-            .get(at..at + 4)
-            .and_then(|bytes| bytes.try_into().ok());
-        bytes.map(u32::from_ne_bytes).ok_or_else(short)
-    };
     let kind = answer
         .get(4..6)
         .and_then(|bytes| bytes.try_into().ok())
         .map(u16::from_ne_bytes);
     if kind == Some(NLMSG_ERROR) {
-        let code = number(HEADER_BYTES)?.cast_signed();
+        let code = number(answer, HEADER_BYTES)?.cast_signed();
         // No such connection here: the client's end is gone, or has other addresses, as behind a redirection.
         return Err(io::Error::from_raw_os_error(-code));
     }
     match answer.get(STATE_AT) {
         // The kernel keeps a closed end without its user.
         Some(&state) if state != TCP_ESTABLISHED => Ok(Peer::Closed),
-        Some(_) => number(USER_AT).map(Peer::User),
-        None => Err(short()),
+        Some(_) => number(answer, USER_AT).map(Peer::User),
+        None => Err(too_short()),
     }
+}
+
+fn number(answer: &[u8], at: usize) -> io::Result<u32> {
+    let bytes = answer
+        .get(at..at + 4)
+        .and_then(|bytes| bytes.try_into().ok());
+    bytes.map(u32::from_ne_bytes).ok_or_else(too_short)
+}
+
+fn too_short() -> io::Error {
+    io::Error::other("the kernel's answer about a connection is too short")
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::resources::{api_version, of_type};
 use fields::{Fields, Wire};
@@ -66,24 +66,17 @@ fn decode(message: &Message, bytes: &[u8]) -> Option<Map<String, Value>> {
 }
 
 fn add(object: &mut Map<String, Value>, field: &Field, wire: Wire<'_>) -> Option<()> {
-    let of_name = |object: &mut Map<String, Value>, empty: Value| match object.get_mut(field.name) {
-        Some(_) => {}
-        None => drop(object.insert(field.name.to_owned(), empty)),
-    };
     match field.count {
         Count::Many => {
             let value = value(field.kind, wire)?;
-            of_name(object, Value::Array(Vec::new()));
-            object.get_mut(field.name)?.as_array_mut()?.push(value);
+            let list = object.entry(field.name).or_insert_with(|| json!([]));
+            list.as_array_mut()?.push(value);
         }
         Count::Map => {
             let [key, of_key] = pair(wire.bytes()?)?;
             let value = value(field.kind, of_key)?;
-            of_name(object, Value::Object(Map::new()));
-            object
-                .get_mut(field.name)?
-                .as_object_mut()?
-                .insert(key.text()?.to_owned(), value);
+            let map = object.entry(field.name).or_insert_with(|| json!({}));
+            map.as_object_mut()?.insert(key.text()?.to_owned(), value);
         }
         Count::One | Count::OneUnlessZero => match value(field.kind, wire)? {
             Value::Null => {}

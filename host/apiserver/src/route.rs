@@ -61,8 +61,9 @@ pub(crate) fn query(uri: &Uri) -> Query {
 }
 
 fn find(taint_rules: bool, group: &str, plural: &str) -> Option<&'static Resource> {
-    let is_served = |resource: &&Resource| taint_rules || resource.plural != TAINT_RULES;
-    let mut served = RESOURCES.iter().filter(is_served);
+    let mut served = RESOURCES
+        .iter()
+        .filter(|resource| taint_rules || resource.plural != TAINT_RULES);
     served.find(|resource| resource.plural == plural && resource.served_in(group))
 }
 

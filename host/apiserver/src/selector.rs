@@ -128,12 +128,11 @@ fn terms(selector: &str) -> impl Iterator<Item = &str> {
 }
 
 fn field(resource: &Resource, selector: &str, term: &str) -> Result<FieldTerm, Refusal> {
-    let not_understood = || {
+    let (key, value) = term.split_once('=').ok_or_else(|| {
         bad_request(format!(
             "invalid selector: '{selector}'; can't understand '{term}'"
         ))
-    };
-    let (key, value) = term.split_once('=').ok_or_else(not_understood)?;
+    })?;
     let (key, is_wanted) = match key.strip_suffix('!') {
         Some(key) => (key, false),
         None => (key, true),

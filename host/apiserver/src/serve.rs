@@ -53,10 +53,12 @@ pub enum ServeError {
 
 /// Serves until `stop` is cancelled, then closes every connection. Who can open the socket may do everything: its directory says who.
 pub async fn serve_unix(server: Server, listener: UnixListener, stop: CancellationToken) {
-    let accept = || async { listener.accept().await.map(|(stream, _)| stream) };
-    serve(accept, CONNECTIONS_MAX, stop, move |stream| {
-        connection(stream, server.clone(), None)
-    })
+    serve(
+        || async { listener.accept().await.map(|(stream, _)| stream) },
+        CONNECTIONS_MAX,
+        stop,
+        move |stream| connection(stream, server.clone(), None),
+    )
     .await;
 }
 
@@ -81,7 +83,6 @@ pub async fn serve_tls(
         Strangers::default(),
         Arc::new(Semaphore::new(CONNECTIONS_MAX)),
     );
-    let accept = || async { listener.accept().await.map(|(stream, _)| stream) };
     let open = move |stream: TcpStream| {
         let (acceptor, server) = (acceptor.clone(), server.clone());
         let door = enter(&stream, &strangers).map(|stranger| Door {
@@ -99,7 +100,13 @@ pub async fn serve_tls(
         }
     };
     // There is always room to accept one that takes the place of another.
-    serve(accept, CONNECTIONS_MAX + 2 * STRANGERS_MAX, stop, open).await;
+    serve(
+        || async { listener.accept().await.map(|(stream, _)| stream) },
+        CONNECTIONS_MAX + 2 * STRANGERS_MAX,
+        stop,
+        open,
+    )
+    .await;
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::options::{Check, Options};
 use crate::resources;
 use crate::route::{self, Route};
-use crate::state::{Draft, FIRST_REVISION, Shared, Snapshot, Turn, key};
+use crate::state::{Draft, FIRST_REVISION, ObjectStore, Snapshot, Turn, key};
 use crate::status::Refusal;
 use crate::storage::{Loaded, Storage, StorageError};
 use crate::writes::{garbage, now};
@@ -35,7 +35,7 @@ pub enum OpenError {
 /// An API server. Clones are the same server.
 #[derive(Clone)]
 pub struct Server {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ObjectStore>,
     /// Instead of that of the options.
     pub(crate) check: Option<Check>,
 }
@@ -51,7 +51,6 @@ impl std::fmt::Debug for Server {
 fn load(loaded: Loaded) -> Result<Snapshot, OpenError> {
     let mut snapshot = Snapshot::new(loaded.revision.max(FIRST_REVISION));
     for (number, object) in loaded.objects.into_iter().enumerate() {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (kind, api_version) = (text(&object["kind"]), text(&object["apiVersion"]));
         let name = text(&object["metadata"]["name"]);
         let version = object["metadata"]["resourceVersion"]
@@ -97,6 +96,10 @@ fn load(loaded: Loaded) -> Result<Snapshot, OpenError> {
     Ok(snapshot)
 }
 
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
 impl Server {
     /// A server with the objects that are stored. Resource versions go on from the highest of them, and a watch from a version before
     /// that is refused with 410, so its client lists again.
@@ -112,7 +115,7 @@ impl Server {
     ) -> Result<Self, OpenError> {
         let controllers = options.controllers;
         let server = Self {
-            shared: Arc::new(Shared::new(options, storage, load(loaded)?)),
+            shared: Arc::new(ObjectStore::new(options, storage, load(loaded)?)),
             check: None,
         };
         if controllers {

@@ -233,37 +233,40 @@ impl Draft {
 
     /// For the storage: of several changes of one object the last is enough, but each revision counts.
     pub(crate) fn to_store(&self) -> Vec<storage::Change> {
-        let change = |entry: &Entry| storage::Change {
-            key: entry.key.clone(),
-            object: (!entry.is_deletion).then(|| Arc::clone(&entry.object)),
-            revision: entry.revision,
-        };
-        self.changes.iter().map(change).collect()
+        self.changes
+            .iter()
+            .map(|entry| storage::Change {
+                key: entry.key.clone(),
+                object: (!entry.is_deletion).then(|| Arc::clone(&entry.object)),
+                revision: entry.revision,
+            })
+            .collect()
     }
 }
 
 pub(crate) fn key(resource: &'static Resource, object: &Value) -> ObjectKey {
-    let part = |name: &str| {
-        object["metadata"][name]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
-    };
     let namespace = if resource.namespaced {
-        part("namespace")
+        metadata(object, "namespace")
     } else {
         String::new()
     };
     ObjectKey {
         resource: resource.plural,
         namespace,
-        name: part("name"),
+        name: metadata(object, "name"),
     }
+}
+
+fn metadata(object: &Value, name: &str) -> String {
+    object["metadata"][name]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// What is published to readers and watches.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct WatchCache {
     pub(crate) now: Snapshot,
     pub(crate) history: VecDeque<Arc<Entry>>,
     history_bytes: usize,
@@ -286,13 +289,13 @@ pub(crate) struct News {
     /// Of the resource of the watch, in the order of their versions.
     pub(crate) changes: Vec<Arc<Entry>>,
     pub(crate) revision: u64,
-    /// As [`State::trimmed`].
+    /// As [`WatchCache::trimmed`].
     pub(crate) trimmed: u64,
     pub(crate) watch_epoch: u64,
     pub(crate) bookmarks: u64,
 }
 
-impl State {
+impl WatchCache {
     /// What happened to the objects of a resource after the resource version `sent`.
     pub(crate) fn since(&self, sent: u64, plural: &str) -> News {
         let first = self
@@ -327,8 +330,8 @@ impl State {
 }
 
 /// The state with its storage, a turn for writers, and a signal after each change.
-pub(crate) struct Shared {
-    state: Mutex<State>,
+pub(crate) struct ObjectStore {
+    state: Mutex<WatchCache>,
     tick: watch::Sender<()>,
     /// Whether a write is under way.
     writing: watch::Sender<bool>,
@@ -336,7 +339,7 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for ObjectStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared")
             .field("state", &self.state)
@@ -344,10 +347,10 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-impl Shared {
+impl ObjectStore {
     pub(crate) fn new(options: Options, storage: Arc<dyn Storage>, now: Snapshot) -> Self {
         let revision = now.revision;
-        let state = State {
+        let state = WatchCache {
             now,
             history: VecDeque::new(),
             history_bytes: 0,
@@ -367,13 +370,13 @@ impl Shared {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, WatchCache> {
         self.state
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut WatchCache) -> T) -> T {
         let done = change(&mut self.lock());
         self.tick.send_replace(());
         done
@@ -409,7 +412,7 @@ impl Shared {
 
 /// The right to write, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn(Arc<Shared>);
+pub(crate) struct Turn(Arc<ObjectStore>);
 
 impl Drop for Turn {
     fn drop(&mut self) {

@@ -392,13 +392,10 @@ pub fn patch(code: u16, message: &str) -> Refusal {
 
 /// An apply that would change fields of other managers: each with the message about it.
 pub fn apply_conflict(message: String, causes: impl Iterator<Item = (String, String)>) -> Refusal {
-    let cause = |(field, message)| json!({ "reason": "FieldManagerConflict", "message": message, "field": field });
-    refusal(
-        409,
-        "Conflict",
-        message,
-        json!({ "causes": causes.map(cause).collect::<Vec<_>>() }),
-    )
+    let causes: Vec<_> = causes
+        .map(|(field, message)| json!({ "reason": "FieldManagerConflict", "message": message, "field": field }))
+        .collect();
+    refusal(409, "Conflict", message, json!({ "causes": causes }))
 }
 
 /// An update whose object is another one than its address names.

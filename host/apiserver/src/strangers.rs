@@ -84,17 +84,11 @@ impl Table {
         }
         // Of several users with as many, the one with the oldest connection: one user may have many numbers.
         let most = counts.values().copied().max()?;
-        let ends = |entry: &Entry| {
-            if has_too_many {
-                entry.user == user
-            } else {
-                counts[&entry.user] == most
-            }
-        };
-        self.open
-            .iter()
-            .find(|(_, entry)| ends(entry))
-            .map(|(number, _)| *number)
+        let ending = self.open.iter().find(|(_, entry)| match has_too_many {
+            true => entry.user == user,
+            false => counts[&entry.user] == most,
+        });
+        ending.map(|(number, _)| *number)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::reads::{asked_version, unknown_match};
 use crate::route::Route;
 use crate::selector::Selector;
 use crate::shape::Shape;
-use crate::state::{Entry, News, Shared};
+use crate::state::{Entry, News, ObjectStore};
 use crate::status::{self, Cause, Refusal};
 
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// An open watch. It is closed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Watching {
-    shared: Arc<Shared>,
+    shared: Arc<ObjectStore>,
     ticks: Receiver<()>,
     route: Route,
     shape: Shape,
@@ -48,7 +48,11 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    pub(crate) fn open(shared: &Arc<Shared>, route: Route, shape: Shape) -> Result<Self, Refusal> {
+    pub(crate) fn open(
+        shared: &Arc<ObjectStore>,
+        route: Route,
+        shape: Shape,
+    ) -> Result<Self, Refusal> {
         let ticks = shared.ticks();
         let selector = Selector::of(&route)?;
         watch_options(&route)?;

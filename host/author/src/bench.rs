@@ -61,19 +61,13 @@ impl Measured {
     fn new(what: &'static str, unit: &'static str, mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let count = values.len();
-        let at = |percent: usize| {
-            values
-                .get((count - 1) * percent / 100)
-                .copied()
-                .unwrap_or_default()
-        };
         Self {
             what,
             unit,
-            median: at(50),
-            p10: at(10),
-            p90: at(90),
-            max: at(100),
+            median: percentile(&values, 50),
+            p10: percentile(&values, 10),
+            p90: percentile(&values, 90),
+            max: percentile(&values, 100),
             count,
         }
     }
@@ -106,6 +100,13 @@ impl Measured {
             self.shown(value)
         }
     }
+}
+
+fn percentile(values: &[f64], percent: usize) -> f64 {
+    values
+        .get((values.len() - 1) * percent / 100)
+        .copied()
+        .unwrap_or_default()
 }
 
 pub(super) async fn run(args: BenchArgs) -> Result<()> {

@@ -1,6 +1,7 @@
 //! `nodedock driver build`: has the tool of a driver's language build it, and puts NAME.wasm beside the sources.
 
 use std::ffi::OsStr;
+use std::fs::DirEntry;
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -253,18 +254,15 @@ fn wrap(module: &Path, directory: &Path, output: &Path) -> Result<()> {
 
 /// The files of a directory with these extensions, in the order of their names.
 fn sources(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
-    let context = || format!("read {}", directory.display());
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(directory).with_context(context)? {
-        let path = entry.with_context(context)?.path();
-        if path
-            .extension()
+    let entries: Vec<_> = std::fs::read_dir(directory)
+        .and_then(Iterator::collect)
+        .with_context(|| format!("read {}", directory.display()))?;
+    let mut found: Vec<_> = entries.iter().map(DirEntry::path).collect();
+    found.retain(|path| {
+        path.extension()
             .and_then(OsStr::to_str)
             .is_some_and(|extension| extensions.contains(&extension))
-        {
-            found.push(path);
-        }
-    }
+    });
     found.sort();
     Ok(found)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use nodedock_base::file;
-use nodedock_conformance::{Options, Outcome, PLACEHOLDERS, Program, Running, Target, Verdict};
+use nodedock_conformance::{CaseResult, Options, Outcome, PLACEHOLDERS, Program, Running, Target};
 use nodedock_model::limit;
 use serde_json::Value;
 
@@ -90,8 +90,10 @@ struct Subject {
 }
 
 fn placeholders() -> String {
-    let line = |(name, meaning): &(&str, &str)| format!("  {{{name}}}  {meaning}");
-    let lines: Vec<_> = PLACEHOLDERS.iter().map(line).collect();
+    let lines: Vec<_> = PLACEHOLDERS
+        .iter()
+        .map(|(name, meaning)| format!("  {{{name}}}  {meaning}"))
+        .collect();
     format!("In a command:\n{}", lines.join("\n"))
 }
 
@@ -148,12 +150,12 @@ pub(crate) async fn run(args: ConformArgs) -> Result<()> {
     options.admin_access = args.admin_access;
     options.only.clone_from(&args.only);
     let mut unread = Ok(());
-    let progress = |verdict: &Verdict| {
+    let report = nodedock_conformance::run(&options, |verdict| {
         if !args.json && unread.is_ok() {
             unread = print_text(&shown(verdict));
         }
-    };
-    let report = nodedock_conformance::run(&options, progress).await?;
+    })
+    .await?;
     unread?;
     if let Some(path) = &args.junit {
         std::fs::write(path, report.junit()?)
@@ -210,7 +212,7 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
         .file_stem()
         .and_then(|stem| stem.to_str())
         .context("the driver's file has no name in UTF-8")?;
-    let beside = |kind: &str| super::beside(file, &format!("{kind}.yaml"));
+
     let mut files = vec![(
         format!("{stem}.wasm"),
         file.to_owned(),
@@ -219,11 +221,11 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
     let grant = args
         .grant
         .clone()
-        .map_or_else(|| beside("grant"), |path| Ok(Some(path)))?;
+        .map_or_else(|| super::beside(file, "grant.yaml"), |path| Ok(Some(path)))?;
     let config = args
         .config
         .clone()
-        .map_or_else(|| beside("config"), |path| Ok(Some(path)))?;
+        .map_or_else(|| super::beside(file, "config.yaml"), |path| Ok(Some(path)))?;
     for (path, kind) in [(grant, "grant"), (config, "config")] {
         files.extend(path.map(|path| {
             (
@@ -233,13 +235,15 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
             )
         }));
     }
-    let read = |(name, path, bytes_max): (String, PathBuf, u64)| {
-        Ok((
-            Path::new("var/lib/nodedock/drivers").join(name),
-            super::read(&path, bytes_max)?,
-        ))
-    };
-    let files = files.into_iter().map(read).collect::<Result<_>>()?;
+    let files = files
+        .into_iter()
+        .map(|(name, path, bytes_max)| {
+            Ok((
+                Path::new("var/lib/nodedock/drivers").join(name),
+                super::read(&path, bytes_max)?,
+            ))
+        })
+        .collect::<Result<_>>()?;
     let mut command = vec![node_program()?];
     let arguments = "run --root {root} --kubernetes=true --kubelet-root {kubelet} --kubeconfig {kubeconfig} --node-name {node} --boot-id {boot}";
     command.extend(arguments.split(' ').map(str::to_owned));
@@ -282,7 +286,7 @@ fn node_program() -> Result<String> {
 }
 
 /// A line for a case, and what was exchanged if it failed.
-fn shown(verdict: &Verdict) -> String {
+fn shown(verdict: &CaseResult) -> String {
     let id = &verdict.case.id;
     let seconds = verdict.took.as_secs_f64();
     match &verdict.outcome {

@@ -111,14 +111,17 @@ fn annotations(description: &Description) -> HashMap<String, String> {
 
 /// A version as a tag, which has no `+`.
 fn tag(version: &str) -> String {
-    let allowed = |c: char| {
-        if c.is_ascii_alphanumeric() || "._-".contains(c) {
-            c
-        } else {
-            '_'
-        }
-    };
-    version.chars().map(allowed).take(TAG_LENGTH_MAX).collect()
+    version
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || "._-".contains(c) {
+                c
+            } else {
+                '_'
+            }
+        })
+        .take(TAG_LENGTH_MAX)
+        .collect()
 }
 
 /// By path in the layout.

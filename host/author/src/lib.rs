@@ -181,15 +181,17 @@ fn read_text(path: &Path) -> Result<String> {
 
 /// Writes a file at once: a daemon or a person may read it meanwhile.
 fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let context = || format!("write {}", path.display());
+    replace_file(path, bytes).with_context(|| format!("write {}", path.display()))
+}
+
+fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let parent = nodedock_base::file::directory_of(path);
     let mut file = tempfile::Builder::new()
         .prefix(".nodedock-")
         .permissions(Permissions::from_mode(FILE_MODE))
-        .tempfile_in(parent)
-        .with_context(context)?;
-    file.write_all(bytes).with_context(context)?;
-    file.persist(path).with_context(context)?;
+        .tempfile_in(parent)?;
+    file.write_all(bytes)?;
+    file.persist(path)?;
     Ok(())
 }
 

@@ -139,8 +139,6 @@ impl Sdk {
 
     /// The value in `Cargo.toml`.
     fn dependency(&self) -> String {
-        // The escapes of JSON are escapes of TOML.
-        let quoted = |text: &str| serde_json::Value::from(text).to_string();
         match self {
             Self::Version(version) => quoted(version),
             Self::Git(url) => format!("{{ git = {} }}", quoted(url)),
@@ -156,6 +154,11 @@ impl Sdk {
             }
         }
     }
+}
+
+/// The escapes of JSON are escapes of TOML.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }
 
 fn ensure_empty(directory: &Path) -> Result<()> {

@@ -54,27 +54,23 @@ async fn contents(args: &PackageArgs) -> Result<(Vec<ImageFile>, Description)> {
     let Some(stem) = file.file_name().and_then(file_watch::stem) else {
         bail!("{shown} is not named NAME.wasm, by which a daemon finds the driver");
     };
-    let named = |suffix: &str, bytes| ImageFile {
-        name: format!("{stem}{suffix}"),
-        bytes,
-    };
     let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
-    let mut files = vec![named(".wasm", bytes.clone())];
+    let mut files = vec![image_file(stem, ".wasm", bytes.clone())];
     let mut grant = Grant::empty();
     if let Some(path) = &args.grant {
         let text = read_text(path)?;
         grant = Grant::parse(&text).with_context(|| format!("grant {}", path.display()))?;
-        files.push(named(".grant.yaml", text.into_bytes()));
+        files.push(image_file(stem, ".grant.yaml", text.into_bytes()));
     }
     if let Some(path) = &args.config {
         let text = read_text(path)?;
         driver_config(&text).with_context(|| format!("config {}", path.display()))?;
-        files.push(named(".config.yaml", text.into_bytes()));
+        files.push(image_file(stem, ".config.yaml", text.into_bytes()));
     }
     if let Some(path) = &args.signature {
         let bytes = read(path, limit::SIGNATURE_FILE_BYTES_MAX)?;
         trust::check_signature(&bytes).with_context(|| format!("signature {}", path.display()))?;
-        files.push(named(".wasm.sig", bytes));
+        files.push(image_file(stem, ".wasm.sig", bytes));
     }
     let found = load(file, bytes, &grant).await?;
     let driver = found
@@ -102,6 +98,13 @@ async fn contents(args: &PackageArgs) -> Result<(Vec<ImageFile>, Description)> {
             summary,
         },
     ))
+}
+
+fn image_file(stem: &str, suffix: &str, bytes: Vec<u8>) -> ImageFile {
+    ImageFile {
+        name: format!("{stem}{suffix}"),
+        bytes,
+    }
 }
 
 fn lines(

@@ -11,7 +11,7 @@ use nodedock_base::clock::rfc3339;
 use nodedock_command::CommandError;
 use nodedock_command::output::{print_text, printable};
 use nodedock_core::recording::file::{RECORDING_BYTES_MAX, Reader};
-use nodedock_core::recording::{Answer, Line, Raw, RecordedCall, Revision};
+use nodedock_core::recording::{CallOutcome, Line, Raw, RecordedCall, Revision};
 use nodedock_model::limit;
 use nodedock_wasm::replay::{Replayed, replay};
 
@@ -162,10 +162,10 @@ fn call_lines(number: usize, call: &RecordedCall<Raw>) -> Vec<String> {
     lines
 }
 
-fn answer_text(answer: &Answer<Raw>) -> String {
+fn answer_text(answer: &CallOutcome<Raw>) -> String {
     match answer {
-        Answer::Returned(value) => value.to_string(),
-        Answer::Failed(failure) => format!("failed, {}: {}", failure.code, failure.message),
+        CallOutcome::Returned(value) => value.to_string(),
+        CallOutcome::Failed(failure) => format!("failed, {}: {}", failure.code, failure.message),
     }
 }
 

@@ -194,15 +194,17 @@ pub(super) fn files(language: Language, values: &Values<'_>) -> Vec<(String, Vec
         Language::JavaScript => &JAVASCRIPT,
         Language::C => &C,
     };
-    let fill = |text: &str| fill(text, template, values);
-    let file = |(path, content): &File| {
-        let bytes = match content {
-            Content::Text(text) => fill(text).into_bytes(),
-            Content::Plain(bytes) => bytes.to_vec(),
-        };
-        (fill(path), bytes)
-    };
-    COMMON.iter().chain(template.files).map(file).collect()
+    COMMON
+        .iter()
+        .chain(template.files)
+        .map(|(path, content)| {
+            let bytes = match content {
+                Content::Text(text) => fill(text, template, values).into_bytes(),
+                Content::Plain(bytes) => bytes.to_vec(),
+            };
+            (fill(path, template, values), bytes)
+        })
+        .collect()
 }
 
 fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {

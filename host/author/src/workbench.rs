@@ -334,13 +334,12 @@ impl Drop for TestClaim<'_> {
 
 /// The outcome of the one claim of a call.
 fn one<T>(outcomes: nodedock_core::driver::Outcomes<T>) -> Result<T, Problem> {
-    let missing = || {
+    outcomes.into_values().next().unwrap_or_else(|| {
         Err(Problem::internal(
             ProblemCode::ClaimSkipped,
             "the driver has no outcome for the claim",
         ))
-    };
-    outcomes.into_values().next().unwrap_or_else(missing)
+    })
 }
 
 /// A value that a driver wrote below `/sys`.

@@ -35,9 +35,9 @@ pub trait Serve: Send + Sync + 'static {
 }
 
 /// Requests in their order. Clones share it.
-pub struct Batches<S: Serve>(Arc<Shared<S>>);
+pub struct Batches<S: Serve>(Arc<BatchServer<S>>);
 
-struct Shared<S: Serve> {
+struct BatchServer<S: Serve> {
     server: S,
     /// A batch that is at least as heavy gets no other request: bounds its time.
     weight_max: usize,
@@ -68,7 +68,7 @@ pub struct Waiting<S: Serve>(oneshot::Receiver<Turn<S>>);
 
 /// The right to carry out requests, with the own one. One that is dropped, since its caller is gone, carries them out all the same.
 pub struct Leader<S: Serve> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<BatchServer<S>>,
     own: Option<S::Request>,
 }
 
@@ -84,7 +84,7 @@ impl<S: Serve> Batches<S> {
             waiting: VecDeque::new(),
             is_led: false,
         });
-        Self(Arc::new(Shared {
+        Self(Arc::new(BatchServer {
             server,
             weight_max,
             queue,
@@ -185,7 +185,7 @@ impl<S: Serve> Drop for Leader<S> {
 }
 
 /// Makes the first of the waiting requests the leader when it is dropped, also by a panic.
-struct Next<S: Serve>(Option<Arc<Shared<S>>>);
+struct Next<S: Serve>(Option<Arc<BatchServer<S>>>);
 
 impl<S: Serve> Next<S> {
     /// Passes on after the upkeep, which runs on a thread of its own.

@@ -36,10 +36,11 @@ pub fn symlink_metadata(path: &Path) -> io::Result<Option<Metadata>> {
 
 /// As `metadata`; `None` also for a link in a circle, and where this process may not look.
 pub fn reachable(path: &Path) -> io::Result<Option<Metadata>> {
-    let is_loop =
-        |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
     match metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied || is_loop(&error) => {
+        Err(error)
+            if error.kind() == io::ErrorKind::PermissionDenied
+                || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) =>
+        {
             Ok(None)
         }
         found => found,

@@ -36,10 +36,10 @@ pub struct Listeners(Arc<Inner>);
 
 struct Inner {
     store: FdStore,
-    state: Mutex<State>,
+    state: Mutex<KeptListeners>,
 }
 
-struct State {
+struct KeptListeners {
     start: String,
     kept: BTreeMap<PathBuf, Kept>,
     /// Another instance has them: their files are not this one's to remove.
@@ -79,7 +79,7 @@ impl Default for Listeners {
 
 impl Listeners {
     fn new(store: FdStore, start: String) -> Self {
-        let state = State {
+        let state = KeptListeners {
             start,
             kept: BTreeMap::new(),
             given: false,
@@ -117,8 +117,11 @@ impl Listeners {
         );
         if has_store {
             // SAFETY: systemd passed these descriptors to this process alone, and nothing else here takes them.
-            let owned = |(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) });
-            listeners.adopt(sd_notify::listen_fds_with_names()?.map(owned).collect());
+            listeners.adopt(
+                sd_notify::listen_fds_with_names()?
+                    .map(|(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) }))
+                    .collect(),
+            );
         }
         Ok((listeners, None))
     }

@@ -110,38 +110,45 @@ impl Process {
     ///
     /// Its end cannot be seen from here.
     pub async fn ended(&self) -> Result<(), ProcessError> {
-        let failed = |source| ProcessError::Io {
-            pid: self.pid,
-            source,
-        };
-        if self.boot_id != boot_id().map_err(failed)? {
+        if self.boot_id != boot_id().map_err(|source| self.failed(source))? {
             return Ok(());
         }
-        if self.pid_namespace != own_namespace().map_err(failed)? {
+        if self.pid_namespace != own_namespace().map_err(|source| self.failed(source))? {
             return Err(ProcessError::OtherNamespace(self.pid));
         }
         let Some(pid) = Pid::from_raw(self.pid) else {
             return Ok(());
         };
         // The number may be that of another program's thread by now, for which there is no descriptor.
-        if start_of(self.pid).map_err(failed)? != Some(self.start) {
+        if start_of(self.pid).map_err(|source| self.failed(source))? != Some(self.start) {
             return Ok(());
         }
         let descriptor: OwnedFd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(descriptor) => descriptor,
             Err(rustix::io::Errno::SRCH) => return Ok(()),
-            Err(error) => return Err(failed(error.into())),
+            Err(error) => return Err(self.failed(error.into())),
         };
         // The descriptor is open by now: if the start is right, it is the process and not a later one.
-        if start_of(self.pid).map_err(failed)? != Some(self.start) {
+        if start_of(self.pid).map_err(|source| self.failed(source))? != Some(self.start) {
             return Ok(());
         }
         // SAFETY: an `OwnedFd` is open, and the same one, until it is dropped, which the `AsyncFd` does.
         let descriptor =
-            unsafe { AsyncFd::register(descriptor) }.map_err(|error| failed(error.into()))?;
+            unsafe { AsyncFd::register(descriptor) }.map_err(|error| self.failed(error.into()))?;
         // It becomes readable once, and is not read.
-        descriptor.readable().await.map_err(failed)?.retain_ready();
+        descriptor
+            .readable()
+            .await
+            .map_err(|source| self.failed(source))?
+            .retain_ready();
         Ok(())
+    }
+
+    fn failed(&self, source: io::Error) -> ProcessError {
+        ProcessError::Io {
+            pid: self.pid,
+            source,
+        }
     }
 }
 

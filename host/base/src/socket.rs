@@ -45,18 +45,23 @@ pub async fn bind_by(path: &Path, temporary: &Path) -> Result<UnixListener, Bind
         });
     }
     refuse_occupied(path).await?;
-    let io = |source| BindError::Io {
+
+    let listener = bind_in_place(path, temporary).map_err(|source| BindError::Io {
         path: path.to_owned(),
         source,
-    };
+    })?;
+    own_sockets::add(path);
+    Ok(listener)
+}
+
+fn bind_in_place(path: &Path, temporary: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let listener = UnixListener::bind(temporary).map_err(io)?;
-    std::fs::set_permissions(temporary, PermissionsExt::from_mode(0o600)).map_err(io)?;
-    std::fs::rename(temporary, path).map_err(io)?;
-    own_sockets::add(path);
+    let listener = UnixListener::bind(temporary)?;
+    std::fs::set_permissions(temporary, PermissionsExt::from_mode(0o600))?;
+    std::fs::rename(temporary, path)?;
     Ok(listener)
 }
 
@@ -160,10 +165,10 @@ async fn channel<G>(socket: &Path, stream: UnixStream, guard: G) -> Result<Chann
 where
     G: Send + Unpin + 'static,
 {
-    let owner = move |_: &[u8]| {
+    let stream = InspectReader::new(stream, move |_| {
         let _ = &guard;
-    };
-    let mut stream = Some(TokioIo::new(InspectReader::new(stream, owner)));
+    });
+    let mut stream = Some(TokioIo::new(stream));
     let connector = tower::service_fn(move |_: Uri| {
         std::future::ready(
             stream

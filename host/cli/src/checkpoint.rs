@@ -156,9 +156,11 @@ fn changed_values(dump: &Dump) -> Vec<ChangedValue> {
     } in &dump.values
     {
         for (driver, values) in drivers {
-            let row =
-                |value: &KeptValue| (id.clone(), boot_id.clone(), driver.clone(), value.clone());
-            rows.extend(values.iter().map(row));
+            rows.extend(
+                values
+                    .iter()
+                    .map(|value| (id.clone(), boot_id.clone(), driver.clone(), value.clone())),
+            );
         }
     }
     rows

@@ -188,13 +188,10 @@ fn resource_lines(
             "  DeviceClass: {class}, of which pods also request deviceclass.resource.kubernetes.io/{class}"
         ));
     }
-    let is_about = |condition: &&v1::Condition| {
-        condition.subject == *name || pools.contains(&condition.subject)
-    };
     lines.extend(
         conditions
             .iter()
-            .filter(is_about)
+            .filter(|condition| condition.subject == *name || pools.contains(&condition.subject))
             .flat_map(|condition| describe::problem(&condition.problem, "  ")),
     );
     lines
@@ -250,10 +247,10 @@ fn driver_lines(driver: &v1::Driver) -> Vec<String> {
             .iter()
             .map(|missing| format!("  not granted: {missing}")),
     );
-    let is_judged = |trust: &&v1::DriverTrust| {
-        trust.mode != "off" || !trust.key.is_empty() || !trust.pin.is_empty()
-    };
-    let trust = driver.trust.as_ref().filter(is_judged);
+    let trust = driver
+        .trust
+        .as_ref()
+        .filter(|trust| trust.mode != "off" || !trust.key.is_empty() || !trust.pin.is_empty());
     lines.extend(trust.map(|trust| format!("  trust: {}", describe::trust(trust))));
     if driver.discovered_ms > 0 {
         lines.push(format!(
@@ -366,23 +363,24 @@ pub(super) fn waiting_lines(waiting: &v1::WaitingClaim) -> Vec<String> {
         .as_ref()
         .map(describe::object)
         .unwrap_or_default();
-    let device = |excluded: &v1::ExcludedDevice| {
-        let v1::ExcludedDevice {
-            request,
-            driver,
-            pool,
-            device,
-            reason,
-        } = excluded;
-        format!("  request {request}: {driver}/{pool}/{device}: {reason}")
-    };
     let first = format!("claim {id} is not allocated: {}", waiting.reason);
     let more = waiting.more.then(|| "  and more devices".to_owned());
     [first]
         .into_iter()
-        .chain(waiting.excluded.iter().map(device))
+        .chain(waiting.excluded.iter().map(excluded_device))
         .chain(more)
         .collect()
+}
+
+fn excluded_device(excluded: &v1::ExcludedDevice) -> String {
+    let v1::ExcludedDevice {
+        request,
+        driver,
+        pool,
+        device,
+        reason,
+    } = excluded;
+    format!("  request {request}: {driver}/{pool}/{device}: {reason}")
 }
 
 impl<'a> Claim<'a> {
@@ -548,22 +546,26 @@ fn pod_lines(pods: &[v1::ObjectRef]) -> impl Iterator<Item = String> {
 
 /// When a claim came into its state: the newest entry that begins it and all that follow do not leave it.
 fn since(state: &str, timeline: &[v1::Transition]) -> Option<u64> {
-    let begins = |entry: &&v1::Transition| match state {
-        "unpreparing" => matches!(entry.what.as_str(), "unpreparing" | "rolled back"),
-        "prepared" => entry.what == "prepared",
-        _ => entry.what.starts_with("preparing"),
-    };
     let begin = match state {
         // Each repeated request is an entry of its own: the first after another state counts.
         "preparing" => {
-            let ended =
-                |entry: &v1::Transition| matches!(entry.what.as_str(), "prepared" | "unpreparing");
-            let from = timeline.iter().rposition(ended).map_or(0, |at| at + 1);
-            timeline[from..].iter().find(begins)
+            let from = timeline
+                .iter()
+                .rposition(|entry| matches!(entry.what.as_str(), "prepared" | "unpreparing"))
+                .map_or(0, |at| at + 1);
+            timeline[from..].iter().find(|entry| begins(entry, state))
         }
-        _ => timeline.iter().rev().find(begins),
+        _ => timeline.iter().rev().find(|entry| begins(entry, state)),
     };
     begin.map(|entry| entry.at_ms)
+}
+
+fn begins(entry: &v1::Transition, state: &str) -> bool {
+    match state {
+        "unpreparing" => matches!(entry.what.as_str(), "unpreparing" | "rolled back"),
+        "prepared" => entry.what == "prepared",
+        _ => entry.what.starts_with("preparing"),
+    }
 }
 
 fn next_step(claim: &v1::ObjectRef, driver: &v1::ClaimDriver) -> Option<String> {

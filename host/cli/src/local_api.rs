@@ -74,9 +74,11 @@ fn is_kubeconfig(path: &Path) -> Result<bool> {
     let Ok(found) = serde_json::from_slice::<Value>(&text) else {
         return Ok(false);
     };
-    let has_one = |list: &str| found[list].as_array().is_some_and(|list| list.len() == 1);
     let is_named = found["current-context"] == nodedock_apiserver::KUBECONFIG_NAME;
-    Ok(is_named && ["clusters", "users", "contexts"].into_iter().all(has_one))
+    Ok(is_named
+        && ["clusters", "users", "contexts"]
+            .into_iter()
+            .all(|list| found[list].as_array().is_some_and(|list| list.len() == 1)))
 }
 
 /// A text of an object; empty if it is not there.
@@ -92,12 +94,15 @@ pub(super) fn devices(claim: &Value) -> Vec<String> {
     let results = claim
         .pointer("/status/allocation/devices/results")
         .and_then(Value::as_array);
-    let name = |of: &Value| {
-        ["/driver", "/pool", "/device"]
-            .map(|field| text(of, field).to_owned())
-            .join("/")
-    };
-    results.into_iter().flatten().map(name).collect()
+    results
+        .into_iter()
+        .flatten()
+        .map(|of| {
+            ["/driver", "/pool", "/device"]
+                .map(|field| text(of, field).to_owned())
+                .join("/")
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ pub(super) struct ReleaseClaimArgs {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct ReleaseOutput {
     claim: Option<v1::ObjectRef>,
     released: bool,
     pods: Vec<v1::ObjectRef>,
@@ -74,7 +74,7 @@ pub(super) async fn run(location: &Location, command: ReleaseCommand) -> Result<
         .into_iter()
         .map(|driver| Driver::new(driver, args.yes))
         .collect();
-    let answer = Answer {
+    let answer = ReleaseOutput {
         claim,
         released: args.yes,
         pods,
@@ -130,7 +130,7 @@ impl Row for Driver {
     ];
 }
 
-impl Answer {
+impl ReleaseOutput {
     fn text(&self, format: Format) -> String {
         let none = if self.released {
             "every driver unprepared it"

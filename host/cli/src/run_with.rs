@@ -165,8 +165,11 @@ impl Owned {
     }
 
     fn new(made: &Value) -> Result<Self> {
-        let of = |field: &str| text(made, &format!("/metadata/{field}"));
-        let id = ObjectRef::new(of("namespace"), of("name"), of("uid"));
+        let id = ObjectRef::new(
+            metadata(made, "namespace"),
+            metadata(made, "name"),
+            metadata(made, "uid"),
+        );
         Ok(Self {
             id: id.context("the local API named the claim wrongly")?,
         })
@@ -215,6 +218,10 @@ impl Owned {
             self.name()
         ));
     }
+}
+
+fn metadata<'a>(made: &'a Value, field: &str) -> &'a str {
+    text(made, &format!("/metadata/{field}"))
 }
 
 /// Waits for the devices, and prepares them. Returns their CDI names.
@@ -337,12 +344,14 @@ async fn run_program(
             signal = signals.received() => {
                 // The terminal has sent it to all of this process group as well, where each decides what it means.
                 let is_of_terminal = signal == Signal::INT && is_foreground();
-                let has_it = |child: &Pid| is_of_terminal && getpgid(Some(*child)) == Ok(getpgrp());
                 let children = children().unwrap_or_else(|error| {
                     tracing::warn!(%error, "what the program left behind cannot be listed, and gets no signal");
                     vec![pid]
                 });
-                for child in children.into_iter().filter(|child| !has_it(child)) {
+                for child in children {
+                    if is_of_terminal && getpgid(Some(child)) == Ok(getpgrp()) {
+                        continue;
+                    }
                     // It may have ended.
                     let _ = kill_process(child, signal);
                 }
@@ -366,11 +375,13 @@ impl StopSignals {
             .unwrap_or_default();
         let heeded = [Signal::TERM, Signal::INT, Signal::HUP].into_iter();
         let heeded = heeded.filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
-        let listen = |heeded: Signal| {
-            let kind = SignalKind::from_raw(heeded.as_raw());
-            Ok((heeded, signal(kind).context("listen for signals")?))
-        };
-        heeded.map(listen).collect::<Result<_>>().map(Self)
+        heeded
+            .map(|heeded| {
+                let kind = SignalKind::from_raw(heeded.as_raw());
+                Ok((heeded, signal(kind).context("listen for signals")?))
+            })
+            .collect::<Result<_>>()
+            .map(Self)
     }
 
     /// The next one. One that is not received yet is not lost.
@@ -494,12 +505,8 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
 
 /// The program with the devices among its arguments.
 fn with_devices(program: &[OsString], devices: &[String]) -> Result<Vec<OsString>, CommandError> {
-    let has_place = |argument: &OsString| {
-        argument
-            .to_str()
-            .is_some_and(|text| text.contains(PLACEHOLDER))
-    };
-    if program.iter().any(has_place) {
+    let mut texts = program.iter().filter_map(|argument| argument.to_str());
+    if texts.any(|text| text.contains(PLACEHOLDER)) {
         let placed = program.iter().flat_map(|argument| match argument.to_str() {
             Some(PLACEHOLDER) => vec![OsString::from(devices.join(","))],
             Some(text) if text.contains(PLACEHOLDER) => devices
@@ -517,12 +524,9 @@ fn with_devices(program: &[OsString], devices: &[String]) -> Result<Vec<OsString
     let Some(tool) = tool.filter(|tool| TOOLS.contains(tool)) else {
         return Ok(program.to_vec());
     };
-    let is_command = |argument: &OsString| {
-        argument
-            .to_str()
-            .is_some_and(|text| TOOL_COMMANDS.contains(&text))
-    };
-    let Some(at) = arguments.iter().position(is_command) else {
+    let mut texts = arguments.iter().map(|argument| argument.to_str());
+    let command = texts.position(|text| text.is_some_and(|text| TOOL_COMMANDS.contains(&text)));
+    let Some(at) = command else {
         let hint =
             format!("write {PLACEHOLDER} where the devices belong, such as --device={PLACEHOLDER}");
         return Err(CommandError::usage(

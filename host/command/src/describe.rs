@@ -47,10 +47,6 @@ pub fn problem(problem: &Option<v1::Problem>, indent: &str) -> Vec<String> {
 
 /// Whether a driver's file is trusted, by which key or pin, or why not.
 pub fn trust(trust: &v1::DriverTrust) -> String {
-    let part = |before: &str, text: &str| match text {
-        "" => String::new(),
-        text => format!("{before}{text}"),
-    };
     let v1::DriverTrust {
         mode,
         verdict,
@@ -58,16 +54,25 @@ pub fn trust(trust: &v1::DriverTrust) -> String {
         pin,
         reason,
     } = trust;
-    let (key, pin) = (part(", signed by ", key), part(", pinned for ", pin));
-    format!("{verdict} (mode {mode}){key}{pin}{}", part(": ", reason))
+    let (key, pin) = (
+        prefixed(", signed by ", key),
+        prefixed(", pinned for ", pin),
+    );
+    format!(
+        "{verdict} (mode {mode}){key}{pin}{}",
+        prefixed(": ", reason)
+    )
+}
+
+fn prefixed(before: &str, text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!("{before}{text}"),
+    }
 }
 
 /// What a driver changed below `/sys`, and what the release of its claim does or did about it.
 pub fn sysfs_value(value: &v1::SysfsValue) -> String {
-    let shown = |text: &Option<String>| {
-        text.as_deref()
-            .map_or_else(|| "unknown".to_owned(), |text| format!("{text:?}"))
-    };
     let (before, found, left) = (
         shown(&value.before),
         shown(&value.found),
@@ -95,6 +100,11 @@ pub fn sysfs_value(value: &v1::SysfsValue) -> String {
     }
 }
 
+fn shown(text: &Option<String>) -> String {
+    text.as_deref()
+        .map_or_else(|| "unknown".to_owned(), |text| format!("{text:?}"))
+}
+
 /// A taint as `kubectl taint` writes it, and where it comes from.
 pub fn taint(taint: &v1::Taint) -> String {
     let v1::Taint {
@@ -116,11 +126,14 @@ pub fn taint(taint: &v1::Taint) -> String {
 /// A cell of a table: the consumers for which a kubelet had a claim prepared.
 pub fn kubelet_consumers(hold: &v1::KubeletHold) -> String {
     // The column is that of pods: of another consumer it has the kind.
-    let name = |of: &v1::Consumer| match (of.api_group.as_str(), of.resource.as_str()) {
-        ("", "pods") => of.name.clone(),
-        (_, resource) => format!("{resource}/{}", of.name),
-    };
-    let names: Vec<_> = hold.consumers.iter().map(name).collect();
+    let names: Vec<_> = hold
+        .consumers
+        .iter()
+        .map(|of| match (of.api_group.as_str(), of.resource.as_str()) {
+            ("", "pods") => of.name.clone(),
+            (_, resource) => format!("{resource}/{}", of.name),
+        })
+        .collect();
     if names.is_empty() {
         "(kubelet)".to_owned()
     } else {
@@ -130,14 +143,6 @@ pub fn kubelet_consumers(hold: &v1::KubeletHold) -> String {
 
 /// Since when, of which drivers and for which consumers a kubelet had a claim prepared.
 pub fn kubelet_hold(hold: &v1::KubeletHold) -> String {
-    let consumer = |of: &v1::Consumer| {
-        let group = if of.api_group.is_empty() {
-            String::new()
-        } else {
-            format!(".{}", of.api_group)
-        };
-        format!("{}{group} {} (UID {})", of.resource, of.name, of.uid)
-    };
     let mut consumers: Vec<_> = hold
         .consumers
         .iter()
@@ -156,6 +161,15 @@ pub fn kubelet_hold(hold: &v1::KubeletHold) -> String {
         false => format!("; reserved for {}", consumers.join(", ")),
     };
     format!("in use by the kubelet since {since}, prepared by {drivers}{reserved}")
+}
+
+fn consumer(of: &v1::Consumer) -> String {
+    let group = if of.api_group.is_empty() {
+        String::new()
+    } else {
+        format!(".{}", of.api_group)
+    };
+    format!("{}{group} {} (UID {})", of.resource, of.name, of.uid)
 }
 
 /// The process that sent a request, as far as its socket says.

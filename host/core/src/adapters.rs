@@ -22,6 +22,11 @@ mod material;
 mod merge;
 mod publication;
 
+fn unknown(driver: &str) -> Problem {
+    let message = format!("there is no adapter of the driver {driver:?}");
+    Problem::not_found(ProblemCode::AdapterUnknown, message)
+}
+
 #[cfg(test)]
 mod tests;
 
@@ -87,18 +92,18 @@ pub struct AdapterParts {
 
 /// Handle to the adapters. Clones share the state.
 #[derive(Clone)]
-pub struct Adapters(Arc<Shared>);
+pub struct Adapters(Arc<AdapterStore>);
 
-struct Shared {
+struct AdapterStore {
     parts: Arc<AdapterParts>,
-    state: Mutex<State>,
+    state: Mutex<AdapterTable>,
     /// The records as the checkpoint has them, written by one at a time.
     stored: tokio::sync::Mutex<StoredRecords<ExtendedResource, AdapterRecord>>,
     changes: Signal,
 }
 
 #[derive(Default)]
-struct State {
+struct AdapterTable {
     adapted: BTreeMap<ExtendedResource, Adapted>,
     generations: u64,
 }
@@ -136,12 +141,12 @@ impl Adapters {
         for (resource, adapted) in &mut adapted {
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
-        let mut state = State {
+        let mut state = AdapterTable {
             adapted,
             generations: 0,
         };
         state.begin();
-        let adapters = Self(Arc::new(Shared {
+        let adapters = Self(Arc::new(AdapterStore {
             parts: Arc::new(parts),
             state: Mutex::new(state),
             stored: tokio::sync::Mutex::new(stored),
@@ -175,7 +180,7 @@ impl Adapters {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AdapterTable> {
         self.0.state.lock()
     }
 
@@ -272,13 +277,11 @@ impl Adapters {
         change: impl FnOnce(&mut Adapted),
     ) {
         let mut state = self.state();
-        let current = |adapted: &&mut Adapted| {
-            adapted
-                .plugin
-                .as_ref()
-                .is_some_and(|(known, _)| *known == generation)
-        };
-        let Some(adapted) = state.adapted.get_mut(resource).filter(current) else {
+        let adapted = state.adapted.get_mut(resource).filter(|adapted| {
+            let plugin = adapted.plugin.as_ref();
+            plugin.is_some_and(|(known, _)| *known == generation)
+        });
+        let Some(adapted) = adapted else {
             return;
         };
         change(adapted);
@@ -308,31 +311,37 @@ impl Adapters {
     /// Identity strings of devices that pods have by the plugins' IDs, each with the resource and the ID: no claim has this hardware meanwhile.
     pub fn held_identities(&self) -> BTreeMap<String, (ExtendedResource, String)> {
         let state = self.state();
-        let of = |adapted: &Adapted| {
-            let resource = adapted.adapter.resource.clone();
-            let held = adapted.held_identities().into_iter();
-            held.map(|(identity, id)| (identity, (resource.clone(), id)))
-                .collect::<Vec<_>>()
-        };
-        state.adapted.values().flat_map(of).collect()
+        state
+            .adapted
+            .values()
+            .flat_map(|adapted| {
+                let resource = adapted.adapter.resource.clone();
+                let held = adapted.held_identities().into_iter();
+                held.map(|(identity, id)| (identity, (resource.clone(), id)))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     /// Identity strings of devices that pods of a kubelet may have by the plugins' IDs, each with the resource and its driver: it is not known
     /// yet whether they do.
     pub fn unread_identities(&self) -> BTreeMap<String, (ExtendedResource, DriverName)> {
         let state = self.state();
-        let of = |adapted: &Adapted| {
-            let Adapter {
-                resource, driver, ..
-            } = adapted.adapter.clone();
-            let unread = adapted
-                .unread_identities(self.0.parts.has_kubelet)
-                .into_iter();
-            unread
-                .map(|identity| (identity, (resource.clone(), driver.clone())))
-                .collect::<Vec<_>>()
-        };
-        state.adapted.values().flat_map(of).collect()
+        state
+            .adapted
+            .values()
+            .flat_map(|adapted| {
+                let Adapter {
+                    resource, driver, ..
+                } = adapted.adapter.clone();
+                let unread = adapted
+                    .unread_identities(self.0.parts.has_kubelet)
+                    .into_iter();
+                unread
+                    .map(|identity| (identity, (resource.clone(), driver.clone())))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     /// Whether pods of the node API have devices by a plugin's IDs.
@@ -346,10 +355,9 @@ impl Adapters {
     /// Resources of which pods of a kubelet may have devices by the plugin's IDs, with those that are known to have some.
     pub fn awaited(&self) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
         let state = self.state();
-        let is_awaited = |(_, adapted): &(_, &Adapted)| {
+        let awaited = state.adapted.iter().filter(|(_, adapted)| {
             !adapted.record.is_taken_over || !adapted.record.held.is_empty()
-        };
-        let awaited = state.adapted.iter().filter(is_awaited);
+        });
         awaited
             .map(|(resource, adapted)| (resource.clone(), adapted.record.held.clone()))
             .collect()
@@ -362,7 +370,7 @@ impl Adapters {
             .adapted
             .values()
             .filter(|adapted| !adapted.record.held.is_empty());
-        let of = |adapted: &Adapted| {
+        held.map(|adapted| {
             let Adapter {
                 resource, driver, ..
             } = &adapted.adapter;
@@ -371,8 +379,8 @@ impl Adapters {
                 driver.clone(),
                 adapted.record.held.clone(),
             )
-        };
-        held.map(of).collect()
+        })
+        .collect()
     }
 
     /// Takes the devices, by the plugin's IDs, that pods of a kubelet have. Once they are known they become only fewer: a kubelet
@@ -397,37 +405,32 @@ impl Adapters {
     pub async fn set_returned(&self, drivers: &BTreeSet<DriverName>) -> Result<(), Problem> {
         let returned: Vec<_> = {
             let state = self.state();
-            let is_returned = |adapted: &&Adapted| {
+            let returned = state.adapted.values().filter(|adapted| {
                 !adapted.is_enabled() && drivers.contains(&adapted.adapter.driver)
-            };
-            let returned = state.adapted.values().filter(is_returned);
+            });
             returned
                 .map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed))
                 .collect()
         };
         for (resource, is_removed) in returned {
             // One that has a file may have been enabled meanwhile.
-            let change = |record: &mut AdapterRecord| {
+            self.change_record(&resource, |record| {
                 record.is_returned = is_removed || record.enabled != Some(true)
-            };
-            self.change_record(&resource, change).await?;
+            })
+            .await?;
         }
         Ok(())
     }
 
     /// Decides by which way a device plugin's devices are offered, by the name of the driver.
     pub async fn set_enabled(&self, driver: &str, enabled: bool) -> Result<AdapterView, Problem> {
-        let found = |state: &State| {
-            let mut adapted = state.adapted.values();
-            adapted
-                .find(|adapted| adapted.adapter.driver.as_str() == driver)
-                .map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed))
-        };
-        let unknown = || {
-            let message = format!("there is no adapter of the driver {driver:?}");
-            Problem::not_found(ProblemCode::AdapterUnknown, message)
-        };
-        let (resource, is_removed) = found(&self.state()).ok_or_else(unknown)?;
+        let known = self
+            .state()
+            .adapted
+            .values()
+            .find(|adapted| adapted.adapter.driver.as_str() == driver)
+            .map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed));
+        let (resource, is_removed) = known.ok_or_else(|| unknown(driver))?;
         if is_removed && enabled {
             let message = format!(
                 "the adapter of the driver {driver} is in no file any more: write it again, and restart the daemon"
@@ -444,7 +447,7 @@ impl Adapters {
             .list()
             .into_iter()
             .find(|view| view.resource == resource);
-        view.ok_or_else(unknown)
+        view.ok_or_else(|| unknown(driver))
     }
 
     /// Changes a record, which is durable before it counts.
@@ -542,12 +545,11 @@ impl Adapters {
     /// pods have from before are not known yet.
     fn take_changed(&self, resource: &ExtendedResource) -> Option<(Material, Arc<Semaphore>)> {
         let mut state = self.state();
-        let is_due = |adapted: &&mut Adapted| {
+        let adapted = state.adapted.get_mut(resource).filter(|adapted| {
             adapted.refused.is_none()
                 && adapted.is_ready(self.0.parts.has_kubelet)
                 && adapted.is_dirty
-        };
-        let adapted = state.adapted.get_mut(resource).filter(is_due)?;
+        })?;
         adapted.is_dirty = false;
         Some((adapted.material(), adapted.looks.clone()))
     }
@@ -567,12 +569,12 @@ impl Adapters {
     }
 }
 
-impl State {
+impl AdapterTable {
     fn records(&self) -> BTreeMap<ExtendedResource, AdapterRecord> {
-        let of = |(resource, adapted): (&ExtendedResource, &Adapted)| {
-            (resource.clone(), adapted.record.clone())
-        };
-        self.adapted.iter().map(of).collect()
+        self.adapted
+            .iter()
+            .map(|(resource, adapted)| (resource.clone(), adapted.record.clone()))
+            .collect()
     }
 
     /// What is enabled is not returned: a process after this one knows that slices may have been written.

@@ -188,7 +188,7 @@ impl Checkpoint {
     ) -> Result<(), CommitError> {
         let mut writes = encoded(changes)?;
         let mut not_entered = None;
-        let request = || {
+        let request = self.writer.request_in_order(|| {
             let (lock, more) = more();
             match encoded(more) {
                 Ok(more) => writes.extend(more),
@@ -200,8 +200,8 @@ impl Checkpoint {
             not_entered
                 .is_none()
                 .then_some((lock, Work::Commit(writes)))
-        };
-        let outcome = self.writer.request_in_order(request).await;
+        });
+        let outcome = request.await;
         outcome.or(not_entered).unwrap_or(Err(CommitError::Closed))
     }
 

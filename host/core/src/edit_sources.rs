@@ -53,7 +53,7 @@ impl Mounts {
 
     /// Each line has the numbers of the file system, the directory of it that is mounted, and the place where it is mounted.
     fn parse(text: &str) -> Option<Self> {
-        let mount = |line: &str| {
+        let mounts = text.lines().map(|line| {
             let mut fields = line.split(' ').skip(2);
             let (file_system, root, at) = (fields.next()?, fields.next()?, fields.next()?);
             let place = Place {
@@ -61,8 +61,8 @@ impl Mounts {
                 path: unescaped(root).into(),
             };
             Some((PathBuf::from(unescaped(at)), place))
-        };
-        text.lines().map(mount).collect::<Option<_>>().map(Self)
+        });
+        mounts.collect::<Option<_>>().map(Self)
     }
 
     /// The place of an absolute path without links. Of several mounts at one path, the last one covers the others.

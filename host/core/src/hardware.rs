@@ -110,17 +110,13 @@ impl Hardware {
         let until = Instant::now() + RESOLVE_WALL;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let found = beneath::open(&root, path, flags, resolve, until)?;
-        let place =
-            |fd: &dyn AsRawFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        let (root, found) = (place(&root)?, place(&found)?);
-        let outside = || {
-            io::Error::other(format!(
-                "it is {}, outside of {}",
-                found.display(),
-                root.display()
-            ))
-        };
-        let below = found.strip_prefix(&root).map_err(|_| outside())?;
+        let [root, found] =
+            [root, found].map(|fd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())));
+        let (root, found) = (root?, found?);
+        let below = found.strip_prefix(&root).map_err(|_| {
+            let (found, root) = (found.display(), root.display());
+            io::Error::other(format!("it is {found}, outside of {root}"))
+        })?;
         let path = Path::new("/").join(below).into_os_string().into_string();
         path.map_err(|path| {
             io::Error::new(

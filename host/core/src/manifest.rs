@@ -89,15 +89,13 @@ pub fn documents(path: &Path) -> Result<Vec<Value>, ManifestError> {
 }
 
 fn text_of(path: &Path) -> Result<String, ManifestError> {
-    let io = |source| ManifestError::Io {
-        path: path.to_owned(),
-        source,
-    };
     let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(io)?;
-    file.take(MANIFEST_BYTES_MAX + 1)
-        .read_to_string(&mut text)
-        .map_err(io)?;
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MANIFEST_BYTES_MAX + 1).read_to_string(&mut text))
+        .map_err(|source| ManifestError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
     if text.len() as u64 > MANIFEST_BYTES_MAX {
         return Err(ManifestError::TooLarge(path.to_owned()));
     }
@@ -105,8 +103,8 @@ fn text_of(path: &Path) -> Result<String, ManifestError> {
 }
 
 fn split(text: &str, name: &str) -> Result<Vec<Value>, ManifestError> {
-    let syntax = |error| ManifestError::Syntax(name.to_owned(), Box::new(error));
-    serde_saphyr::from_multiple(text).map_err(syntax)
+    serde_saphyr::from_multiple(text)
+        .map_err(|error| ManifestError::Syntax(name.to_owned(), Box::new(error)))
 }
 
 /// Parses a text with one or several documents. `name` is for errors.
@@ -166,10 +164,9 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
                 .and_then(Value::as_array)
                 .cloned()
                 .unwrap_or_default();
-            let of_list = |item| of_list(item, version, kind.trim_end_matches("List"));
             items
                 .into_iter()
-                .map(of_list)
+                .map(|item| of_list(item, version, kind.trim_end_matches("List")))
                 .try_for_each(|item| take(item, index, objects))
         }
         _ => Ok(()),
@@ -208,13 +205,12 @@ impl Context {
         field: &'static str,
         parsed: Result<T, NameError>,
     ) -> Result<T, ManifestError> {
-        let at = |source| ManifestError::Name {
+        parsed.map_err(|source| ManifestError::Name {
             document: self.document,
             what: self.what.clone(),
             field,
             source,
-        };
-        parsed.map_err(at)
+        })
     }
 
     fn shape(&self, what: &str) -> ManifestError {
@@ -269,8 +265,10 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
 }
 
 fn object_ref(meta: &ObjectMeta, context: &Context) -> Result<ObjectRef, ManifestError> {
-    let missing = || context.shape("metadata.uid is missing: objects are identified by it");
-    let uid = meta.uid.as_deref().ok_or_else(missing)?;
+    let uid = meta
+        .uid
+        .as_deref()
+        .ok_or_else(|| context.shape("metadata.uid is missing: objects are identified by it"))?;
     let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
     let namespace = ObjectName::new(namespace.unwrap_or("default"));
     Ok(ObjectRef {
@@ -360,14 +358,13 @@ fn opaque(
     let Some(opaque) = &config.opaque else {
         return Ok(None);
     };
-    let unknown = |_| {
-        context.shape(&format!(
-            "config source {:?} is neither FromClass nor FromClaim",
-            config.source
-        ))
-    };
     Ok(Some(OpaqueConfig {
-        source: config.source.parse().map_err(unknown)?,
+        source: config.source.parse().map_err(|_| {
+            context.shape(&format!(
+                "config source {:?} is neither FromClass nor FromClaim",
+                config.source
+            ))
+        })?,
         requests: config.requests.clone().unwrap_or_default(),
         driver: context.name(
             "status.allocation.devices.config[].opaque.driver",
@@ -560,8 +557,11 @@ fn check_containers(
         .flat_map(|spec| spec.resource_claims.iter().flatten());
     let known: Vec<_> = entries.map(|entry| entry.name.as_str()).collect();
     for container in containers {
-        let unknown = |claim: &&ContainerClaim| !known.contains(&claim.pod_claim_name.as_str());
-        if let Some(claim) = container.claims.iter().find(unknown) {
+        if let Some(claim) = container
+            .claims
+            .iter()
+            .find(|claim| !known.contains(&claim.pod_claim_name.as_str()))
+        {
             return Err(ManifestError::UnknownClaim {
                 pod: context.what.clone(),
                 container: container.name.clone(),

@@ -80,7 +80,7 @@ pub struct RecordedCall<V = Value> {
     pub arguments: V,
     /// Functions of the host that it called, in order.
     pub host: Vec<HostCall<V>>,
-    pub answer: Answer<V>,
+    pub answer: CallOutcome<V>,
     /// A redaction left values out: the call can be printed, and not replayed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_values_left_out: bool,
@@ -93,13 +93,13 @@ pub struct HostCall<V = Value> {
     /// Interface and function, such as `sysfs.read`.
     pub function: Cow<'static, str>,
     pub arguments: V,
-    pub answer: Answer<V>,
+    pub answer: CallOutcome<V>,
 }
 
 /// What a call returned, or why it returned nothing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Answer<V = Value> {
+pub enum CallOutcome<V = Value> {
     Returned(V),
     Failed(Failure),
 }

@@ -120,14 +120,18 @@ impl Offer {
     fn leave(&mut self, now: Instant) {
         self.left = Some(now);
         if self.devices.values().any(|device| device.healthy) {
-            let unhealthy = |device: &PluginDevice| PluginDevice {
-                healthy: false,
-                ..device.clone()
-            };
             self.devices = Arc::new(
                 self.devices
                     .iter()
-                    .map(|(id, d)| (id.clone(), unhealthy(d)))
+                    .map(|(id, d)| {
+                        (
+                            id.clone(),
+                            PluginDevice {
+                                healthy: false,
+                                ..d.clone()
+                            },
+                        )
+                    })
                     .collect(),
             );
         }
@@ -204,11 +208,10 @@ impl Resources {
         self.generations += 1;
         let generation = self.generations;
         let (source, plugin) = (ResourceSource::Plugin(path), Some((generation, driver)));
-        let is_plugin = |offer: &&mut Offer| offer.plugin.is_some();
         match self
             .offers
             .get_mut(resource)
-            .and_then(|offers| offers.iter_mut().find(is_plugin))
+            .and_then(|offers| offers.iter_mut().find(|offer| offer.plugin.is_some()))
         {
             Some(offer) => {
                 (offer.source, offer.plugin, offer.left) = (source, plugin, None);
@@ -257,13 +260,12 @@ impl Resources {
         now: Instant,
     ) {
         for (name, owner) in owners {
-            let offer = || Offer {
-                left: Some(now),
-                ..Offer::new(ResourceSource::Remembered, Listed::default())
-            };
-            self.offers
-                .entry(name.clone())
-                .or_insert_with(|| vec![offer()]);
+            self.offers.entry(name.clone()).or_insert_with(|| {
+                vec![Offer {
+                    left: Some(now),
+                    ..Offer::new(ResourceSource::Remembered, Listed::default())
+                }]
+            });
             self.owners.insert(name, owner);
         }
     }
@@ -275,18 +277,16 @@ impl Resources {
 
     /// A source as the checkpoint has it. Device plugins come with other sockets after a restart, and an adapter is its plugin.
     fn owner(&self, resource: &ExtendedResource, source: &ResourceSource) -> Option<NameSource> {
-        let plugin = || NameSource {
-            kind: SourceKind::Plugin,
-            name: String::new(),
-        };
         match source {
-            ResourceSource::Plugin(_) => Some(plugin()),
-            ResourceSource::Pools(driver) if self.adapters.get(resource) == Some(driver) => {
-                Some(plugin())
+            ResourceSource::Pools(driver) if self.adapters.get(resource) != Some(driver) => {
+                Some(NameSource {
+                    kind: SourceKind::Pools,
+                    name: driver.to_string(),
+                })
             }
-            ResourceSource::Pools(driver) => Some(NameSource {
-                kind: SourceKind::Pools,
-                name: driver.to_string(),
+            ResourceSource::Plugin(_) | ResourceSource::Pools(_) => Some(NameSource {
+                kind: SourceKind::Plugin,
+                name: String::new(),
             }),
             ResourceSource::Remembered => None,
         }
@@ -294,12 +294,11 @@ impl Resources {
 
     /// Returns the resources whose source is another than in the checkpoint; `None`: there is none any more.
     pub(crate) fn new_owners(&self) -> Vec<(ExtendedResource, Option<NameSource>)> {
-        let of = |(name, offer): (&ExtendedResource, &Offer)| {
-            Some((name.clone(), Some(self.owner(name, &offer.source)?)))
-        };
         let new = self
             .iter()
-            .filter_map(of)
+            .filter_map(|(name, offer)| {
+                Some((name.clone(), Some(self.owner(name, &offer.source)?)))
+            })
             .filter(|(name, owner)| self.owners.get(name) != owner.as_ref());
         let gone = self
             .owners
@@ -393,10 +392,9 @@ impl Resources {
     /// Removes sources that have been gone for `grace`. Returns the resources that changed.
     pub(crate) fn expire(&mut self, now: Instant, grace: Duration) -> BTreeSet<ExtendedResource> {
         let mut changed = BTreeSet::new();
-        let gone = |offer: &Offer| offer.left.is_some_and(|left| left + grace <= now);
         for (name, offers) in &mut self.offers {
             let before = offers.len();
-            offers.retain(|offer| !gone(offer));
+            offers.retain(|offer| offer.left.is_none_or(|left| left + grace > now));
             if offers.len() < before {
                 changed.insert(name.clone());
             }

@@ -138,10 +138,10 @@ fn with_nearest(sysfs: &SysfsRoot, node: u32) -> Result<Vec<i64>, Problem> {
     let distances = distances
         .filter(|all| (node as usize) < all.len())
         .unwrap_or_default();
-    let others = || (0..).zip(&distances).filter(|(other, _)| *other != node);
-    let least = others().map(|(_, distance)| distance).min();
+    let others = (0..).zip(&distances).filter(|(other, _)| *other != node);
+    let least = others.clone().map(|(_, distance)| distance).min();
     let here = socket(sysfs, node)?;
-    for (other, _) in others().filter(|(_, distance)| Some(*distance) == least) {
+    for (other, _) in others.filter(|(_, distance)| Some(*distance) == least) {
         if here.is_none() || socket(sysfs, other)?.is_none_or(|there| Some(there) == here) {
             nodes.push(i64::from(other));
         }

@@ -41,7 +41,7 @@ use nodedock_base::watched;
 use nodedock_core::adapters::Adapters;
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
-use nodedock_core::checkpoint::{Checkpoint, Dump, StoredRecords};
+use nodedock_core::checkpoint::{Checkpoint, StoredRecords};
 use nodedock_core::device_metadata::{self, MetadataSettings};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::hardware::Hardware;
@@ -290,8 +290,9 @@ impl Built {
             &paths.identity(),
             config.cdi.access,
         )?;
-        let settle = |dump: &mut Dump| node_name::settle(&config.node, dump, &conditions);
-        let mut opened = state::open(&paths.checkpoint, &cdi, &conditions, settle)?;
+        let mut opened = state::open(&paths.checkpoint, &cdi, &conditions, |dump| {
+            node_name::settle(&config.node, dump, &conditions)
+        })?;
         failpoint::pass(Point::Recovered);
         config.rename_node(opened.dump.node.as_ref().map(|record| &record.name));
         let (paths, node) = (

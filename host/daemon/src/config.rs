@@ -116,19 +116,18 @@ impl ConfigFile {
     }
 
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let invalid = |error| ConfigError::Parse {
-            path: path.to_owned(),
-            source: Box::new(error),
-        };
-        let mut config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
-        let untrusted = |source| ConfigError::Trust {
-            path: path.to_owned(),
-            source: Box::new(source),
-        };
+        let mut config: Self =
+            serde_saphyr::from_str(text).map_err(|error| ConfigError::Parse {
+                path: path.to_owned(),
+                source: Box::new(error),
+            })?;
         config.policy = config
             .trust
             .check(path.parent().unwrap_or(path))
-            .map_err(untrusted)?;
+            .map_err(|source| ConfigError::Trust {
+                path: path.to_owned(),
+                source: Box::new(source),
+            })?;
         Ok(config)
     }
 
@@ -268,12 +267,6 @@ impl Config {
             .unwrap_or(paths.cdi);
         paths.cdi_spec_dirs = file.cdi_spec_dirs.clone().unwrap_or(paths.cdi_spec_dirs);
         let node_name = flags.node_name.or_else(|| file.node_name.clone());
-        let host_name = || {
-            rustix::system::uname()
-                .nodename()
-                .to_string_lossy()
-                .into_owned()
-        };
         // What a file names has the file.
         let path = flags.config.as_deref().unwrap_or(Path::new(""));
         let images = file.driver_images.iter().map(|entry| entry.image(path));
@@ -282,8 +275,6 @@ impl Config {
             adapters: file.device_plugin_adapters.clone(),
             policy: file.policy.clone(),
         };
-        let milliseconds =
-            |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
         let kubernetes = kubernetes::resolve(
             flags.kubernetes,
             &file.kubernetes,
@@ -331,6 +322,17 @@ impl Config {
             },
         })
     }
+}
+
+fn milliseconds(value: Option<u64>, default: Duration) -> Duration {
+    value.map_or(default, Duration::from_millis)
+}
+
+fn host_name() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }
 
 impl Config {

@@ -23,8 +23,7 @@ use nodedock_base::users;
 use nodedock_core::adapters::AdapterView;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::{Driver, NodeFacts};
-use nodedock_core::manager::claims::ClaimOutcome;
-use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
+use nodedock_core::manager::devices::{Capacity, ResourceSource};
 use nodedock_core::manager::{self, Manager, PodView};
 use nodedock_core::pools::NodePools;
 use nodedock_core::registry::Registry;
@@ -32,7 +31,7 @@ use nodedock_kube::extended_resources::ExtendedResources;
 use nodedock_kube::local::LocalClaims;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
-    Caller, DriverName, ExtendedResource, HealthState, ObjectName, ObjectRef, Problem, ProblemCode,
+    Caller, DriverName, ExtendedResource, HealthState, ObjectRef, Problem, ProblemCode,
     is_plugin_driver, limit,
 };
 
@@ -97,7 +96,7 @@ fn caller<T>(request: &Request<T>) -> Caller {
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 fn stopping() -> Problem {
     Problem::unavailable(ProblemCode::HandingOver, "the daemon stops")
@@ -112,7 +111,10 @@ fn refuse(problem: Problem) -> Status {
 
 #[tonic::async_trait]
 impl Node for NodeApi {
-    async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Answer<PreparePodResponse> {
+    async fn prepare_pod(
+        &self,
+        request: Request<PreparePodRequest>,
+    ) -> RpcResult<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
         let inline: Vec<_> = inline
@@ -124,10 +126,10 @@ impl Node for NodeApi {
                 let (local, manager) = (local.clone(), self.manager.clone());
                 // A prepare goes on when its caller is gone, and so has the reservation.
                 let work = async move {
-                    let is_inline =
-                        |name: &ObjectName| inline.iter().any(|claim| claim.id.name == *name);
                     let names = pod.claims.iter().map(|claim| claim.claim_name.clone());
-                    let names: Vec<_> = names.filter(|name| !is_inline(name)).collect();
+                    let names: Vec<_> = names
+                        .filter(|name| inline.iter().all(|claim| claim.id.name != *name))
+                        .collect();
                     let mut tries = 1;
                     loop {
                         // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
@@ -137,17 +139,17 @@ impl Node for NodeApi {
                             .prepare(pod.clone(), inline.clone(), request_id.clone())
                             .await;
                         drop(reservation);
-                        let is_taken = |claim: &&ClaimOutcome| {
+                        let taken = outcome.claims.iter().filter(|claim| {
                             names.contains(&claim.name)
                                 && claim.end.as_ref().is_err_and(manager::is_in_use)
-                        };
-                        let mut taken = outcome.claims.iter().filter(is_taken).peekable();
-                        if taken.peek().is_none() || tries == LOCAL_TRIES_MAX {
+                        });
+                        let taken: Vec<_> = taken.collect();
+                        if taken.is_empty() || tries == LOCAL_TRIES_MAX {
                             return Ok(outcome);
                         }
                         tries += 1;
                         local
-                            .allocate_again(taken.filter_map(|claim| claim.uid.as_ref()))
+                            .allocate_again(taken.iter().filter_map(|claim| claim.uid.as_ref()))
                             .await;
                     }
                 };
@@ -162,7 +164,7 @@ impl Node for NodeApi {
     async fn unprepare_pod(
         &self,
         request: Request<UnpreparePodRequest>,
-    ) -> Answer<UnpreparePodResponse> {
+    ) -> RpcResult<UnpreparePodResponse> {
         let request_id = begin("UnpreparePod", &request);
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
@@ -181,7 +183,7 @@ impl Node for NodeApi {
     async fn release_claim(
         &self,
         request: Request<ReleaseClaimRequest>,
-    ) -> Answer<ReleaseClaimResponse> {
+    ) -> RpcResult<ReleaseClaimResponse> {
         let request_id = begin("ReleaseClaim", &request);
         let release = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
         let release = release.map_err(refuse)?;
@@ -201,7 +203,7 @@ impl Node for NodeApi {
     async fn get_pod_devices(
         &self,
         request: Request<GetPodDevicesRequest>,
-    ) -> Answer<PreparePodResponse> {
+    ) -> RpcResult<PreparePodResponse> {
         begin("GetPodDevices", &request);
         let pod = request.into_inner().pod.unwrap_or_default();
         let view = self.manager.pods.get(&pod.uid).ok_or_else(|| {
@@ -222,7 +224,7 @@ impl Node for NodeApi {
     async fn pod_might_need_unprepare(
         &self,
         request: Request<PodMightNeedUnprepareRequest>,
-    ) -> Answer<PodMightNeedUnprepareResponse> {
+    ) -> RpcResult<PodMightNeedUnprepareResponse> {
         begin("PodMightNeedUnprepare", &request);
         let might = self
             .manager
@@ -234,7 +236,7 @@ impl Node for NodeApi {
     async fn start_container(
         &self,
         request: Request<StartContainerRequest>,
-    ) -> Answer<ContainerDevices> {
+    ) -> RpcResult<ContainerDevices> {
         let request_id = begin("StartContainer", &request);
         let request = request.into_inner();
         let (pod, container) = convert::start_request(request).map_err(refuse)?;
@@ -250,14 +252,13 @@ impl Node for NodeApi {
     async fn get_capacity(
         &self,
         request: Request<GetCapacityRequest>,
-    ) -> Answer<GetCapacityResponse> {
+    ) -> RpcResult<GetCapacityResponse> {
         begin("GetCapacity", &request);
         let manager = &self.manager;
-        let is_claimed = |driver: &DriverName, id: &str| manager.records.is_claimed(driver, id);
         let mut answer = convert::capacity(
             &manager.devices.capacity(),
             &manager.pods.list(),
-            is_claimed,
+            |driver, id| manager.records.is_claimed(driver, id),
         );
         if let Some(extended_resources) = &self.extended_resources {
             let disabled = manager
@@ -274,7 +275,7 @@ impl Node for NodeApi {
     async fn get_topology_hints(
         &self,
         request: Request<GetTopologyHintsRequest>,
-    ) -> Answer<GetTopologyHintsResponse> {
+    ) -> RpcResult<GetTopologyHintsResponse> {
         begin("GetTopologyHints", &request);
         let pod = convert::resources_request(request.get_ref()).map_err(refuse)?;
         let scope = convert::hint_scope(&request.get_ref().scope).map_err(refuse)?;
@@ -286,7 +287,7 @@ impl Node for NodeApi {
     async fn cover_allocated(
         &self,
         request: Request<CoverAllocatedRequest>,
-    ) -> Answer<CoverAllocatedResponse> {
+    ) -> RpcResult<CoverAllocatedResponse> {
         begin("CoverAllocated", &request);
         let request = request.into_inner();
         let (pod, mut allocatable) = convert::cover_request(&request).map_err(refuse)?;
@@ -297,7 +298,7 @@ impl Node for NodeApi {
     async fn list_drivers(
         &self,
         request: Request<ListDriversRequest>,
-    ) -> Answer<ListDriversResponse> {
+    ) -> RpcResult<ListDriversResponse> {
         begin("ListDrivers", &request);
         let name = &request.get_ref().name;
         let drivers = self.registry.list().into_iter().filter(|view| {
@@ -315,7 +316,7 @@ impl Node for NodeApi {
     async fn list_devices(
         &self,
         request: Request<ListDevicesRequest>,
-    ) -> Answer<ListDevicesResponse> {
+    ) -> RpcResult<ListDevicesResponse> {
         begin("ListDevices", &request);
         let wanted = &request.get_ref().driver;
         Ok(Response::new(ListDevicesResponse {
@@ -323,15 +324,12 @@ impl Node for NodeApi {
         }))
     }
 
-    async fn list_claims(&self, request: Request<ListClaimsRequest>) -> Answer<ListClaimsResponse> {
+    async fn list_claims(
+        &self,
+        request: Request<ListClaimsRequest>,
+    ) -> RpcResult<ListClaimsResponse> {
         begin("ListClaims", &request);
         let request = request.get_ref();
-        let wanted = |id: &ObjectRef| {
-            (request.namespace.is_empty() || id.namespace.as_str() == request.namespace)
-                && (request.name.is_empty()
-                    || id.name.as_str() == request.name
-                    || id.uid.as_str() == request.name)
-        };
         let (pools, boot_id, with_timeline) = (
             &self.pools,
             self.node.boot_id.as_str(),
@@ -342,17 +340,18 @@ impl Node for NodeApi {
             .records
             .claims()
             .into_iter()
-            .filter(|claim| wanted(&claim.id));
-        let status = |claim| {
-            convert::claim_status(
-                &self.manager.retries.claim_view(claim),
-                pools,
-                boot_id,
-                with_timeline,
-            )
-        };
+            .filter(|claim| is_wanted(request, &claim.id));
         let mut answer = ListClaimsResponse {
-            claims: claims.map(status).collect(),
+            claims: claims
+                .map(|claim| {
+                    convert::claim_status(
+                        &self.manager.retries.claim_view(claim),
+                        pools,
+                        boot_id,
+                        with_timeline,
+                    )
+                })
+                .collect(),
             ..Default::default()
         };
         if with_timeline {
@@ -361,7 +360,7 @@ impl Node for NodeApi {
                 .records
                 .released_claims()
                 .into_iter()
-                .filter(|released| wanted(&released.id));
+                .filter(|released| is_wanted(request, &released.id));
             answer.released = released
                 .map(|released| convert::released_claim(&released, pools))
                 .collect();
@@ -370,12 +369,12 @@ impl Node for NodeApi {
                 .retries
                 .refused_claims()
                 .into_iter()
-                .filter(|refused| wanted(&refused.claim));
+                .filter(|refused| is_wanted(request, &refused.claim));
             answer.refused = refused
                 .map(|refused| convert::refused_claim(&refused))
                 .collect();
             let waiting = self.local_claims.iter().flat_map(LocalClaims::waiting);
-            let waiting = waiting.filter(|(id, _)| wanted(id));
+            let waiting = waiting.filter(|(id, _)| is_wanted(request, id));
             answer.waiting = waiting
                 .map(|(id, why)| convert::waiting_claim(&id, &why))
                 .collect();
@@ -383,7 +382,7 @@ impl Node for NodeApi {
         Ok(Response::new(answer))
     }
 
-    async fn list_pods(&self, request: Request<ListPodsRequest>) -> Answer<ListPodsResponse> {
+    async fn list_pods(&self, request: Request<ListPodsRequest>) -> RpcResult<ListPodsResponse> {
         begin("ListPods", &request);
         let pods = self
             .manager
@@ -395,7 +394,7 @@ impl Node for NodeApi {
         Ok(Response::new(ListPodsResponse { pods }))
     }
 
-    async fn get_node(&self, request: Request<GetNodeRequest>) -> Answer<NodeStatus> {
+    async fn get_node(&self, request: Request<GetNodeRequest>) -> RpcResult<NodeStatus> {
         begin("GetNode", &request);
         let mut claims = BTreeMap::new();
         for claim in self.manager.records.claims() {
@@ -436,7 +435,7 @@ impl Node for NodeApi {
     async fn reload_driver(
         &self,
         request: Request<ReloadDriverRequest>,
-    ) -> Answer<ReloadDriverResponse> {
+    ) -> RpcResult<ReloadDriverResponse> {
         begin("ReloadDriver", &request);
         let view = self
             .registry
@@ -451,7 +450,7 @@ impl Node for NodeApi {
     async fn resume_driver(
         &self,
         request: Request<ResumeDriverRequest>,
-    ) -> Answer<ResumeDriverResponse> {
+    ) -> RpcResult<ResumeDriverResponse> {
         begin("ResumeDriver", &request);
         let view = self
             .registry
@@ -465,7 +464,7 @@ impl Node for NodeApi {
     async fn assign_driver(
         &self,
         request: Request<AssignDriverRequest>,
-    ) -> Answer<AssignDriverResponse> {
+    ) -> RpcResult<AssignDriverResponse> {
         begin("AssignDriver", &request);
         let by = caller(&request);
         let AssignDriverRequest { name, source } = request.into_inner();
@@ -486,7 +485,7 @@ impl Node for NodeApi {
     async fn list_adapters(
         &self,
         request: Request<ListAdaptersRequest>,
-    ) -> Answer<ListAdaptersResponse> {
+    ) -> RpcResult<ListAdaptersResponse> {
         begin("ListAdapters", &request);
         let views = self
             .manager
@@ -501,7 +500,7 @@ impl Node for NodeApi {
     async fn switch_adapter(
         &self,
         request: Request<SwitchAdapterRequest>,
-    ) -> Answer<SwitchAdapterResponse> {
+    ) -> RpcResult<SwitchAdapterResponse> {
         begin("SwitchAdapter", &request);
         let SwitchAdapterRequest { driver, enabled } = request.into_inner();
         let adapters = self.manager.adapters.as_ref().ok_or_else(|| {
@@ -524,7 +523,7 @@ impl Node for NodeApi {
     async fn record_driver(
         &self,
         request: Request<RecordDriverRequest>,
-    ) -> Answer<Self::RecordDriverStream> {
+    ) -> RpcResult<Self::RecordDriverStream> {
         begin("RecordDriver", &request);
         Ok(Response::new(
             self.recorded.record(request.into_inner()).await?,
@@ -533,7 +532,7 @@ impl Node for NodeApi {
 
     type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
 
-    async fn watch(&self, request: Request<WatchRequest>) -> Answer<Self::WatchStream> {
+    async fn watch(&self, request: Request<WatchRequest>) -> RpcResult<Self::WatchStream> {
         begin("Watch", &request);
         let events = BroadcastStream::new(self.changes.listen()).map(|event| match event {
             Ok(changed) => Ok(v1::WatchEvent {
@@ -550,6 +549,13 @@ impl Node for NodeApi {
         let events = futures::StreamExt::take_until(events, stopped);
         Ok(Response::new(Box::pin(events)))
     }
+}
+
+fn is_wanted(request: &ListClaimsRequest, id: &ObjectRef) -> bool {
+    (request.namespace.is_empty() || id.namespace.as_str() == request.namespace)
+        && (request.name.is_empty()
+            || id.name.as_str() == request.name
+            || id.uid.as_str() == request.name)
 }
 
 impl NodeApi {
@@ -658,8 +664,10 @@ fn users<'a>(
 }
 
 fn plugin_devices(capacity: &Capacity) -> impl Iterator<Item = v1::Device> {
-    let is_plugin = |resource: &&ResourceView| matches!(resource.source, ResourceSource::Plugin(_));
-    let resources = capacity.resources.iter().filter(is_plugin);
+    let resources = capacity
+        .resources
+        .iter()
+        .filter(|resource| matches!(resource.source, ResourceSource::Plugin(_)));
     resources.flat_map(|resource| {
         resource
             .devices

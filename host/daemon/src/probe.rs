@@ -47,9 +47,8 @@ struct ProbeSocket {
 impl ProbeSocket {
     fn path(self, location: &Location) -> PathBuf {
         let paths = Paths::below(&location.root);
-        let of_instance = || self.instance_uid.map(|uid| paths.probes_of(&uid));
         self.admin_socket
-            .or_else(of_instance)
+            .or_else(|| self.instance_uid.map(|uid| paths.probes_of(&uid)))
             .unwrap_or(paths.admin)
     }
 }

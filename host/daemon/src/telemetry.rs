@@ -59,16 +59,17 @@ const COLOURS: [&str; 10] = [
 
 impl<W> PrintableLines<W> {
     fn printable(&self, line: &str) -> String {
-        let is_colour =
-            |rest: &str| self.has_colours && COLOURS.iter().any(|colour| rest.starts_with(colour));
-        let replaced =
-            line.char_indices().map(
-                |(at, c)| match is_unprintable(c) && !is_colour(&line[at..]) {
-                    true => '\u{fffd}',
-                    false => c,
-                },
-            );
+        let replaced = line.char_indices().map(|(at, c)| {
+            match is_unprintable(c) && !self.is_colour(&line[at..]) {
+                true => '\u{fffd}',
+                false => c,
+            }
+        });
         replaced.collect()
+    }
+
+    fn is_colour(&self, rest: &str) -> bool {
+        self.has_colours && COLOURS.iter().any(|colour| rest.starts_with(colour))
     }
 }
 

@@ -236,10 +236,9 @@ pub(crate) fn is_value(text: &str) -> bool {
 
 /// Returns a value without the beginning that says what it is, and without quotes, braces and the zero byte after some texts.
 fn core(value: &str) -> &str {
-    let is_around = |character: char| {
+    let value = value.trim_matches(|character: char| {
         character.is_control() || character.is_whitespace() || matches!(character, '"' | '{' | '}')
-    };
-    let value = value.trim_matches(is_around);
+    });
     PREFIXES
         .iter()
         .find_map(|prefix| value.strip_prefix(prefix))
@@ -249,20 +248,21 @@ fn core(value: &str) -> &str {
 /// Returns the content of a file as text; `None` if it has bytes that a text does not have.
 pub(crate) fn text(content: &[u8]) -> Option<&str> {
     let text = str::from_utf8(content).ok()?;
-    let is_binary =
-        |character: char| character.is_control() && !matches!(character, '\n' | '\r' | '\t');
-    (!text.trim_end_matches('\0').contains(is_binary) && !text.starts_with('\0')).then_some(text)
+    (!text.trim_end_matches('\0').contains(|character: char| {
+        character.is_control() && !matches!(character, '\n' | '\r' | '\t')
+    }) && !text.starts_with('\0'))
+    .then_some(text)
 }
 
 /// Returns whether a value is so particular that the same text in another file is the same value.
 pub(crate) fn is_particular(core: &str) -> bool {
-    let has = |is: fn(&char) -> bool| core.chars().any(|character| is(&character));
-    let bytes_min = if has(char::is_ascii_alphabetic) {
+    let bytes_min = if core.contains(|character: char| character.is_ascii_alphabetic()) {
         SPREAD_BYTES_MIN
     } else {
         SPREAD_DIGITS_MIN
     };
-    is_hardware_address(core) || core.len() >= bytes_min && has(char::is_ascii_digit)
+    is_hardware_address(core)
+        || core.len() >= bytes_min && core.contains(|character: char| character.is_ascii_digit())
 }
 
 /// Returns whether a value is a hardware address as a whole.

@@ -468,12 +468,6 @@ fn is_word(word: &str) -> bool {
 }
 
 fn is_number(word: &str) -> bool {
-    let is_decimal = |word: &str| {
-        !word.is_empty()
-            && word.len() <= DIGITS_MAX
-            && word.bytes().all(|byte| byte.is_ascii_digit())
-    };
-    let is_hex = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     if let Some(digits) = word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")) {
         return is_hex(digits) && digits.len() <= HEX_DIGITS_MAX;
     }
@@ -484,6 +478,14 @@ fn is_number(word: &str) -> bool {
         || word.bytes().any(|byte| byte.is_ascii_digit());
     unsigned.split('.').all(is_decimal)
         || is_hex(word) && word.len() <= BARE_HEX_DIGITS_MAX && has_form
+}
+
+fn is_hex(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn is_decimal(word: &str) -> bool {
+    !word.is_empty() && word.len() <= DIGITS_MAX && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(test)]

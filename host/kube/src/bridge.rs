@@ -280,7 +280,10 @@ impl Context {
 
 /// Whether one directory is the other, or in it: both are watched with all that is below. Links count as far as they resolve.
 fn overlaps(one: &Path, other: &Path) -> bool {
-    let resolved = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let (one, other) = (resolved(one), resolved(other));
     one.starts_with(&other) || other.starts_with(&one)
+}
+
+fn resolved(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -45,9 +45,9 @@ const KNOWN_CLAIMS_MAX: usize = 256;
 
 /// Handle to the claims of the API server.
 #[derive(Clone)]
-pub struct ApiClaims(Arc<Shared>);
+pub struct ApiClaims(Arc<ClaimReflector>);
 
-struct Shared {
+struct ClaimReflector {
     client: KubeClient,
     pools: NodePools,
     tasks: Tasks,
@@ -95,7 +95,6 @@ pub fn watch_all(client: &KubeClient) -> impl Stream<Item = ClaimEvent> + Send +
 }
 
 fn claim_event(event: Event<DynamicObject>, listed: &mut BTreeSet<Uid>) -> Option<ClaimEvent> {
-    let uid = |object: &DynamicObject| Uid::new(object.uid()?).ok();
     match event {
         Event::Init => listed.clear(),
         Event::InitDone => return Some(ClaimEvent::Listed(std::mem::take(listed))),
@@ -107,6 +106,10 @@ fn claim_event(event: Event<DynamicObject>, listed: &mut BTreeSet<Uid>) -> Optio
         Event::Apply(object) => return is(&object),
     }
     None
+}
+
+fn uid(object: &DynamicObject) -> Option<Uid> {
+    Uid::new(object.uid()?).ok()
 }
 
 fn is(object: &DynamicObject) -> Option<ClaimEvent> {
@@ -134,7 +137,7 @@ impl ApiClaims {
     /// Sets a condition of the node while the API server is unreachable.
     pub fn new(client: KubeClient, pools: NodePools, conditions: Conditions, tasks: Tasks) -> Self {
         client.report_reachability(conditions, &tasks);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClaimReflector {
             client,
             pools,
             tasks: tasks.clone(),
@@ -295,7 +298,7 @@ impl ClaimSource for ApiClaims {
     }
 }
 
-impl Shared {
+impl ClaimReflector {
     fn cache(&self) -> MutexGuard<'_, ClaimCache> {
         self.cache.lock()
     }
@@ -364,7 +367,7 @@ impl Shared {
 
 /// Brings what a watch of one claim reports into the cache, which owns the watch.
 async fn follow(
-    shared: Arc<Shared>,
+    shared: Arc<ClaimReflector>,
     key: Key,
     events: impl Stream<Item = Result<Event<DynamicObject>, ApiError>>,
     live: Arc<AtomicBool>,
@@ -397,7 +400,7 @@ async fn follow(
 }
 
 /// Watches claims that are held for a while, and forgets those that are not held.
-async fn age(shared: Arc<Shared>) {
+async fn age(shared: Arc<ClaimReflector>) {
     loop {
         tokio::time::sleep(CLAIM_FOLLOW_AFTER / 4).await;
         shared.cache().forget_idle(Instant::now());
@@ -419,9 +422,10 @@ fn is_cache_valid(error: &ApiError) -> bool {
 }
 
 fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
-    let malformed =
-        |error: serde_json::Error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string());
-    let claim = convert::claim(&serde_json::to_value(object).map_err(malformed)?)?;
+    let claim = convert::claim(
+        &serde_json::to_value(object)
+            .map_err(|error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string()))?,
+    )?;
     let version = object
         .resource_version()
         .and_then(|version| version.parse().ok());
@@ -430,9 +434,8 @@ fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
 
 /// A claim of the local API, with the drivers' own names of pools.
 pub(crate) fn local(claim: &ResourceClaim, pools: &NodePools) -> Result<Claim, Problem> {
-    let malformed =
-        |error: serde_json::Error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string());
-    let object = serde_json::to_value(claim).map_err(malformed)?;
+    let object = serde_json::to_value(claim)
+        .map_err(|error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string()))?;
     Ok(pools.localized(convert::claim(&object)?))
 }
 

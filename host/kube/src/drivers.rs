@@ -32,15 +32,14 @@ pub struct DriverSnapshot {
 
 impl DriverSnapshot {
     fn of(registry: &Registry, is_settled: bool) -> Self {
-        let inventory = |driver: nodedock_core::driver::Driver| {
-            let published = driver.inventory?.borrow().clone();
-            Some((driver.identity.name.clone(), published))
-        };
         let serving = registry
             .instances
             .all()
             .into_iter()
-            .filter_map(inventory)
+            .filter_map(|driver| {
+                let published = driver.inventory?.borrow().clone();
+                Some((driver.identity.name.clone(), published))
+            })
             .collect();
         let mut snapshot = Self {
             serving,

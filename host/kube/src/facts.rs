@@ -112,7 +112,6 @@ impl Reader {
 
     async fn read(&self) -> Result<NodeFacts, ApiError> {
         let metadata = self.api.get_metadata(self.node.as_str()).await?.metadata;
-        let odd = |what: &str| ApiError::new(ErrorKind::NotKubernetes, what);
         if metadata.name.as_deref() != Some(self.node.as_str()) {
             return Err(odd("the answer is about another node"));
         }
@@ -164,6 +163,10 @@ impl Reader {
             true
         });
     }
+}
+
+fn odd(what: &str) -> ApiError {
+    ApiError::new(ErrorKind::NotKubernetes, what)
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use self::objects::Key;
-use self::state::{Reservations, State, Step, allocation};
+use self::state::{LocalClaimsState, Reservations, Step, allocation};
 use self::writes::Writes;
 use crate::claims;
 use crate::client::{ApiError, ErrorKind, KubeClient};
@@ -79,9 +79,9 @@ pub struct LocalParts {
 
 /// Handle to the claims of the local API.
 #[derive(Clone)]
-pub struct LocalClaims(Arc<Shared>);
+pub struct LocalClaims(Arc<LocalClaimStore>);
 
-struct Shared {
+struct LocalClaimStore {
     client: KubeClient,
     pools: NodePools,
     reservations: Mutex<Reservations>,
@@ -97,7 +97,7 @@ struct Shared {
 /// The claims after a decision, and why some are not allocated.
 #[derive(Default)]
 struct View {
-    /// [`State::shown`] of its time.
+    /// [`LocalClaimsState::shown`] of its time.
     shown: u64,
     claims: BTreeMap<Key, Arc<ResourceClaim>>,
     refusals: BTreeMap<Key, Arc<NotAllocated>>,
@@ -105,7 +105,7 @@ struct View {
 
 /// Keeps claims reserved for a pod until its prepare has ended: then the node's own record of the pod does.
 pub struct Reservation {
-    shared: Arc<Shared>,
+    shared: Arc<LocalClaimStore>,
     pod: String,
     claims: Vec<Key>,
 }
@@ -126,7 +126,7 @@ impl Drop for Reservation {
 
 impl LocalClaims {
     pub fn new(client: KubeClient, pools: NodePools) -> Self {
-        let shared = Shared {
+        let shared = LocalClaimStore {
             client,
             pools,
             reservations: Mutex::default(),
@@ -154,7 +154,7 @@ impl LocalClaims {
         let writes = Writes::new(parts.client.clone(), parts.node);
         let run = run(
             self.0.clone(),
-            State::new(node),
+            LocalClaimsState::new(node),
             writes,
             prepared.clone(),
             parts.changes,
@@ -221,11 +221,6 @@ impl LocalClaims {
                             .any(|found| found.uid == reservation.pod)
                 })
         };
-        let is_ending = |view: &View, key: &Key| {
-            view.claims
-                .get(key)
-                .is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
-        };
         let all = view.wait_for(|view| {
             keys.iter().all(|key| is_reserved(view, key))
                 || keys.iter().any(|key| is_ending(view, key))
@@ -275,6 +270,12 @@ impl LocalClaims {
             Err(error) => Err(error.problem()),
         }
     }
+}
+
+fn is_ending(view: &View, key: &Key) -> bool {
+    view.claims
+        .get(key)
+        .is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
 }
 
 /// Makes the object of this node, if there is none, and says that it is ready.
@@ -353,8 +354,8 @@ impl ClaimSource for LocalClaims {
 
 /// Decides and writes, again after each change, and reads what changed before each round of decisions.
 async fn run(
-    shared: Arc<Shared>,
-    mut state: State,
+    shared: Arc<LocalClaimStore>,
+    mut state: LocalClaimsState,
     writes: Writes,
     prepared: Arc<dyn PreparedClaims>,
     changes: Changes,
@@ -403,9 +404,9 @@ async fn run(
     }
 }
 
-impl Shared {
+impl LocalClaimStore {
     /// Reads the reservations, and what the node has prepared, in this order: a reservation ends when its pod is in the latter.
-    fn in_use(&self, state: &mut State, prepared: &dyn PreparedClaims) -> Reservations {
+    fn in_use(&self, state: &mut LocalClaimsState, prepared: &dyn PreparedClaims) -> Reservations {
         let reservations = self.reservations.lock().clone();
         self.refused
             .lock()
@@ -417,7 +418,7 @@ impl Shared {
     }
 
     /// Shows the claims to those who wait for them, unless they were shown.
-    fn publish(&self, state: &State) {
+    fn publish(&self, state: &LocalClaimsState) {
         if self.view.borrow().shown == state.shown {
             return;
         }
@@ -441,8 +442,8 @@ enum Again {
 
 /// Takes the steps that are to be taken now. Returns whether there were none. Fails if none could be taken.
 async fn decide(
-    shared: &Shared,
-    state: &mut State,
+    shared: &LocalClaimStore,
+    state: &mut LocalClaimsState,
     writes: &Writes,
     prepared: &dyn PreparedClaims,
 ) -> Result<bool, ApiError> {

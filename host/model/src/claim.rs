@@ -31,10 +31,9 @@ pub struct Claim {
 impl Claim {
     /// Whether it is reserved for a pod, or for the group that the pod belongs to.
     pub fn is_reserved_for(&self, pod: &Uid, pod_group: Option<&ObjectName>) -> bool {
-        let is_group = |known: &Consumer| pod_group.is_some_and(|group| known.is_pod_group(group));
-        self.reserved_for
-            .iter()
-            .any(|known| known.uid == *pod || is_group(known))
+        self.reserved_for.iter().any(|known| {
+            known.uid == *pod || pod_group.is_some_and(|group| known.is_pod_group(group))
+        })
     }
 }
 

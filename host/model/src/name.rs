@@ -173,11 +173,14 @@ fn is_qualified_part(value: &str) -> bool {
 
 /// ASCII letters, digits and some other characters, with a letter or a digit at each end.
 pub(super) fn is_identifier(value: &str, others: &[u8]) -> bool {
-    let edge = |c: char| c.is_ascii_alphanumeric();
     let is_plain = value
         .bytes()
         .all(|b| b.is_ascii_alphanumeric() || others.contains(&b));
-    is_plain && value.starts_with(edge) && value.ends_with(edge)
+    let edges = [value.bytes().next(), value.bytes().last()];
+    is_plain
+        && edges
+            .iter()
+            .all(|edge| edge.is_some_and(|byte| byte.is_ascii_alphanumeric()))
 }
 
 /// Key of a label, an annotation or a taint: a name of at most 63 bytes, optionally with a DNS subdomain and `/` before it.

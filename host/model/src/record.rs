@@ -264,12 +264,14 @@ pub struct Use {
 impl Hold {
     /// Returns the driver of the device, if it is known.
     pub fn is_of(&self, driver: &DriverName) -> bool {
-        let named = || {
-            self.key
-                .strip_prefix(driver.as_str())
-                .is_some_and(|rest| rest.starts_with('/'))
-        };
-        self.driver.as_ref().map_or_else(named, |of| of == driver)
+        self.driver.as_ref().map_or_else(
+            || {
+                self.key
+                    .strip_prefix(driver.as_str())
+                    .is_some_and(|rest| rest.starts_with('/'))
+            },
+            |of| of == driver,
+        )
     }
 }
 

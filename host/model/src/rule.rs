@@ -61,9 +61,12 @@ pub fn is_env_name(text: &str) -> bool {
 
 /// An absolute path without empty, `.` or `..` segments, of printable characters.
 pub fn is_plain_path(text: &str) -> bool {
-    let plain = |rest: &str| !rest.split('/').any(|part| matches!(part, "" | "." | ".."));
     let bounded = text.len() <= PATH_BYTES_MAX && !text.contains(is_unprintable);
-    bounded && (text == "/" || text.strip_prefix('/').is_some_and(plain))
+    bounded
+        && (text == "/"
+            || text
+                .strip_prefix('/')
+                .is_some_and(|rest| !rest.split('/').any(|part| matches!(part, "" | "." | ".."))))
 }
 
 /// A name that the kernel takes for a network interface (`dev_valid_name`).

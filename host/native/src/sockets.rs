@@ -4,7 +4,6 @@
 //! not followed. Never connects to a socket and never deletes one: the worker finds out whether a process listens.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -139,13 +138,12 @@ impl Directory for SocketDirectory {
             .keys()
             .filter(|path| !listing.contains_key(*path));
         let mut events: Vec<_> = gone.cloned().map(SocketEvent::Gone).collect();
-        let is_new = |(path, stamp): &(&PathBuf, &Stamp)| {
-            self.reported.get(*path) != Some(*stamp) || removed.contains(*path)
-        };
         events.extend(
             listing
                 .iter()
-                .filter(is_new)
+                .filter(|(path, stamp)| {
+                    self.reported.get(*path) != Some(*stamp) || removed.contains(*path)
+                })
                 .map(|(path, _)| SocketEvent::Appeared(path.clone())),
         );
         self.reported = listing;
@@ -219,12 +217,11 @@ impl Walk {
 fn stamp(path: &Path) -> io::Result<Option<Stamp>> {
     let found = file::reachable(path)?.filter(|found| found.file_type().is_socket());
     // Not every file system has a time of birth.
-    let stamp = |found: Metadata| Stamp {
+    Ok(found.map(|found| Stamp {
         device: found.dev(),
         inode: found.ino(),
         born: found.created().ok(),
-    };
-    Ok(found.map(stamp))
+    }))
 }
 
 #[cfg(test)]

@@ -88,13 +88,13 @@ fn violation(frames: &[Vec<u8>]) -> Violation {
 }
 
 #[derive(Debug)]
-struct Seen {
+struct ReceivedRequest {
     request: Request<()>,
     body: usize,
     trailers: Option<HeaderMap>,
 }
 
-impl Seen {
+impl ReceivedRequest {
     fn authority(&self) -> &str {
         self.request.uri().authority().unwrap().as_str()
     }
@@ -107,7 +107,7 @@ impl Seen {
 /// A client of a server that returns what it reads.
 struct Client {
     stream: DuplexStream,
-    seen: mpsc::UnboundedReceiver<Seen>,
+    seen: mpsc::UnboundedReceiver<ReceivedRequest>,
 }
 
 impl Client {
@@ -128,7 +128,7 @@ impl Client {
         client
     }
 
-    async fn saw(&mut self) -> Seen {
+    async fn saw(&mut self) -> ReceivedRequest {
         self.seen.recv().await.expect("the server goes on")
     }
 
@@ -140,7 +140,7 @@ impl Client {
     }
 }
 
-async fn serve<S>(connection: Connection<S>, tell: mpsc::UnboundedSender<Seen>)
+async fn serve<S>(connection: Connection<S>, tell: mpsc::UnboundedSender<ReceivedRequest>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -161,7 +161,7 @@ where
                 return;
             };
             let _ = respond.send_response(Response::new(()), true);
-            let _ = tell.send(Seen {
+            let _ = tell.send(ReceivedRequest {
                 request: Request::from_parts(parts, ()),
                 body,
                 trailers,

@@ -2,7 +2,7 @@
 
 use nodedock_proto::node::v1::ClaimStatus;
 use nodedock_tests::compose::pod;
-use scripted::Word;
+use scripted::Command;
 
 use crate::kind::Kind;
 use crate::scene::{POD, Scene, Story};
@@ -76,7 +76,7 @@ pub(crate) async fn a_crash_after_a_refusal<K: Kind>() -> Story {
     scene.prepare_to(&[("refuse-transient", "driver-refused")]).await;
     scene.crash(&[("refuse-transient", "preparing")]).await;
     scene.see(&[("refuse-transient", "preparing")]).await;
-    scene.set_prepare("refuse-transient", Word::Ok).await;
+    scene.set_prepare("refuse-transient", Command::Ok).await;
     scene.prepare_to(&[("refuse-transient", "prepared")]).await;
     scene.unprepare_to(&[("refuse-transient", "unprepared")]).await;
     scene.clean().await;
@@ -85,7 +85,7 @@ pub(crate) async fn a_crash_after_a_refusal<K: Kind>() -> Story {
 
 pub(crate) async fn a_crash_during_an_unprepare<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
-    scene.set_unprepare("ok", Word::Hold).await;
+    scene.set_unprepare("ok", Command::Hold).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
     let asked = scene.ask_unprepare();
     scene.until_asked("unprepare ok", 1).await;

@@ -1,6 +1,6 @@
 //! What the two kinds do not have in common, each with its reason.
 
-use scripted::Word;
+use scripted::Command;
 
 use crate::kind::{Kind, Native, Wasm};
 use crate::scene::Scene;
@@ -130,6 +130,6 @@ async fn a_time_that_a_driver_wants_is_honoured() {
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
-    scene.set_prepare("refuse-an-hour", Word::Ok).await;
+    scene.set_prepare("refuse-an-hour", Command::Ok).await;
     scene.prepare_to(&[("refuse-an-hour", "prepared")]).await;
 }

@@ -3,7 +3,7 @@
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::{Daemon, Options};
-use scripted::{POOL, Script, Word};
+use scripted::{Command, POOL, Script};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinHandle;
 use tonic::Status;
@@ -91,22 +91,22 @@ impl<K: Kind> Scene<K> {
         self.story.push((step.to_owned(), seen));
     }
 
-    /// From now on a prepare of `claim` goes by `word`.
-    pub(crate) async fn set_prepare(&mut self, claim: &str, word: Word) {
+    /// From now on a prepare of `claim` goes by `command`.
+    pub(crate) async fn set_prepare(&mut self, claim: &str, command: Command) {
         let script = Script {
-            prepare: [(claim.to_owned(), word)].into(),
+            prepare: [(claim.to_owned(), command)].into(),
             ..Script::default()
         };
-        self.kind.play(&self.daemon, script).await;
+        self.kind.run_script(&self.daemon, script).await;
     }
 
-    /// From now on an unprepare of `claim` goes by `word`.
-    pub(crate) async fn set_unprepare(&mut self, claim: &str, word: Word) {
+    /// From now on an unprepare of `claim` goes by `command`.
+    pub(crate) async fn set_unprepare(&mut self, claim: &str, command: Command) {
         let script = Script {
-            unprepare: [(claim.to_owned(), word)].into(),
+            unprepare: [(claim.to_owned(), command)].into(),
             ..Script::default()
         };
-        self.kind.play(&self.daemon, script).await;
+        self.kind.run_script(&self.daemon, script).await;
     }
 
     pub(crate) fn request(&self, claims: &[&str]) -> v1::PreparePodRequest {

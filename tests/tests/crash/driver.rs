@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::io::{Read, Seek, SeekFrom};
 use std::sync::{Arc, Mutex};
 
-use native_null::{Answer, Device, Operation, Options, Plugin};
+use native_null::{Device, Operation, Options, Plugin, ScriptedOutcome};
 use nodedock_tests::versions::logged_calls;
 use nodedock_tests::{Daemon, Root};
-use scripted::{POOL, Script, Word};
+use scripted::{Command, POOL, Script};
 use tonic::Code;
 
-/// How many claims a test may have that are no word of `scripted`; claims and devices are called `device-N`.
+/// How many claims a test may have that are no command of `scripted`; claims and devices are called `device-N`.
 pub(crate) const DEVICES: u32 = 32;
 
 pub(crate) trait Driver: Sized + 'static {
@@ -128,12 +128,12 @@ impl Driver for Native {
     }
 }
 
-fn answer(operation: Operation, claim: &native_null::Claim) -> Answer {
-    let refused = Word::named(&claim.name) == Word::RefusePermanent;
+fn answer(operation: Operation, claim: &native_null::Claim) -> ScriptedOutcome {
+    let refused = Command::named(&claim.name) == Command::RefusePermanent;
     if refused && operation == Operation::Prepare {
-        return Answer::Status(Code::InvalidArgument, "the script refuses it".to_owned());
+        return ScriptedOutcome::Status(Code::InvalidArgument, "the script refuses it".to_owned());
     }
-    Answer::Devices(vec![Device {
+    ScriptedOutcome::Devices(vec![Device {
         requests: vec!["device-0".to_owned()],
         pool: POOL.to_owned(),
         device: claim.name.clone(),

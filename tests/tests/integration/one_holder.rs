@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use native_device_plugin::{Answer, Device, Options as PluginOptions, Plugin, Script, api};
+use native_device_plugin::{
+    Device, Options as PluginOptions, Plugin, Script, ScriptedOutcome, api,
+};
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::drivers::{Form, side_file, wasm};
@@ -217,7 +219,7 @@ async fn with_cards(daemon: &Daemon) -> Plugin {
             permissions: "rw".to_owned(),
         };
         let devices = ids.iter().map(node).collect();
-        Answer::container(api::ContainerAllocateResponse {
+        ScriptedOutcome::container(api::ContainerAllocateResponse {
             devices,
             ..Default::default()
         })

@@ -67,7 +67,7 @@ struct Oracle {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer {
+struct AllocationReport {
     allocatable: bool,
     allocation: Option<Value>,
     #[serde(default)]
@@ -95,7 +95,7 @@ impl Oracle {
     }
 
     /// Returns an answer for each case of a history.
-    fn ask(&mut self, history: &Value) -> Vec<Answer> {
+    fn ask(&mut self, history: &Value) -> Vec<AllocationReport> {
         // Written as a whole: each write to the pipe is a call of the system.
         let mut line = history.to_string();
         line.push('\n');
@@ -374,7 +374,7 @@ impl History {
         }
     }
 
-    fn judge(&self, case: &Case, answer: &Answer, tally: &mut Tally) {
+    fn judge(&self, case: &Case, answer: &AllocationReport, tally: &mut Tally) {
         let Case {
             input,
             ours,

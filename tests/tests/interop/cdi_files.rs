@@ -3,7 +3,9 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use native_device_plugin::{Answer, Device, Options as PluginOptions, Plugin, Script, api};
+use native_device_plugin::{
+    Device, Options as PluginOptions, Plugin, Script, ScriptedOutcome, api,
+};
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::machine::or_skip;
 use nodedock_tests::{Daemon, Options};
@@ -39,13 +41,13 @@ fn fill(directory: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn nodes(specs: &[(&str, &str)]) -> Answer {
+fn nodes(specs: &[(&str, &str)]) -> ScriptedOutcome {
     let node = |(host, inside): &(&str, &str)| api::DeviceSpec {
         host_path: (*host).to_owned(),
         container_path: (*inside).to_owned(),
         permissions: "mrw".to_owned(),
     };
-    Answer::container(api::ContainerAllocateResponse {
+    ScriptedOutcome::container(api::ContainerAllocateResponse {
         devices: specs.iter().map(node).collect(),
         ..Default::default()
     })

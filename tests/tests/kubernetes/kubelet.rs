@@ -24,7 +24,7 @@ pub(crate) struct Kubelet {
     args: Vec<String>,
     log: PathBuf,
     process: Mutex<Option<Process>>,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<ProcessOutput>,
     asked: AtomicU64,
 }
 
@@ -35,7 +35,7 @@ struct Process {
 
 /// What the process that runs, or ran last, has printed.
 #[derive(Default)]
-struct Seen {
+struct ProcessOutput {
     /// Counts the processes.
     run: u64,
     ended: bool,
@@ -144,9 +144,9 @@ impl Kubelet {
             .kill_on_drop(true);
         let mut child = command.spawn().expect("start the kubelet");
         let run = self.seen.borrow().run + 1;
-        self.seen.send_replace(Seen {
+        self.seen.send_replace(ProcessOutput {
             run,
-            ..Seen::default()
+            ..ProcessOutput::default()
         });
         let commands = write(child.stdin.take().expect("it is piped"));
         self.read(child.stdout.take().expect("it is piped"), run);
@@ -171,7 +171,7 @@ impl Kubelet {
         });
     }
 
-    async fn wait<T>(&self, what: &str, look: impl Fn(&Seen) -> Option<T>) -> T {
+    async fn wait<T>(&self, what: &str, look: impl Fn(&ProcessOutput) -> Option<T>) -> T {
         let mut seen = self.seen.subscribe();
         let found = timeout(PATIENCE, async {
             loop {
@@ -212,7 +212,7 @@ impl Kubelet {
     }
 
     async fn last_of(&self, plugin: &str, wanted: &str) -> Value {
-        let last = |seen: &Seen| {
+        let last = |seen: &ProcessOutput| {
             let event = seen
                 .events
                 .iter()
@@ -226,14 +226,15 @@ impl Kubelet {
     /// Waits until the process that runs has registered a plugin, whatever came then.
     pub(crate) async fn was_registered(&self, plugin: &str) {
         let is_one = |event: &Value| event["event"] == "registered" && event["name"] == plugin;
-        let look = |seen: &Seen| (!seen.ended && seen.events.iter().any(is_one)).then_some(());
+        let look =
+            |seen: &ProcessOutput| (!seen.ended && seen.events.iter().any(is_one)).then_some(());
         self.wait(&format!("{plugin} was registered"), look).await;
     }
 
     /// Waits until the node's status has so many devices of a resource that may be allocated.
     pub(crate) async fn allocatable(&self, resource: &str, count: usize) {
         let wanted = count.to_string();
-        let last = |seen: &Seen| {
+        let last = |seen: &ProcessOutput| {
             let event = seen
                 .events
                 .iter()
@@ -247,7 +248,7 @@ impl Kubelet {
 
     /// Returns what `look` finds, which is called again when a device has another health.
     pub(crate) async fn until_health<T>(&self, look: impl AsyncFn() -> Option<T>) -> T {
-        let changes = |seen: &Seen| {
+        let changes = |seen: &ProcessOutput| {
             seen.events
                 .iter()
                 .filter(|event| event["event"] == "health")
@@ -358,7 +359,7 @@ impl Kubelet {
     }
 }
 
-impl Seen {
+impl ProcessOutput {
     fn add(&mut self, event: Value) -> bool {
         match event["id"].as_u64() {
             Some(id) => drop(self.answers.insert(id, event)),

@@ -252,11 +252,13 @@ struct SpecNode {
 
 /// Every path becomes part of a shell line, so only plain characters are allowed.
 pub(super) fn check_plain(paths: &[String]) -> Result<()> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.:+".contains(c);
-    match paths.iter().find(|path| !path.chars().all(plain)) {
-        Some(path) => bail!("{path:?} is not the path of a device node"),
-        None => Ok(()),
+    for path in paths {
+        let mut characters = path.chars();
+        if !characters.all(|c| c.is_ascii_alphanumeric() || "/-_.:+".contains(c)) {
+            bail!("{path:?} is not the path of a device node");
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -73,14 +73,9 @@ fn is_beside_code(path: &str) -> bool {
 
 /// Returns the differences between a row and the files, each with its content.
 pub(super) fn differences(change: &Change, files: &[(String, String)]) -> Vec<String> {
-    let has_it = |text: &str| {
-        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        text.split(|c| !is_part(c))
-            .any(|word| change.words.iter().any(|known| known == word))
-    };
     let found: BTreeSet<_> = files
         .iter()
-        .filter(|(_, text)| has_it(without_tests(text)))
+        .filter(|(_, text)| has_one(without_tests(text), &change.words))
         .map(|(path, _)| path.clone())
         .collect();
     let Change { what, words, .. } = change;
@@ -90,6 +85,11 @@ pub(super) fn differences(change: &Change, files: &[(String, String)]) -> Vec<St
     let not_found = change.files.difference(&found);
     let not_found = not_found.map(|path| format!("{what}: {path} is listed and has no {words}"));
     not_listed.chain(not_found).collect()
+}
+
+fn has_one(text: &str, words: &[String]) -> bool {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'))
+        .any(|word| words.iter().any(|known| known == word))
 }
 
 fn without_tests(text: &str) -> &str {

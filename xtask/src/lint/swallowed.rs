@@ -83,15 +83,16 @@ pub(super) fn is_production(path: &str) -> bool {
     let is_ours = ["host/", "sdk/", "proto/", "conformance/"]
         .iter()
         .any(|part| path.starts_with(part));
-    let is_test = |part: &str| {
-        let name = part.strip_suffix(".rs").unwrap_or(part);
-        matches!(
-            name,
-            "tests" | "testing" | "fuzz" | "templates" | "test_support"
-        ) || name.ends_with("_tests")
-            || name.starts_with("fake")
-    };
-    is_source && is_ours && !path.split('/').any(is_test)
+    is_source && is_ours && !path.split('/').any(is_of_tests)
+}
+
+fn is_of_tests(part: &str) -> bool {
+    let name = part.strip_suffix(".rs").unwrap_or(part);
+    matches!(
+        name,
+        "tests" | "testing" | "fuzz" | "templates" | "test_support"
+    ) || name.ends_with("_tests")
+        || name.starts_with("fake")
 }
 
 /// Returns the findings of a file.
@@ -134,23 +135,24 @@ fn drops_error(statement: &str) -> bool {
         .replace(".unwrap_or(Err(", "")
         .replace(".unwrap_or_else(|_|Err(", "")
         .replace(HEADERS, "");
-    let is_dropped = |read: &&str| {
-        in_a_row.match_indices(read).any(|(at, _)| {
-            let rest = &in_a_row[at..];
-            // A `?` between them has returned the error.
-            let is_kept = |drop: &&str| {
-                rest.split_once(*drop)
-                    .is_none_or(|(between, _)| between.contains('?'))
-            };
-            (in_a_row[..at].contains("letOk(") && !rest.contains('?')) || !DROPS.iter().all(is_kept)
-        })
-    };
-    READS.iter().any(is_dropped)
+    READS.iter().any(|read| drops_error_of(&in_a_row, read))
         || LOOKS.iter().any(|look| looks_at_path(statement, look))
         || AWAITS
             .iter()
             .chain(&ENTRIES)
             .any(|dropped| in_a_row.contains(dropped))
+}
+
+fn drops_error_of(in_a_row: &str, read: &str) -> bool {
+    in_a_row.match_indices(read).any(|(at, _)| {
+        let rest = &in_a_row[at..];
+        // A `?` between them has returned the error.
+        (in_a_row[..at].contains("letOk(") && !rest.contains('?'))
+            || !DROPS.iter().all(|drop| {
+                rest.split_once(*drop)
+                    .is_none_or(|(between, _)| between.contains('?'))
+            })
+    })
 }
 
 fn looks_at_path(statement: &str, look: &str) -> bool {

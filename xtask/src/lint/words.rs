@@ -82,11 +82,10 @@ impl Rules {
     fn add(&mut self, number: usize, line: &str) -> Option<()> {
         let (rule, explanation) = line.rsplit_once(": ")?;
         if let Some(terms) = rule.strip_prefix("refuse ") {
-            let term = |term| Term {
+            self.refused.extend(terms.split(", ").map(|term| Term {
                 words: words_of(term),
                 replacement: explanation.to_owned(),
-            };
-            self.refused.extend(terms.split(", ").map(term));
+            }));
             return Some(());
         }
         let rule = rule.strip_prefix("allow ")?;
@@ -112,11 +111,9 @@ impl Rules {
         line: &'a str,
         at: &'a Range<usize>,
     ) -> impl Iterator<Item = &'a Allowance> {
-        let applies =
-            |rule: &&Allowance| rule.term.as_ref().is_none_or(|words| *words == term.words);
         self.allowed
             .iter()
-            .filter(applies)
+            .filter(|rule| rule.term.as_ref().is_none_or(|words| *words == term.words))
             .filter(|rule| rule.scope.contains(path, line, at))
     }
 }
@@ -222,8 +219,10 @@ fn words_in(line: &str) -> Vec<Range<usize>> {
 
 /// Returns whether a letter that follows a letter starts a word: `D` in `driverDir`, `F` in `CDIFile`.
 fn starts_word(bytes: &[u8], at: usize) -> bool {
-    let is_lower = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_lowercase);
-    bytes[at].is_ascii_uppercase() && (is_lower(at - 1) || is_lower(at + 1))
+    bytes[at].is_ascii_uppercase()
+        && [at - 1, at + 1]
+            .into_iter()
+            .any(|beside| bytes.get(beside).is_some_and(u8::is_ascii_lowercase))
 }
 
 /// Returns the places of a term: its words in a row, with at most a space, a dash or an underscore between them.
@@ -237,11 +236,12 @@ fn occurrences<'a>(
             .iter()
             .zip(term)
             .all(|(at, word)| line[at.clone()].eq_ignore_ascii_case(word));
-        let joined = |pair: &[Range<usize>]| {
-            matches!(&line[pair[0].end..pair[1].start], "" | " " | "-" | "_")
-        };
         let place = places[0].start..places[term.len() - 1].end;
-        (equal && places.windows(2).all(joined)).then_some(place)
+        (equal
+            && places
+                .windows(2)
+                .all(|pair| matches!(&line[pair[0].end..pair[1].start], "" | " " | "-" | "_")))
+        .then_some(place)
     })
 }
 

@@ -92,14 +92,9 @@ impl Results {
     /// A binary that cargo named listed no tests, or an unnamed binary did.
     pub(crate) fn named(self, binaries: Binaries) -> Result<Outcomes> {
         let (named, documented, ran) = (binaries.names.len(), binaries.documented, self.runs.len());
-        let of_docs = |run: &[(String, Outcome)]| {
-            run.iter()
-                .filter(|(path, _)| path.contains(".rs - "))
-                .count()
-        };
         let (own, docs) = self.runs.split_at(named.min(ran));
-        let in_order = own.iter().all(|run| of_docs(run) == 0)
-            && docs.iter().all(|run| of_docs(run) == run.len());
+        let in_order = own.iter().all(|run| count_of_docs(run) == 0)
+            && docs.iter().all(|run| count_of_docs(run) == run.len());
         ensure!(
             ran >= named + documented && (documented > 0 || ran == named) && in_order,
             "cargo named {named} test binaries and {documented} crates with doc tests, and {ran} listed tests: \
@@ -125,6 +120,12 @@ impl Results {
         }
         Ok(outcomes)
     }
+}
+
+fn count_of_docs(run: &[(String, Outcome)]) -> usize {
+    run.iter()
+        .filter(|(path, _)| path.contains(".rs - "))
+        .count()
 }
 
 /// Parses path and outcome in `PATH ... ok`; a test that must panic is marked between them.

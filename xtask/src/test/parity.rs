@@ -58,7 +58,7 @@ pub(crate) struct Parity(Vec<Row>);
 
 /// Comparison of the table with a run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct ParityReport {
     counts: BTreeMap<&'static str, usize>,
     /// Rows of which a test skipped its checks, with the reason.
     skipped: Vec<String>,
@@ -98,8 +98,8 @@ impl Parity {
         }
     }
 
-    pub(crate) fn judge(&self, outcomes: &Outcomes) -> Verdict {
-        let mut verdict = Verdict::default();
+    pub(crate) fn judge(&self, outcomes: &Outcomes) -> ParityReport {
+        let mut verdict = ParityReport::default();
         for row in &self.0 {
             *verdict.counts.entry(row.remark.as_str()).or_default() += 1;
             for test in &row.tests {
@@ -165,9 +165,10 @@ impl Row {
 
 /// Checks that every id of the sets occurs once, and no other.
 fn wrong_ids(rows: &[Row]) -> Vec<String> {
-    let wanted =
-        |(set, count): (&'static str, usize)| (1..=count).map(move |n| format!("{set}{n:02}"));
-    let mut missing: BTreeSet<String> = SETS.into_iter().flat_map(wanted).collect();
+    let mut missing: BTreeSet<String> = SETS
+        .into_iter()
+        .flat_map(|(set, count)| (1..=count).map(move |n| format!("{set}{n:02}")))
+        .collect();
     let all = missing.clone();
     let mut wrong = Vec::new();
     for Row { id, line, .. } in rows {
@@ -184,7 +185,7 @@ fn wrong_ids(rows: &[Row]) -> Vec<String> {
     wrong
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ParityReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts: Vec<_> = self
             .counts

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use native_device_plugin as plugged;
-use native_null::{Answer, DeviceHealth, HealthState, Options, Plugin, Script, Versions};
+use native_null::{DeviceHealth, HealthState, Options, Plugin, Script, ScriptedOutcome, Versions};
 use nodedock_proto::kubelet::pod_resources::v1::ListPodResourcesRequest;
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use tempfile::TempDir;
@@ -201,13 +201,13 @@ async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
     );
     kubelet.driver(DRIVER).unprepare(&two).await.unwrap();
     for (answer, expected) in [
-        (Answer::Skip, "skipped 2 ResourceClaims"),
+        (ScriptedOutcome::Skip, "skipped 2 ResourceClaims"),
         (
-            Answer::Stranger("u-9".to_owned(), vec![]),
+            ScriptedOutcome::Stranger("u-9".to_owned(), vec![]),
             "returned result for unknown claim UID u-9",
         ),
         (
-            Answer::Error("no such device".to_owned()),
+            ScriptedOutcome::Error("no such device".to_owned()),
             "failed for ResourceClaim claim-u-1: no such device",
         ),
     ] {
@@ -217,7 +217,7 @@ async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
         let why = kubelet.driver(DRIVER).unprepare(&two).await.unwrap_err();
         assert_eq!(why, format!("NodeUnprepareResources {expected}"));
     }
-    plugin.set_script(Script::prepare(Answer::Hang));
+    plugin.set_script(Script::prepare(ScriptedOutcome::Hang));
     let why = kubelet.driver(DRIVER).prepare(&two).await.unwrap_err();
     assert!(
         why.starts_with("NodePrepareResources: DeadlineExceeded"),

@@ -62,23 +62,26 @@ struct Range {
 pub(super) fn parse(
     capacities: &BTreeMap<String, DeviceCapacity>,
 ) -> Result<Vec<Capacity>, String> {
-    let parse = |(name, capacity): (&String, &DeviceCapacity)| {
-        let value = Amount::parse(&capacity.value)?;
-        let policy = capacity
-            .request_policy
-            .as_ref()
-            .map(Policy::parse)
-            .transpose()?;
-        Ok(Capacity {
-            name: name.clone(),
-            value,
-            policy,
+    capacities
+        .iter()
+        .map(|(name, capacity)| {
+            parse_one(name, capacity).map_err(|error| format!("capacity {name}: {error}"))
         })
-    };
-    let named = |entry: (&String, &DeviceCapacity)| {
-        parse(entry).map_err(|error: String| format!("capacity {}: {error}", entry.0))
-    };
-    capacities.iter().map(named).collect()
+        .collect()
+}
+
+fn parse_one(name: &str, capacity: &DeviceCapacity) -> Result<Capacity, String> {
+    let value = Amount::parse(&capacity.value)?;
+    let policy = capacity
+        .request_policy
+        .as_ref()
+        .map(Policy::parse)
+        .transpose()?;
+    Ok(Capacity {
+        name: name.to_owned(),
+        value,
+        policy,
+    })
 }
 
 impl Policy {

@@ -197,10 +197,14 @@ impl InUse {
 fn share(result: &DeviceRequestAllocationResult) -> Option<BTreeMap<String, i128>> {
     result.share_id.as_ref()?;
     let consumed = result.consumed_capacity.iter().flatten();
-    let amount = |text: &str| quantity::nanos(text).unwrap_or(i128::MAX);
     Some(
         consumed
-            .map(|(name, quantity)| (name.clone(), amount(&quantity.0)))
+            .map(|(name, quantity)| {
+                (
+                    name.clone(),
+                    quantity::nanos(&quantity.0).unwrap_or(i128::MAX),
+                )
+            })
             .collect(),
     )
 }

@@ -8,7 +8,7 @@ use nodedock_model::quantity;
 
 use super::capacity::{self, Capacity};
 use super::node::{NodeRef, NodeSelection};
-use super::verdicts::Verdicts;
+use super::selector_results::SelectorResults;
 use crate::selector::DeviceFacts;
 
 /// The devices of a node, prepared once per change of slices and shared by allocations.
@@ -22,7 +22,7 @@ pub struct Inventory {
     pub(super) pools: Vec<Pool>,
     pub(super) counters: Vec<CounterTotal>,
     pub(super) refused: Vec<RefusedPool>,
-    pub(super) verdicts: Verdicts,
+    pub(super) selector_results: SelectorResults,
 }
 
 /// A pool whose devices can be allocated.
@@ -120,7 +120,7 @@ impl Inventory {
             pools: Vec::new(),
             counters: Vec::new(),
             refused: Vec::new(),
-            verdicts: Verdicts::new(0),
+            selector_results: SelectorResults::new(0),
         };
         let mut with_binding_conditions = Vec::new();
         for ((driver, pool), slices) in by_pool {
@@ -140,7 +140,7 @@ impl Inventory {
         for (driver, pool, gathered) in with_binding_conditions {
             inventory.add_pool(driver, pool, gathered);
         }
-        inventory.verdicts = Verdicts::new(inventory.devices.len());
+        inventory.selector_results = SelectorResults::new(inventory.devices.len());
         inventory
     }
 

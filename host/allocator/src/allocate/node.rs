@@ -64,10 +64,10 @@ fn label_matches(
     value: Option<&str>,
 ) -> Result<bool, String> {
     let values = requirement.values.as_deref().unwrap_or_default();
-    let listed = || value.is_some_and(|value| values.iter().any(|known| known == value));
+    let is_listed = value.is_some_and(|value| values.iter().any(|known| known == value));
     match requirement.operator.as_str() {
-        "In" => Ok(listed()),
-        "NotIn" => Ok(!listed()),
+        "In" => Ok(is_listed),
+        "NotIn" => Ok(!is_listed),
         "Exists" => Ok(value.is_some()),
         "DoesNotExist" => Ok(value.is_none()),
         "Gt" => {

@@ -11,7 +11,7 @@ use nodedock_model::limit::{REQUESTS_MAX, SELECTORS_MAX, SUBREQUESTS_MAX};
 
 use super::capacity::Amount;
 use super::inventory::Inventory;
-use super::verdicts::Column;
+use super::selector_results::Column;
 
 /// A request, or one of the sub-requests from which the first that is available is taken.
 pub(super) struct Slot<'a> {
@@ -162,15 +162,14 @@ impl<'a> Requests<'a> {
 
     /// Returns the fewest devices that the claim needs, with the number of devices of each slot.
     pub(super) fn fewest_devices(&self, of_slot: impl Fn(&Slot<'_>) -> usize) -> usize {
-        let of_request = |request| {
-            self.of_request(request)
-                .iter()
-                .map(&of_slot)
-                .min()
-                .unwrap_or(0)
-        };
         (0..self.by_request.len())
-            .map(of_request)
+            .map(|request| {
+                self.of_request(request)
+                    .iter()
+                    .map(&of_slot)
+                    .min()
+                    .unwrap_or(0)
+            })
             .fold(0, usize::saturating_add)
     }
 
@@ -215,7 +214,7 @@ impl Slot<'_> {
                     self.selectors.len()
                 ));
             }
-            let column = inventory.verdicts.column(&cel.expression);
+            let column = inventory.selector_results.column(&cel.expression);
             self.selectors.push(SlotSelector {
                 expression: cel.expression.clone(),
                 of_class,
@@ -256,10 +255,11 @@ fn capacities(capacity: Option<&CapacityRequirements>) -> Result<Vec<(&str, Amou
         .and_then(|capacity| capacity.requests.as_ref())
         .into_iter()
         .flatten();
-    let parse = |(name, quantity)| {
-        let amount =
-            Amount::parse(quantity).map_err(|error| format!("capacity {name}: {error}"))?;
-        Ok((String::as_str(name), amount))
-    };
-    requested.map(parse).collect()
+    requested
+        .map(|(name, quantity)| {
+            let amount =
+                Amount::parse(quantity).map_err(|error| format!("capacity {name}: {error}"))?;
+            Ok((String::as_str(name), amount))
+        })
+        .collect()
 }

@@ -141,9 +141,13 @@ impl<'r, 'a> Search<'r, 'a> {
 
     /// Returns the exact requests that need more devices than there are, whatever the search does.
     pub(super) fn shortage(&mut self) -> Option<Shortage> {
-        let exact = |slot: &&Slot<'_>| !slot.is_sub_request && slot.count.is_none();
         let mut reserved = Table::new(self.checks.inventory.len());
-        for slot in self.requests.slots.iter().filter(exact) {
+        for slot in self
+            .requests
+            .slots
+            .iter()
+            .filter(|slot| !slot.is_sub_request && slot.count.is_none())
+        {
             self.all_of(slot)
                 .iter()
                 .for_each(|device| reserved.set(*device, true));
@@ -392,25 +396,18 @@ impl<'r, 'a> Search<'r, 'a> {
     }
 
     fn exceeded_counter(&self, device: &Offered) -> Option<u32> {
-        let exceeded = |(counter, amount): &&(u32, i128)| {
-            let total = self
-                .checks
-                .inventory
+        let (inventory, usage) = (self.checks.inventory, &self.checks.usage);
+        let exceeded = device.consumes.iter().find(|(counter, amount)| {
+            let total = inventory
                 .counter(*counter)
                 .map_or(0, |counter| counter.total);
-            let used = self
-                .checks
-                .usage
+            let used = usage
                 .counters
                 .get(*counter)
                 .saturating_add(self.counters.get(*counter));
             used.saturating_add(*amount) > total
-        };
-        device
-            .consumes
-            .iter()
-            .find(exceeded)
-            .map(|(counter, _)| *counter)
+        });
+        exceeded.map(|(counter, _)| *counter)
     }
 
     fn charge(&mut self, device: &Offered, sign: i128) {

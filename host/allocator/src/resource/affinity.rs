@@ -86,17 +86,11 @@ pub(super) fn nodes_of<'a>(
 
 /// Nodes of a device as bits, by their places in `nodes`, of which there are at most `HINT_NUMA_NODES_MAX`.
 pub(super) fn bits(device: &PluginDevice, nodes: &[u32]) -> u32 {
-    let bit = |node: &u32| {
-        nodes
-            .iter()
-            .position(|known| known == node)
-            .map_or(0, |place| 1 << place)
-    };
-    device
+    let places = device
         .numa_nodes
         .iter()
-        .map(bit)
-        .fold(0, |bits, bit| bits | bit)
+        .filter_map(|node| nodes.iter().position(|known| known == node));
+    places.fold(0, |bits, place| bits | 1 << place)
 }
 
 /// Every set of that many nodes, the smaller first, and among equals those of lower nodes.
@@ -126,8 +120,8 @@ pub fn closest(available: &[&PluginDevice], must_include: &[String], size: usize
     } else {
         tightest(&devices, must, size, nodes.len())
     };
-    let is_near = |bits: u32| wanted.is_some_and(|set| bits & set != 0);
-    devices.sort_by_key(|(bits, device)| (!must(device), !is_near(*bits)));
+    devices
+        .sort_by_key(|(bits, device)| (!must(device), wanted.is_none_or(|set| *bits & set == 0)));
     devices
         .into_iter()
         .take(size)
@@ -142,15 +136,14 @@ fn tightest(
     size: usize,
     nodes: usize,
 ) -> Option<u32> {
-    let fits = |set: u32| {
+    let fitting = sets(nodes).into_iter().filter_map(|set| {
         let near = devices.iter().filter(|(bits, _)| bits & set != 0).count();
         let mut must = devices
             .iter()
             .filter(|(bits, device)| *bits != 0 && must(device));
         let all = must.all(|(bits, _)| bits & set != 0);
         (near >= size && all).then_some((set.count_ones(), near, set))
-    };
-    let fitting = sets(nodes).into_iter().filter_map(fits);
+    });
     fitting
         .min_by_key(|(nodes, near, _)| (*nodes, *near))
         .map(|(_, _, set)| set)

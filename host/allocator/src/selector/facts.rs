@@ -79,11 +79,6 @@ fn insert(map: &mut Map, name: &str, value: Value) {
 }
 
 fn attribute_value(attribute: &DeviceAttribute) -> Option<Value> {
-    let version = |text: &String| {
-        semver::Version::parse(text)
-            .ok()
-            .map(|it| Value::Semver(Arc::new(it)))
-    };
     if let Some(values) = &attribute.ints {
         Some(Value::list(
             values.iter().map(|value| Value::Int(*value)).collect(),
@@ -102,7 +97,7 @@ fn attribute_value(attribute: &DeviceAttribute) -> Option<Value> {
     } else if let Some(values) = &attribute.versions {
         values
             .iter()
-            .map(version)
+            .map(|text| version(text))
             .collect::<Option<Vec<_>>>()
             .map(Value::list)
     } else if let Some(value) = attribute.int {
@@ -114,4 +109,10 @@ fn attribute_value(attribute: &DeviceAttribute) -> Option<Value> {
     } else {
         version(attribute.version.as_ref()?)
     }
+}
+
+fn version(text: &str) -> Option<Value> {
+    semver::Version::parse(text)
+        .ok()
+        .map(|it| Value::Semver(Arc::new(it)))
 }

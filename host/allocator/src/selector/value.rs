@@ -265,14 +265,17 @@ pub(super) fn is_ordered(value: &Value) -> bool {
 }
 
 fn compare_numbers(left: &Value, right: &Value) -> Option<Ordering> {
-    let double = |value: &Value| match value {
+    match (left, right) {
+        (Value::Double(_), _) | (_, Value::Double(_)) => double(left)?.partial_cmp(&double(right)?),
+        _ => Some(integer(left)?.cmp(&integer(right)?)),
+    }
+}
+
+fn double(value: &Value) -> Option<f64> {
+    match value {
         Value::Int(value) => Some(*value as f64),
         Value::Uint(value) => Some(*value as f64),
         Value::Double(value) => Some(*value),
         _ => None,
-    };
-    match (left, right) {
-        (Value::Double(_), _) | (_, Value::Double(_)) => double(left)?.partial_cmp(&double(right)?),
-        _ => Some(integer(left)?.cmp(&integer(right)?)),
     }
 }

@@ -117,11 +117,11 @@ impl Apply<'_> {
             )));
         }
         check(self.root(), applied, "").map_err(|why| {
-            let text = |field: &str| applied["metadata"][field].as_str().unwrap_or_default();
+            let metadata = &applied["metadata"];
             ApplyError::Invalid(format!(
                 "failed to create typed patch object ({}/{}; {}, Kind={}): {why}",
-                text("namespace"),
-                text("name"),
+                metadata["namespace"].as_str().unwrap_or_default(),
+                metadata["name"].as_str().unwrap_or_default(),
                 self.writer.api_version,
                 self.kind
             ))

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
+use super::apply::Cause;
 use super::*;
 
 const NOW: &str = "2026-11-20T08:15:56Z";

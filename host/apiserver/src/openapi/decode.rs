@@ -149,10 +149,9 @@ fn mismatch(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String> {
         (Shape::List(shape), Value::Array(items)) => items
             .iter()
             .find_map(|item| mismatch_in(shape, item, place)),
-        (Shape::Quantity, Value::String(text)) => {
-            let why = || format!("quantities must match the regular expression '{QUANTITY}'");
-            quantity::nanos(text).is_none().then(why)
-        }
+        (Shape::Quantity, Value::String(text)) => quantity::nanos(text)
+            .is_none()
+            .then(|| format!("quantities must match the regular expression '{QUANTITY}'")),
         (Shape::Time, Value::String(text)) => {
             let is_time = text.parse::<Timestamp>().is_ok();
             (!is_time).then(|| {

@@ -21,13 +21,12 @@ fn references(object: &Value) -> &[Value] {
 
 /// The objects that name `uid` as an owner.
 fn dependents(snapshot: &Snapshot, uid: &Value) -> Vec<(ObjectKey, Arc<Value>)> {
-    let is_dependent = |object: &Value| {
+    let dependent = snapshot.all().filter(|(_, object)| {
         references(object)
             .iter()
             .any(|reference| reference["uid"] == *uid)
-    };
-    let found = snapshot.all().filter(|(_, object)| is_dependent(object));
-    found
+    });
+    dependent
         .map(|(key, object)| (key.clone(), Arc::clone(object)))
         .collect()
 }
@@ -65,8 +64,9 @@ impl<'a> Owners<'a> {
 
     /// Whether an owner is known to be gone. Of a kind that this server does not have, none is.
     fn is_gone(&self, snapshot: &Snapshot, reference: &Value) -> bool {
-        let text = |key: &str| reference[key].as_str().unwrap_or_default();
-        let Some(resource) = resources::of_type(text("apiVersion"), text("kind")) else {
+        let [version, kind] =
+            ["apiVersion", "kind"].map(|key| reference[key].as_str().unwrap_or_default());
+        let Some(resource) = resources::of_type(version, kind) else {
             return false;
         };
         let owner = self.objects.get(&(resource.plural, uid_of(reference)));

@@ -79,13 +79,12 @@ impl Row for v1::ClaimStatus {
             joined(pods.chain(claim.kubelet.as_ref().map(describe::kubelet_consumers)))
         }),
         ("DEVICES", |claim| {
-            let of_driver = |of: &v1::ClaimDriver| {
+            joined(claim.drivers.iter().flat_map(|of| {
                 of.devices
                     .iter()
                     .map(|device| format!("{}/{device}", of.driver))
                     .collect::<Vec<_>>()
-            };
-            joined(claim.drivers.iter().flat_map(of_driver))
+            }))
         }),
         ("PROBLEM", |claim| {
             claim
@@ -234,16 +233,17 @@ fn of_object(object: &Option<v1::ObjectRef>, part: fn(&v1::ObjectRef) -> &String
 
 fn attributes(json: &str) -> String {
     let attributes: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
-    let text = |value: &Value| {
-        value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned)
-    };
     joined(
         attributes
             .iter()
-            .map(|(name, value)| format!("{name}={}", text(value))),
+            .map(|(name, value)| format!("{name}={}", json_text(value))),
     )
+}
+
+fn json_text(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// How many devices of each resource a pod has; one that several containers use in turn counts once.

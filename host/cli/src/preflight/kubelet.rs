@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::{Check, Verdict, writable};
+use super::{Check, CheckStatus, writable};
 use nodedock_base::error::chain;
 use nodedock_base::file;
 
@@ -21,9 +21,13 @@ pub(super) fn checks(root: &Path) -> Vec<Check> {
     let is_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let propagation = match std::fs::read_to_string(MOUNTS) {
         Ok(mounts) => is_pod.then(|| propagation(&mounts)).flatten(),
-        Err(error) => {
-            is_pod.then(|| Check::new(PROPAGATION, Verdict::Unknown, format!("{MOUNTS}: {error}")))
-        }
+        Err(error) => is_pod.then(|| {
+            Check::new(
+                PROPAGATION,
+                CheckStatus::Unknown,
+                format!("{MOUNTS}: {error}"),
+            )
+        }),
     };
     let checks = [
         Some(directories(root)),
@@ -44,7 +48,7 @@ fn directories(root: &Path) -> Check {
             Err(error) => {
                 return Check::new(
                     NAME,
-                    Verdict::Unknown,
+                    CheckStatus::Unknown,
                     format!("{}: {error}", path.display()),
                 );
             }
@@ -55,19 +59,19 @@ fn directories(root: &Path) -> Check {
         let advice = "is a kubelet running, and is --kubelet-root its --root-dir?";
         return Check::new(
             NAME,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("missing: {missing}; {advice}"),
         );
     }
     let found = paths.iter().map(|path| writable(NAME, path));
     let all = Check::new(
         NAME,
-        Verdict::Ok,
+        CheckStatus::Ok,
         format!("{} can be written", root.display()),
     );
     found
         .into_iter()
-        .find(|check| check.verdict != Verdict::Ok)
+        .find(|check| check.verdict != CheckStatus::Ok)
         .unwrap_or(all)
 }
 
@@ -88,7 +92,7 @@ fn gates(path: &Path) -> Option<Check> {
         Err(error) => {
             return Some(Check::new(
                 NAME,
-                Verdict::Unknown,
+                CheckStatus::Unknown,
                 format!("{shown}: {error}"),
             ));
         }
@@ -98,7 +102,7 @@ fn gates(path: &Path) -> Option<Check> {
         Err(error) => {
             return Some(Check::new(
                 NAME,
-                Verdict::Unknown,
+                CheckStatus::Unknown,
                 format!("{shown}: {}", chain(&error)),
             ));
         }
@@ -111,13 +115,13 @@ fn gates(path: &Path) -> Option<Check> {
     Some(match config.feature_gates.get(DRA) {
         Some(false) => Check::new(
             NAME,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("{shown} has {DRA}=false: no claim is prepared"),
         ),
-        _ if set.is_empty() => Check::new(NAME, Verdict::Ok, format!("{shown} sets none")),
+        _ if set.is_empty() => Check::new(NAME, CheckStatus::Ok, format!("{shown} sets none")),
         _ => Check::new(
             NAME,
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("{shown} sets {}", set.join(", ")),
         ),
     })
@@ -129,10 +133,14 @@ fn propagation(mountinfo: &str) -> Option<Check> {
     // Of several on one another, the last is seen.
     let dev = mounts.rfind(|mount| mount.point == Path::new("/dev"))?;
     Some(match dev.propagates {
-        true => Check::new(PROPAGATION, Verdict::Ok, "/dev receives mounts of the node"),
+        true => Check::new(
+            PROPAGATION,
+            CheckStatus::Ok,
+            "/dev receives mounts of the node",
+        ),
         false => Check::new(
             PROPAGATION,
-            Verdict::Warning,
+            CheckStatus::Warning,
             "/dev does not receive mounts that the node gets later: mount it with mountPropagation: HostToContainer",
         ),
     })
@@ -168,11 +176,11 @@ mod tests {
         }
         let missing = directories(root.path());
         assert!(
-            missing.verdict == Verdict::Failed && missing.finding.contains("/device-plugins;"),
+            missing.verdict == CheckStatus::Failed && missing.finding.contains("/device-plugins;"),
             "{missing:?}"
         );
         std::fs::create_dir(root.path().join("device-plugins")).unwrap();
-        assert_eq!(directories(root.path()).verdict, Verdict::Ok);
+        assert_eq!(directories(root.path()).verdict, CheckStatus::Ok);
     }
 
     #[test]
@@ -181,21 +189,21 @@ mod tests {
         let path = root.path().join("config.yaml");
         assert_eq!(gates(&path), None);
         for (text, verdict, words) in [
-            ("kind: KubeletConfiguration\n", Verdict::Ok, "sets none"),
+            ("kind: KubeletConfiguration\n", CheckStatus::Ok, "sets none"),
             (
                 "featureGates:\n  KubeletPodsAPI: true\n  A: false\n",
-                Verdict::Ok,
+                CheckStatus::Ok,
                 "A=false, KubeletPodsAPI=true",
             ),
             (
                 "featureGates: {DynamicResourceAllocation: false}\n",
-                Verdict::Failed,
+                CheckStatus::Failed,
                 "no claim is prepared",
             ),
-            ("featureGates: [", Verdict::Unknown, "config.yaml: "),
+            ("featureGates: [", CheckStatus::Unknown, "config.yaml: "),
             (
                 "featureGates: {A: some}\n",
-                Verdict::Unknown,
+                CheckStatus::Unknown,
                 "config.yaml: ",
             ),
         ] {
@@ -214,10 +222,13 @@ mod tests {
         let dev =
             |optional: &str| format!("31 30 0:5 / /dev rw,nosuid {optional}- devtmpfs udev rw\n");
         let verdict = |text: String| propagation(&text).map(|check| check.verdict);
-        assert_eq!(verdict(root.clone() + &dev("master:2 ")), Some(Verdict::Ok));
+        assert_eq!(
+            verdict(root.clone() + &dev("master:2 ")),
+            Some(CheckStatus::Ok)
+        );
         assert_eq!(
             verdict(root.clone() + &dev("master:2 ") + &dev("")),
-            Some(Verdict::Warning)
+            Some(CheckStatus::Warning)
         );
         assert_eq!(verdict(root), None);
         assert_eq!(verdict("x y\n\n".to_owned()), None);

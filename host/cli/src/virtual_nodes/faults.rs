@@ -88,19 +88,18 @@ impl Script {
             file.faults.len() <= FAULTS_MAX,
             "more than {FAULTS_MAX} faults"
         );
-        let fault = |(index, fault): (usize, &FaultEntry)| {
-            Ok(Arc::new(
-                fault
-                    .compiled()
-                    .with_context(|| format!("faults[{index}]"))?,
-            ))
-        };
         Ok(Self {
             faults: file
                 .faults
                 .iter()
                 .enumerate()
-                .map(fault)
+                .map(|(index, fault)| {
+                    Ok(Arc::new(
+                        fault
+                            .compiled()
+                            .with_context(|| format!("faults[{index}]"))?,
+                    ))
+                })
                 .collect::<Result<_>>()?,
         })
     }
@@ -108,8 +107,6 @@ impl Script {
 
 impl FaultEntry {
     fn compiled(&self) -> Result<Fault> {
-        let glob =
-            |name, text: &str| PatternSet::new([text]).with_context(|| format!("{name}: {text:?}"));
         ensure!(
             self.message.len() <= MESSAGE_BYTES_MAX,
             "message: more than {MESSAGE_BYTES_MAX} bytes"
@@ -128,6 +125,10 @@ impl FaultEntry {
             message: self.message.clone(),
         })
     }
+}
+
+fn glob(name: &str, text: &str) -> Result<PatternSet> {
+    PatternSet::new([text]).with_context(|| format!("{name}: {text:?}"))
 }
 
 impl Fault {
@@ -195,10 +196,10 @@ pub(super) async fn run(script: Script, nodes: Nodes) {
         };
         sleep_until(at).await;
         for node in nodes.values() {
-            let hits = |fault: &&Arc<Fault>| {
-                fault.is_active(time) && fault.nodes.matches(node.name.as_str())
-            };
-            node.set_faults(faults.iter().filter(hits).cloned().collect());
+            let hits = faults
+                .iter()
+                .filter(|fault| fault.is_active(time) && fault.nodes.matches(node.name.as_str()));
+            node.set_faults(hits.cloned().collect());
         }
         let active = faults.iter().filter(|fault| fault.is_active(time)).count();
         super::say(&format!("{active} faults are active"));

@@ -84,14 +84,13 @@ impl VirtualNode {
     /// Replaces the faults that the node has.
     pub(super) fn set_faults(&self, faults: Vec<Arc<Fault>>) {
         let before = std::mem::replace(&mut *self.faults.lock(), faults);
-        let is_same = |now: &[Arc<Fault>]| {
-            now.len() == before.len()
-                && now
-                    .iter()
-                    .zip(&before)
-                    .all(|(now, before)| Arc::ptr_eq(now, before))
-        };
-        if !is_same(&self.faults.lock()) {
+        let is_same = self
+            .faults
+            .lock()
+            .iter()
+            .map(Arc::as_ptr)
+            .eq(before.iter().map(Arc::as_ptr));
+        if !is_same {
             self.show();
         }
     }

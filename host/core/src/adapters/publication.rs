@@ -184,8 +184,10 @@ impl Publication {
             return true;
         };
         let (resource, parts) = (&self.resource, self.parts.clone());
-        let look = move || made.publish(&parts);
-        let published = match blocking(&looks, PUBLISH_WALL, read_stuck, look).await {
+        let publish = blocking(&looks, PUBLISH_WALL, read_stuck, move || {
+            made.publish(&parts)
+        });
+        let published = match publish.await {
             Ok(published) => published,
             Err(problem) => {
                 tracing::warn!(%resource, %problem, "the devices of an adapter are not published yet");

@@ -51,7 +51,7 @@ pub(super) struct Catalog {
     pub(super) mark: String,
     /// Files that this process wrote or compared, by name.
     pub(super) known: Mutex<HashMap<String, Known>>,
-    state: Mutex<State>,
+    state: Mutex<CatalogIndex>,
     /// One reader at a time; waiting callers use its result.
     reading: Mutex<()>,
     /// Number of reads that began.
@@ -65,8 +65,8 @@ pub(super) struct Catalog {
 pub(super) struct Moment(u64);
 
 #[derive(Default)]
-struct State {
-    seen: HashMap<usize, Seen>,
+struct CatalogIndex {
+    seen: HashMap<usize, DirectoryRead>,
     /// Set during a change of the daemon's directory: whether the directory was unchanged since its read when the change began. Stamps are
     /// meaningless meanwhile.
     changing: Option<bool>,
@@ -77,7 +77,7 @@ struct State {
 
 /// A directory at the time of its read.
 #[derive(Clone, Copy)]
-struct Seen {
+struct DirectoryRead {
     /// `None`: it did not exist.
     stamp: Option<Stamp>,
     /// Whether a later change certainly changes the stamp.
@@ -144,27 +144,27 @@ struct Interface {
 impl Given {
     /// `all`: of every device of a spec.
     fn of(all: Option<&Edits>, own: Option<&Edits>) -> Self {
-        let edits = || all.into_iter().chain(own);
-        // The numbers in a spec are optional, and those of the node count.
-        let node = |node: &Node| DeviceNode {
-            host_path: node.host_path.clone(),
-            ..DeviceNode::at(&node.path)
-        };
-        let interface = |found: &Interface| NetDevice {
-            host_interface: found.host_interface_name.clone(),
-            container_interface: found
-                .name
-                .clone()
-                .unwrap_or_else(|| found.host_interface_name.clone()),
-        };
+        let edits = all.into_iter().chain(own);
+        let nodes = edits
+            .clone()
+            .flat_map(|edits| edits.device_nodes.iter().flatten());
+        let interfaces = edits.flat_map(|edits| edits.net_devices.iter().flatten());
         Self {
-            device_nodes: edits()
-                .flat_map(|edits| edits.device_nodes.iter().flatten())
-                .map(node)
+            // The numbers in a spec are optional, and those of the node count.
+            device_nodes: nodes
+                .map(|node| DeviceNode {
+                    host_path: node.host_path.clone(),
+                    ..DeviceNode::at(&node.path)
+                })
                 .collect(),
-            net_devices: edits()
-                .flat_map(|edits| edits.net_devices.iter().flatten())
-                .map(interface)
+            net_devices: interfaces
+                .map(|found| NetDevice {
+                    host_interface: found.host_interface_name.clone(),
+                    container_interface: found
+                        .name
+                        .clone()
+                        .unwrap_or_else(|| found.host_interface_name.clone()),
+                })
                 .collect(),
         }
     }
@@ -175,12 +175,13 @@ impl Catalog {
     pub(super) fn new(own: &Path, directories: &[PathBuf], mark: String) -> Self {
         let mut directories = directories.to_vec();
         // no error: a directory that does not exist yet is another one
-        let same =
-            |directory: &PathBuf| directory.metadata().is_ok_and(|found| is_same(&found, own));
-        let at = directories.iter().position(same).unwrap_or_else(|| {
-            directories.push(own.to_owned());
-            directories.len() - 1
-        });
+        let at = directories
+            .iter()
+            .position(|directory| directory.metadata().is_ok_and(|found| is_same(&found, own)))
+            .unwrap_or_else(|| {
+                directories.push(own.to_owned());
+                directories.len() - 1
+            });
         own.clone_into(&mut directories[at]);
         Self {
             directories,
@@ -260,7 +261,7 @@ impl Catalog {
             .for_each(|(entry, name)| state.put(directory, name, entry));
         state.seen.insert(
             directory,
-            Seen {
+            DirectoryRead {
                 stamp,
                 settled,
                 at,
@@ -338,7 +339,7 @@ impl Catalog {
     /// Returns the other programs' files that collide with this daemon's devices, the first of each, by the last read.
     pub(super) fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
         let state = self.state.lock();
-        let collision = |device: &String| {
+        let collisions = qualified.iter().filter_map(|device| {
             // The daemon's directory overrides the directories before it.
             let mut files = state.devices.get(device)?.iter();
             let (directory, name) = files.find(|(directory, _)| *directory >= self.own)?;
@@ -346,8 +347,8 @@ impl Catalog {
                 device: device.clone(),
                 file: self.directories[*directory].join(name),
             })
-        };
-        qualified.iter().filter_map(collision).collect()
+        });
+        collisions.collect()
     }
 
     /// Returns the names that are in no file of other programs, by the last read.
@@ -365,15 +366,16 @@ impl Catalog {
         let state = self.state.lock();
         let files = state.devices.get(qualified).into_iter().flatten();
         let entries = files.filter_map(|file| state.files.get(file));
-        let of = |entry: &Entry| {
-            let named = entry
-                .devices
-                .iter()
-                .zip(&entry.given)
-                .filter(|(name, _)| *name == qualified);
-            named.map(|(_, given)| given.clone()).collect::<Vec<_>>()
-        };
-        entries.flat_map(of).collect()
+        entries
+            .flat_map(|entry| {
+                let named = entry
+                    .devices
+                    .iter()
+                    .zip(&entry.given)
+                    .filter(|(name, _)| *name == qualified);
+                named.map(|(_, given)| given.clone()).collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     /// Returns the names of this daemon's files that this process did not write and did not compare yet.
@@ -404,6 +406,12 @@ impl Catalog {
     }
 
     /// Returns the specs of a directory that may belong to other programs.
+    fn is_known(&self, name: &str, entry: &std::fs::DirEntry) -> bool {
+        let known = self.known.lock();
+        let known = known.get(name);
+        known.is_some_and(|known| known.stamp.inode == entry.ino())
+    }
+
     fn list(&self, directory: usize) -> io::Result<BTreeMap<String, Stamp>> {
         let mut listed = BTreeMap::new();
         for entry in std::fs::read_dir(&self.directories[directory])? {
@@ -411,13 +419,7 @@ impl Catalog {
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
-            let is_known = || {
-                self.known
-                    .lock()
-                    .get(&name)
-                    .is_some_and(|known| known.stamp.inode == entry.ino())
-            };
-            if !is_spec_name(&name) || (directory == self.own && is_known()) {
+            if !is_spec_name(&name) || (directory == self.own && self.is_known(&name, &entry)) {
                 continue;
             }
             // A file that was removed meanwhile does not count.
@@ -445,7 +447,6 @@ impl Catalog {
             });
         }
         let names = serde_saphyr::from_str::<Names>(&text).unwrap_or_default();
-        let qualified = |device: &Name| format!("{}={}", names.kind, device.name);
         let given = names.devices.iter().map(|device| {
             Given::of(
                 names.container_edits.as_ref(),
@@ -453,7 +454,11 @@ impl Catalog {
             )
         });
         let (devices, given) = (
-            names.devices.iter().map(qualified).collect(),
+            names
+                .devices
+                .iter()
+                .map(|device| format!("{}={}", names.kind, device.name))
+                .collect(),
             given.collect(),
         );
         Ok(Entry {
@@ -465,7 +470,7 @@ impl Catalog {
     }
 }
 
-impl State {
+impl CatalogIndex {
     fn is_fresh(&self, directory: usize, now: Option<Stamp>) -> bool {
         let Some(seen) = self.seen.get(&directory).filter(|seen| seen.stamp == now) else {
             return false;
@@ -483,15 +488,11 @@ impl State {
     }
 
     fn changed(&self, directory: usize, listed: &BTreeMap<String, Stamp>) -> Vec<String> {
-        let is_same = |(name, stamp): &(&String, &Stamp)| {
+        let changed = listed.iter().filter(|(name, stamp)| {
             let known = self.files.get(&(directory, (*name).clone()));
-            known.is_some_and(|entry| entry.stamp == Some(**stamp))
-        };
-        listed
-            .iter()
-            .filter(|file| !is_same(file))
-            .map(|(name, _)| name.clone())
-            .collect()
+            known.is_none_or(|entry| entry.stamp != Some(**stamp))
+        });
+        changed.map(|(name, _)| name.clone()).collect()
     }
 
     fn keep_listed(&mut self, directory: usize, listed: &BTreeMap<String, Stamp>) {

@@ -31,12 +31,13 @@ pub struct Quarantined {
 impl Quarantined {
     fn new(driver: &DriverName, period: &QuarantinePeriod) -> Self {
         let (now, now_ms) = (Instant::now(), now_ms());
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Self {
             driver: driver.clone(),
             period: period.clone(),
-            since_ms: now_ms.saturating_sub(ms(now.saturating_duration_since(period.since))),
-            until_ms: now_ms.saturating_add(ms(period.until.saturating_duration_since(now))),
+            since_ms: now_ms
+                .saturating_sub(milliseconds(now.saturating_duration_since(period.since))),
+            until_ms: now_ms
+                .saturating_add(milliseconds(period.until.saturating_duration_since(now))),
         }
     }
 
@@ -66,6 +67,10 @@ impl Quarantined {
         let message = format!("driver {} is {}", self.driver, self.reason());
         Problem::unavailable(ProblemCode::DriverQuarantined, message).retry_after(wait)
     }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// One driver's call history.
@@ -140,9 +145,8 @@ impl Containment {
     /// Whether a call of the function is limited to the permits of slow and failing drivers.
     pub fn is_slow(&self, operation: Operation) -> bool {
         let history = self.history.lock();
-        let is_slow = |until: Instant| Instant::now() < until;
         history.quarantine.failures() > 0
-            || history.slow_until[operation as usize].is_some_and(is_slow)
+            || history.slow_until[operation as usize].is_some_and(|until| Instant::now() < until)
     }
 
     pub fn was_slow(&self, operation: Operation) {
@@ -194,10 +198,13 @@ impl AdmittedCall {
             CallResult::Unknown => history.quarantine.cancelled(admission),
             CallResult::Failed(why) => {
                 let chance = self.containment.chance.hash_one(history.calls);
-                let why = || format!("{}: {why}", operation.as_str());
-                history
-                    .quarantine
-                    .failed(admission, operation, why, Instant::now(), chance);
+                history.quarantine.failed(
+                    admission,
+                    operation,
+                    || format!("{}: {why}", operation.as_str()),
+                    Instant::now(),
+                    chance,
+                );
             }
         }
         self.containment.show(&history);

@@ -54,9 +54,8 @@ pub async fn within<T>(
     what: &str,
     call: impl Future<Output = Result<T, Problem>>,
 ) -> Result<T, Problem> {
-    let late = |_| {
+    timeout_at(until, call).await.unwrap_or_else(|_| {
         let message = format!("the device plugin of {resource} did not answer in time ({what})");
         Err(Problem::unavailable(ProblemCode::DriverDeadline, message))
-    };
-    timeout_at(until, call).await.unwrap_or_else(late)
+    })
 }

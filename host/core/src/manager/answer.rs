@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::cdi;
 use nodedock_model::{
-    ClaimRecord, ContainerAllocation, ContainerClaim, DeviceAccess, ExtendedResource, PodContainer,
-    PodRecord, PreparedDevice,
+    ClaimRecord, ContainerAllocation, ContainerClaim, DeviceAccess, ExtendedResource, PodRecord,
+    PreparedDevice,
 };
 
 /// What one container is given: by its own claims, then for its extended resources.
@@ -23,7 +23,7 @@ pub(super) fn of_record(
     pod: &PodRecord,
     claim: impl Fn(&str) -> Option<Arc<ClaimRecord>>,
 ) -> Vec<ContainerAnswer> {
-    let answer = |container: &PodContainer| {
+    let answers = pod.containers.iter().map(|container| {
         let mut answer = ContainerAnswer::named(&container.name);
         for used in &container.claims {
             let id = pod.claims.get(&used.pod_claim_name);
@@ -32,8 +32,8 @@ pub(super) fn of_record(
             }
         }
         answer
-    };
-    pod.containers.iter().map(answer).collect()
+    });
+    answers.collect()
 }
 
 impl ContainerAnswer {
@@ -135,8 +135,9 @@ fn put(map: &mut BTreeMap<String, String>, (key, value): (&String, &String)) -> 
 }
 
 fn serves(device: &PreparedDevice, used: &ContainerClaim) -> bool {
-    let is_requested = |request| device.requests.is_empty() || device.requests.contains(request);
-    used.request.as_ref().is_none_or(is_requested)
+    used.request
+        .as_ref()
+        .is_none_or(|request| device.requests.is_empty() || device.requests.contains(request))
 }
 
 fn push_once(names: &mut Vec<String>, name: String) {

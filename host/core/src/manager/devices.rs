@@ -105,12 +105,13 @@ pub(in crate::manager) struct DeviceSettings {
 
 /// The outcomes of a request that did not end.
 pub(super) fn interrupted_outcomes(request: &PodRequest) -> Vec<ResourceOutcome> {
-    let outcome = |(container, resource)| ResourceOutcome {
-        container,
-        resource,
-        end: Err(interrupted()),
-    };
-    entry::keys(request).map(outcome).collect()
+    entry::keys(request)
+        .map(|(container, resource)| ResourceOutcome {
+            container,
+            resource,
+            end: Err(interrupted()),
+        })
+        .collect()
 }
 
 /// What was chosen for each container and resource of a request.
@@ -118,7 +119,7 @@ pub(in crate::manager) fn outcomes(
     request: &PodRequest,
     choices: &Choices,
 ) -> Vec<ResourceOutcome> {
-    let outcome = |key: entry::Key| {
+    let outcomes = entry::keys(request).map(|key| {
         let end = choices
             .get(&key)
             .cloned()
@@ -133,8 +134,8 @@ pub(in crate::manager) fn outcomes(
             resource,
             end,
         }
-    };
-    entry::keys(request).map(outcome).collect()
+    });
+    outcomes.collect()
 }
 
 impl Devices {
@@ -177,19 +178,19 @@ impl Devices {
 
     /// Takes the sources that extended resources had before the start, among the names of the checkpoint.
     pub fn remember_owners(&self, names: &[NameRecord]) {
-        let of = |record: &NameRecord| match &record.name {
-            Named::Resource(resource) => Some((resource.clone(), record.source.clone())),
-            Named::Driver(_) => None,
-        };
         let adapters = self.adapters.iter().flat_map(Adapters::list);
         let adapters = adapters
             .map(|adapter| (adapter.resource, adapter.driver))
             .collect();
         let mut state = self.state.lock();
         state.resources.set_adapters(adapters);
-        state
-            .resources
-            .remember_owners(names.iter().filter_map(of), Instant::now());
+        state.resources.remember_owners(
+            names.iter().filter_map(|record| match &record.name {
+                Named::Resource(resource) => Some((resource.clone(), record.source.clone())),
+                Named::Driver(_) => None,
+            }),
+            Instant::now(),
+        );
     }
 
     /// A plugin called to register, whatever the outcome.
@@ -300,14 +301,7 @@ impl Devices {
     pub fn capacity(&self) -> Capacity {
         let owners = held::owners(&self.records.table());
         let state = self.state.lock();
-        let view = |name: &ExtendedResource, device: &PluginDevice| DeviceView {
-            device: device.clone(),
-            pods: owners
-                .get(name)
-                .and_then(|of| of.get(&device.id))
-                .cloned()
-                .unwrap_or_default(),
-        };
+
         let resources = state.resources.iter().map(|(name, offer)| ResourceView {
             name: name.clone(),
             source: offer.source.clone(),
@@ -320,7 +314,14 @@ impl Devices {
             devices: offer
                 .devices
                 .values()
-                .map(|device| view(name, device))
+                .map(|device| DeviceView {
+                    device: device.clone(),
+                    pods: owners
+                        .get(name)
+                        .and_then(|of| of.get(&device.id))
+                        .cloned()
+                        .unwrap_or_default(),
+                })
                 .collect(),
         });
         Capacity {

@@ -23,9 +23,7 @@ use super::request::{complete, interrupted, is_in_use};
 use super::view::PodView;
 use crate::records::RecordStore;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{
-    Claim, ClaimReference, ObjectName, ObjectRef, PodRequest, Problem, ProblemCode, Uid,
-};
+use nodedock_model::{Claim, ObjectName, ObjectRef, PodRequest, Problem, ProblemCode, Uid};
 
 /// How often devices are chosen for a pod: each repetition means that another claim took one between the choice and the prepare.
 pub(super) const CHOICES_MAX: usize = 4;
@@ -44,13 +42,16 @@ pub struct PodOutcome {
 impl PodOutcome {
     fn interrupted(request: PodRequest) -> Self {
         let resources = devices::interrupted_outcomes(&request);
-        let claim = |reference: ClaimReference| ClaimOutcome {
-            namespace: request.pod.namespace.clone(),
-            name: reference.claim_name,
-            uid: reference.claim_uid,
-            end: Err(interrupted()),
-        };
-        let claims = request.claims.into_iter().map(claim).collect();
+        let claims = request
+            .claims
+            .into_iter()
+            .map(|reference| ClaimOutcome {
+                namespace: request.pod.namespace.clone(),
+                name: reference.claim_name,
+                uid: reference.claim_uid,
+                end: Err(interrupted()),
+            })
+            .collect();
         Self {
             pod: request.pod,
             claims,

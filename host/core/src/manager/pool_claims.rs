@@ -42,13 +42,12 @@ pub(super) fn claim_of(entry: &Entry, pod: &ObjectRef) -> Result<Claim, Problem>
 
 fn allocated(entry: &Entry, id: &str) -> Result<AllocatedDevice, Problem> {
     let driver = &entry.claim.driver;
-    let wrong = || {
+    let (pool, device) = device_of(&entry.resource, driver, id).ok_or_else(|| {
         Problem::internal(
             ProblemCode::DeviceId,
             format!("{id:?} is not POOL/DEVICE of {driver}"),
         )
-    };
-    let (pool, device) = device_of(&entry.resource, driver, id).ok_or_else(wrong)?;
+    })?;
     Ok(AllocatedDevice::whole(
         EXTENDED_RESOURCE_REQUEST,
         driver.clone(),
@@ -71,16 +70,15 @@ pub(super) fn device_of(
 
 /// The devices of a claim by their IDs in the resource, with their NUMA nodes. A claim that was rebuilt from CDI files has the names alone.
 pub(super) fn devices_of(claim: &ClaimRecord) -> DeviceNodes {
-    let by_name = || {
-        let devices = claim.allocation.devices.iter();
-        devices
-            .map(|device| (device_id(&device.pool, &device.device), Vec::new()))
-            .collect()
-    };
-    claim
-        .resource
-        .as_ref()
-        .map_or_else(by_name, |of| of.devices.clone())
+    claim.resource.as_ref().map_or_else(
+        || {
+            let devices = claim.allocation.devices.iter();
+            devices
+                .map(|device| (device_id(&device.pool, &device.device), Vec::new()))
+                .collect()
+        },
+        |of| of.devices.clone(),
+    )
 }
 
 /// A container that has devices by a pool claim.
@@ -190,7 +188,7 @@ pub(super) fn users(record: &PodRecord) -> Vec<User> {
         .containers
         .iter()
         .flat_map(|c| c.claims.iter().map(move |claim| (c, claim)));
-    let user = |(container, claim): (&nodedock_model::PodContainer, &ContainerClaim)| {
+    let users = used.filter_map(|(container, claim)| {
         let resource = resource(&claim.pod_claim_name)?;
         let claim = record.claims.get(&claim.pod_claim_name)?.clone();
         Some(User {
@@ -199,8 +197,8 @@ pub(super) fn users(record: &PodRecord) -> Vec<User> {
             resource,
             claim,
         })
-    };
-    used.filter_map(user).collect()
+    });
+    users.collect()
 }
 
 /// The place of the first container that has devices by a claim, in the order in which the containers of its pod start.

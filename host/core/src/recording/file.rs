@@ -188,14 +188,15 @@ fn read_until(
     number: u64,
     line: &mut Vec<u8>,
 ) -> Result<(), ReadError> {
-    let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => ReadError::Truncated,
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if number == 1 => {
-            ReadError::NotARecording
-        }
-        _ => ReadError::Io(error),
-    };
-    text.take(bytes).read_until(b'\n', line).map_err(failed)?;
+    text.take(bytes)
+        .read_until(b'\n', line)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => ReadError::Truncated,
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if number == 1 => {
+                ReadError::NotARecording
+            }
+            _ => ReadError::Io(error),
+        })?;
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::file::{ReadError, parse_line};
-use super::{Answer, HostCall, Line, RecordedCall};
+use super::{CallOutcome, HostCall, Line, RecordedCall};
 
 /// Fields of arguments and answers whose values are left out. A test has the other fields of the schemas that are texts or bytes, so that a
 /// new field is in one of the two lists.
@@ -72,7 +72,7 @@ fn call(call: &mut RecordedCall) -> bool {
 
 /// A problem of a host function has the host's own text: a path, and why it cannot be used.
 fn host_call(call: &mut HostCall) -> bool {
-    let Answer::Returned(returned) = &mut call.answer else {
+    let CallOutcome::Returned(returned) = &mut call.answer else {
         return false;
     };
     match call.function.as_ref() {
@@ -86,10 +86,10 @@ fn host_call(call: &mut HostCall) -> bool {
     }
 }
 
-fn answer(answer: &mut Answer) -> bool {
+fn answer(answer: &mut CallOutcome) -> bool {
     match answer {
-        Answer::Returned(value) => fields(value),
-        Answer::Failed(failure) => {
+        CallOutcome::Returned(value) => fields(value),
+        CallOutcome::Failed(failure) => {
             failure.message = LEFT_OUT.to_owned();
             true
         }
@@ -166,7 +166,7 @@ mod tests {
             at_ms: 1,
             arguments,
             host,
-            answer: Answer::Returned(answer),
+            answer: CallOutcome::Returned(answer),
             has_values_left_out: false,
         }
     }
@@ -175,7 +175,7 @@ mod tests {
         HostCall {
             function: function.into(),
             arguments,
-            answer: Answer::Returned(answer),
+            answer: CallOutcome::Returned(answer),
         }
     }
 
@@ -247,7 +247,7 @@ mod tests {
         );
         assert_eq!(
             redacted.answer,
-            Answer::Returned(json!([{"uid": "u", "outcome": {"Ok": {
+            CallOutcome::Returned(json!([{"uid": "u", "outcome": {"Ok": {
                 "edits": {
                     "env": [{"key": "LICENSE", "value": "***"}],
                     "mounts": [{"host_path": "/a", "options": "***"}],
@@ -293,14 +293,14 @@ mod tests {
         assert_eq!(redacted.arguments, json!({"resource_handle": "***"}));
         assert_eq!(
             redacted.answer,
-            Answer::Returned(json!({"container_responses": [{
+            CallOutcome::Returned(json!({"container_responses": [{
                 "envs": {"TOKEN": "***", "EMPTY": ""},
                 "annotations": {"a": "***"},
                 "mounts": [{"container_path": "/c", "host_path": "/h"}],
             }]}))
         );
         let failed = redacted_call(RecordedCall {
-            answer: Answer::Failed(Failure {
+            answer: CallOutcome::Failed(Failure {
                 code: "Internal".to_owned(),
                 message: "s3cret".to_owned(),
                 by_time: false,

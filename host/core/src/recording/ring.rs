@@ -63,10 +63,10 @@ impl Ring {
     /// Appends a line with its line feed.
     pub(super) fn append(&mut self, revision: &Arc<Revision>, line: &[u8]) -> io::Result<()> {
         let bytes = line.len() as u64;
-        let fits = |current: &&mut Current| {
+        let current = self.current.as_mut().filter(|current| {
             *current.revision == **revision && current.bytes + bytes <= self.segment_bytes_max
-        };
-        let current = match self.current.as_mut().filter(fits) {
+        });
+        let current = match current {
             Some(current) => current,
             None => {
                 let begun = self.begin(revision, bytes)?;
@@ -131,12 +131,14 @@ impl Ring {
 
     /// The segments, the oldest first.
     pub(super) fn segments(&self) -> io::Result<Vec<Segment>> {
-        let open = |number| {
-            let file = File::open(self.path(number))?;
-            let bytes = file.metadata()?.len();
-            Ok(Segment { file, bytes })
-        };
-        self.numbers()?.into_iter().map(open).collect()
+        self.numbers()?
+            .into_iter()
+            .map(|number| {
+                let file = File::open(self.path(number))?;
+                let bytes = file.metadata()?.len();
+                Ok(Segment { file, bytes })
+            })
+            .collect()
     }
 
     /// Numbers of the segments in order. Without a directory there is none.

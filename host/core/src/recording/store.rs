@@ -41,10 +41,10 @@ pub enum RecordingsError {
 
 /// The recordings of a daemon. The default records nothing, ever. Clones share the state.
 #[derive(Debug, Clone, Default)]
-pub struct Recordings(Option<Arc<Shared>>);
+pub struct Recordings(Option<Arc<RecordingStore>>);
 
 #[derive(Debug)]
-struct Shared {
+struct RecordingStore {
     configured: BTreeSet<String>,
     bytes_max: u64,
     queue: Sender<Command>,
@@ -123,7 +123,7 @@ impl Recordings {
             source,
         })?;
         let switches = Mutex::default();
-        Ok(Self(Some(Arc::new(Shared {
+        Ok(Self(Some(Arc::new(RecordingStore {
             configured,
             bytes_max,
             queue,
@@ -169,22 +169,21 @@ impl Recordings {
             .queue
             .send(Command::Read { switch, recorded })
             .map_err(|_| RecordingsError::Ended)?;
-        let failed = |source| RecordingsError::Io {
-            action: "read the recording of",
-            path: driver.into(),
-            source,
-        };
         read.await
             .map_err(|_| RecordingsError::Ended)?
-            .map_err(failed)
+            .map_err(|source| RecordingsError::Io {
+                action: "read the recording of",
+                path: driver.into(),
+                source,
+            })
     }
 
-    fn shared(&self) -> Result<&Arc<Shared>, RecordingsError> {
+    fn shared(&self) -> Result<&Arc<RecordingStore>, RecordingsError> {
         self.0.as_ref().ok_or(RecordingsError::Ended)
     }
 }
 
-impl Shared {
+impl RecordingStore {
     /// Returns the switch of a driver that had a recorder, or that the config names.
     fn known(&self, driver: &str) -> Option<Arc<Switch>> {
         if self.configured.contains(driver) {
@@ -347,8 +346,9 @@ impl Writer {
 
     fn ring(&mut self, driver: &str) -> &mut Ring {
         let (directory, bytes_max) = (&self.directory, self.bytes_max);
-        let ring = || Ring::new(directory.join(directory_name(driver)), bytes_max);
-        self.rings.entry(driver.to_owned()).or_insert_with(ring)
+        self.rings
+            .entry(driver.to_owned())
+            .or_insert_with(|| Ring::new(directory.join(directory_name(driver)), bytes_max))
     }
 }
 
@@ -359,9 +359,12 @@ fn directory_name(driver: &str) -> String {
 
 /// Whether a name is one path segment, once its slash is replaced.
 fn check_name(driver: &str) -> Result<(), RecordingsError> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     let name = directory_name(driver);
-    if name.starts_with(|first: char| first.is_ascii_alphanumeric()) && name.bytes().all(is_plain) {
+    if name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'))
+    {
         return Ok(());
     }
     Err(RecordingsError::Name(driver.to_owned()))
@@ -394,7 +397,7 @@ fn remove_others(directory: &Path, configured: &BTreeSet<String>) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::{Answer, raw};
+    use crate::recording::{CallOutcome, raw};
 
     const GPU: &str = "gpu.example.com";
 
@@ -405,7 +408,7 @@ mod tests {
             at_ms: 1,
             arguments: raw(&()),
             host: Vec::new(),
-            answer: Answer::Returned(raw(&())),
+            answer: CallOutcome::Returned(raw(&())),
             has_values_left_out: false,
         }
     }

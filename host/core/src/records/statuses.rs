@@ -59,19 +59,18 @@ fn status_of(
         (&known.pool, &known.device, &known.share_id)
             == (&device.pool, &device.device, &device.share_id)
     });
-    let is_prepared = |kind: &str| kind == BindingConditions::PREPARED;
     let is_awaited = allocated.is_some_and(|known| {
         known
             .binding
             .conditions
             .iter()
-            .any(|kind| is_prepared(kind))
+            .any(|kind| kind == BindingConditions::PREPARED)
     });
     let reported = device.status.iter().flat_map(|status| &status.conditions);
     if !is_awaited
         || reported
             .map(|condition| condition.kind.as_str())
-            .any(is_prepared)
+            .any(|kind| kind == BindingConditions::PREPARED)
     {
         return device.status.clone();
     }

@@ -111,11 +111,10 @@ impl ClaimTable {
             name: name.clone(),
             uid: first,
         };
-        let named = |pod: &&ObjectRef| pod.namespace == *namespace && pod.name == *name;
         // No UID sorts before "0".
         self.known_pods
             .range(from..)
-            .take_while(named)
+            .take_while(|pod| pod.namespace == *namespace && pod.name == *name)
             .cloned()
             .collect()
     }
@@ -123,13 +122,14 @@ impl ClaimTable {
     /// The pod of a UID, if it has a record or a claim.
     pub fn pod_ref(&self, uid: &Uid) -> Option<ObjectRef> {
         let of_record = self.pods.get(uid).map(|record| &record.pod);
-        let of_claim = || {
-            self.found(self.claims_of_pods.get(uid))
-                .next()?
-                .pods
-                .get(uid)
-        };
-        of_record.or_else(of_claim).cloned()
+        of_record
+            .or_else(|| {
+                self.found(self.claims_of_pods.get(uid))
+                    .next()?
+                    .pods
+                    .get(uid)
+            })
+            .cloned()
     }
 
     /// Claims that a pod holds, in the order in which operations lock them.
@@ -274,12 +274,13 @@ impl ClaimTable {
         pods: &'a BTreeSet<Uid>,
         except: &[Uid],
     ) -> Vec<&'a Uid> {
-        let only = |pod: &&Uid| {
-            self.claims_of_pods
-                .get(*pod)
-                .all(|claim| except.contains(claim))
-        };
-        pods.iter().filter(only).collect()
+        pods.iter()
+            .filter(|pod| {
+                self.claims_of_pods
+                    .get(*pod)
+                    .all(|claim| except.contains(claim))
+            })
+            .collect()
     }
 
     /// The claim that keeps one of `holds` from the claim `uid`, and the key that it holds. `made_for`: the claim is for an extended resource of a
@@ -296,12 +297,11 @@ impl ClaimTable {
                 .find_map(|hold| self.held.in_the_way(Some(uid), hold));
             return found.and_then(|(holder, key)| Some((self.claims.get(holder)?, key)));
         }
-        let is_other = |holder: &ClaimRecord| holder.made_for() != made_for;
         holds.iter().find_map(|hold| {
             let others = self.held.all_in_the_way(Some(uid), hold).into_iter();
             let mut others =
                 others.filter_map(|(holder, key)| Some((self.claims.get(holder)?, key)));
-            others.find(|(holder, _)| is_other(holder))
+            others.find(|(holder, _)| holder.made_for() != made_for)
         })
     }
 

@@ -114,11 +114,12 @@ impl LockProbe {
     /// Returns when `take` has ended. False: it panicked.
     async fn answers(&self, take: impl FnOnce() + Send + 'static) -> bool {
         let only_one = self.0.clone().lock_owned().await;
-        let take = move || {
+        tokio::task::spawn_blocking(move || {
             take();
             drop(only_one);
-        };
-        tokio::task::spawn_blocking(take).await.is_ok()
+        })
+        .await
+        .is_ok()
     }
 }
 
@@ -150,24 +151,30 @@ struct Directory {
 /// Lists the names of what is in a directory, as the registry has them.
 type List = fn(&Path) -> io::Result<Vec<String>>;
 
-impl AtStart {
-    /// Lists the directories of drivers and of registration sockets. One that cannot be listed is listed later.
-    pub fn look(drivers: &Path, images: &[DriverImage], sockets: &Path) -> Self {
-        let list_sockets: List = |path| {
-            let found = sockets::present(path)?;
-            Ok(found
-                .into_iter()
-                .map(|socket| socket.display().to_string())
-                .collect())
-        };
-        let listed = |path: &Path, list: List| Directory {
+impl Directory {
+    fn new(path: &Path, list: List) -> Self {
+        Self {
             path: path.to_owned(),
             list,
             names: list(path).ok(),
-        };
+        }
+    }
+}
+
+fn list_sockets(directory: &Path) -> io::Result<Vec<String>> {
+    let found = sockets::present(directory)?;
+    Ok(found
+        .into_iter()
+        .map(|socket| socket.display().to_string())
+        .collect())
+}
+
+impl AtStart {
+    /// Lists the directories of drivers and of registration sockets. One that cannot be listed is listed later.
+    pub fn look(drivers: &Path, images: &[DriverImage], sockets: &Path) -> Self {
         let directories = [
-            listed(drivers, file_watch::present),
-            listed(sockets, list_sockets),
+            Directory::new(drivers, file_watch::present),
+            Directory::new(sockets, list_sockets),
         ];
         let images = images.iter().map(DriverImage::source).collect();
         Self {
@@ -245,11 +252,13 @@ impl Directory {
                 )];
             }
         };
-        let is_gone =
-            |source: &String| matches!(file::symlink_metadata(&self.path.join(source)), Ok(None));
         names
             .iter()
-            .filter_map(|source| unloaded(source, views, || is_gone(source)))
+            .filter_map(|source| {
+                unloaded(source, views, || {
+                    matches!(file::symlink_metadata(&self.path.join(source)), Ok(None))
+                })
+            })
             .collect()
     }
 }

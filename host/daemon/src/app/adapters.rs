@@ -89,9 +89,10 @@ pub(super) async fn load(
 }
 
 fn valid(files: &[FileAdapter]) -> BTreeMap<String, Adapter> {
-    let adapter =
-        |file: &FileAdapter| Some((file.source.clone(), file.read.as_ref().ok()?.clone()));
-    files.iter().filter_map(adapter).collect()
+    files
+        .iter()
+        .filter_map(|file| Some((file.source.clone(), file.read.as_ref().ok()?.clone())))
+        .collect()
 }
 
 impl AdapterFiles {
@@ -133,19 +134,12 @@ impl AdapterFiles {
             });
         let now = valid(found);
         // Of a file that is not valid the last adapter counts, and what is in a directory that cannot be read is not known.
-        let is_known = |source: &&String| {
-            let directory = Path::new(source)
-                .parent()
-                .and_then(Path::to_str)
-                .unwrap_or_default();
-            !refused.contains_key(source.as_str()) && !refused.contains_key(directory)
-        };
-        let sources: BTreeSet<_> = self
-            .started
-            .keys()
-            .chain(now.keys())
-            .filter(is_known)
-            .collect();
+        let mut sources: BTreeSet<_> = self.started.keys().chain(now.keys()).collect();
+        sources.retain(|source| {
+            let directory = Path::new(source).parent().and_then(Path::to_str);
+            !refused.contains_key(source.as_str())
+                && !refused.contains_key(directory.unwrap_or_default())
+        });
         let mut changed = BTreeSet::new();
         for source in sources {
             let what = match (self.started.get(source), now.get(source)) {

@@ -16,7 +16,7 @@ use nodedock_apiserver::{
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -256,16 +256,10 @@ impl LocalApi {
                 tracing::warn!(resource, %uid, "an object of a kind that this release does not serve stays in the checkpoint");
                 continue;
             };
-            let text = |field: &str| {
-                object["metadata"][field]
-                    .as_str()
-                    .unwrap_or_default()
-                    .to_owned()
-            };
             let key = ObjectKey {
                 resource: served.plural,
-                namespace: text("namespace"),
-                name: text("name"),
+                namespace: metadata(&object, "namespace"),
+                name: metadata(&object, "name"),
             };
             uids.insert(key, uid);
             loaded.objects.push(Arc::unwrap_or_clone(object));
@@ -404,6 +398,13 @@ impl LocalApi {
         tasks.spawn("local-api", serve_unix(server, listeners.socket, stop));
         Ok(())
     }
+}
+
+fn metadata(object: &Value, field: &str) -> String {
+    object["metadata"][field]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// Refuses writes of slices of drivers whose slices the daemon publishes: another program that wrote them would give away devices that are

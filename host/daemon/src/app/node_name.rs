@@ -161,22 +161,11 @@ fn pools_of_claim(object: &ApiObject) -> Vec<&str> {
 
 /// Returns the Node object and the slices of the former name, by UID. With them the record of the last revision, so that none is given twice.
 fn removed(objects: &[ApiObject], former: &ObjectName) -> (BTreeSet<Uid>, Option<ApiObject>) {
-    let is_removed = |object: &&ApiObject| match object.resource.as_str() {
-        "nodes" => text(&object.object, "/metadata/name") == former.as_str(),
-        "resourceslices" => text(&object.object, "/spec/nodeName") == former.as_str(),
-        _ => false,
-    };
     let removed: BTreeSet<_> = objects
         .iter()
-        .filter(is_removed)
+        .filter(|object| is_of_node(object, former))
         .map(|object| object.uid.clone())
         .collect();
-    let revision = |object: &ApiObject| match object.resource.as_str() {
-        "" => object.object["resourceVersion"].as_u64(),
-        _ => text(&object.object, "/metadata/resourceVersion")
-            .parse()
-            .ok(),
-    };
     let last = objects
         .iter()
         .filter_map(revision)
@@ -188,6 +177,23 @@ fn removed(objects: &[ApiObject], former: &ObjectName) -> (BTreeSet<Uid>, Option
         object: Arc::new(json!({ "resourceVersion": last })),
     });
     (removed, record)
+}
+
+fn revision(object: &ApiObject) -> Option<u64> {
+    match object.resource.as_str() {
+        "" => object.object["resourceVersion"].as_u64(),
+        _ => text(&object.object, "/metadata/resourceVersion")
+            .parse()
+            .ok(),
+    }
+}
+
+fn is_of_node(object: &ApiObject, node: &ObjectName) -> bool {
+    match object.resource.as_str() {
+        "nodes" => text(&object.object, "/metadata/name") == node.as_str(),
+        "resourceslices" => text(&object.object, "/spec/nodeName") == node.as_str(),
+        _ => false,
+    }
 }
 
 fn text<'a>(value: &'a Value, at: &str) -> &'a str {

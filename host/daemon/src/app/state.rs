@@ -9,7 +9,7 @@ use nodedock_base::error::chain;
 use nodedock_core::cdi::{self, CdiDir, Rebuilt};
 use nodedock_core::checkpoint::{self, Change, Dump, Opened, Skipped};
 use nodedock_core::manager::claims::machine;
-use nodedock_model::{ClaimRecord, Hold, Problem, ProblemCode};
+use nodedock_model::{ClaimRecord, Problem, ProblemCode};
 
 /// Keys of unreadable records that a condition names; the log has all of them.
 const KEYS_NAMED_MAX: usize = 8;
@@ -31,15 +31,18 @@ pub(super) fn open(
     settle: impl FnOnce(&mut Dump) -> Result<Vec<Change>>,
 ) -> Result<Opened> {
     let mut recovered = Recovered::default();
-    let recover = || {
-        let (claims, unusable) = recover(cdi)?;
-        recovered = Recovered {
-            claims: claims.len(),
-            unusable,
-        };
-        anyhow::Ok(claims)
-    };
-    let opened = checkpoint::open_or_recover(path, recover, settle)?;
+    let opened = checkpoint::open_or_recover(
+        path,
+        || {
+            let (claims, unusable) = recover(cdi)?;
+            recovered = Recovered {
+                claims: claims.len(),
+                unusable,
+            };
+            anyhow::Ok(claims)
+        },
+        settle,
+    )?;
     tracing::info!(
         claims = opened.dump.claims.len(),
         pods = opened.dump.pods.len(),
@@ -69,8 +72,10 @@ fn recover(cdi: &CdiDir) -> Result<(Vec<ClaimRecord>, usize)> {
         let devices = machine::holds(&record.allocation, |_, _, _| {
             machine::DeviceFacts::default()
         });
-        let is_new = |hold: &Hold| record.holds.iter().all(|known| known.key != hold.key);
-        let devices: Vec<_> = devices.into_iter().filter(is_new).collect();
+        let devices: Vec<_> = devices
+            .into_iter()
+            .filter(|hold| record.holds.iter().all(|known| known.key != hold.key))
+            .collect();
         record.holds.extend(devices);
     }
     Ok((claims, unusable.len()))

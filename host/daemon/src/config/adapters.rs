@@ -71,14 +71,20 @@ impl FileAdapter {
 
 /// Reads the adapter files in some directories, by name.
 pub(crate) fn files(directories: &[PathBuf]) -> Vec<FileAdapter> {
-    let in_directory = |directory: &PathBuf| match paths(directory) {
+    directories
+        .iter()
+        .flat_map(|directory| files_in(directory))
+        .collect()
+}
+
+fn files_in(directory: &Path) -> Vec<FileAdapter> {
+    match paths(directory) {
         Ok(paths) => paths
             .iter()
             .map(|path| FileAdapter::new(path, file(path)))
             .collect(),
         Err(error) => vec![FileAdapter::new(directory, Err(error.to_string()))],
-    };
-    directories.iter().flat_map(in_directory).collect()
+    }
 }
 
 /// Returns the adapters of the config, and then those of the files. A file that is not valid, and a directory that cannot be read, is a
@@ -88,12 +94,14 @@ pub(crate) fn entries_of(
     files: Vec<FileAdapter>,
     conditions: &Conditions,
 ) -> AdapterEntries {
-    let entry = |adapter: &Adapter| AdapterEntry {
-        adapter: adapter.clone(),
-        source: "the config".to_owned(),
-    };
     let mut found = AdapterEntries {
-        entries: config.iter().map(entry).collect(),
+        entries: config
+            .iter()
+            .map(|adapter| AdapterEntry {
+                adapter: adapter.clone(),
+                source: "the config".to_owned(),
+            })
+            .collect(),
         is_incomplete: false,
     };
     for file in files {

@@ -39,14 +39,13 @@ pub(super) fn rules<'de, D: Deserializer<'de>>(
 }
 
 fn binding(rule: Rule) -> Result<BindingRule, String> {
-    let own = |kind: &str| vec![kind.to_owned()];
     let conditions = BindingConditions {
         conditions: rule
             .conditions
-            .unwrap_or_else(|| own(BindingConditions::PREPARED)),
+            .unwrap_or_else(|| vec![BindingConditions::PREPARED.to_owned()]),
         failures: rule
             .failure_conditions
-            .unwrap_or_else(|| own(BindingConditions::PREPARE_FAILED)),
+            .unwrap_or_else(|| vec![BindingConditions::PREPARE_FAILED.to_owned()]),
     };
     let place = rule.pool.as_ref().map_or_else(
         || rule.driver.to_string(),

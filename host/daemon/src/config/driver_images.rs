@@ -49,12 +49,15 @@ impl DriverImageEntry {
 }
 
 fn is_name(text: &str) -> bool {
-    let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     text.starts_with(is_alphanumeric)
         && text.ends_with(is_alphanumeric)
         && text
             .chars()
             .all(|c| is_alphanumeric(c) || c == '-' || c == '.')
+}
+
+fn is_alphanumeric(c: char) -> bool {
+    c.is_ascii_lowercase() || c.is_ascii_digit()
 }
 
 /// Reads the entries: a bounded number with different names.

@@ -157,18 +157,15 @@ pub(super) fn resolve(
     let names = PoolNames {
         node: node_name.clone(),
     };
-    let local = |pool: &mut Option<PoolName>| {
-        if let Some(own) = pool
-            .as_ref()
-            .and_then(|pool| PoolName::new(names.local(pool.as_str())).ok())
-        {
-            *pool = Some(own);
-        }
-    };
     let (mut overhead, mut binding) =
         (section.overhead.clone(), section.binding_conditions.clone());
-    overhead.iter_mut().for_each(|rule| local(&mut rule.pool));
-    binding.iter_mut().for_each(|rule| local(&mut rule.pool));
+    let pools = overhead.iter_mut().map(|rule| &mut rule.pool);
+    let pools = pools.chain(binding.iter_mut().map(|rule| &mut rule.pool));
+    for pool in pools.flatten() {
+        if let Ok(own) = PoolName::new(names.local(pool.as_str())) {
+            *pool = own;
+        }
+    }
     let own_pod = flags
         .pod
         .map(|pod| own_pod(&pod).ok_or(SettingsError::Pod(pod)))

@@ -38,14 +38,17 @@ impl NodeName {
 
 /// Returns the name of a host as a node may have it: in lower case, with `-` for what a name may not have, such as `_`.
 fn of_host(host: &str) -> ObjectName {
-    let allowed = |c: char| {
-        if c.is_ascii_alphanumeric() || c == '.' {
-            c
-        } else {
-            '-'
-        }
-    };
-    let text: String = host.to_lowercase().chars().map(allowed).collect();
+    let text: String = host
+        .to_lowercase()
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || c == '.' {
+                c
+            } else {
+                '-'
+            }
+        })
+        .collect();
     let labels = text
         .split('.')
         .map(|label| label.trim_matches('-'))

@@ -216,12 +216,11 @@ impl Context {
         };
         let (manager, pool, device) = (&self.parts.manager, pool.as_str(), device.as_str());
         let own = manager.records.users_of_device(driver, pool, device);
-        let is_own = |claim: &ObjectRef| is_plugin_claim(claim) && own.contains(claim);
         !manager
             .holds
             .holders_of_device(driver, pool, device)
             .iter()
-            .all(is_own)
+            .all(|claim| is_plugin_claim(claim) && own.contains(claim))
     }
 }
 

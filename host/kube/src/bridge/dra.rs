@@ -146,10 +146,11 @@ impl DriverController {
                     .before
                     .get(driver)
                     .is_some_and(|before| before.registered);
-                let new = || DriverSockets::new(context.clone(), driver.clone(), registered);
                 self.sockets
                     .entry(driver.clone())
-                    .or_insert_with(new)
+                    .or_insert_with(|| {
+                        DriverSockets::new(context.clone(), driver.clone(), registered)
+                    })
                     .reconcile()
                     .await;
             }

@@ -85,9 +85,11 @@ pub enum PathError {
 
 impl KubeletDirectories {
     pub(super) fn new(root: PathBuf, start: String) -> Result<Self, PathError> {
-        let is_plain =
-            |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
-        if !root.is_absolute() || !root.components().all(is_plain) {
+        if !root.is_absolute()
+            || !root
+                .components()
+                .all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        {
             return Err(PathError::NotPlain(root));
         }
         // Without doubled and trailing slashes, which count as bytes.
@@ -120,17 +122,12 @@ impl KubeletDirectories {
             .chain_update(start)
             .finalize();
         let short = format!("dra-{}", URL_SAFE_NO_PAD.encode(&hash[..16]));
-        let either = |directory: &Path, long: String, short: String| {
-            Some(directory.join(long))
-                .filter(|path| bytes(path) <= SOCKET_PATH_BYTES_MAX)
-                .unwrap_or_else(|| directory.join(short))
-        };
-        let registration = either(
+        let registration = path_that_fits(
             &self.registry,
             format!("{driver}-{start}-reg.sock"),
             format!("{short}-reg.sock"),
         );
-        let service = either(
+        let service = path_that_fits(
             &self.plugins,
             format!("{driver}/dra-{start}.sock"),
             format!("{short}/dra.sock"),
@@ -156,6 +153,12 @@ impl KubeletDirectories {
             label => format!("{PREFIX}{label}-{end}"),
         }
     }
+}
+
+fn path_that_fits(directory: &Path, long: String, short: String) -> PathBuf {
+    Some(directory.join(long))
+        .filter(|path| bytes(path) <= SOCKET_PATH_BYTES_MAX)
+        .unwrap_or_else(|| directory.join(short))
 }
 
 /// The part of a resource's name after its domain, in characters that need no care in a shell.

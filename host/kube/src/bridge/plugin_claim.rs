@@ -70,13 +70,12 @@ pub(super) fn claim(id: ObjectRef, driver: &DriverName, ids: &Ids) -> Result<Cla
 }
 
 fn device(driver: &DriverName, id: &str) -> Result<AllocatedDevice, Problem> {
-    let wrong = || {
+    let (pool, device) = split_id(id).ok_or_else(|| {
         Problem::internal(
             ProblemCode::DeviceId,
             format!("{id:?} is not POOL/DEVICE of {driver}"),
         )
-    };
-    let (pool, device) = split_id(id).ok_or_else(wrong)?;
+    })?;
     Ok(AllocatedDevice::whole(
         REQUEST,
         driver.clone(),

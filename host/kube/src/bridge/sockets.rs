@@ -313,8 +313,11 @@ pub(super) fn make_directory(path: &Path) -> Result<(), SocketError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => {
             // Whatever the umask is.
-            let set = || std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE));
-            return made.and_then(|()| set()).map_err(directory);
+            return made
+                .and_then(|()| {
+                    std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE))
+                })
+                .map_err(directory);
         }
     }
     let found = std::fs::metadata(path).map_err(directory)?;

@@ -155,11 +155,10 @@ fn client_of(mut config: kube::Config, from: &str) -> Result<kube::Client, Clien
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE)));
-    let failed = |error| ClientConfigError::Client {
+    kube::Client::try_from(config).map_err(|error| ClientConfigError::Client {
         from: from.to_owned(),
         what: chain(&error),
-    };
-    kube::Client::try_from(config).map_err(failed)
+    })
 }
 
 fn has_credentials(user: &AuthInfo) -> bool {

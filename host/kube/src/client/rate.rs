@@ -67,7 +67,6 @@ impl RateLimit {
 
     /// Waits for a bounded time. The request may be sent until the permit is dropped.
     pub(super) async fn permit(&self, urgency: Urgency) -> Result<SemaphorePermit<'_>, ApiError> {
-        let too_many = || ApiError::unreachable("too many requests of this node wait for it");
         let until = Instant::now() + API_RATE_WAIT;
         let (permits, reserve) = match urgency {
             Urgency::Usual => (&self.usual, self.reserve),
@@ -101,6 +100,10 @@ impl RateLimit {
         let mut paused_until = self.paused_until.lock();
         *paused_until = until.max(*paused_until);
     }
+}
+
+fn too_many() -> ApiError {
+    ApiError::unreachable("too many requests of this node wait for it")
 }
 
 fn paused(wait: Duration) -> ApiError {

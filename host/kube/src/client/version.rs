@@ -47,16 +47,15 @@ const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 
 /// How DeviceTaintRules may be served, by the versions that the group says it serves; newest first.
 pub(super) fn taint_rules(group: &APIGroup) -> impl Iterator<Item = ApiResource> {
-    let is_served = |version: &&str| {
-        group
-            .versions
-            .iter()
-            .any(|served| served.version == **version)
-    };
     TAINT_RULE_VERSIONS
         .iter()
         .copied()
-        .filter(is_served)
+        .filter(|version| {
+            group
+                .versions
+                .iter()
+                .any(|served| served.version == **version)
+        })
         .map(|version| {
             let kind = GroupVersionKind::gvk("resource.k8s.io", version, "DeviceTaintRule");
             ApiResource::from_gvk_with_plural(&kind, "devicetaintrules")

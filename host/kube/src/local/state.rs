@@ -17,7 +17,7 @@ use nodedock_allocator::allocate::{
 
 use uuid::Uuid;
 
-use super::objects::{Change, Key, Seen, key, version};
+use super::objects::{Change, Key, ObjectEvent, key, version};
 use crate::pools::NodePools;
 use nodedock_model::{AllocatedDevice, ClaimRecord, Hold};
 
@@ -40,30 +40,12 @@ pub struct NodeUse {
 impl NodeUse {
     /// Of the claims that a node has, with the names of pools that slices have.
     pub fn of(records: &[Arc<ClaimRecord>], pools: &NodePools) -> Self {
-        let device =
-            |record: &ClaimRecord, device: &AllocatedDevice| DeviceRequestAllocationResult {
-                request: device.request.clone(),
-                driver: device.driver.to_string(),
-                pool: pools
-                    .published_in(record, &device.driver, &device.pool)
-                    .to_string(),
-                device: device.device.to_string(),
-                admin_access: device.admin_access.then_some(true),
-                share_id: device.share_id.clone(),
-                consumed_capacity: (!device.consumed.is_empty()).then(|| {
-                    let consumed = device.consumed.iter();
-                    consumed
-                        .map(|(name, amount)| (name.clone(), Quantity(amount.clone())))
-                        .collect()
-                }),
-                ..DeviceRequestAllocationResult::default()
-            };
-        let claim = |record: &Arc<ClaimRecord>| {
+        let claims = records.iter().map(|record| {
             let results = record
                 .allocation
                 .devices
                 .iter()
-                .map(|of| device(record, of))
+                .map(|of| device_result(record, of, pools))
                 .collect();
             let devices = DeviceAllocationResult {
                 config: None,
@@ -74,19 +56,43 @@ impl NodeUse {
                 ..AllocationResult::default()
             };
             (record.id.uid.to_string(), allocation)
-        };
+        });
         Self {
             pods: records
                 .iter()
                 .flat_map(|record| record.pods.keys())
                 .map(ToString::to_string)
                 .collect(),
-            claims: records.iter().map(claim).collect(),
+            claims: claims.collect(),
             holds: records
                 .iter()
                 .map(|record| (record.id.uid.to_string(), record.holds.clone()))
                 .collect(),
         }
+    }
+}
+
+fn device_result(
+    record: &ClaimRecord,
+    device: &AllocatedDevice,
+    pools: &NodePools,
+) -> DeviceRequestAllocationResult {
+    DeviceRequestAllocationResult {
+        request: device.request.clone(),
+        driver: device.driver.to_string(),
+        pool: pools
+            .published_in(record, &device.driver, &device.pool)
+            .to_string(),
+        device: device.device.to_string(),
+        admin_access: device.admin_access.then_some(true),
+        share_id: device.share_id.clone(),
+        consumed_capacity: (!device.consumed.is_empty()).then(|| {
+            let consumed = device.consumed.iter();
+            consumed
+                .map(|(name, amount)| (name.clone(), Quantity(amount.clone())))
+                .collect()
+        }),
+        ..DeviceRequestAllocationResult::default()
     }
 }
 
@@ -129,7 +135,7 @@ struct Known {
     refused: Option<(u64, Arc<NotAllocated>)>,
 }
 
-pub(super) struct State {
+pub(super) struct LocalClaimsState {
     node: NodeRef,
     slices: BTreeMap<Key, Arc<ResourceSlice>>,
     classes: BTreeMap<Key, Arc<DeviceClass>>,
@@ -179,7 +185,7 @@ fn is_over(pod: &Pod) -> bool {
     is_ending(pod) || matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-impl State {
+impl LocalClaimsState {
     pub(super) fn new(node: NodeRef) -> Self {
         Self {
             node,
@@ -202,50 +208,50 @@ impl State {
 
     pub(super) fn apply(&mut self, change: Change) {
         match change {
-            Change::Claim(Seen::Is(claim)) => self.put_claim(claim),
-            Change::Claim(Seen::Gone(key)) => self.remove_claim(&key),
-            Change::Claim(Seen::Only(keys, newest)) => {
+            Change::Claim(ObjectEvent::Is(claim)) => self.put_claim(claim),
+            Change::Claim(ObjectEvent::Gone(key)) => self.remove_claim(&key),
+            Change::Claim(ObjectEvent::Only(keys, newest)) => {
                 // One that was made since is in no list from before.
-                let is_gone = |(key, known): &(&Key, &Known)| {
-                    !keys.contains(*key) && version(&*known.claim) <= newest
-                };
                 let gone: Vec<_> = self
                     .claims
                     .iter()
-                    .filter(is_gone)
+                    .filter(|(key, known)| !keys.contains(*key) && version(&*known.claim) <= newest)
                     .map(|(key, _)| key.clone())
                     .collect();
                 gone.iter().for_each(|key| self.remove_claim(key));
                 self.unlisted.remove("claims");
             }
             Change::Class(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
-                    "classes"
-                } else {
-                    ""
-                });
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "classes"
+                    } else {
+                        ""
+                    });
                 put(&mut self.classes, seen);
                 self.epoch += 1;
             }
             Change::Slice(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
-                    "slices"
-                } else {
-                    ""
-                });
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "slices"
+                    } else {
+                        ""
+                    });
                 put(&mut self.slices, seen);
                 self.inventory = None;
                 self.epoch += 1;
             }
             Change::Pod(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
-                    "pods"
-                } else {
-                    ""
-                });
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "pods"
+                    } else {
+                        ""
+                    });
                 put(&mut self.pods, seen);
             }
-            Change::Node(Seen::Is(node)) if node.name_any() == self.node.name => {
+            Change::Node(ObjectEvent::Is(node)) if node.name_any() == self.node.name => {
                 self.has_node = true;
                 let labels = node.labels().clone();
                 if labels != self.node.labels {
@@ -254,8 +260,10 @@ impl State {
                     self.epoch += 1;
                 }
             }
-            Change::Node(Seen::Gone((_, name))) if name == self.node.name => self.has_node = false,
-            Change::Node(Seen::Only(keys, _)) => {
+            Change::Node(ObjectEvent::Gone((_, name))) if name == self.node.name => {
+                self.has_node = false
+            }
+            Change::Node(ObjectEvent::Only(keys, _)) => {
                 self.has_node = keys.iter().any(|(_, name)| *name == self.node.name);
                 self.unlisted.remove("nodes");
             }
@@ -386,11 +394,14 @@ impl State {
     /// Whether others have what a claim is allocated, and it is not prepared: a prepare said so, or a prepared claim has its hardware, which was
     /// not known when it was allocated.
     fn is_taken(&self, claim: &ResourceClaim) -> bool {
-        let is_prepared = |uid: &str| self.node_use.claims.contains_key(uid);
+        let prepared = &self.node_use.claims;
         claim.uid().is_some_and(|uid| {
-            let is_taken =
-                || self.refused.contains(&uid) || self.in_use.in_the_way(&uid).any(is_prepared);
-            !is_prepared(&uid) && is_taken()
+            !prepared.contains_key(&uid)
+                && (self.refused.contains(&uid)
+                    || self
+                        .in_use
+                        .in_the_way(&uid)
+                        .any(|other| prepared.contains_key(other)))
         })
     }
 
@@ -400,9 +411,10 @@ impl State {
 
     /// Why a claim is not allocated.
     pub(super) fn refusals(&self) -> BTreeMap<Key, Arc<NotAllocated>> {
-        let refused =
-            |(key, known): (&Key, &Known)| Some((key.clone(), known.refused.as_ref()?.1.clone()));
-        self.claims.iter().filter_map(refused).collect()
+        self.claims
+            .iter()
+            .filter_map(|(key, known)| Some((key.clone(), known.refused.as_ref()?.1.clone())))
+            .collect()
     }
 
     /// What is to be done now, in this order. Nothing before everything was listed once.
@@ -497,15 +509,17 @@ impl State {
         for pod in pods.filter(|pod| !is_over(pod) && self.uses(pod, &key.1)) {
             users.extend(pod.uid().map(|uid| (uid, pod.name_any())));
         }
-        let has_pod = |uid: &str| self.node_use.pods.contains(uid) || users.contains_key(uid);
-        let stays = |consumer: &&ResourceClaimConsumerReference| {
+        let kept = consumers(claim).iter().filter(|consumer| {
             // What is no pod is released by who reserved it.
-            consumer.resource != "pods" || has_pod(&consumer.uid)
-        };
-        let mut wanted: Vec<_> = consumers(claim).iter().filter(stays).cloned().collect();
+            consumer.resource != "pods"
+                || self.node_use.pods.contains(&consumer.uid)
+                || users.contains_key(&consumer.uid)
+        });
+        let mut wanted: Vec<_> = kept.cloned().collect();
         // The server takes no new consumer of a claim that is being deleted, but one that prepares it keeps it.
-        let is_reserving = |uid: &String| reserving.is_some_and(|pods| pods.contains_key(uid));
-        users.retain(|uid, _| !is_ending(claim) || is_reserving(uid));
+        users.retain(|uid, _| {
+            !is_ending(claim) || reserving.is_some_and(|pods| pods.contains_key(uid))
+        });
         for (uid, name) in users {
             if !wanted.iter().any(|consumer| consumer.uid == uid) {
                 let resource = "pods".to_owned();
@@ -684,17 +698,16 @@ impl Allocation {
             claim,
             now,
         } = self;
-        let class = |name: &str| classes.get(&(String::new(), name.to_owned())).cloned();
-        let mut share_ids = || Uuid::new_v4().to_string();
+
         let bounds = Bounds::default();
         let result = allocate(
             &inventory,
             &in_use,
-            &class,
+            &|name| classes.get(&(String::new(), name.to_owned())).cloned(),
             &claim,
             &bounds,
             now,
-            &mut share_ids,
+            &mut || Uuid::new_v4().to_string(),
         );
         Allocated {
             in_use,
@@ -704,11 +717,11 @@ impl Allocation {
     }
 }
 
-fn put<K: ResourceExt>(objects: &mut BTreeMap<Key, Arc<K>>, seen: Seen<K>) {
+fn put<K: ResourceExt>(objects: &mut BTreeMap<Key, Arc<K>>, seen: ObjectEvent<K>) {
     match seen {
-        Seen::Is(object) => drop(objects.insert(key(&*object), object)),
-        Seen::Gone(key) => drop(objects.remove(&key)),
-        Seen::Only(keys, newest) => {
+        ObjectEvent::Is(object) => drop(objects.insert(key(&*object), object)),
+        ObjectEvent::Gone(key) => drop(objects.remove(&key)),
+        ObjectEvent::Only(keys, newest) => {
             objects.retain(|key, object| keys.contains(key) || version(&**object) > newest);
         }
     }

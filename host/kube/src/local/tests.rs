@@ -13,12 +13,14 @@ use nodedock_allocator::allocate::{NodeRef, NotAllocated, NotAllocatedKind};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::objects::{Change, Key, Seen, key};
-use super::state::{FINALIZER, NodeUse, POD_CLAIM, Reservations, State, Step, allocation};
+use super::objects::{Change, Key, ObjectEvent, key};
+use super::state::{
+    FINALIZER, LocalClaimsState, NodeUse, POD_CLAIM, Reservations, Step, allocation,
+};
 
 /// The objects, and what the node has prepared.
 struct Machine {
-    state: State,
+    state: LocalClaimsState,
     version: u64,
     claims: BTreeMap<Key, ResourceClaim>,
     pods: BTreeMap<Key, Pod>,
@@ -26,7 +28,7 @@ struct Machine {
     reservations: Reservations,
 }
 
-impl State {
+impl LocalClaimsState {
     fn allocated(
         &mut self,
         claim: &Arc<ResourceClaim>,
@@ -58,7 +60,7 @@ fn devices(result: &AllocationResult) -> Vec<String> {
 impl Machine {
     fn new(devices: usize) -> Self {
         let mut machine = Self {
-            state: State::new(NodeRef {
+            state: LocalClaimsState::new(NodeRef {
                 name: "n".into(),
                 labels: BTreeMap::new(),
             }),
@@ -79,33 +81,34 @@ impl Machine {
             .collect();
         self.put_devices(&json!(names));
         let class = json!({ "metadata": { "name": "any" }, "spec": { "selectors": [] } });
-        self.state.apply(Change::Slice(Seen::Only(
+        self.state.apply(Change::Slice(ObjectEvent::Only(
             BTreeSet::from([(String::new(), "s".to_owned())]),
             u64::MAX,
         )));
         self.state
-            .apply(Change::Class(Seen::Is(Arc::new(of(class)))));
-        self.state.apply(Change::Class(Seen::Only(
+            .apply(Change::Class(ObjectEvent::Is(Arc::new(of(class)))));
+        self.state.apply(Change::Class(ObjectEvent::Only(
             BTreeSet::from([(String::new(), "any".to_owned())]),
             u64::MAX,
         )));
         for claim in self.claims.values() {
             self.state
-                .apply(Change::Claim(Seen::Is(Arc::new(claim.clone()))));
+                .apply(Change::Claim(ObjectEvent::Is(Arc::new(claim.clone()))));
         }
-        self.state.apply(Change::Claim(Seen::Only(
+        self.state.apply(Change::Claim(ObjectEvent::Only(
             self.claims.keys().cloned().collect(),
             u64::MAX,
         )));
         self.state
-            .apply(Change::Pod(Seen::Only(BTreeSet::new(), u64::MAX)));
+            .apply(Change::Pod(ObjectEvent::Only(BTreeSet::new(), u64::MAX)));
         for pod in self.pods.values() {
             self.state
-                .apply(Change::Pod(Seen::Is(Arc::new(pod.clone()))));
+                .apply(Change::Pod(ObjectEvent::Is(Arc::new(pod.clone()))));
         }
         let node = json!({ "metadata": { "name": "n" } });
-        self.state.apply(Change::Node(Seen::Is(Arc::new(of(node)))));
-        self.state.apply(Change::Node(Seen::Only(
+        self.state
+            .apply(Change::Node(ObjectEvent::Is(Arc::new(of(node)))));
+        self.state.apply(Change::Node(ObjectEvent::Only(
             BTreeSet::from([(String::new(), "n".to_owned())]),
             u64::MAX,
         )));
@@ -116,7 +119,7 @@ impl Machine {
         let slice = json!({ "metadata": { "name": "s" }, "spec": { "driver": "d.dev", "nodeName": "n",
             "pool": { "name": "n/p", "generation": 1, "resourceSliceCount": 1 }, "devices": devices } });
         self.state
-            .apply(Change::Slice(Seen::Is(Arc::new(of(slice)))));
+            .apply(Change::Slice(ObjectEvent::Is(Arc::new(of(slice)))));
     }
 
     /// As an allocation that ended so.
@@ -137,7 +140,7 @@ impl Machine {
     }
 
     fn restart(&mut self, devices: usize) {
-        self.state = State::new(NodeRef {
+        self.state = LocalClaimsState::new(NodeRef {
             name: "n".into(),
             labels: BTreeMap::new(),
         });
@@ -151,7 +154,8 @@ impl Machine {
         let protected = !claim.finalizers().is_empty();
         if claim.metadata.deletion_timestamp.is_some() && !protected {
             self.claims.remove(&key(&claim));
-            self.state.apply(Change::Claim(Seen::Gone(key(&claim))));
+            self.state
+                .apply(Change::Claim(ObjectEvent::Gone(key(&claim))));
             return;
         }
         self.claims.insert(key(&claim), claim.clone());
@@ -225,7 +229,8 @@ impl Machine {
         match step {
             Step::MakeNode => {
                 let node = json!({ "metadata": { "name": "n" } });
-                self.state.apply(Change::Node(Seen::Is(Arc::new(of(node)))));
+                self.state
+                    .apply(Change::Node(ObjectEvent::Is(Arc::new(of(node)))));
             }
             Step::Make { pod, claim } => {
                 let made = format!("{}-{}-x", pod.name_any(), claim.name);
@@ -276,7 +281,8 @@ impl Machine {
 
     fn put_pod(&mut self, pod: Pod) {
         self.pods.insert(key(&pod), pod.clone());
-        self.state.apply(Change::Pod(Seen::Is(Arc::new(pod))));
+        self.state
+            .apply(Change::Pod(ObjectEvent::Is(Arc::new(pod))));
     }
 
     fn devices(&self, claim: &str) -> Option<Vec<String>> {
@@ -423,7 +429,9 @@ fn a_claim_that_is_deleted_gets_no_new_consumer_and_goes_with_its_last_one() {
     machine.settle();
     assert_eq!(machine.consumers("a"), ["one/one"]);
     machine.pods.remove(&name("one"));
-    machine.state.apply(Change::Pod(Seen::Gone(name("one"))));
+    machine
+        .state
+        .apply(Change::Pod(ObjectEvent::Gone(name("one"))));
     // One that is about to prepare it keeps it.
     let claim = Arc::new(machine.claims[&name("a")].clone());
     let reserving = BTreeMap::from([(
@@ -442,12 +450,12 @@ fn a_claim_that_was_made_during_a_list_is_not_taken_for_gone() {
     machine.settle();
     let before = machine.version;
     machine.create("b", 1);
-    machine.state.apply(Change::Claim(Seen::Only(
+    machine.state.apply(Change::Claim(ObjectEvent::Only(
         BTreeSet::from([name("a")]),
         before,
     )));
     assert_eq!(machine.state.claims().count(), 2);
-    machine.state.apply(Change::Claim(Seen::Only(
+    machine.state.apply(Change::Claim(ObjectEvent::Only(
         BTreeSet::from([name("a")]),
         machine.version,
     )));
@@ -567,15 +575,16 @@ fn a_pod_gets_a_claim_of_its_template_once() {
 fn the_object_of_the_node_is_made_again() {
     let mut machine = Machine::new(1);
     assert!(machine.state.steps(&Reservations::new()).is_empty());
-    machine
-        .state
-        .apply(Change::Node(Seen::Gone((String::new(), "n".to_owned()))));
+    machine.state.apply(Change::Node(ObjectEvent::Gone((
+        String::new(),
+        "n".to_owned(),
+    ))));
     assert_eq!(machine.state.steps(&Reservations::new()), [Step::MakeNode]);
 }
 
 #[test]
 fn nothing_is_decided_before_everything_was_listed() {
-    let mut state = State::new(NodeRef::default());
+    let mut state = LocalClaimsState::new(NodeRef::default());
     let claim = json!({ "metadata": { "name": "a", "namespace": "default", "uid": "u" },
         "spec": { "devices": { "requests": [] } } });
     state.put_claim(Arc::new(of(claim)));

@@ -86,10 +86,9 @@ fn is_among(pod: &NodePod, held: &KubeletClaim, consumers: &[Consumer]) -> bool 
         .group
         .as_ref()
         .filter(|_| pod.namespace == held.claim.namespace);
-    let is_group = |consumer: &Consumer| group.is_some_and(|group| consumer.is_pod_group(group));
-    consumers
-        .iter()
-        .any(|consumer| consumer.uid == pod.uid || is_group(consumer))
+    consumers.iter().any(|consumer| {
+        consumer.uid == pod.uid || group.is_some_and(|group| consumer.is_pod_group(group))
+    })
 }
 
 fn names(pod: &NodePod, held: &KubeletClaim) -> bool {
@@ -118,40 +117,39 @@ pub(super) fn abandoned(
     pods: &[NodePod],
     elsewhere: &BTreeSet<Uid>,
 ) -> Option<Why> {
-    let is_live =
-        |is_used: &dyn Fn(&NodePod) -> bool| pods.iter().any(|pod| !pod.finished && is_used(pod));
+    let mut live = pods.iter().filter(|pod| !pod.finished);
+    let is_named = live.clone().any(|pod| names(pod, held));
     let (why, is_used) = match state {
         ClaimState::Unknown => return None,
-        ClaimState::Gone => (Why::Gone, is_live(&|pod| names(pod, held))),
+        ClaimState::Gone => (Why::Gone, is_named),
         // A pod that names it means the new one only where that is reserved for it.
         ClaimState::Replaced { reserved_for } => (
             Why::Replaced,
-            is_live(&|pod| names(pod, held) && !is_among(pod, held, reserved_for)),
+            live.clone()
+                .any(|pod| names(pod, held) && !is_among(pod, held, reserved_for)),
         ),
         ClaimState::Present { reserved_for } => {
-            let needs = |consumer: &Consumer| match pods.iter().find(|pod| pod.uid == consumer.uid)
-            {
-                Some(pod) => !pod.finished,
-                // Of other consumers it is not known whether they are on this node.
-                None => !consumer.is_pod() || !elsewhere.contains(&consumer.uid),
-            };
-            (
-                Why::NoConsumers,
-                is_live(&|pod| names(pod, held)) || reserved_for.iter().any(needs),
-            )
+            let is_needed = reserved_for.iter().any(|consumer| {
+                match pods.iter().find(|pod| pod.uid == consumer.uid) {
+                    Some(pod) => !pod.finished,
+                    // Of other consumers it is not known whether they are on this node.
+                    None => !consumer.is_pod() || !elsewhere.contains(&consumer.uid),
+                }
+            });
+            (Why::NoConsumers, is_named || is_needed)
         }
     };
-    let is_prepared_for = is_live(&|pod| is_among(pod, held, &held.consumers));
+    let is_prepared_for = live.any(|pod| is_among(pod, held, &held.consumers));
     (!is_used && !is_prepared_for).then_some(why)
 }
 
 /// For how long each claim was seen abandoned, in each round. It is abandoned for good when it was seen so for a while and in several
 /// rounds: a process that was stopped for an hour saw nothing of it.
 #[derive(Debug, Default)]
-pub(super) struct AbandonedClaims(BTreeMap<Uid, Seen>);
+pub(super) struct AbandonedClaims(BTreeMap<Uid, AbandonedSince>);
 
 #[derive(Debug)]
-struct Seen {
+struct AbandonedSince {
     since: Instant,
     rounds: u32,
 }
@@ -160,16 +158,16 @@ impl AbandonedClaims {
     /// Learns what a round found; claims that are not in it count as used. Returns those to be unprepared.
     pub(super) fn learn(&mut self, abandoned: &[Uid], now: Instant) -> Vec<Uid> {
         self.0.retain(|uid, _| abandoned.contains(uid));
-        let is_over = |uid: &&Uid| {
-            let seen = self.0.entry((*uid).clone()).or_insert(Seen {
+        let over = abandoned.iter().filter(|uid| {
+            let seen = self.0.entry((*uid).clone()).or_insert(AbandonedSince {
                 since: now,
                 rounds: 0,
             });
             seen.rounds = seen.rounds.saturating_add(1);
             let is_long = now.saturating_duration_since(seen.since) >= RECONCILE_DELAY;
             is_long && seen.rounds >= RECONCILE_LOOKS_MIN
-        };
-        abandoned.iter().filter(is_over).cloned().collect()
+        });
+        over.cloned().collect()
     }
 
     /// After a round that saw nothing, what was seen before proves nothing any more.

@@ -63,10 +63,14 @@ impl KubeletPods {
     /// Every pod of the kubelet, which is that of `node`.
     pub(super) async fn list(&self, node: &ObjectName) -> Result<Vec<NodePod>, KubeletPodsError> {
         let listed = tokio::time::timeout(LIST_DEADLINE, self.call()).await;
-        let too_late = || format!("no list of pods within {} s", LIST_DEADLINE.as_secs());
         node_pods(
             &listed
-                .map_err(|_| KubeletPodsError::Unreachable(too_late()))??
+                .map_err(|_| {
+                    KubeletPodsError::Unreachable(format!(
+                        "no list of pods within {} s",
+                        LIST_DEADLINE.as_secs()
+                    ))
+                })??
                 .pods,
             node,
         )
@@ -106,12 +110,10 @@ fn node_pods(
     if encoded.len() > NODE_PODS_MAX {
         return Err(malformed(format!("it has more than {NODE_PODS_MAX} pods")));
     }
-    let decode =
-        |bytes: &[u8]| wire::Pod::decode(bytes).map_err(|error| malformed(error.to_string()));
-    let pods: Vec<_> = encoded
-        .iter()
-        .map(|pod| decode(pod.as_ref()))
-        .collect::<Result<_, _>>()?;
+    let pods = encoded.iter().map(|pod| wire::Pod::decode(pod.as_ref()));
+    let pods: Vec<_> = pods
+        .collect::<Result<_, _>>()
+        .map_err(|error| malformed(error.to_string()))?;
     if !pods.iter().any(is_of_api_server) {
         return Err(KubeletPodsError::Incomplete);
     }

@@ -100,8 +100,10 @@ fn fill<'a>(
     closed: &BTreeSet<usize>,
     assigned: &mut Vec<Assignment>,
 ) {
-    let load = |slice: &Assignment| Load::of(slice.devices.iter().map(|name| &devices[name]));
-    let mut loads: Vec<Load> = assigned.iter().map(load).collect();
+    let mut loads: Vec<Load> = assigned
+        .iter()
+        .map(|slice| Load::of(slice.devices.iter().map(|name| &devices[name])))
+        .collect();
     for name in unassigned {
         let device = &devices[name];
         let mut open = loads

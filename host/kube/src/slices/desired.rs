@@ -11,13 +11,13 @@ use tokio::time::Instant;
 use super::convert::{self, PoolAdditions, PoolTaints};
 use super::health::{ObservedTaints, TaintedDevices, UnhealthyDevice, UnhealthyDevices};
 use super::slice::{self, Content, Slice};
-use super::{BindingRule, FailedDevices, Overhead, SliceSettings, pools};
+use super::{FailedDevices, SliceSettings, pools};
 use crate::drivers::DriverSnapshot;
 use crate::extended_resources::Mechanisms;
 use crate::pools::PoolKey;
 use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
-use nodedock_model::{BindingConditions, Device, DeviceName, DriverName, Pool, PoolName};
+use nodedock_model::{BindingConditions, DeviceName, DriverName, Pool, PoolName};
 
 /// Delay from the removal of a driver's file to the deletion of its slices: files are replaced by removing and copying.
 const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
@@ -98,19 +98,19 @@ impl DesiredState {
 
     /// Returns pools of present drivers that cannot be published under a name of the API, with the reason.
     pub(super) fn unnameable(&self, drivers: &DriverSnapshot) -> BTreeMap<PoolKey, String> {
-        let is_here = |driver: &DriverName| {
-            drivers.present.contains(driver) && !drivers.native.contains(driver)
-        };
-        let states = self.drivers.iter().filter(|(driver, _)| is_here(driver));
+        let states = self.drivers.iter().filter(|(driver, _)| {
+            drivers.present.contains(*driver) && !drivers.native.contains(*driver)
+        });
         let each = states.flat_map(|(driver, state)| {
-            let key = |pool: &PoolName| PoolKey {
-                driver: driver.clone(),
-                pool: pool.clone(),
-            };
-            state
-                .unnameable
-                .iter()
-                .map(move |(pool, reason)| (key(pool), reason.clone()))
+            state.unnameable.iter().map(move |(pool, reason)| {
+                (
+                    PoolKey {
+                        driver: driver.clone(),
+                        pool: pool.clone(),
+                    },
+                    reason.clone(),
+                )
+            })
         });
         each.collect()
     }
@@ -140,10 +140,9 @@ impl DesiredState {
             });
         }
         // A native plugin that took over a driver's name publishes its devices itself.
-        let is_native = |driver: &DriverName| {
-            drivers.native.contains(driver) && !drivers.serving.contains_key(driver)
-        };
-        self.drivers.retain(|driver, _| !is_native(driver));
+        self.drivers.retain(|driver, _| {
+            !drivers.native.contains(driver) || drivers.serving.contains_key(driver)
+        });
         let gone = self.gone(drivers, slices);
         self.withdrawn.retain(|driver| gone.contains(driver));
         self.gone_since.retain(|driver, _| gone.contains(driver));
@@ -215,10 +214,12 @@ impl DesiredState {
             mechanisms: self.mechanisms.clone(),
         };
         if !state.source.as_ref().is_some_and(|known| known.is(&source)) {
-            let offered =
-                |name: &PoolName, pool| pools::offered(driver, name, pool, &source.mechanisms);
-            let additions = |pool: &PoolName| self.settings.of_pool(driver, pool);
-            state.derive_pools(&self.names, &source, offered, additions);
+            state.derive_pools(
+                &self.names,
+                &source,
+                |name, pool| pools::offered(driver, name, pool, &source.mechanisms),
+                |pool| self.settings.of_pool(driver, pool),
+            );
             state.source = Some(source);
         }
         state.unhealthy.next_change()
@@ -244,23 +245,19 @@ impl DesiredState {
 impl SliceSettings {
     /// Returns what the operator adds to the devices of a pool.
     fn of_pool(&self, driver: &DriverName, pool: &PoolName) -> PoolAdditions {
-        let is_meant = |rule: &&Overhead| {
+        let rules = self.overhead.iter().filter(|rule| {
             rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool)
-        };
-        let rules = self.overhead.iter().filter(is_meant);
+        });
         let overhead = rules.flat_map(|rule| rule.resources.clone()).collect();
         let binding = self.binding_of(driver, pool).cloned().unwrap_or_default();
         PoolAdditions { overhead, binding }
     }
 
     fn binding_of(&self, driver: &DriverName, pool: &PoolName) -> Option<&BindingConditions> {
-        let is_meant = |rule: &&BindingRule| {
-            rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool)
-        };
         self.binding
             .iter()
             .rev()
-            .find(is_meant)
+            .find(|rule| rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool))
             .map(|rule| &rule.conditions)
     }
 
@@ -271,13 +268,13 @@ impl SliceSettings {
                 let by_rule = self
                     .binding_of(driver, name)
                     .is_some_and(|binding| !binding.is_empty());
-                let by_driver = |device: &Device| {
-                    device
-                        .scheduling
-                        .as_ref()
-                        .is_some_and(|added| !added.binding_conditions.is_empty())
-                };
-                (by_rule && !pool.devices.is_empty()) || pool.devices.values().any(by_driver)
+                (by_rule && !pool.devices.is_empty())
+                    || pool.devices.values().any(|device| {
+                        device
+                            .scheduling
+                            .as_ref()
+                            .is_some_and(|added| !added.binding_conditions.is_empty())
+                    })
             })
         })
     }

@@ -93,16 +93,18 @@ impl UnhealthyDevices {
     ) -> Vec<(&'a (PoolName, DeviceName), &'a str)> {
         let mut new = Vec::new();
         for (device, (taint, age)) in tainted {
-            let new = || Illness {
-                taint: taint.clone(),
-                since: now,
-                before: *age,
-                is_confirmed: false,
-                last: now,
-                is_unhealthy: false,
-                is_over: false,
-            };
-            let illness = self.devices.entry(device.clone()).or_insert_with(new);
+            let illness = self
+                .devices
+                .entry(device.clone())
+                .or_insert_with(|| Illness {
+                    taint: taint.clone(),
+                    since: now,
+                    before: *age,
+                    is_confirmed: false,
+                    last: now,
+                    is_unhealthy: false,
+                    is_over: false,
+                });
             illness.taint.value.clone_from(&taint.value);
         }
         self.devices
@@ -121,11 +123,10 @@ impl UnhealthyDevices {
                 if known.is_none() {
                     new.push((device, health.message.as_str()));
                 }
-                let new = || UnhealthyTaint {
+                let taint = taint.unwrap_or_else(|| UnhealthyTaint {
                     value: taint_value(&health.message),
                     evicts: false,
-                };
-                let taint = taint.unwrap_or_else(new);
+                });
                 let (since, before) = known.map_or((now, Duration::ZERO), |illness| {
                     (illness.since, illness.before)
                 });
@@ -167,12 +168,14 @@ impl UnhealthyDevices {
 
     /// Returns when the next taint changes if no further report comes.
     pub(super) fn next_change(&self) -> Option<Instant> {
-        let change = |illness: &Illness| match (illness.is_unhealthy, self.evict_after) {
-            (false, _) => (!illness.is_over).then(|| illness.last + SLICE_TAINT_HOLD),
-            (true, Some(after)) => (!illness.taint.evicts).then(|| illness.due(after)),
-            (true, None) => None,
-        };
-        self.devices.values().filter_map(change).min()
+        let changes = self.devices.values().filter_map(|illness| {
+            match (illness.is_unhealthy, self.evict_after) {
+                (false, _) => (!illness.is_over).then(|| illness.last + SLICE_TAINT_HOLD),
+                (true, Some(after)) => (!illness.taint.evicts).then(|| illness.due(after)),
+                (true, None) => None,
+            }
+        });
+        changes.min()
     }
 }
 
@@ -194,8 +197,7 @@ fn taint_value(message: &str) -> String {
         .split([':', ';', ',', '('])
         .next()
         .unwrap_or_default();
-    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let words = first.split(|c| !is_allowed(c));
+    let words = first.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')));
     let words = words
         .map(|word| word.trim_matches(['-', '_', '.']))
         .filter(|word| !word.is_empty());

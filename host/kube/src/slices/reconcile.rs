@@ -330,9 +330,11 @@ impl Reconciler {
         let pool = self.pool(key);
         pool.known.written(&slices, &done.0, status.generation);
         pool.pace.succeeded(now, wrote);
-        let is_same =
-            |(content, node): &(Arc<Content>, NodeFacts)| *content == done.0 && *node == done.1;
-        let is_repair = wrote && pool.done.as_ref().is_some_and(is_same);
+        let is_repair = wrote
+            && pool
+                .done
+                .as_ref()
+                .is_some_and(|(content, node)| *content == done.0 && *node == done.1);
         let is_contested = is_repair && pool.pace.repaired(now);
         let is_deleted = done.0.is_empty();
         pool.done = Some(done);

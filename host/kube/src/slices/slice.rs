@@ -81,11 +81,11 @@ mod by_name {
         deserializer: D,
     ) -> Result<BTreeMap<String, Entry>, D::Error> {
         let list = Option::<Vec<Value>>::deserialize(deserializer)?.unwrap_or_default();
-        let name = |item: &Value| Some(item.get("name")?.as_str()?.to_owned());
-        Ok(list
-            .into_iter()
-            .filter_map(|item| Some((name(&item)?, Entry::from(item))))
-            .collect())
+        let named = list.into_iter().filter_map(|item| {
+            let name = item.get("name")?.as_str()?.to_owned();
+            Some((name, Entry::from(item)))
+        });
+        Ok(named.collect())
     }
 }
 

@@ -99,13 +99,14 @@ impl TaintRules {
 
 impl Selector {
     fn matches(&self, device: PublishedDevice<'_>) -> bool {
-        let is = |criterion: &Option<String>, name: &str| {
-            criterion.as_deref().is_none_or(|of| of == name)
-        };
-        is(&self.driver, device.driver.as_str())
-            && is(&self.pool, device.pool.as_str())
-            && is(&self.device, device.device.as_str())
+        is_met(&self.driver, device.driver.as_str())
+            && is_met(&self.pool, device.pool.as_str())
+            && is_met(&self.device, device.device.as_str())
     }
+}
+
+fn is_met(criterion: &Option<String>, name: &str) -> bool {
+    criterion.as_deref().is_none_or(|of| of == name)
 }
 
 /// Returns `None` for a rule without a selector, which taints nothing. The empty selector taints every device.
@@ -184,12 +185,15 @@ fn text(rule: &str, field: &str, value: &Value) -> Result<Option<String>, RuleEr
 }
 
 fn error(rule: &str, field: &str, why: impl AsRef<str>) -> RuleError {
-    let short = |text: &str| one_line(text, limit::API_WORDS_BYTES_MAX);
     RuleError {
         rule: short(rule),
         field: short(field),
         why: short(why.as_ref()),
     }
+}
+
+fn short(text: &str) -> String {
+    one_line(text, limit::API_WORDS_BYTES_MAX)
 }
 
 #[cfg(test)]

@@ -158,11 +158,11 @@ pub fn device_node(facts: NodeFacts<'_>) -> Option<Naming> {
             .iter()
             .any(|majors| majors.contains(&major));
     let is_memory = major == MEMORY_MAJOR && !HARMLESS_MINORS.contains(&minor);
-    let has_name = |names: &[&str]| name.is_some_and(|name| names.contains(&name));
+
     match subsystem {
         _ if is_terminal || is_memory || is_console => None,
         Some(subsystem) if NEVER_SUBSYSTEMS.contains(&subsystem) => None,
-        Some("misc") if has_name(NEVER_MISC) => None,
+        Some("misc") if name.is_some_and(|name| NEVER_MISC.contains(&name)) => None,
         Some("vfio") if name.is_some_and(|name| name.starts_with(WITHOUT_IOMMU)) => None,
         Some(subsystem) if DEVICE_SUBSYSTEMS.contains(&subsystem) => Some(Naming::Glob),
         Some(_) | None => Some(Naming::Path),

@@ -53,14 +53,17 @@ pub fn literal_prefix(text: &str) -> &str {
 
 /// Returns how many segments are before the first one with a wildcard, in each alternative (`{a,b}`).
 pub fn literal_segments(glob: &str) -> usize {
-    let before = |glob: &String| {
-        glob.trim_start_matches('/')
-            .split('/')
-            .take_while(|segment| is_literal(segment))
-            .count()
-    };
     alternatives(glob)
-        .and_then(|all| all.iter().map(before).min())
+        .and_then(|all| {
+            all.iter()
+                .map(|glob| {
+                    glob.trim_start_matches('/')
+                        .split('/')
+                        .take_while(|segment| is_literal(segment))
+                        .count()
+                })
+                .min()
+        })
         .unwrap_or(0)
 }
 
@@ -150,8 +153,10 @@ impl PatternSet {
 
     /// Returns whether one of the globs matches and begins with this many segments without wildcards.
     pub fn matches_below(&self, text: &str, segments: usize) -> bool {
-        let is_below = |index: usize| literal_segments(&self.texts[index]) >= segments;
-        self.globs.matches(text).into_iter().any(is_below)
+        self.globs
+            .matches(text)
+            .into_iter()
+            .any(|index| literal_segments(&self.texts[index]) >= segments)
     }
 
     /// Returns whether one of the globs matches everything that `requested` matches.
@@ -214,17 +219,20 @@ fn segments_cover(granted: &[&str], requested: &[&str]) -> bool {
         "**" => Some(0),
         _ => None,
     };
-    let takes = |granted: &&str, asked: &&str| *asked != "**" && segment_covers(granted, asked);
-    covers_sequence(granted, requested, any, takes)
+    covers_sequence(granted, requested, any, |granted, asked| {
+        *asked != "**" && segment_covers(granted, asked)
+    })
 }
 
 /// Wildcards of the request are opaque: only a star, or the same wildcard, covers them.
 fn segment_covers(granted: &str, requested: &str) -> bool {
-    let any = |_: usize, token: &Token<'_>| (*token == Token::Star).then_some(0);
     match (tokens(granted), tokens(requested)) {
-        (Some(granted), Some(requested)) => {
-            covers_sequence(&granted, &requested, any, Token::takes)
-        }
+        (Some(granted), Some(requested)) => covers_sequence(
+            &granted,
+            &requested,
+            |_, token| (*token == Token::Star).then_some(0),
+            Token::takes,
+        ),
         _ => false,
     }
 }

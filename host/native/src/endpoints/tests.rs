@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use native_device_plugin::{Answer, Device, Event, Options, Plugin, Register, Script};
+use native_device_plugin::{Device, Event, Options, Plugin, Register, Script, ScriptedOutcome};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
@@ -267,7 +267,7 @@ async fn a_registration_that_fails_leaves_the_one_before_as_it_is() {
     let nowhere = location(&bench.dir, "nowhere.sock");
     let refused = bench.endpoints.register(&resource(RESOURCE), nowhere).await;
     assert_eq!(refused.unwrap_err().kind, ProblemKind::NotFound);
-    good.set_script(Script::ok().options(Answer::refuse("no GPU")));
+    good.set_script(Script::ok().options(ScriptedOutcome::refuse("no GPU")));
     assert!(
         bench
             .register(&good)
@@ -283,7 +283,9 @@ async fn a_registration_that_fails_leaves_the_one_before_as_it_is() {
 #[tokio::test]
 async fn a_call_in_flight_ends_with_its_plugin_and_the_next_goes_to_the_one_in_its_place() {
     let mut bench = Bench::new();
-    let (old, one) = bench.registered(Script::always(Answer::Hang), &["a"]).await;
+    let (old, one) = bench
+        .registered(Script::always(ScriptedOutcome::Hang), &["a"])
+        .await;
     let driver = bench.driver(one);
     let (answer, ()) = tokio::join!(allocate(&driver), async {
         while !matches!(old.event().await, Event::Allocate { .. }) {}
@@ -302,7 +304,10 @@ async fn a_socket_that_is_replaced_does_not_harm_a_call_in_flight_and_is_taken_w
  {
     let mut bench = Bench::new();
     let due = Arc::new(Notify::new());
-    let answer = Answer::After(due.clone(), Box::new(Answer::ok(&["old".to_owned()])));
+    let answer = ScriptedOutcome::After(
+        due.clone(),
+        Box::new(ScriptedOutcome::ok(&["old".to_owned()])),
+    );
     let (old, one) = bench.registered(Script::always(answer), &["a"]).await;
     let driver = bench.driver(one);
     let (answer, _new) = tokio::join!(allocate(&driver), async {
@@ -326,7 +331,7 @@ async fn of_two_registrations_at_once_the_later_counts() {
     let mut bench = Bench::new();
     let mut options = Options::new(RESOURCE, bench.dir.path());
     options.endpoint = "slow.sock".to_owned();
-    let slow = Plugin::unregistered(options, Script::ok().options(Answer::Hang)).unwrap();
+    let slow = Plugin::unregistered(options, Script::ok().options(ScriptedOutcome::Hang)).unwrap();
     let quick = bench.plugin(Script::ok(), &["b"]);
     let (earlier, later) = tokio::join!(bench.register(&slow), async {
         assert_eq!(slow.event().await, Event::OptionsAsked);
@@ -398,7 +403,7 @@ async fn five_hundred_resources_are_accepted_up_to_the_bound_and_the_others_are_
 #[tokio::test]
 async fn a_registration_ends_with_the_call_of_its_plugin() {
     let bench = Bench::new();
-    let plugin = bench.plugin(Script::ok().options(Answer::Hang), &[]);
+    let plugin = bench.plugin(Script::ok().options(ScriptedOutcome::Hang), &[]);
     tokio::select! {
         outcome = bench.register(&plugin) => panic!("{outcome:?}"),
         event = plugin.event() => assert_eq!(event, Event::OptionsAsked),
@@ -410,7 +415,7 @@ async fn a_registration_ends_with_the_call_of_its_plugin() {
 #[tokio::test]
 async fn plugins_that_do_not_answer_are_asked_a_few_at_a_time() {
     let bench = Bench::new();
-    let plugin = bench.plugin(Script::ok().options(Answer::Hang), &[]);
+    let plugin = bench.plugin(Script::ok().options(ScriptedOutcome::Hang), &[]);
     for index in 0..REGISTRATIONS_AT_ONCE * 2 {
         let (endpoints, location) = (
             bench.endpoints.clone(),

@@ -55,17 +55,12 @@ impl Health {
     /// Returns the current health. A device without a report within its timeout is unknown.
     pub fn now(&self) -> HealthReport {
         let now = Instant::now();
-        let fresh = |last: &Reported| {
-            if now < last.until {
-                last.health.clone()
-            } else {
-                DeviceHealth::default()
-            }
-        };
-        self.lock()
-            .iter()
-            .map(|(key, last)| (key.clone(), fresh(last)))
-            .collect()
+        let known = self.lock();
+        let fresh = known.iter().map(|(key, last)| match now < last.until {
+            true => (key.clone(), last.health.clone()),
+            false => (key.clone(), DeviceHealth::default()),
+        });
+        fresh.collect()
     }
 
     /// Applies a message. Devices that it omits keep their report until its timeout. Returns the number of devices whose names are not

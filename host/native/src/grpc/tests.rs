@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use native_null::{
-    Answer, Device, DeviceHealth as Said, Event, HealthState as SaidState, Operation, Options,
-    Plugin, Script,
+    Device, DeviceHealth as Said, Event, HealthState as SaidState, Operation, Options, Plugin,
+    Script, ScriptedOutcome,
 };
 use tokio::sync::Notify;
 use tonic::Code;
@@ -15,7 +15,7 @@ use super::*;
 use crate::grpc::tap::tests::Recorded;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, ClaimDriver};
-use nodedock_core::recording::Answer::{Failed, Returned};
+use nodedock_core::recording::CallOutcome::{Failed, Returned};
 use nodedock_model::rule::is_unprintable;
 use nodedock_model::{
     AllocatedDevice, DeviceAccess, DeviceName, DriverClaim, DriverClaimRecord, DriverName,
@@ -146,7 +146,7 @@ fn device(cdi_names: &[&str]) -> Device {
 }
 
 fn devices(devices: Vec<Device>) -> Script {
-    Script::prepare(Answer::Devices(devices))
+    Script::prepare(ScriptedOutcome::Devices(devices))
 }
 
 fn cdi_names(prepared: &PreparedClaim) -> Vec<Vec<String>> {
@@ -192,9 +192,9 @@ async fn a_call_carries_the_claim_its_request_id_and_its_deadline() {
 #[tokio::test]
 async fn claims_of_one_call_have_outcomes_of_their_own() {
     let script = Script::new(|_, claim| match claim.uid.as_str() {
-        "bad" => Answer::Error("no such GPU".into()),
-        "gone" => Answer::Skip,
-        _ => Answer::Devices(vec![device(&["v/c=1"])]),
+        "bad" => ScriptedOutcome::Error("no such GPU".into()),
+        "gone" => ScriptedOutcome::Skip,
+        _ => ScriptedOutcome::Devices(vec![device(&["v/c=1"])]),
     });
     let bench = Bench::new(script);
     let claims = [claim("good"), claim("bad"), claim("gone")];
@@ -223,12 +223,14 @@ async fn claims_of_one_call_have_outcomes_of_their_own() {
 #[tokio::test]
 async fn a_claim_answered_twice_is_a_defect_and_a_strangers_claim_is_dropped() {
     assert_eq!(
-        Bench::refusal(Script::prepare(Answer::Twice(vec![device(&["v/c=1"])])))
-            .await
-            .code,
+        Bench::refusal(Script::prepare(ScriptedOutcome::Twice(vec![device(&[
+            "v/c=1"
+        ])])))
+        .await
+        .code,
         "claim-answered-twice"
     );
-    let bench = Bench::new(Script::prepare(Answer::Stranger(
+    let bench = Bench::new(Script::prepare(ScriptedOutcome::Stranger(
         "another-claim".into(),
         Vec::new(),
     )));
@@ -345,7 +347,7 @@ async fn an_answer_without_devices_is_success() {
 
 #[tokio::test]
 async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
-    let status = |code, text: &str| Script::prepare(Answer::Status(code, text.into()));
+    let status = |code, text: &str| Script::prepare(ScriptedOutcome::Status(code, text.into()));
     let cases = [
         (
             Code::Unavailable,
@@ -392,7 +394,7 @@ async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
     let long = format!("line\nline\u{7}{}", "x".repeat(20_000));
     for script in [
         status(Code::Unknown, &long),
-        Script::prepare(Answer::Error(long)),
+        Script::prepare(ScriptedOutcome::Error(long)),
     ] {
         let problem = Bench::refusal(script).await;
         assert!(problem.message.len() <= 1024 && !problem.message.contains(is_unprintable));
@@ -402,7 +404,7 @@ async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
 
 #[tokio::test]
 async fn an_answer_of_five_mebibytes_is_a_problem_that_says_so_and_the_next_call_goes_well() {
-    let bench = Bench::new(Script::prepare(Answer::Huge(5 << 20)));
+    let bench = Bench::new(Script::prepare(ScriptedOutcome::Huge(5 << 20)));
     let problem = bench.prepare("c1").await.unwrap_err();
     assert_eq!(
         (problem.kind, problem.code.as_str()),
@@ -414,13 +416,14 @@ async fn an_answer_of_five_mebibytes_is_a_problem_that_says_so_and_the_next_call
 
 #[tokio::test]
 async fn a_plugin_that_never_answers_meets_the_deadline_and_does_not_hold_up_others() {
-    let stuck = Bench::new(Script::prepare(Answer::Hang));
+    let stuck = Bench::new(Script::prepare(ScriptedOutcome::Hang));
     let good = Bench::new(Script::ok(DRIVER));
     let release = Arc::new(Notify::new());
-    good.plugin.set_script(Script::prepare(Answer::After(
-        release.clone(),
-        Box::new(Answer::Devices(Vec::new())),
-    )));
+    good.plugin
+        .set_script(Script::prepare(ScriptedOutcome::After(
+            release.clone(),
+            Box::new(ScriptedOutcome::Devices(Vec::new())),
+        )));
     let (problem, prepared) = tokio::join!(
         stuck.prepare_within("c1", Duration::from_millis(100)),
         async {
@@ -449,7 +452,7 @@ async fn a_service_that_the_plugin_does_not_have_is_named() {
 
 #[tokio::test]
 async fn a_plugin_that_dies_in_a_call_fails_it_and_the_connection_comes_back_with_the_plugin() {
-    let bench = Bench::new(Script::prepare(Answer::Die));
+    let bench = Bench::new(Script::prepare(ScriptedOutcome::Die));
     bench.link("connected").await;
     let problem = bench.prepare("c1").await.unwrap_err();
     assert_eq!(
@@ -615,7 +618,7 @@ async fn messages_of_a_recorded_driver_are_recorded_with_their_answers() {
         .await["c1"]
         .as_ref()
         .unwrap();
-    let mut broken = Bench::new(Script::prepare(Answer::Status(
+    let mut broken = Bench::new(Script::prepare(ScriptedOutcome::Status(
         Code::Internal,
         "no\nluck".to_owned(),
     )));

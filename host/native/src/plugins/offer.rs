@@ -77,16 +77,11 @@ fn dra(info: PluginInfo, socket: &Path) -> Result<DraOffer, OfferError> {
     let name = DriverName::new(&info.name)?;
     let endpoint = endpoint(&info.endpoint, socket)?;
     let listed = |wanted: &str| info.services.iter().any(|service| service == wanted);
-    let old = || {
-        info.services
-            .iter()
-            .any(|service| is_former(service))
-            .then_some(DraService::Alpha)
-    };
+    let is_old = info.services.iter().any(|service| is_former(service));
     let service = DraService::ALL
         .into_iter()
         .find(|service| listed(service.listed_as()))
-        .or_else(old);
+        .or(is_old.then_some(DraService::Alpha));
     let health = HealthService::ALL
         .into_iter()
         .find(|service| listed(service.listed_as()));

@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener as StdListener;
 use std::time::Duration;
 
-use native_device_plugin::{Answer, Device, Event, Options, Plugin, Script};
+use native_device_plugin::{Device, Event, Options, Plugin, Script, ScriptedOutcome};
 use wire::registration_client::RegistrationClient;
 
 use super::*;
@@ -296,7 +296,10 @@ async fn a_plugin_that_does_not_serve_before_it_registers_gets_the_reason() {
         status.message().contains("dead.sock: Connection refused"),
         "{status}"
     );
-    let plugin = bench.plugin(Script::ok().options(Answer::refuse("not ready")), &[]);
+    let plugin = bench.plugin(
+        Script::ok().options(ScriptedOutcome::refuse("not ready")),
+        &[],
+    );
     let status = plugin.register().await.unwrap_err();
     assert!(status.message().contains("not ready"), "{status}");
 }

@@ -255,8 +255,9 @@ impl Verifier<'_> {
                 format!("the option {option:?} is not allowed"),
             ));
         }
-        let has = |option: &str| mount.options.iter().any(|given| given == option);
-        match (has("ro"), has("rw")) {
+        let [is_ro, is_rw] =
+            ["ro", "rw"].map(|option| mount.options.iter().any(|given| given == option));
+        match (is_ro, is_rw) {
             (true, true) => return Err(wrong(&what, "it is both \"ro\" and \"rw\"")),
             (true, false) => {}
             (false, asks) => match self.writable(&real) {
@@ -384,14 +385,9 @@ fn as_claimed(
     is: NodeKind,
     found: &NodeInfo,
 ) -> Result<(), Problem> {
-    let differs = |said: String, is: String| {
-        Err(wrong(
-            what,
-            format!("the driver says {said}, and it is {is}"),
-        ))
-    };
     if let Some(said) = node.kind.filter(|said| *said != is) {
         return differs(
+            what,
             format!("{said:?}").to_lowercase(),
             format!("{is:?}").to_lowercase(),
         );
@@ -403,7 +399,7 @@ fn as_claimed(
     for (which, said, is) in numbers {
         if let Some(said) = said.filter(|said| *said != is) {
             let refused: Result<(), Problem> =
-                differs(format!("{which} {said}"), format!("{which} {is}"));
+                differs(what, format!("{which} {said}"), format!("{which} {is}"));
             // The device may have been plugged in again since the driver looked: a later prepare sees the new number.
             return refused.map_err(|problem| Problem {
                 kind: ProblemKind::Unavailable,
@@ -412,6 +408,13 @@ fn as_claimed(
         }
     }
     Ok(())
+}
+
+fn differs(what: &str, said: String, is: String) -> Result<(), Problem> {
+    Err(wrong(
+        what,
+        format!("the driver says {said}, and it is {is}"),
+    ))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! which are needed, nor which are trusted: `HEX.wasm.sig` is the signature as it was last read, or as an operator stored it there.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -106,14 +107,6 @@ impl StoredFiles {
         let [code, beside, signature] = self.paths(digest)?;
         self.make_room(digest, &facts.driver)?;
         let text = serde_json::to_vec(facts).expect("names and texts make JSON");
-        let write = |path: &Path, content: &[u8]| {
-            let failed = |source| StoreError::Io {
-                action: "write",
-                path: path.to_owned(),
-                source,
-            };
-            file::replace(path, content).map_err(failed)
-        };
         let beside = [
             (beside, Some(&text[..])),
             (signature, file.signature.as_deref()),
@@ -192,16 +185,16 @@ impl StoredFiles {
     }
 
     fn read(&self, digest: &str, path: &Path, max: u64) -> Result<Bytes, StoreError> {
-        let failed = |source: OpenError| match source {
-            OpenError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.missing(digest),
-            source => StoreError::Read {
+        match open::open(path, max) {
+            Ok(opened) => Ok(opened.bytes.into()),
+            Err(OpenError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                Err(self.missing(digest))
+            }
+            Err(source) => Err(StoreError::Read {
                 path: path.to_owned(),
                 source,
-            },
-        };
-        open::open(path, max)
-            .map(|opened| opened.bytes.into())
-            .map_err(failed)
+            }),
+        }
     }
 
     /// Removes a stored file. One that cannot be removed stays until the next start.
@@ -230,18 +223,25 @@ impl StoredFiles {
     }
 
     fn names(&self) -> Result<Vec<String>, StoreError> {
-        let failed = |source| StoreError::Io {
-            action: "read",
-            path: self.directory.clone(),
-            source,
-        };
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
-            // A name that is not UTF-8 is not one of ours.
-            names.extend(entry.map_err(failed)?.file_name().into_string());
-        }
-        Ok(names)
+        let entries: Vec<_> = std::fs::read_dir(&self.directory)
+            .and_then(Iterator::collect)
+            .map_err(|source| StoreError::Io {
+                action: "read",
+                path: self.directory.clone(),
+                source,
+            })?;
+        // A name that is not UTF-8 is not one of ours.
+        let names = entries.iter().map(std::fs::DirEntry::file_name);
+        Ok(names.flat_map(OsString::into_string).collect())
     }
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<(), StoreError> {
+    file::replace(path, content).map_err(|source| StoreError::Io {
+        action: "write",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn with_prefix(stem: &str) -> String {

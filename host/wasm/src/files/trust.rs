@@ -84,7 +84,7 @@ pub struct Policy {
 
 /// Findings about a file: enough to judge it again without its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct FileFindings {
     stem: String,
     digest: String,
     /// The known key that made the signature over these bytes, if one did; an error if there is no signature that can be read.
@@ -132,7 +132,7 @@ pub enum Distrust {
 
 /// A policy's verdict on a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct TrustDecision {
     pub mode: Mode,
     /// The name of the key that signed it, from the config.
     pub key: Option<String>,
@@ -140,10 +140,10 @@ pub struct Verdict {
     pub pin: Option<String>,
     /// None: it is trusted.
     pub distrust: Option<Distrust>,
-    seen: Arc<Seen>,
+    seen: Arc<FileFindings>,
 }
 
-impl Verdict {
+impl TrustDecision {
     /// Whether the file must not be loaded.
     pub fn refuses(&self) -> bool {
         self.mode == Mode::Enforce && self.distrust.is_some()
@@ -202,7 +202,7 @@ impl Policy {
 
     /// Judges a file before its content is used, and before its driver's name is known, by its name without `.wasm` and the content of
     /// `NAME.wasm.sig`. A file that is not refused is judged again by its driver's name. Blocking: it hashes and verifies.
-    pub fn judge(&self, stem: &str, bytes: &[u8], signature: Option<&[u8]>) -> Verdict {
+    pub fn judge(&self, stem: &str, bytes: &[u8], signature: Option<&[u8]>) -> TrustDecision {
         let sha256 = Sha256::digest(bytes).into();
         let stem = stem.to_owned();
         let signer = match signature.map(signature::decode) {
@@ -219,7 +219,7 @@ impl Policy {
                 Ok(signer.map(|key| key.public.id))
             }
         };
-        let seen = Seen {
+        let seen = FileFindings {
             stem,
             digest: digest_text(&sha256),
             signer,
@@ -228,48 +228,49 @@ impl Policy {
     }
 
     /// Judges a file again, now that its driver's name is known. It was judged before by this policy or another.
-    pub fn judge_named(&self, verdict: &Verdict, name: &str) -> Verdict {
+    pub fn judge_named(&self, verdict: &TrustDecision, name: &str) -> TrustDecision {
         self.decide(Arc::clone(&verdict.seen), Some(name))
     }
 
-    fn decide(&self, seen: Arc<Seen>, name: Option<&str>) -> Verdict {
+    fn decide(&self, seen: Arc<FileFindings>, name: Option<&str>) -> TrustDecision {
         let signed = self.signed(&seen, name);
         let pinned = self.pinned(&seen, name);
-        let nothing = || Distrust::NothingVouches {
-            digest: seen.digest.clone(),
-        };
         let (key, pin, distrust) = match (signed, pinned) {
-            (Ok(None), Ok(None)) => (None, None, Some(nothing())),
+            (Ok(None), Ok(None)) => (
+                None,
+                None,
+                Some(Distrust::NothingVouches {
+                    digest: seen.digest.clone(),
+                }),
+            ),
             (Ok(key), Ok(pin)) => (key, pin, None),
             (Err(distrust), pin) => (self.key_of(&seen), pin.ok().flatten(), Some(distrust)),
             (Ok(key), Err(distrust)) => (key, None, Some(distrust)),
         };
-        let named = |key: &Key| key.name.clone();
-        Verdict {
+        TrustDecision {
             mode: self.mode,
-            key: key.map(named),
+            key: key.map(|key| key.name.clone()),
             pin: pin.map(str::to_owned),
             distrust,
             seen,
         }
     }
 
-    fn key_of(&self, seen: &Seen) -> Option<&Key> {
+    fn key_of(&self, seen: &FileFindings) -> Option<&Key> {
         let id = seen.signer.as_ref().ok()?.as_ref()?;
         self.keys.iter().find(|key| key.public.id == *id)
     }
 
     /// The key that signed it, where there are keys.
-    fn signed(&self, seen: &Seen, name: Option<&str>) -> Result<Option<&Key>, Distrust> {
+    fn signed(&self, seen: &FileFindings, name: Option<&str>) -> Result<Option<&Key>, Distrust> {
         if self.keys.is_empty() {
             return Ok(None);
         }
         seen.signer.clone()?;
-        let stem = || seen.stem.clone();
         let key = self.key_of(seen).ok_or_else(|| {
             let keys: Vec<_> = self.keys.iter().map(|key| key.name.as_str()).collect();
             Distrust::UnknownKey {
-                stem: stem(),
+                stem: seen.stem.clone(),
                 keys: keys.join(", "),
             }
         })?;
@@ -289,7 +290,7 @@ impl Policy {
                 Err(Distrust::NotForStem {
                     key: of,
                     drivers,
-                    stem: stem(),
+                    stem: seen.stem.clone(),
                 })
             }
             _ => Ok(Some(key)),
@@ -298,7 +299,11 @@ impl Policy {
 
     /// The name under which it is pinned. Where both its stem and its driver's name have pins, both have to contain its digest. While the name is
     /// unknown, a file whose stem has no pins may belong to any driver whose pins contain its digest: `judge_named` decides.
-    fn pinned<'a>(&'a self, seen: &Seen, name: Option<&str>) -> Result<Option<&'a str>, Distrust> {
+    fn pinned<'a>(
+        &'a self,
+        seen: &FileFindings,
+        name: Option<&str>,
+    ) -> Result<Option<&'a str>, Distrust> {
         let mut under = None;
         for wanted in [Some(seen.stem.as_str()), name].into_iter().flatten() {
             let Some((pin, digests)) = self.pins.get_key_value(wanted) else {

@@ -31,12 +31,12 @@ pub(crate) struct DriverLog {
 
 impl DriverLog {
     pub(crate) fn new(driver: &str, rates: LogRates, counters: Arc<Stats>) -> Self {
-        let full = || Mutex::new(Share::full(rates, Instant::now()));
+        let now = Instant::now();
         Self {
             driver: driver.into(),
             rates,
-            lines: full(),
-            refusals: full(),
+            lines: Mutex::new(Share::full(rates, now)),
+            refusals: Mutex::new(Share::full(rates, now)),
             counters,
         }
     }
@@ -115,10 +115,10 @@ impl LogSink {
 /// Message and fields in one line of bounded length.
 fn render(message: &str, fields: &[(String, String)]) -> String {
     let mut text = String::new();
-    let mut push = |part: &str| printable::push(&mut text, part, LOG_LINE_BYTES_MAX);
-    push(message);
-    for (key, value) in fields.iter().take(FIELDS_MAX) {
-        [" ", key, "=", value].into_iter().for_each(&mut push);
+    let fields = fields.iter().take(FIELDS_MAX);
+    let parts = fields.flat_map(|(key, value)| [" ", key, "=", value]);
+    for part in [message].into_iter().chain(parts) {
+        printable::push(&mut text, part, LOG_LINE_BYTES_MAX);
     }
     text
 }

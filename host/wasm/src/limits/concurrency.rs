@@ -64,13 +64,16 @@ pub(crate) struct NodePermits {
 
 impl Default for NodePermits {
     fn default() -> Self {
-        let pool = |memories, bytes| Arc::new(Pool::new(memories, bytes));
         Self {
             all: pool(CALLS_MAX, CALLS_MEMORY_MAX),
             shared: pool(CALLS_MAX / 4 * 3, CALLS_MEMORY_MAX / 4 * 3),
             slow: pool(SLOW_CALLS_MAX, SLOW_CALLS_MEMORY_MAX),
         }
     }
+}
+
+fn pool(memories: usize, bytes: usize) -> Arc<Pool> {
+    Arc::new(Pool::new(memories, bytes))
 }
 
 /// The permits of a driver, which are also permits of the node. Clones share them.
@@ -95,15 +98,14 @@ impl DriverPermits {
     pub(crate) fn new(node: &NodePermits, memories: usize, bytes: usize, calls: usize) -> Self {
         let half = (CALLS_MAX / 2 / memories).min(CALLS_MEMORY_MAX / 2 / bytes);
         let calls_max = calls.min(half).max(1);
-        let semaphore = |permits| Arc::new(Semaphore::new(permits));
         Self {
             node: node.clone(),
             memories,
             bytes,
             calls_max,
-            calls: semaphore(calls_max),
-            slow: semaphore(SLOW_CALLS_PER_DRIVER),
-            first: semaphore(1),
+            calls: Arc::new(Semaphore::new(calls_max)),
+            slow: Arc::new(Semaphore::new(SLOW_CALLS_PER_DRIVER)),
+            first: Arc::new(Semaphore::new(1)),
         }
     }
 

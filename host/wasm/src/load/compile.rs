@@ -85,13 +85,15 @@ impl Compiler {
                 }
             }
         };
-        let unusable = |error| {
-            LoadError::Host(format!(
-                "the compiler's answer is unusable: {}",
-                chain(&error)
-            ))
-        };
-        blocking(move || Artifact::verify(file, &key, &SealKey::OF_PIPE).map_err(unusable)).await
+        blocking(move || {
+            Artifact::verify(file, &key, &SealKey::OF_PIPE).map_err(|error| {
+                LoadError::Host(format!(
+                    "the compiler's answer is unusable: {}",
+                    chain(&error)
+                ))
+            })
+        })
+        .await
     }
 }
 

@@ -34,13 +34,6 @@ const MOVING: &[&str] = &[
 
 /// Validates `value`. A refused schema is the driver's fault.
 pub(crate) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
-    let broken = |why: String| {
-        let why = one_line(&why, 2 * FINDING_BYTES_MAX);
-        Problem::internal(
-            ProblemCode::SchemaInvalid,
-            format!("the driver's schema of its config: {why}"),
-        )
-    };
     if schema.len() > SCHEMA_BYTES_MAX {
         return Err(broken(format!(
             "{} bytes, at most {SCHEMA_BYTES_MAX} are allowed",
@@ -57,19 +50,10 @@ pub(crate) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
         .with_pattern_options(patterns)
         .build(&schema)
         .map_err(|error| broken(error.to_string()))?;
-    let finding = |error: jsonschema::ValidationError<'_>| {
-        let place = one_line(&error.instance_path().to_string(), FINDING_BYTES_MAX);
-        let text = one_line(&error.to_string(), FINDING_BYTES_MAX);
-        if place.is_empty() {
-            text
-        } else {
-            format!("{place}: {text}")
-        }
-    };
     let findings: Vec<String> = validator
         .iter_errors(value)
         .take(FINDINGS_SHOWN)
-        .map(finding)
+        .map(|error| finding(&error))
         .collect();
     if findings.is_empty() {
         return Ok(());
@@ -81,6 +65,24 @@ pub(crate) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
             findings.join("; ")
         ),
     ))
+}
+
+fn finding(error: &jsonschema::ValidationError<'_>) -> String {
+    let place = one_line(&error.instance_path().to_string(), FINDING_BYTES_MAX);
+    let text = one_line(&error.to_string(), FINDING_BYTES_MAX);
+    if place.is_empty() {
+        text
+    } else {
+        format!("{place}: {text}")
+    }
+}
+
+fn broken(why: String) -> Problem {
+    let why = one_line(&why, 2 * FINDING_BYTES_MAX);
+    Problem::internal(
+        ProblemCode::SchemaInvalid,
+        format!("the driver's schema of its config: {why}"),
+    )
 }
 
 fn measure(schema: &Value) -> Result<(), String> {

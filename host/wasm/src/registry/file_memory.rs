@@ -29,15 +29,16 @@ pub struct FileMemory {
 
 impl Default for FileMemory {
     fn default() -> Self {
-        let units = |bytes: u64| {
-            let units = usize::try_from(bytes / UNIT).expect("a bound is some units");
-            Arc::new(Semaphore::new(units))
-        };
         Self {
             loading: units(LOADED_FILES_BYTES_MAX),
             judging: units(JUDGED_FILES_BYTES_MAX),
         }
     }
+}
+
+fn units(bytes: u64) -> Arc<Semaphore> {
+    let units = usize::try_from(bytes / UNIT).expect("a bound is some units");
+    Arc::new(Semaphore::new(units))
 }
 
 /// Reserved memory for the bytes of a file.

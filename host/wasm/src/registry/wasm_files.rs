@@ -28,7 +28,7 @@ pub use crate::registry::file_memory::FileMemory;
 use self::serving::Serving;
 use self::workers::{Ended, Handle, Workers};
 use crate::files::file_watch::{DriverFiles, FileEvent};
-use crate::files::trust::{Policy, Trust, Verdict};
+use crate::files::trust::{Policy, Trust, TrustDecision};
 use crate::kernel::KernelEvents;
 use crate::registry::file_memory::Room;
 use crate::registry::inventory_poller;
@@ -198,7 +198,7 @@ enum Refusal {
     #[error("requests more than it is granted: {}", missing.join("; "))]
     Blocked {
         driver: Arc<WasmDriver>,
-        verdict: Box<Verdict>,
+        verdict: Box<TrustDecision>,
         missing: Vec<String>,
     },
     #[error("{}", name_problem(name, by, why))]
@@ -564,7 +564,7 @@ impl Worker {
                         describe(view, driver);
                         view.missing_grants.clone_from(missing);
                     }
-                    Refusal::File(error) => view.trust = error.verdict().map(Verdict::view),
+                    Refusal::File(error) => view.trust = error.verdict().map(TrustDecision::view),
                     // Else those who look for the driver by its name would find this file.
                     Refusal::Name { .. } => view.name = None,
                     _ => {}

@@ -105,13 +105,13 @@ fn corpus() -> Vec<Case> {
 
 /// Where a driver was stopped, with which code and words.
 #[derive(Debug)]
-struct Verdict {
+struct StopReport {
     stop: Stop,
     code: String,
     message: String,
 }
 
-impl Verdict {
+impl StopReport {
     fn new(stop: Stop, problem: Problem) -> Self {
         Self {
             stop,
@@ -152,29 +152,29 @@ fn claim() -> DriverClaim {
 }
 
 /// Takes a driver through its life until it is stopped.
-async fn life(driver: &WasmDriver) -> Verdict {
+async fn life(driver: &WasmDriver) -> StopReport {
     let call = a_call();
     if !driver.missing_grants().is_empty() {
         let message = driver.missing_grants().join("; ");
-        return Verdict {
+        return StopReport {
             stop: Stop::Grant,
             code: "blocked".into(),
             message,
         };
     }
     if let Err(problem) = driver.validate_config(&call).await {
-        return Verdict::new(Stop::Config, problem);
+        return StopReport::new(Stop::Config, problem);
     }
     if let Err(problem) = driver.discover(&call, Trigger::Load).await {
-        return Verdict::new(Stop::Discover, problem);
+        return StopReport::new(Stop::Discover, problem);
     }
     if let Err(problem) = driver.check_health(&call).await {
-        return Verdict::new(Stop::Health, problem);
+        return StopReport::new(Stop::Health, problem);
     }
     claims(driver, &call).await
 }
 
-async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
+async fn claims(driver: &WasmDriver, call: &Call) -> StopReport {
     let mut outcomes = driver.prepare(call, &[claim()]).await;
     assert_eq!(
         outcomes.keys().map(|uid| uid.as_str()).collect::<Vec<_>>(),
@@ -182,7 +182,7 @@ async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
         "one outcome per claim"
     );
     let memo = match outcomes.remove(UID).unwrap() {
-        Err(problem) => return Verdict::new(Stop::Prepare, problem),
+        Err(problem) => return StopReport::new(Stop::Prepare, problem),
         Ok(prepared) => prepared.memo,
     };
     let live = DriverClaimRecord {
@@ -193,8 +193,8 @@ async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
         boot_id: "boot-1".into(),
     };
     match driver.unprepare(call, &[live]).await.remove(UID).unwrap() {
-        Err(problem) => Verdict::new(Stop::Unprepare, problem),
-        Ok(()) => Verdict {
+        Err(problem) => StopReport::new(Stop::Unprepare, problem),
+        Ok(()) => StopReport {
             stop: Stop::Harmless,
             code: String::new(),
             message: String::new(),
@@ -373,14 +373,14 @@ fn node() -> Stage {
     Stage::on(directory, false)
 }
 
-async fn verdict(stage: Arc<Stage>, bytes: Bytes, grant: &'static str) -> Verdict {
+async fn verdict(stage: Arc<Stage>, bytes: Bytes, grant: &'static str) -> StopReport {
     match stage.try_load(bytes, grant).await {
         Ok(driver) => {
             let verdict = life(&driver).await;
             assert!(calls(&driver) >= 1, "its state can be read");
             verdict
         }
-        Err(error) => Verdict::of_file(&error),
+        Err(error) => StopReport::of_file(&error),
     }
 }
 

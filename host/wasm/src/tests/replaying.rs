@@ -11,7 +11,7 @@ use crate::replay::{Difference, ReplayError, Replayed, replay};
 use nodedock_core::driver::ClaimDriver;
 use nodedock_core::recording::file::{self, FORMAT, Header};
 use nodedock_core::recording::redact::redact;
-use nodedock_core::recording::{self as core, Answer, Line};
+use nodedock_core::recording::{self as core, CallOutcome, Line};
 
 const GRANT: &str =
     "sysfsRead: [\"*\"]\nsysfsWrite: [{glob: \"w\", pattern: \"[0-9]+\"}]\nenv: [\"TINY_*\"]";
@@ -592,6 +592,6 @@ async fn a_driver_that_is_not_recorded_has_no_tap() {
     assert_eq!(call.host[0].function, "sysfs.read");
     assert_eq!(
         call.host[0].answer,
-        Answer::Returned(serde_json::json!({"Ok": "7"}))
+        CallOutcome::Returned(serde_json::json!({"Ok": "7"}))
     );
 }

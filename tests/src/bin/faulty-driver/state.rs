@@ -18,12 +18,12 @@ pub(crate) struct Prepared {
     pub(crate) cdi: String,
 }
 
-pub(crate) struct State {
+pub(crate) struct ClaimStore {
     directory: PathBuf,
     claims: Mutex<BTreeMap<String, Vec<Prepared>>>,
 }
 
-impl State {
+impl ClaimStore {
     /// What cannot be read is forgotten: a claim is prepared again when a kubelet asks for it.
     pub(crate) fn load(directory: &Path, fault: Option<Fault>) -> Result<Self> {
         let path = directory.join("state.json");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use native_null::{
-    Answer, Device, HealthState, Options as PluginOptions, Plugin, Script, Versions,
+    Device, HealthState, Options as PluginOptions, Plugin, Script, ScriptedOutcome, Versions,
 };
 use nodedock_stand_ins::api_server::{Allocated, State};
 use nodedock_stand_ins::kubelet::{Call, ClaimRef, Driver, Resource, View};
@@ -169,7 +169,7 @@ async fn a_native_plugin_is_one_of_the_kubelet_s_too_with_the_health_of_its_devi
         device: "null-0".to_owned(),
         ..Device::default()
     };
-    let script = Script::prepare(Answer::Devices(vec![device]));
+    let script = Script::prepare(ScriptedOutcome::Devices(vec![device]));
     let plugin = Plugin::start(options, script).await.unwrap();
     node.kubelet.registered(NATIVE).await;
     let claim = Allocated::new(NAMESPACE, "one")

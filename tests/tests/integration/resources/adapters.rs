@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use native_device_plugin::{Answer, Device, Plugin, Register, Script, api};
+use native_device_plugin::{Device, Plugin, Register, Script, ScriptedOutcome, api};
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::{Daemon, Options, assert_parts};
@@ -253,7 +253,7 @@ async fn an_answer_that_is_wrong_late_or_outside_the_adapters_paths_is_refused_a
     write_adapter(&daemon, &format!("{ADAPTER}paths: [/dev/null]\n"));
     daemon.restart().await;
     let node = |path: &str| {
-        Answer::container(api::ContainerAllocateResponse {
+        ScriptedOutcome::container(api::ContainerAllocateResponse {
             devices: vec![api::DeviceSpec {
                 container_path: "/dev/nic".to_owned(),
                 host_path: path.to_owned(),
@@ -264,7 +264,7 @@ async fn an_answer_that_is_wrong_late_or_outside_the_adapters_paths_is_refused_a
     };
     let plugin = with_nics(&daemon, Script::ok(), 1).await;
     for (answer, code) in [
-        (Answer::NoResponse, "driver-answer-not-valid"),
+        (ScriptedOutcome::NoResponse, "driver-answer-not-valid"),
         (node("/dev/zero"), "allocation-path-denied"),
         (node("/dev/../dev/null"), "driver-answer-not-valid"),
         (node("/dev/no-such-nic"), "allocation-path-missing"),

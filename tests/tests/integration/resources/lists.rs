@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use native_device_plugin::{Answer, Device, Script};
+use native_device_plugin::{Device, Script, ScriptedOutcome};
 use nodedock_tests::Daemon;
 use tokio::time::interval;
 
@@ -15,7 +15,7 @@ const OTHER: &str = "example.com/other";
 async fn a_pod_gets_thousands_of_a_hundred_thousand_devices() {
     let daemon = Daemon::start().await;
     // A variable with all IDs would be longer than Linux accepts.
-    let script = Script::always(Answer::container(Default::default()));
+    let script = Script::always(ScriptedOutcome::container(Default::default()));
     let plugin = with_nics(&daemon, script, 1).await;
     // One for each MiB of the memory of some GPUs, as plugins that divide them list.
     plugin.list(

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use native_device_plugin::{
-    Answer, Choice, Device, Event, Options as PluginOptions, Plugin, Script, api,
+    Choice, Device, Event, Options as PluginOptions, Plugin, Script, ScriptedOutcome, api,
 };
 use nodedock_proto::node::v1;
 use nodedock_tests::Daemon;
@@ -18,13 +18,13 @@ use super::{
 };
 
 /// Everything that an answer can have; the paths are on any machine.
-fn full(library: &Path, devices: &[String]) -> Answer {
+fn full(library: &Path, devices: &[String]) -> ScriptedOutcome {
     let node = |id: &String| api::DeviceSpec {
         container_path: format!("/dev/{id}"),
         host_path: "/dev/null".to_owned(),
         permissions: "rw".to_owned(),
     };
-    Answer::container(api::ContainerAllocateResponse {
+    ScriptedOutcome::container(api::ContainerAllocateResponse {
         envs: BTreeMap::from([("NICS".to_owned(), devices.join(","))]),
         mounts: vec![api::Mount {
             container_path: "/usr/lib/nic".to_owned(),

@@ -3,7 +3,7 @@
 use nodedock_tests::compose::{pod, request};
 use nodedock_tests::versions::{FILE, claim, file, script, with_unprepare};
 use nodedock_tests::{Daemon, Options, assert_parts};
-use scripted::Word;
+use scripted::Command;
 
 use super::keys::{Configure, Signer, trust};
 
@@ -26,7 +26,7 @@ async fn with_refused(claims: &[&str]) -> (Daemon, String) {
     daemon
         .swap(
             "v2",
-            &with_unprepare(script(2), claims, Word::RefusePermanent),
+            &with_unprepare(script(2), claims, Command::RefusePermanent),
         )
         .await;
     (daemon, old)

@@ -38,19 +38,24 @@ impl Serve for Directory {
 
     fn serve(&self, batch: Vec<Job>) -> Vec<Self::Outcome> {
         self.catalog.begin_change();
-        let stage = |job: &Job| {
-            job.write
-                .iter()
-                .filter_map(|file| self.stage(file).transpose())
-                .collect()
-        };
-        let staged: Vec<Result<Vec<_>, _>> = batch.iter().map(stage).collect();
-        let change = |(job, staged): (&Job, Result<_, _>)| {
-            staged
-                .and_then(|files| self.move_into_place(files))
-                .and_then(|()| self.remove_all(&job.remove))
-        };
-        let outcomes = batch.iter().zip(staged).map(change).collect();
+        let staged: Vec<Result<Vec<_>, _>> = batch
+            .iter()
+            .map(|job| {
+                job.write
+                    .iter()
+                    .filter_map(|file| self.stage(file).transpose())
+                    .collect()
+            })
+            .collect();
+        let outcomes = batch
+            .iter()
+            .zip(staged)
+            .map(|(job, staged)| {
+                staged
+                    .and_then(|files| self.move_into_place(files))
+                    .and_then(|()| self.remove_all(&job.remove))
+            })
+            .collect();
         self.catalog.end_change();
         outcomes
     }

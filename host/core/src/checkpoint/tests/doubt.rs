@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 
-use super::power::{State, model, open_on, put_claim, put_pod, records_on, start, start_on};
+use super::power::{RecordMap, model, open_on, put_claim, put_pod, records_on, start, start_on};
 use super::*;
 
 /// Number of operations that may succeed before one fails: more than a commit has.
@@ -17,7 +17,7 @@ async fn a_probe_and_a_close_leave_nothing_of_a_failed_commit() {
     for with_probe in [true, false] {
         for credit in 0..CREDITS {
             let (disk, _, checkpoint) = start();
-            let mut state = State::new();
+            let mut state = RecordMap::new();
             let first = [put_claim(1, "old")];
             checkpoint.commit(first.to_vec()).await.unwrap();
             model(&mut state, &first);
@@ -42,7 +42,7 @@ async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
     let (disk, born, checkpoint) = start();
     let first = [put_claim(1, "old"), put_claim(2, "old")];
     checkpoint.commit(first.to_vec()).await.unwrap();
-    let mut believed = State::new();
+    let mut believed = RecordMap::new();
     model(&mut believed, &first);
     let mut allowed = vec![believed.clone()];
     let refused = [
@@ -152,7 +152,7 @@ fn changes(request: &[(u8, usize)], words: &str) -> Vec<Change> {
 
 async fn failed_commits_never_happened(steps: Vec<Step>, seed: u64) {
     let (disk, born, checkpoint) = start();
-    let mut believed = State::new();
+    let mut believed = RecordMap::new();
     for (number, step) in steps.into_iter().enumerate() {
         match step.credit {
             Some(credit) => disk.refuse(io::ErrorKind::StorageFull, credit),

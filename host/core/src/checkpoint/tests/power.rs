@@ -24,7 +24,7 @@ pub(super) fn open_on(disk: &Disk) -> Database {
 }
 
 /// Records by key: for a claim the cause of its last transition, for a pod the names of its containers.
-pub(super) type State = BTreeMap<(Table, Uid), String>;
+pub(super) type RecordMap = BTreeMap<(Table, Uid), String>;
 
 fn claim_entry(claim: &ClaimRecord) -> ((Table, Uid), String) {
     (
@@ -43,7 +43,7 @@ fn pod_entry(pod: &PodRecord) -> ((Table, Uid), String) {
 }
 
 /// Returns the records on a disk.
-pub(super) fn records_on(image: Image) -> State {
+pub(super) fn records_on(image: Image) -> RecordMap {
     let disk = Disk::with(image);
     let mut database = open_on(&disk);
     assert_eq!(database.check().unwrap(), Ok(()));
@@ -57,7 +57,7 @@ pub(super) fn records_on(image: Image) -> State {
         .collect()
 }
 
-pub(super) fn model(state: &mut State, changes: &[Change]) {
+pub(super) fn model(state: &mut RecordMap, changes: &[Change]) {
     for change in changes {
         match change {
             Change::PutClaim(claim) => state.extend([claim_entry(claim)]),
@@ -106,8 +106,8 @@ fn scenario() -> Vec<Vec<Change>> {
 }
 
 /// Returns the states of a disk after each of the commits, beginning with the empty one.
-fn states_after(commits: &[Vec<Change>]) -> Vec<State> {
-    let mut states = vec![State::new()];
+fn states_after(commits: &[Vec<Change>]) -> Vec<RecordMap> {
+    let mut states = vec![RecordMap::new()];
     for changes in commits {
         let mut state = states.last().unwrap().clone();
         model(&mut state, changes);

@@ -15,9 +15,7 @@ use crate::registry::Registry;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{
-    Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, ProblemCode,
-};
+use nodedock_model::{Changed, ChangedKind, DriverName, Inventory, Problem, ProblemCode};
 
 /// Interval of the collection of stored files without claims, unless another event triggers it.
 const KEPT_SWEEP: Duration = Duration::from_secs(60);
@@ -128,9 +126,10 @@ impl DriverChanges {
             }
         }
         // The devices of a driver that does not serve are not known.
-        let is_absent =
-            |name: &DriverName| !serving.iter().any(|driver| driver.identity.name == *name);
-        for name in with_condition.extract_if(.., |name| is_absent(name)) {
+        let absent = with_condition.extract_if(.., |name| {
+            serving.iter().all(|driver| driver.identity.name != *name)
+        });
+        for name in absent {
             self.conditions
                 .clear(ProblemCode::ClaimDevicesGone, name.as_str());
         }
@@ -153,9 +152,10 @@ impl DriverChanges {
                 self.conditions.set(driver.as_str(), problem);
             }
         }
-        let is_absent = |subject: &str| absent.contains_key(subject);
         self.conditions
-            .retain(ProblemCode::ClaimDriverGone, is_absent);
+            .retain(ProblemCode::ClaimDriverGone, |subject| {
+                absent.contains_key(subject)
+            });
     }
 
     /// Drivers of claims that have no source, with their claims.
@@ -165,14 +165,14 @@ impl DriverChanges {
             self.registry.kind(driver).is_none() && !self.registry.is_under_way(driver)
         });
         let table = self.records.table();
-        let with_claims = |driver: DriverName| {
+        let absent = drivers.into_iter().filter_map(|driver| {
             let records = table
                 .claims_of_driver(&driver)
                 .filter(|record| record.drivers.contains_key(&driver));
             let claims: Vec<_> = records.map(|record| record.id.to_string()).collect();
             (!claims.is_empty()).then_some((driver, claims))
-        };
-        drivers.into_iter().filter_map(with_claims).collect()
+        });
+        absent.collect()
     }
 
     /// Removes the code of drivers that do not serve and that prepared no claim that still exists.
@@ -190,14 +190,12 @@ impl DriverChanges {
     /// Devices of a driver's claims that it does not have, each with a claim that holds it.
     fn lost_devices(&self, driver: &DriverName, inventory: &Inventory) -> BTreeMap<String, String> {
         let table = self.records.table();
-        let is_prepared = |record: &&Arc<ClaimRecord>| {
-            record
-                .drivers
-                .get(driver)
-                .is_some_and(|part| part.prepared.is_some())
-        };
         let mut lost = BTreeMap::new();
-        for record in table.claims_of_driver(driver).filter(is_prepared) {
+        let prepared = table.claims_of_driver(driver).filter(|record| {
+            let part = record.drivers.get(driver);
+            part.is_some_and(|part| part.prepared.is_some())
+        });
+        for record in prepared {
             let devices = record.allocation.of_driver(driver);
             for device in
                 devices.filter(|device| inventory.device(&device.pool, &device.device).is_none())

@@ -168,7 +168,7 @@ impl Holds {
             uids.filter_map(|uid| table.claim(uid.as_str()).cloned())
                 .collect()
         };
-        let moved = |record: &Arc<ClaimRecord>| {
+        let moved = known.iter().map(|record| {
             let parts = record.drivers.iter();
             let parts = parts.filter(|(_, part)| {
                 part.current()
@@ -178,12 +178,8 @@ impl Holds {
                 record.id.uid.clone(),
                 parts.map(|(driver, _)| driver.clone()).collect::<Vec<_>>(),
             )
-        };
-        known
-            .iter()
-            .map(moved)
-            .filter(|(_, drivers)| !drivers.is_empty())
-            .collect()
+        });
+        moved.filter(|(_, drivers)| !drivers.is_empty()).collect()
     }
 
     /// Claims that keep a device, the hardware behind it, or what it takes of counters from an exclusive claim. Pool claims are among them.
@@ -199,8 +195,11 @@ impl Holds {
         let overlapping = facts
             .hold(driver, pool, device)
             .map(|hold| overlap::in_the_way(&table, &hold));
-        let is_new = |claim: &ObjectRef| holders.iter().all(|holder| holder.uid != claim.uid);
-        let others: Vec<_> = overlapping.into_iter().flatten().filter(is_new).collect();
+        let others: Vec<_> = overlapping
+            .into_iter()
+            .flatten()
+            .filter(|claim| holders.iter().all(|holder| holder.uid != claim.uid))
+            .collect();
         holders.extend(others);
         holders
     }
@@ -211,14 +210,15 @@ impl Holds {
         driver: &DriverName,
         devices: impl Iterator<Item = (PoolName, DeviceName)>,
     ) -> bool {
-        let hold = |(pool, device): (PoolName, DeviceName)| {
-            self.facts(driver, pool.as_str(), device.as_str()).hold(
-                driver,
-                pool.as_str(),
-                device.as_str(),
-            )
-        };
-        let holds: Vec<_> = devices.filter_map(hold).collect();
+        let holds: Vec<_> = devices
+            .filter_map(|(pool, device)| {
+                self.facts(driver, pool.as_str(), device.as_str()).hold(
+                    driver,
+                    pool.as_str(),
+                    device.as_str(),
+                )
+            })
+            .collect();
         holds.is_empty() || overlap::fits(&self.records.table(), &holds)
     }
 
@@ -255,7 +255,7 @@ impl Holds {
                 );
             }
         }
-        let holds = |(driver, pool, device): FullName| {
+        let holds = names.into_iter().map(|(driver, pool, device)| {
             let facts = self.facts(&driver, pool.as_str(), device.as_str());
             let holds = facts.hardware_holds(&driver, facts.allow_multiple_allocations);
             HardwareHolds {
@@ -264,12 +264,8 @@ impl Holds {
                 device,
                 holds,
             }
-        };
-        names
-            .into_iter()
-            .map(holds)
-            .filter(|found| !found.holds.is_empty())
-            .collect()
+        });
+        holds.filter(|found| !found.holds.is_empty()).collect()
     }
 
     /// Adds what containers get of a claim to what it holds, in the table. Refuses the results of drivers that give what another claim has.
@@ -304,8 +300,8 @@ impl Holds {
         let mut holds = record.holds.clone();
         let mut table = self.records.table();
         for result in results.iter_mut().filter(|result| result.outcome.is_ok()) {
-            let is_of = |driver: &DriverName| *driver == result.driver;
-            let mut derived = machine::holds_of(&record.allocation, is_of, facts);
+            let mut derived =
+                machine::holds_of(&record.allocation, |driver| *driver == result.driver, facts);
             derived.retain(|hold| hold.derived);
             if let Some((holder, key)) = table.conflict(&record.id.uid, record.made_for(), &derived)
             {

@@ -10,11 +10,11 @@ pub(super) fn check(
     drivers: &[DriverName],
     held: &BTreeMap<String, (ExtendedResource, String)>,
 ) -> Result<(), Problem> {
-    let is_called = |of: &Option<DriverName>| of.as_ref().is_some_and(|of| drivers.contains(of));
-    let found = record.holds.iter().filter(|hold| is_called(&hold.driver));
-    let found = found
-        .filter_map(|hold| Some((hold, held.get(&hold.key)?)))
-        .next();
+    let mut called = record.holds.iter().filter(|hold| {
+        let of = hold.driver.as_ref();
+        of.is_some_and(|of| drivers.contains(of))
+    });
+    let found = called.find_map(|hold| Some((hold, held.get(&hold.key)?)));
     let Some((hold, (resource, id))) = found else {
         return Ok(());
     };

@@ -93,16 +93,18 @@ fn check_one(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(), O
 }
 
 fn users<'a>(claim: Option<&'a ObjectRef>, holds: &'a [Hold], thing: &str) -> Vec<User<'a>> {
-    let of_hold = |hold: &'a Hold| {
-        let used = hold.uses.iter().filter(|used| used.of == thing);
-        used.map(|used| User {
-            claim,
-            device: &hold.key,
-            used,
+    holds
+        .iter()
+        .flat_map(|hold| {
+            let used = hold.uses.iter().filter(|used| used.of == thing);
+            used.map(|used| User {
+                claim,
+                device: &hold.key,
+                used,
+            })
+            .collect::<Vec<_>>()
         })
-        .collect::<Vec<_>>()
-    };
-    holds.iter().flat_map(of_hold).collect()
+        .collect()
 }
 
 fn check_amounts(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(), Overlap> {
@@ -175,22 +177,12 @@ fn amount(text: &str) -> i128 {
 
 /// All devices at a counter set have a group in common, or none has any.
 fn check_groups(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(), Overlap> {
-    let groups = |user: &User<'_>| {
-        user.used
-            .groups
-            .iter()
-            .cloned()
-            .collect::<BTreeSet<String>>()
-    };
-    let fit = |users: &mut dyn Iterator<Item = &User<'_>>| {
-        let all: Vec<_> = users.map(groups).collect();
-        let common = all.iter().skip(1).fold(
-            all.first().cloned().unwrap_or_default(),
-            |common, groups| &common & groups,
-        );
-        all.iter().all(BTreeSet::is_empty) || !common.is_empty()
-    };
-    if fit(&mut own.iter().chain(others)) {
+    let all: Vec<_> = own.iter().chain(others).map(groups).collect();
+    let common = all.iter().skip(1).fold(
+        all.first().cloned().unwrap_or_default(),
+        |common, groups| &common & groups,
+    );
+    if all.iter().all(BTreeSet::is_empty) || !common.is_empty() {
         return Ok(());
     }
     let claim = own
@@ -198,15 +190,7 @@ fn check_groups(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<()
         .and_then(|user| user.claim)
         .map(ToString::to_string)
         .unwrap_or_default();
-    let shown = |users: &[User<'_>]| {
-        let all: BTreeSet<_> = users.iter().flat_map(groups).collect();
-        if all.is_empty() {
-            "none".to_owned()
-        } else {
-            all.into_iter().collect::<Vec<_>>().join(", ")
-        }
-    };
-    let (mine, theirs) = (shown(own), shown(others));
+    let (mine, theirs) = (shown_groups(own), shown_groups(others));
     let message = match others.is_empty() {
         true => format!(
             "devices of claim {claim} at {thing} have no compatibility group in common: {mine}"
@@ -221,6 +205,23 @@ fn check_groups(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<()
         problem,
         others: !others.is_empty(),
     })
+}
+
+fn shown_groups(users: &[User<'_>]) -> String {
+    let all: BTreeSet<_> = users.iter().flat_map(groups).collect();
+    if all.is_empty() {
+        "none".to_owned()
+    } else {
+        all.into_iter().collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn groups(user: &User<'_>) -> BTreeSet<String> {
+    user.used
+        .groups
+        .iter()
+        .cloned()
+        .collect::<BTreeSet<String>>()
 }
 
 fn holders(others: &[User<'_>]) -> String {

@@ -181,10 +181,12 @@ impl Prepares {
         reference: &ClaimReference,
     ) -> Result<Claim, Problem> {
         let (pod, name) = (&request.pod, &reference.claim_name);
-        let is_named =
-            |claim: &&Claim| claim.id.namespace == pod.namespace && claim.id.name == *name;
         // Claims of the request come first; of two with one name the later counts.
-        let claim = match inline.iter().rev().find(is_named) {
+        let claim = match inline
+            .iter()
+            .rev()
+            .find(|claim| claim.id.namespace == pod.namespace && claim.id.name == *name)
+        {
             Some(claim) => Some(self.with_shares(claim.clone())),
             None => self.source.claim(&pod.namespace, name).await?,
         };
@@ -261,13 +263,11 @@ impl Prepares {
             serving.mark_unchanged();
             let mut plan = self.decide(holder, claims, may_wait);
             // Who allocated such a claim may have another device for it.
-            let is_allocated_again = |(uid, problem): (&Uid, &Problem)| {
-                is_in_use(problem)
-                    && claims
-                        .get(uid)
-                        .is_some_and(|claim| self.source.allocates(&claim.id))
-            };
-            if may_wait && plan.waiting.iter().any(is_allocated_again) {
+            let is_allocated_again = plan.waiting.iter().any(|(uid, problem)| {
+                let claim = claims.get(uid);
+                is_in_use(problem) && claim.is_some_and(|claim| self.source.allocates(&claim.id))
+            });
+            if may_wait && is_allocated_again {
                 may_wait = false;
                 plan = self.decide(holder, claims, may_wait);
             }
@@ -346,10 +346,9 @@ impl Prepares {
                     plan.joined.push(record);
                 }
                 PrepareStep::Call { record, drivers } => {
-                    let by = |driver: &DriverName| {
+                    let record = machine::note_called(record, &drivers, |driver| {
                         Some(prepared_by(&self.registry.serving(driver).ok()?))
-                    };
-                    let record = machine::note_called(record, &drivers, by);
+                    });
                     plan.undo.put(&mut table, &record);
                     plan.work.push((record, drivers));
                 }
@@ -448,12 +447,11 @@ impl Prepares {
             .files
             .check_prepared_files(&plan.known, Nodes::Checked)
             .await;
-        let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
-        ends.extend(
-            plan.known
-                .iter()
-                .map(|record| (record.id.uid.clone(), end(&record.id.uid))),
-        );
+        ends.extend(plan.known.iter().map(|record| {
+            let uid = &record.id.uid;
+            let end = failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
+            (uid.clone(), end)
+        }));
         if !plan.work.is_empty() {
             self.call_and_finish(holder, plan.work, &callees, uncommitted, call, &mut ends)
                 .await;
@@ -585,10 +583,9 @@ impl Prepares {
 
     /// Removes the files of claims that are in the table no more, and reports that they are gone.
     async fn forget_undone(&self, records: impl Iterator<Item = Arc<ClaimRecord>>) {
-        let is_gone = |record: &Arc<ClaimRecord>| {
-            self.records.table().claim(record.id.uid.as_str()).is_none()
-        };
-        let gone: Vec<_> = records.filter(is_gone).collect();
+        let gone: Vec<_> = records
+            .filter(|record| self.records.table().claim(record.id.uid.as_str()).is_none())
+            .collect();
         if let Err(problem) = self.files.remove_files(&gone).await {
             tracing::warn!(%problem, "files of claims that are not in the checkpoint stay");
         }

@@ -71,7 +71,7 @@ impl PartialEq for DriverRevision {
 
 /// Whether a driver may be called for a claim now.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum CallAdmission {
     Call,
     /// The driver named a delay, or failed several times.
     Later {
@@ -82,20 +82,20 @@ pub(super) enum Verdict {
     Never(Problem),
 }
 
-/// Combines the verdicts of the drivers that an intent calls: those that may not be called yet keep their problem. If one of them never
+/// Combines the admissions of the drivers that an intent calls: those that may not be called yet keep their problem. If one of them never
 /// prepares the claim, the others are not called.
 pub(super) fn admission(
     record: Arc<ClaimRecord>,
-    verdicts: Vec<(DriverName, Verdict)>,
+    admissions: Vec<(DriverName, CallAdmission)>,
     now: Instant,
 ) -> PrepareStep {
     let (mut drivers, mut postponed, mut soonest) =
         (Vec::new(), Vec::new(), None::<(Instant, Problem)>);
-    for (driver, verdict) in verdicts {
-        match verdict {
-            Verdict::Never(problem) => return PrepareStep::Refuse(problem),
-            Verdict::Call => drivers.push(driver),
-            Verdict::Later { at, problem } => {
+    for (driver, admission) in admissions {
+        match admission {
+            CallAdmission::Never(problem) => return PrepareStep::Refuse(problem),
+            CallAdmission::Call => drivers.push(driver),
+            CallAdmission::Later { at, problem } => {
                 if soonest.as_ref().is_none_or(|(known, _)| at < *known) {
                     soonest = Some((at, problem.clone()));
                 }
@@ -173,29 +173,29 @@ impl PrepareRetries {
     }
 
     /// Whether a driver may be called. `request` is computed only if there is something to compare it with.
-    pub(super) fn verdict(
+    pub(super) fn admission_of(
         &self,
         claim: &Uid,
         driver: &DriverName,
         revision: &DriverRevision,
         request: impl FnOnce() -> DriverClaim,
         now: Instant,
-    ) -> Verdict {
+    ) -> CallAdmission {
         let Some(retry) = self
             .get(claim, driver)
             .filter(|retry| retry.revision == *revision)
         else {
-            return Verdict::Call;
+            return CallAdmission::Call;
         };
         if retry.request != self.hasher.hash_one(request()) {
-            return Verdict::Call;
+            return CallAdmission::Call;
         }
         match retry.again {
-            None => Verdict::Never(retry.problem.clone()),
-            Some(at) if at <= now => Verdict::Call,
+            None => CallAdmission::Never(retry.problem.clone()),
+            Some(at) if at <= now => CallAdmission::Call,
             Some(at) => {
                 let problem = retry.problem.clone().retry_after(round_up(at - now));
-                Verdict::Later { at, problem }
+                CallAdmission::Later { at, problem }
             }
         }
     }

@@ -137,17 +137,17 @@ fn not_loaded_in_time(call: &Call) -> Problem {
 /// The problem of the serving version, with that of the previous one in its details.
 fn both(serving: &Problem, by: &PreparedBy, also: &Problem) -> Problem {
     let mut problem = serving.clone();
-    let mut add = |key: &str, value: &str| {
-        if problem.details.len() < limit::LABELS_MAX {
-            problem.details.push((key.to_owned(), value.to_owned()));
-        }
-    };
-    add(
-        "predecessor",
-        &format!("version {} ({})", by.version, by.digest),
-    );
-    add("predecessor-code", &also.code);
-    add("predecessor-problem", &also.message);
+    let version = format!("version {} ({})", by.version, by.digest);
+    let details = [
+        ("predecessor", version.as_str()),
+        ("predecessor-code", &also.code),
+        ("predecessor-problem", &also.message),
+    ];
+    let room = limit::LABELS_MAX.saturating_sub(problem.details.len());
+    let details = details.into_iter().take(room);
+    problem
+        .details
+        .extend(details.map(|(key, value)| (key.to_owned(), value.to_owned())));
     problem
 }
 

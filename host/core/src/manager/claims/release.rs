@@ -74,9 +74,11 @@ impl Releases {
     pub async fn preview(&self, request: &ReleaseRequest) -> Result<ReleasePreview, Problem> {
         let record = self.find_claim(request)?;
         machine::check_release(&record)?;
-        let serves =
-            |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
-        let drivers = record.drivers.keys().map(serves).collect();
+        let drivers = record
+            .drivers
+            .keys()
+            .map(|driver| (driver.clone(), self.registry.serving(driver).map(drop)))
+            .collect();
         let (call, all, none) = (
             self.calls.driver_call("look".into()),
             |_: &_| true,

@@ -14,10 +14,13 @@ impl RecordedValues {
         results: &[UnprepareResult],
         request: &RestoreRequest<'_>,
     ) -> Restored {
-        let decided =
-            |driver: &DriverName| unprepared(results, driver) && was_prepared(record, driver);
-        self.restore(&record.id, |driver| !decided(driver), |_| false, request)
-            .await
+        self.restore(
+            &record.id,
+            |driver| !(unprepared(results, driver) && was_prepared(record, driver)),
+            |_| false,
+            request,
+        )
+        .await
     }
 
     /// Restores the values of drivers that unprepared a claim which they never prepared: their calls failed, and so may have their
@@ -28,11 +31,9 @@ impl RecordedValues {
         results: &[UnprepareResult],
         request: &RestoreRequest<'_>,
     ) -> Restored {
-        let unfinished =
-            |driver: &DriverName| unprepared(results, driver) && !was_prepared(record, driver);
         self.restore(
             &record.id,
-            unfinished,
+            |driver| unprepared(results, driver) && !was_prepared(record, driver),
             |driver| !unprepared(results, driver),
             request,
         )

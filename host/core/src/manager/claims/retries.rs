@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::machine::{DriverResult, PrepareStep, UnprepareResult};
 use super::prepare_retry::{
-    self, CalledDriver, DriverRevision, FailedPrepare, PrepareRetries, PrepareRetry, Verdict,
+    self, CallAdmission, CalledDriver, DriverRevision, FailedPrepare, PrepareRetries, PrepareRetry,
 };
 use super::unprepare_retry::{Serving, UnprepareRetries};
 use crate::records::RecordStore;
@@ -114,13 +114,12 @@ impl Retries {
     }
 
     pub fn claim_view(&self, record: Arc<ClaimRecord>) -> ClaimView {
-        let leaving = |driver: &DriverName| record.is_part_leaving(driver);
         let open = record
             .drivers
             .iter()
             .filter(|(driver, part)| match record.state {
-                ClaimState::Prepared => leaving(driver),
-                ClaimState::Preparing => leaving(driver) || part.current().is_none(),
+                ClaimState::Prepared => record.is_part_leaving(driver),
+                ClaimState::Preparing => record.is_part_leaving(driver) || part.current().is_none(),
                 ClaimState::Unpreparing => true,
             });
         let retries = open
@@ -157,15 +156,16 @@ impl Retries {
                     .unwrap_or(now),
             ),
             Ok(revision) => {
-                let request = || record.driver_claim(driver);
-                match self
-                    .prepares
-                    .lock()
-                    .verdict(uid, driver, &revision, request, now)
-                {
-                    Verdict::Call => Retry::Now,
-                    Verdict::Later { at, .. } => Retry::at(at),
-                    Verdict::Never(_) => Retry::WhenChanged,
+                match self.prepares.lock().admission_of(
+                    uid,
+                    driver,
+                    &revision,
+                    || record.driver_claim(driver),
+                    now,
+                ) {
+                    CallAdmission::Call => Retry::Now,
+                    CallAdmission::Later { at, .. } => Retry::at(at),
+                    CallAdmission::Never(_) => Retry::WhenChanged,
                 }
             }
         };
@@ -213,17 +213,22 @@ impl Retries {
     ) -> PrepareStep {
         let retries = self.prepares.lock();
         let now = Instant::now();
-        let verdict = |name: DriverName| {
+        let admissions = drivers.into_iter().map(|name| {
             let Ok(driver) = self.registry.serving(&name) else {
-                return (name, Verdict::Call);
+                return (name, CallAdmission::Call);
             };
             let revision = DriverRevision::of(&driver);
-            let request = || record.driver_claim(&name);
-            let verdict = retries.verdict(&record.id.uid, &name, &revision, request, now);
-            (name, verdict)
-        };
-        let verdicts: Vec<_> = drivers.into_iter().map(verdict).collect();
-        prepare_retry::admission(record, verdicts, now)
+            let admission = retries.admission_of(
+                &record.id.uid,
+                &name,
+                &revision,
+                || record.driver_claim(&name),
+                now,
+            );
+            (name, admission)
+        });
+        let admissions: Vec<_> = admissions.collect();
+        prepare_retry::admission(record, admissions, now)
     }
 
     /// Notes which drivers failed, for the next request of the same claim.
@@ -278,16 +283,11 @@ impl Retries {
 
     /// Those drivers of the parts to unprepare that serve now.
     pub(super) fn serving_of(&self, record: &ClaimRecord) -> Serving {
-        let revision = |name: &DriverName| {
-            Some((
-                name.clone(),
-                DriverRevision::of(&self.registry.serving(name).ok()?),
-            ))
-        };
-        record
-            .leaving()
-            .filter_map(|(driver, _)| revision(driver))
-            .collect()
+        let serving = record.leaving().filter_map(|(driver, _)| {
+            let serving = self.registry.serving(driver).ok()?;
+            Some((driver.clone(), DriverRevision::of(&serving)))
+        });
+        serving.collect()
     }
 
     /// When an unprepare is retried. None: when a driver of the claim serves.

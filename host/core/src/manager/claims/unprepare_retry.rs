@@ -65,15 +65,15 @@ impl UnprepareRetries {
         now: Instant,
     ) {
         let mut before = self.0.remove(claim);
-        let first = || Backoff::new(UNPREPARE_RETRY_MIN, UNPREPARE_RETRY_MAX);
-        let mut backoff = before
-            .as_ref()
-            .map_or_else(first, |retry| retry.backoff.clone());
+        let mut backoff = before.as_ref().map_or_else(
+            || Backoff::new(UNPREPARE_RETRY_MIN, UNPREPARE_RETRY_MAX),
+            |retry| retry.backoff.clone(),
+        );
         let attempts = before
             .as_ref()
             .map_or(0, |retry| retry.attempts)
             .saturating_add(1);
-        let mut call = |(driver, revision): (DriverName, DriverRevision)| {
+        let called = serving.into_iter().map(|(driver, revision)| {
             let known = before
                 .as_mut()
                 .and_then(|retry| retry.called.remove(&driver));
@@ -95,8 +95,8 @@ impl UnprepareRetries {
                     not_before,
                 },
             )
-        };
-        let called = serving.into_iter().map(&mut call).collect();
+        });
+        let called = called.collect();
         let retry = UnprepareRetry {
             attempts,
             at: now + backoff.delay(),
@@ -165,14 +165,12 @@ impl UnprepareRetries {
         serving: &Serving,
         now: Instant,
     ) -> Vec<DriverName> {
-        let is_due = |driver: &DriverName, revision: &DriverRevision| {
-            self.due(&claim.id.uid, driver, revision)
-                .is_none_or(|at| at <= now)
-        };
         let due = claim
             .leaving()
             .filter(|(driver, part)| match serving.get(*driver) {
-                Some(revision) => is_due(driver, revision),
+                Some(revision) => self
+                    .due(&claim.id.uid, driver, revision)
+                    .is_none_or(|at| at <= now),
                 None => part.problem.is_none(),
             });
         due.map(|(driver, _)| driver.clone()).collect()

@@ -190,13 +190,15 @@ impl DeviceChoices {
         loop {
             let Ok(lock) = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await
             else {
-                let busy = |want: &&Want| {
-                    (
-                        entry::key(want),
-                        job.known(want).unwrap_or_else(|| Err(busy(resource))),
-                    )
-                };
-                return wants.iter().map(busy).collect();
+                return wants
+                    .iter()
+                    .map(|want| {
+                        (
+                            entry::key(want),
+                            job.known(want).unwrap_or_else(|| Err(busy(resource))),
+                        )
+                    })
+                    .collect();
             };
             freed.mark_unchanged();
             changed.mark_unchanged();
@@ -247,7 +249,7 @@ impl DeviceChoices {
         wants: &[&Want],
         choices: &[(Key, Chosen)],
     ) -> bool {
-        let is_short = |(key, choice): &(Key, Chosen)| {
+        choices.iter().any(|(key, choice)| {
             let Err(problem) = choice else { return false };
             let want = wants.iter().find(|want| entry::key(want) == *key);
             let count = want.map_or(usize::MAX, |want| want.count);
@@ -257,8 +259,7 @@ impl DeviceChoices {
                     .devices
                     .offer(resource)
                     .is_some_and(|of| of.devices.len() >= count)
-        };
-        choices.iter().any(is_short)
+        })
     }
 
     /// Reserves an entry, so that no other pod takes its devices before its claim is in the table.
@@ -393,13 +394,11 @@ impl DeviceChoices {
 }
 
 fn with_nodes(ids: BTreeSet<String>, devices: &BTreeMap<String, PluginDevice>) -> DeviceNodes {
-    let nodes = |id: &String| {
-        devices
-            .get(id)
-            .map(|device| device.numa_nodes.clone())
-            .unwrap_or_default()
-    };
-    ids.into_iter().map(|id| (id.clone(), nodes(&id))).collect()
+    let with_nodes = ids.into_iter().map(|id| {
+        let nodes = devices.get(&id).map(|device| device.numa_nodes.clone());
+        (id, nodes.unwrap_or_default())
+    });
+    with_nodes.collect()
 }
 
 fn too_many(want: &Want) -> Problem {

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::{Instant, timeout_at};
 
 use super::RecordedValues;
-use super::records::Records;
 use crate::driver::Call;
 use crate::driver::values::Audited;
 use crate::sysfs::Fate;
@@ -128,12 +127,14 @@ impl RecordedValues {
 
     /// Makes it durable that values are about to be restored: after a crash they may be restored or not.
     async fn intend_restore(&self, uid: &Uid, drivers: impl Fn(&DriverName) -> bool) {
-        let intend = |records: &mut Records| {
-            let changed = records.intend_restore(uid, drivers);
-            changed.then(|| uid.clone()).into_iter().collect()
-        };
         // The values are restored all the same: to lose one, a crash would have to follow at this moment.
-        if let Err(error) = self.commit(Vec::new(), intend).await {
+        if let Err(error) = self
+            .commit(Vec::new(), |records| {
+                let changed = records.intend_restore(uid, drivers);
+                changed.then(|| uid.clone()).into_iter().collect()
+            })
+            .await
+        {
             tracing::warn!(claim_uid = %uid, error = chain(&error), "the intent to restore values is not in the checkpoint");
         }
     }

@@ -44,13 +44,16 @@ impl Order {
     }
 
     pub(super) fn decide(&self, serves: &Uid, requests: &Uid) -> Decision {
-        let position = |uid: &Uid| self.0.iter().position(|known| known == uid);
-        match (position(serves), position(requests)) {
+        match (self.position(serves), self.position(requests)) {
             _ if serves == requests => Decision::Duplicate,
             (Some(serves), Some(requests)) if requests < serves => Decision::StandBy,
             // An unknown instance is new.
             _ => Decision::HandOver,
         }
+    }
+
+    fn position(&self, uid: &Uid) -> Option<usize> {
+        self.0.iter().position(|known| known == uid)
     }
 }
 

@@ -42,8 +42,12 @@ impl PodDevices {
 /// Lists the devices that pods use. The error says why that is not known.
 pub(super) async fn list(context: &Context, deadline: Duration) -> Result<PodDevices, String> {
     let listed = tokio::time::timeout(deadline, complete_list(context, deadline)).await;
-    let too_late = || format!("list the devices of pods within {} s", deadline.as_secs());
-    let listed = listed.unwrap_or_else(|_| Err(too_late()));
+    let listed = listed.unwrap_or_else(|_| {
+        Err(format!(
+            "list the devices of pods within {} s",
+            deadline.as_secs()
+        ))
+    });
     context
         .metrics
         .looked(if listed.is_ok() { "answered" } else { "failed" });
@@ -84,12 +88,15 @@ pub(super) async fn any_list(context: &Context, deadline: Duration) -> Result<Po
     let mut client = client.max_decoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
     let mut request = Request::new(wire::ListPodResourcesRequest {});
     request.set_timeout(deadline);
-    let failed = |status: tonic::Status| {
-        let message = one_line(status.message(), MESSAGE_BYTES_MAX);
-        format!("list the devices of pods: {:?}: {message}", status.code())
-    };
     Ok(convert::pod_devices(
-        client.list(request).await.map_err(failed)?.into_inner(),
+        client
+            .list(request)
+            .await
+            .map_err(|status| {
+                let message = one_line(status.message(), MESSAGE_BYTES_MAX);
+                format!("list the devices of pods: {:?}: {message}", status.code())
+            })?
+            .into_inner(),
     ))
 }
 

@@ -29,17 +29,13 @@ pub(super) struct ObservedPools {
 /// What is there, and what was there before a restart unless another owner has it or its driver no longer publishes it. What was taken
 /// over or withdrawn is removed from `remembered` for good.
 pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offers {
-    let is_withdrawn = |resource: &ExtendedResource, driver: &DriverName| {
-        observed
-            .published
-            .get(driver)
-            .is_some_and(|resources| !resources.contains(resource))
-    };
     remembered.retain(|resource, offer| {
         let is_current = match offer.source.driver() {
             None => !observed.adapted.contains(resource),
             Some(driver) => {
-                !observed.of_plugins.contains(resource) && !is_withdrawn(resource, driver)
+                let published = observed.published.get(driver);
+                !observed.of_plugins.contains(resource)
+                    && published.is_none_or(|resources| resources.contains(resource))
             }
         };
         !observed.offers.contains_key(resource) && is_current
@@ -56,14 +52,13 @@ pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offe
 /// The offers that are stored for a restart: the first resources whose devices there is room for.
 pub(super) fn storable(offers: &Offers) -> Offers {
     let mut room = STORED_DEVICES_MAX;
-    let has_room = |(_, offer): &(&ExtendedResource, &ResourceOffer)| {
-        let left = room.checked_sub(offer.devices.len());
-        room = left.unwrap_or(room);
-        left.is_some()
-    };
     offers
         .iter()
-        .filter(has_room)
+        .filter(|(_, offer)| {
+            let left = room.checked_sub(offer.devices.len());
+            room = left.unwrap_or(room);
+            left.is_some()
+        })
         .map(|(resource, offer)| (resource.clone(), offer.clone()))
         .collect()
 }
@@ -103,21 +98,19 @@ pub(super) fn with_held(
     held: Vec<(ExtendedResource, DriverName, BTreeSet<String>)>,
 ) -> Offers {
     for (resource, driver, ids) in held {
-        let empty = || {
+        let offer = offers.entry(resource.clone()).or_insert_with(|| {
             let source = OfferSource::Driver(driver);
             ResourceOffer {
                 resource: resource.clone(),
                 source,
                 devices: Vec::new(),
             }
-        };
-        let offer = offers.entry(resource.clone()).or_insert_with(empty);
-        let device = |id| PluginDevice {
+        });
+        offer.devices.extend(ids.into_iter().map(|id| PluginDevice {
             id,
             healthy: false,
             numa_nodes: Vec::new(),
-        };
-        offer.devices.extend(ids.into_iter().map(device));
+        }));
         offer.devices.sort_by(|a, b| a.id.cmp(&b.id));
         offer.devices.dedup_by(|a, b| a.id == b.id);
     }

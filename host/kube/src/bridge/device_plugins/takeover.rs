@@ -30,13 +30,13 @@ const SUBJECT: &str = "adapters";
 
 /// The lists of one kubelet so far.
 #[derive(Debug, Default)]
-struct Seen {
+struct KubeletLists {
     kubelet: Option<SocketId>,
     /// Since when a device is in no list, and how many lists did not have it.
     absent: BTreeMap<(ExtendedResource, String), (Instant, u32)>,
 }
 
-impl Seen {
+impl KubeletLists {
     /// Takes a list of what pods have of a resource. Returns the devices that they may have, of which `known` were known.
     fn held(
         &mut self,
@@ -69,7 +69,7 @@ pub(super) async fn run(context: Arc<Context>, sockets: watch::Receiver<Arc<Sock
         return;
     };
     let mut changes = adapters.changes();
-    let mut seen = Seen::default();
+    let mut seen = KubeletLists::default();
     let mut failing_since: Option<Instant> = None;
     // The instance before answers the kubelet until then.
     let mut alone = context.alone.subscribe();
@@ -113,7 +113,7 @@ async fn round(
     context: &Context,
     adapters: &Adapters,
     sockets: &watch::Receiver<Arc<Sockets>>,
-    seen: &mut Seen,
+    seen: &mut KubeletLists,
 ) -> Result<(), String> {
     let current = || sockets.borrow().get(KUBELET_SOCKET).copied();
     let kubelet = current();
@@ -123,9 +123,9 @@ async fn round(
     }
     complete(context, &listed, kubelet)?;
     if seen.kubelet != kubelet {
-        *seen = Seen {
+        *seen = KubeletLists {
             kubelet,
-            ..Seen::default()
+            ..KubeletLists::default()
         };
     }
     let wait = context.parts.times.unused;
@@ -174,7 +174,7 @@ mod tests {
         let at = |second| start + Duration::from_secs(second);
         let resource = ExtendedResource::new("example.com/gpu").unwrap();
         let ids = |ids: &str| -> Ids { ids.chars().map(String::from).collect() };
-        let mut seen = Seen::default();
+        let mut seen = KubeletLists::default();
         let mut held = |known: &str, listed: &str, second| {
             let held = seen.held(&resource, (&ids(known), &ids(listed)), at(second), wait);
             held.into_iter().collect::<String>()

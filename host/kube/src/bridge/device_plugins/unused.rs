@@ -46,7 +46,6 @@ impl ClaimUsage {
         in_use: impl Fn(&DeviceClaim) -> bool,
         now: Instant,
     ) -> Vec<DeviceClaim> {
-        let key = |claim: &DeviceClaim| (claim.claim.uid.clone(), claim.requested);
         let keys: BTreeSet<_> = claims.iter().map(key).collect();
         self.claims.retain(|known, _| keys.contains(known));
         let mut unused = Vec::new();
@@ -74,6 +73,10 @@ impl ClaimUsage {
     pub(super) fn reset(&mut self) {
         self.claims.clear();
     }
+}
+
+fn key(claim: &DeviceClaim) -> (Uid, Instant) {
+    (claim.claim.uid.clone(), claim.requested)
 }
 
 #[cfg(test)]

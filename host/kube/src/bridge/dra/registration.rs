@@ -89,10 +89,10 @@ impl OfferedDriver {
     /// Why not both sockets could be opened, if so, and whether both are open, be it at paths that were removed.
     pub(super) fn set_open(&self, problem: Option<String>, is_open: bool) {
         let code = ProblemCode::KubeletSocket;
-        let words = |why: &String| format!("the kubelet cannot reach driver {}: {why}", self.name);
-        let condition = problem
-            .as_ref()
-            .map(|why| Problem::unavailable(code, words(why)));
+        let condition = problem.as_ref().map(|why| {
+            let message = format!("the kubelet cannot reach driver {}: {why}", self.name);
+            Problem::unavailable(code, message)
+        });
         self.conditions()
             .update(code, self.name.as_str(), condition);
         let mut state = self.state.lock();

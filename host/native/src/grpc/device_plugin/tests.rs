@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use native_device_plugin::{Answer, Choice, Device, Event, Options, Plugin, Script};
+use native_device_plugin::{Choice, Device, Event, Options, Plugin, Script, ScriptedOutcome};
 use tokio::sync::Notify;
 
 use super::*;
@@ -133,7 +133,7 @@ async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_th
         "{problem}"
     );
 
-    let refusing = Script::ok().options(Answer::refuse("no GPU"));
+    let refusing = Script::ok().options(ScriptedOutcome::refuse("no GPU"));
     let problem = refused_connection(refusing, PluginTimes::default()).await;
     assert_eq!(problem.message, format!("device plugin {RESOURCE}: no GPU"));
 
@@ -141,7 +141,7 @@ async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_th
         options: Duration::from_millis(50),
         ..PluginTimes::default()
     };
-    let problem = refused_connection(Script::ok().options(Answer::Hang), steps).await;
+    let problem = refused_connection(Script::ok().options(ScriptedOutcome::Hang), steps).await;
     assert_eq!(problem.code, "driver-deadline");
 }
 
@@ -183,7 +183,7 @@ async fn an_allocation_carries_the_devices_the_request_id_and_the_deadline() {
 
 #[tokio::test]
 async fn answers_that_are_none_or_not_valid_name_the_resource_and_the_field() {
-    let problem = Bench::refusal(Script::always(Answer::NoResponse)).await;
+    let problem = Bench::refusal(Script::always(ScriptedOutcome::NoResponse)).await;
     assert_eq!(
         (problem.kind, problem.code.as_str()),
         (ProblemKind::Internal, "driver-answer-not-valid")
@@ -192,7 +192,7 @@ async fn answers_that_are_none_or_not_valid_name_the_resource_and_the_field() {
         problem.message.contains("no container response"),
         "{problem}"
     );
-    let problem = Bench::refusal(Script::always(Answer::bad_path())).await;
+    let problem = Bench::refusal(Script::always(ScriptedOutcome::bad_path())).await;
     assert!(problem.message.contains(RESOURCE), "{problem}");
     assert!(
         problem
@@ -205,9 +205,9 @@ async fn answers_that_are_none_or_not_valid_name_the_resource_and_the_field() {
 #[tokio::test]
 async fn a_call_that_is_never_answered_meets_its_deadline_and_a_late_answer_harms_no_other() {
     let due = Arc::new(Notify::new());
-    let bench = Bench::new(Script::always(Answer::After(
+    let bench = Bench::new(Script::always(ScriptedOutcome::After(
         due.clone(),
-        Box::new(Answer::ok(&[])),
+        Box::new(ScriptedOutcome::ok(&[])),
     )))
     .await;
     let short = call(Duration::from_millis(50));
@@ -226,7 +226,7 @@ async fn a_call_that_is_never_answered_meets_its_deadline_and_a_late_answer_harm
     bench.plugin.set_script(
         Script::ok()
             .choose(|_| Vec::new())
-            .pre_start(|_| Answer::Hang),
+            .pre_start(|_| ScriptedOutcome::Hang),
     );
     assert_eq!(
         bench
@@ -241,7 +241,7 @@ async fn a_call_that_is_never_answered_meets_its_deadline_and_a_late_answer_harm
 
 #[tokio::test]
 async fn a_plugin_that_dies_in_a_call_fails_it_and_every_later_one() {
-    let bench = Bench::new(Script::always(Answer::Die)).await;
+    let bench = Bench::new(Script::always(ScriptedOutcome::Die)).await;
     assert_eq!(
         bench.allocate().await.unwrap_err().code,
         "driver-unavailable"
@@ -287,7 +287,7 @@ async fn a_start_of_a_container_is_reported_with_its_devices() {
     );
     bench
         .plugin
-        .set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
+        .set_script(Script::ok().pre_start(|_| ScriptedOutcome::refuse("too hot")));
     let problem = bench
         .driver
         .pre_start(&call(Duration::from_secs(30)), &ids(&["a"]))
@@ -392,7 +392,7 @@ async fn messages_of_a_recorded_plugin_are_recorded_with_their_answers() {
     bench.allocate().await.unwrap();
     bench
         .plugin
-        .set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
+        .set_script(Script::ok().pre_start(|_| ScriptedOutcome::refuse("too hot")));
     bench
         .driver
         .pre_start(&call(Duration::from_secs(30)), &ids(&["a"]))

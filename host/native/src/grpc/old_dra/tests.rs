@@ -14,6 +14,7 @@ use tonic::{Request, Response};
 
 use super::*;
 use crate::grpc::{Connection, Rpcs, Tap};
+use nodedock_model::OpaqueConfig;
 use nodedock_model::{ConfigSource, ObjectRef};
 
 const DRIVER: &str = "old.example.com";

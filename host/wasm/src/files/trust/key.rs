@@ -107,11 +107,11 @@ impl PublicKey {
                 let Ok(signature) = ed25519_dalek::Signature::from_slice(signature) else {
                     return false;
                 };
-                let prehashed = || {
-                    let hash = Sha512::new_with_prefix(content);
-                    key.verify_prehashed_strict(hash, None, &signature).is_ok()
-                };
-                key.verify_strict(content, &signature).is_ok() || prehashed()
+                if key.verify_strict(content, &signature).is_ok() {
+                    return true;
+                }
+                let hash = Sha512::new_with_prefix(content);
+                key.verify_prehashed_strict(hash, None, &signature).is_ok()
             }
         }
     }

@@ -51,13 +51,12 @@ impl Fault {
     /// `shielded`: in this directory, no other user can replace the entry that matters.
     fn find(path: &Path, uid: u32, mode: u32, own_uid: u32, shielded: bool) -> Option<Self> {
         let is_writable = mode & WRITE_OF_OTHERS != 0 && !shielded;
-        let fault = || Self {
+        (!is_owned(uid, own_uid) || is_writable).then(|| Self {
             path: path.to_owned(),
             uid,
             mode,
             own_uid,
-        };
-        (!is_owned(uid, own_uid) || is_writable).then(fault)
+        })
     }
 }
 
@@ -165,7 +164,6 @@ fn parts(path: &Path) -> Vec<PathBuf> {
 pub fn of_file(opened: &Opened, directory: &Path) -> io::Result<Vec<Fault>> {
     let own = own_uid();
     let directory = directory.canonicalize()?;
-    let is_between = |path: &&Path| *path != directory && path.starts_with(&directory);
     let mut faults = Vec::from_iter(Fault::find(
         &opened.path,
         opened.uid,
@@ -173,7 +171,12 @@ pub fn of_file(opened: &Opened, directory: &Path) -> io::Result<Vec<Fault>> {
         own,
         false,
     ));
-    for path in opened.path.ancestors().skip(1).take_while(is_between) {
+    for path in opened
+        .path
+        .ancestors()
+        .skip(1)
+        .take_while(|path| *path != directory && path.starts_with(&directory))
+    {
         let found = std::fs::symlink_metadata(path)?;
         faults.extend(Fault::find(
             path,

@@ -61,7 +61,7 @@ fn of_keys(mode: &str, keys: &str, pins: &str) -> Policy {
     policy(&format!("mode: {mode}\nkeys:\n{keys}{pins}"))
 }
 
-fn judge(policy: &Policy, signature: Option<&str>) -> Verdict {
+fn judge(policy: &Policy, signature: Option<&str>) -> TrustDecision {
     let signature = signature.map(str::as_bytes);
     policy.judge("gpu", FILE, signature)
 }
@@ -70,7 +70,7 @@ fn digest() -> String {
     digest_text(&Sha256::digest(FILE).into())
 }
 
-fn said(verdict: &Verdict) -> String {
+fn said(verdict: &TrustDecision) -> String {
     verdict
         .distrust
         .as_ref()
@@ -194,7 +194,7 @@ fn a_key_signs_drivers_of_its_names_only_by_the_stem_first_and_the_name_in_the_e
             "the signer is reported all the same"
         );
     }
-    let said_of = |verdict: Verdict| said(&verdict);
+    let said_of = |verdict: TrustDecision| said(&verdict);
     let policy = key_for("nic.example.com");
     let before = judge(&policy, Some(&signature));
     assert!(

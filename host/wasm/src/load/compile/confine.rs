@@ -5,7 +5,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 
-use rustix::process::{Pid, Resource, Rlimit, Signal};
+use rustix::process::{Resource, Rlimit, Signal};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::CompileBounds;
@@ -121,11 +121,10 @@ fn become_user(number: u32) -> rustix::io::Result<()> {
 /// Has to follow the change of user, which clears this setting (prctl(2)).
 fn die_with(parent: u32) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    let is_parent =
-        |pid: Pid| u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == parent);
-    match rustix::process::getppid().is_some_and(is_parent) {
-        true => Ok(()),
-        false => Err(io::Error::other("the parent process is gone")),
+    let now = rustix::process::getppid().map(|pid| u32::try_from(pid.as_raw_nonzero().get()));
+    match now {
+        Some(Ok(now)) if now == parent => Ok(()),
+        _ => Err(io::Error::other("the parent process is gone")),
     }
 }
 

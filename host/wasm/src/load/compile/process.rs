@@ -25,10 +25,9 @@ pub(super) async fn run(
     source: Bytes,
     bounds: &CompileBounds,
 ) -> Result<File, LoadError> {
-    let failed = |error: io::Error| {
+    let mut child = command(program, bounds).spawn().map_err(|error| {
         LoadError::Host(format!("start the compiler {}: {error}", program.display()))
-    };
-    let mut child = command(program, bounds).spawn().map_err(failed)?;
+    })?;
     tracing::debug!(pid = child.id(), bytes = source.len(), "compiler started");
     match tokio::time::timeout(bounds.wall, talk(&mut child, source, bounds)).await {
         Ok(outcome) => outcome,
@@ -57,17 +56,20 @@ fn command(program: &Path, bounds: &CompileBounds) -> Command {
 }
 
 async fn talk(child: &mut Child, source: Bytes, bounds: &CompileBounds) -> Result<File, LoadError> {
-    let host = |error: io::Error| LoadError::Host(format!("talk to the compiler: {error}"));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let ((), answer, stderr) =
         tokio::join!(write(stdin, source), receive(stdout), read_stderr(stderr));
-    let status = child.wait().await.map_err(host)?;
-    let answer = answer.map_err(host)?;
+    let status = child.wait().await.map_err(talk_failed)?;
+    let answer = answer.map_err(talk_failed)?;
     if status.success() {
         Ok(answer)
     } else {
         Err(explain(status, &stderr, bounds))
     }
+}
+
+fn talk_failed(error: io::Error) -> LoadError {
+    LoadError::Host(format!("talk to the compiler: {error}"))
 }
 
 /// Writes the source. A process that ends before it has read all explains that by its exit status.

@@ -8,7 +8,7 @@ use super::Worker;
 use crate::WasmDriver;
 use crate::driver::missing_resources;
 use crate::files::stored_files::SignedFile;
-use crate::files::trust::Verdict;
+use crate::files::trust::TrustDecision;
 use crate::registry::inventory_poller::DiscoveryRequests;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -24,7 +24,7 @@ pub(super) struct Serving {
     pub(super) source: NameSource,
     /// Its last devices.
     pub(super) inventory: watch::Receiver<Arc<Published>>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: TrustDecision,
     pub(super) requests: DiscoveryRequests,
     /// Its inventory poller and what follows its calls.
     pub(super) tasks: Tasks,

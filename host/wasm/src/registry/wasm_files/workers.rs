@@ -38,10 +38,9 @@ impl Workers {
     ) {
         let Self { running, ending } = self;
         let stem = files.stem.clone();
-        let started = || start(&stem, ending.remove(&stem));
         running
             .entry(stem.clone())
-            .or_insert_with(started)
+            .or_insert_with(|| start(&stem, ending.remove(&stem)))
             .files
             .send_replace(Some(files));
     }

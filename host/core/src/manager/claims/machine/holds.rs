@@ -45,18 +45,15 @@ impl DeviceFacts {
         let mut counters = Vec::new();
         for consumed in device.consumes {
             let set = sets.iter().find(|set| set.name == consumed.name);
-            let whole = |counter: &str| set.and_then(|set| set.counters.get(counter)).cloned();
-            counters.extend(
-                consumed
-                    .counters
-                    .into_iter()
-                    .map(|(counter, amount)| CounterFacts {
-                        set: consumed.name.clone(),
-                        whole: whole(&counter).unwrap_or_else(|| "0".to_owned()),
-                        counter,
-                        amount,
-                    }),
-            );
+            counters.extend(consumed.counters.into_iter().map(|(counter, amount)| {
+                let whole = set.and_then(|set| set.counters.get(&counter));
+                CounterFacts {
+                    set: consumed.name.clone(),
+                    whole: whole.map_or("0", String::as_str).to_owned(),
+                    counter,
+                    amount,
+                }
+            }));
             let of_set = device
                 .scheduling
                 .as_deref()
@@ -114,17 +111,19 @@ impl DeviceFacts {
             .map(|key| (key, shared, false));
         let derived = self.derived.iter();
         let derived = derived.map(|found| (&found.key, is_divided || !found.has_hardware, true));
-        let hold = |(key, shared, derived): (&String, bool, bool)| {
-            let driver = Some(driver.clone());
-            Hold {
-                key: key.clone(),
-                shared,
-                driver,
-                derived,
-                uses: Vec::new(),
-            }
-        };
-        declared.chain(derived).map(hold).collect()
+        declared
+            .chain(derived)
+            .map(|(key, shared, derived)| {
+                let driver = Some(driver.clone());
+                Hold {
+                    key: key.clone(),
+                    shared,
+                    driver,
+                    derived,
+                    uses: Vec::new(),
+                }
+            })
+            .collect()
     }
 
     /// What a claim that has all of the device keeps from others.
@@ -214,13 +213,12 @@ pub(in crate::manager::claims) fn holds_of(
             uses,
         };
         for new in std::iter::once(own).chain(of_hardware) {
-            let empty = || Hold {
-                uses: Vec::new(),
-                ..new.clone()
-            };
             let hold = holds
                 .entry((new.key.clone(), new.driver.clone()))
-                .or_insert_with(empty);
+                .or_insert_with(|| Hold {
+                    uses: Vec::new(),
+                    ..new.clone()
+                });
             // What a driver says of its device goes before what was found.
             if hold.derived && !new.derived {
                 (hold.shared, hold.derived) = (new.shared, false);
@@ -228,8 +226,11 @@ pub(in crate::manager::claims) fn holds_of(
                 hold.shared &= new.shared;
             }
             // A second share of the device uses its capacity once more, and nothing else.
-            let is_new = |new: &Use| new.of.contains('@') || !hold.uses.contains(new);
-            let uses: Vec<_> = new.uses.into_iter().filter(is_new).collect();
+            let uses: Vec<_> = new
+                .uses
+                .into_iter()
+                .filter(|new| new.of.contains('@') || !hold.uses.contains(new))
+                .collect();
             hold.uses.extend(uses);
         }
     }

@@ -43,9 +43,10 @@ pub fn known_claim(
         source.kind,
         ProblemKind::Unavailable | ProblemKind::Internal | ProblemKind::Denied
     );
-    let is_known =
-        |record: &&ClaimRecord| record.id == *wanted && record.state != ClaimState::Unpreparing;
-    let Some(record) = known.filter(is_known).filter(|_| is_unreachable) else {
+    let Some(record) = known
+        .filter(|record| record.id == *wanted && record.state != ClaimState::Unpreparing)
+        .filter(|_| is_unreachable)
+    else {
         return Err(source);
     };
     Ok(Claim {

@@ -12,7 +12,7 @@ use crate::driver::{Driver, DriverIdentity};
 use crate::manager::claims::RETRY_AFTER_MAX;
 use crate::manager::claims::machine::PrepareStep;
 use crate::manager::claims::prepare_retry::{
-    DriverRevision, FailedPrepare, PREPARE_RETRY_MAX, PrepareRetries, REFUSALS_MAX, Verdict,
+    CallAdmission, DriverRevision, FailedPrepare, PREPARE_RETRY_MAX, PrepareRetries, REFUSALS_MAX,
     admission,
 };
 use crate::manager::claims::unprepare_retry::UNPREPARE_RETRY_MIN;
@@ -85,9 +85,9 @@ impl Story {
         );
     }
 
-    fn verdict(&self, request: &DriverClaim) -> Verdict {
+    fn admission_of(&self, request: &DriverClaim) -> CallAdmission {
         let (driver, revision) = (&self.driver.identity.name, DriverRevision::of(&self.driver));
-        self.retries.verdict(
+        self.retries.admission_of(
             &request.id.uid,
             driver,
             &revision,
@@ -99,8 +99,8 @@ impl Story {
     /// What is left to wait.
     #[track_caller]
     fn waits_for(&self, request: &DriverClaim) -> Duration {
-        match self.verdict(request) {
-            Verdict::Later { at, problem } => {
+        match self.admission_of(request) {
+            CallAdmission::Later { at, problem } => {
                 let rounded = Duration::from_millis(problem.retry_after_ms.expect("a time").into());
                 assert!(
                     rounded >= at - self.now && rounded < at - self.now + Duration::from_millis(1),
@@ -119,7 +119,10 @@ fn what_is_refused_for_good_is_refused_until_the_request_changes() {
     let asked = request("one", &["gpu/0"]);
     story.refuse(&asked, &permanent());
     story.now += Duration::from_secs(1_000_000);
-    assert_eq!(story.verdict(&asked), Verdict::Never(permanent()));
+    assert_eq!(
+        story.admission_of(&asked),
+        CallAdmission::Never(permanent())
+    );
 
     let mut others = [
         request("one", &["gpu/1"]),
@@ -139,17 +142,17 @@ fn what_is_refused_for_good_is_refused_until_the_request_changes() {
         .annotations
         .insert("mode".to_owned(), "fast".to_owned());
     for other in others {
-        assert_eq!(story.verdict(&other), Verdict::Call, "{other:?}");
+        assert_eq!(story.admission_of(&other), CallAdmission::Call, "{other:?}");
     }
     let nic = loaded("nic", DriverKind::Wasm);
-    let of_another = story.retries.verdict(
+    let of_another = story.retries.admission_of(
         &asked.id.uid,
         &nic.identity.name,
         &DriverRevision::of(&nic),
         || asked.clone(),
         story.now,
     );
-    assert_eq!(of_another, Verdict::Call);
+    assert_eq!(of_another, CallAdmission::Call);
 }
 
 #[test]
@@ -157,13 +160,13 @@ fn the_first_retry_is_free_and_then_the_delays_double_up_to_the_longest() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked = request("one", &["gpu/0"]);
     story.refuse(&asked, &transient());
-    assert_eq!(story.verdict(&asked), Verdict::Call);
+    assert_eq!(story.admission_of(&asked), CallAdmission::Call);
     let mut delays = Vec::new();
     for _ in 0..10 {
         story.refuse(&asked, &transient());
         let delay = story.waits_for(&asked);
         story.now += delay;
-        assert_eq!(story.verdict(&asked), Verdict::Call);
+        assert_eq!(story.admission_of(&asked), CallAdmission::Call);
         delays.push(delay.as_millis());
     }
     assert_eq!(
@@ -209,7 +212,8 @@ fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
     for index in (0..REFUSALS_MAX).chain([0, REFUSALS_MAX]) {
         story.refuse(&asked[index], &permanent());
     }
-    let asks = [0, 1, 2, REFUSALS_MAX].map(|index| story.verdict(&asked[index]) == Verdict::Call);
+    let asks = [0, 1, 2, REFUSALS_MAX]
+        .map(|index| story.admission_of(&asked[index]) == CallAdmission::Call);
     assert_eq!(
         asks,
         [false, true, false, false],
@@ -222,7 +226,7 @@ fn the_drivers_of_a_claim_decide_together() {
     let (now, record) = (Instant::now(), Arc::new(leaving(&["gpu", "nic"])));
     let later = |ms| {
         let at = now + Duration::from_millis(ms);
-        Verdict::Later {
+        CallAdmission::Later {
             at,
             problem: Problem::unavailable(format!("in-{ms}"), "not now"),
         }
@@ -244,21 +248,25 @@ fn the_drivers_of_a_claim_decide_together() {
         PrepareStep::Known { .. } => unreachable!("the claim is not prepared"),
     };
     for (gpu, nic, expected) in [
-        (Verdict::Call, Verdict::Call, "calls 2, nic: device-busy"),
         (
-            Verdict::Call,
-            Verdict::Never(permanent()),
+            CallAdmission::Call,
+            CallAdmission::Call,
+            "calls 2, nic: device-busy",
+        ),
+        (
+            CallAdmission::Call,
+            CallAdmission::Never(permanent()),
             "refused: bad-parameters",
         ),
         (
             later(9000),
-            Verdict::Never(permanent()),
+            CallAdmission::Never(permanent()),
             "refused: bad-parameters",
         ),
-        (Verdict::Call, later(9000), "calls 1, nic: in-9000"),
+        (CallAdmission::Call, later(9000), "calls 1, nic: in-9000"),
         // The problem of the driver that may be called first.
         (later(9000), later(3000), "refused: in-3000"),
-        (Verdict::Call, later(200), "waits 200 ms"),
+        (CallAdmission::Call, later(200), "waits 200 ms"),
     ] {
         assert_eq!(decide(gpu, nic), expected);
     }
@@ -447,12 +455,12 @@ proptest! {
                     calls.clear();
                 }
                 Event::Asked { permanent: for_good, after_ms } => {
-                    let verdict = story.verdict(&asked);
+                    let admission = story.admission_of(&asked);
                     let last = calls.last().copied();
-                    let may = verdict == Verdict::Call;
+                    let may = admission == CallAdmission::Call;
                     if let Some((at, wanted, lasts)) = last {
                         let passed = story.now - at;
-                        prop_assert_eq!(lasts, matches!(verdict, Verdict::Never(_)));
+                        prop_assert_eq!(lasts, matches!(admission, CallAdmission::Never(_)));
                         prop_assert!(!may || wanted.is_none_or(|wanted| passed >= wanted));
                         prop_assert!(may || lasts || passed < wanted.unwrap_or(PREPARE_RETRY_MAX));
                     } else {
