@@ -194,9 +194,10 @@ fn tracked_files(workspace: &Workspace) -> Result<Vec<String>> {
         "--exclude-standard",
     ]);
     let paths = shell::read(&mut git)?;
+    let is_ours = |path: &&str| !path.is_empty() && *path != WORDS && !path.ends_with(".lock");
     Ok(paths
         .split('\0')
-        .filter(|path| !path.is_empty() && *path != WORDS && !path.ends_with(".lock"))
+        .filter(is_ours)
         .map(str::to_owned)
         .collect())
 }

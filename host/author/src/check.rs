@@ -247,9 +247,10 @@ fn unneeded(request: &Capabilities, grant: &Grant) -> Vec<String> {
         let mut request_of_list = request.clone();
         let asked = list(&mut request_of_list);
         // A glob of a request covers what the host gives by its exact path only.
-        let unneeded = without_each(request, grant, list).filter(|rule| {
-            !pattern::is_literal(rule) || !asked.iter().any(|asked| pattern::covers(asked, rule))
-        });
+        let names = |rule: &String| {
+            pattern::is_literal(rule) && asked.iter().any(|asked| pattern::covers(asked, rule))
+        };
+        let unneeded = without_each(request, grant, list).filter(|rule| !names(rule));
         rules.extend(unneeded.map(|rule| format!("{key}: {rule}")));
     }
     for (key, list) in VALUE_LISTS {
@@ -264,19 +265,13 @@ fn without_each<T>(
     grant: &Grant,
     list: fn(&mut Capabilities) -> &mut Vec<T>,
 ) -> impl Iterator<Item = T> {
-    let (now, count) = (
-        count_missing(request, grant),
-        list(&mut grant.allowed.clone()).len(),
-    );
+    let missing = |grant: &Grant| grant::missing(request, &LimitValues::new(), grant).len();
+    let (now, count) = (missing(grant), list(&mut grant.allowed.clone()).len());
     (0..count).filter_map(move |at| {
         let mut without = grant.clone();
         let rule = list(&mut without.allowed).remove(at);
-        (count_missing(request, &without) == now).then_some(rule)
+        (missing(&without) == now).then_some(rule)
     })
-}
-
-fn count_missing(request: &Capabilities, grant: &Grant) -> usize {
-    grant::missing(request, &LimitValues::new(), grant).len()
 }
 
 async fn check_config(
@@ -450,8 +445,8 @@ fn texts(calls: &[RecordedCall], interface: &str) -> BTreeSet<String> {
         .filter(|host| host.function.starts_with(interface));
     let texts = host.flat_map(|host| {
         let named = match &host.answer {
-            CallOutcome::Returned(answer) => answer["Ok"].as_array(),
-            CallOutcome::Failed(_) => None,
+            Answer::Returned(answer) => answer["Ok"].as_array(),
+            Answer::Failed(_) => None,
         };
         let names = named.into_iter().flatten().map(|item| &item["name"]);
         host.arguments
@@ -466,6 +461,7 @@ fn texts(calls: &[RecordedCall], interface: &str) -> BTreeSet<String> {
 
 fn check_limits(stats: &Stats, info: &DriverInfo, grant: &Grant, findings: &mut Findings) {
     let limits = Limits::new(&info.limits, &grant.limits);
+    let cpu_ms = |seconds: f64| (seconds * 1000.0) as u64;
     for (what, used, max, unit) in [
         (
             "memory",
@@ -475,7 +471,7 @@ fn check_limits(stats: &Stats, info: &DriverInfo, grant: &Grant, findings: &mut 
         ),
         (
             "CPU time",
-            (stats.peak_cpu_seconds.get() * 1000.0) as u64,
+            cpu_ms(stats.peak_cpu_seconds.get()),
             limits.cpu.as_millis() as u64,
             "ms",
         ),

@@ -50,6 +50,7 @@ impl NodePools {
         pool: &PoolName,
     ) -> PoolName {
         let by = claim.drivers.get(driver).and_then(|part| part.by.as_ref());
+        let recorded = || by.map(|by| by.kind == DriverKind::Grpc && !by.lists);
         let is_native = self
             .registry
             .instances
@@ -64,17 +65,14 @@ impl NodePools {
 
     /// Returns a driver's devices of a claim, as `NODE/POOL/DEVICE`.
     pub fn devices_of(&self, claim: &ClaimRecord, driver: &DriverName) -> Vec<String> {
-        claim
-            .allocation
-            .of_driver(driver)
-            .map(|of| {
-                format!(
-                    "{}/{}",
-                    self.published_in(claim, driver, &of.pool),
-                    of.device
-                )
-            })
-            .collect()
+        let device = |of: &AllocatedDevice| {
+            format!(
+                "{}/{}",
+                self.published_in(claim, driver, &of.pool),
+                of.device
+            )
+        };
+        claim.allocation.of_driver(driver).map(device).collect()
     }
 
     /// Returns the name of a recorded device, `POOL/DEVICE`, of a claim that is gone.

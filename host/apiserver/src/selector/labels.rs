@@ -25,18 +25,17 @@ enum Condition {
 impl Requirement {
     pub(super) fn matches(&self, labels: &Value) -> bool {
         let found = labels.get(&self.key).and_then(Value::as_str);
-        let number = found.and_then(|found| found.parse::<i64>().ok());
+        let is_one_of = |values: &[String]| {
+            found.is_some_and(|found| values.iter().any(|value| value == found))
+        };
+        let number = || found.and_then(|found| found.parse::<i64>().ok());
         match &self.condition {
             Condition::Exists => found.is_some(),
             Condition::Absent => found.is_none(),
-            Condition::In(values) => {
-                found.is_some_and(|found| values.iter().any(|value| value == found))
-            }
-            Condition::NotIn(values) => {
-                found.is_none_or(|found| values.iter().all(|value| value != found))
-            }
-            Condition::Above(least) => number.is_some_and(|number| number > *least),
-            Condition::Below(most) => number.is_some_and(|number| number < *most),
+            Condition::In(values) => is_one_of(values),
+            Condition::NotIn(values) => !is_one_of(values),
+            Condition::Above(least) => number().is_some_and(|number| number > *least),
+            Condition::Below(most) => number().is_some_and(|number| number < *most),
         }
     }
 }

@@ -269,11 +269,12 @@ pub(super) fn load_meta(database: &Database) -> Result<Meta, LoadError> {
             names.join(", ")
         )));
     }
+    let text = |key| database.meta(key);
     let (written_by, created) = (
-        database.meta(META_WRITTEN_BY)?.unwrap_or_default(),
-        database.meta(META_CREATED)?.unwrap_or_default(),
+        text(META_WRITTEN_BY)?.unwrap_or_default(),
+        text(META_CREATED)?.unwrap_or_default(),
     );
-    let format = database.meta(META_FORMAT)?.unwrap_or_default();
+    let format = text(META_FORMAT)?.unwrap_or_default();
     let Ok(format) = format.parse::<u32>() else {
         return Err(LoadError::Foreign(format!(
             "its format version is {format:?}"
@@ -289,7 +290,7 @@ pub(super) fn load_meta(database: &Database) -> Result<Meta, LoadError> {
         format,
         written_by,
         created,
-        is_recovered: database.meta(META_RECOVERED)?.is_some(),
+        is_recovered: text(META_RECOVERED)?.is_some(),
     })
 }
 

@@ -73,8 +73,8 @@ impl RecordedValues {
                 .chain(unknown)
                 .chain(heirs)
                 .collect()
-        });
-        tidied.await
+        };
+        self.commit(Vec::new(), change).await
     }
 
     /// Commits changes, and with those of claims' records what they mean for values: values of written claims as they are now, and the
@@ -102,7 +102,7 @@ impl RecordedValues {
         }
         ends.extend(drivers.into_iter().map(|(uid, driver)| (uid, Some(driver))));
         let mut removed = Vec::new();
-        let committed = self.commit(changes, |records| {
+        let follow = |records: &mut Records| {
             written.retain(|uid| records.get(uid).is_some());
             removed.extend(
                 prepared
@@ -116,8 +116,8 @@ impl RecordedValues {
                 removed.extend(ended.before);
             }
             written
-        });
-        let outcome = committed.await;
+        };
+        let outcome = self.commit(changes, follow).await;
         if outcome.is_err() {
             let mut records = self.records.lock();
             removed
@@ -149,13 +149,13 @@ impl RecordedValues {
         changes: Vec<Change>,
         change: impl FnOnce(&mut Records) -> BTreeSet<Uid>,
     ) -> Result<(), CommitError> {
-        let committed = self.checkpoint.commit_in_order(changes, || {
+        let more = || {
             let mut records = self.records.lock();
             let changed = change(&mut records);
             let changes = changed.into_iter().map(|uid| records.change(uid)).collect();
             (records, changes)
-        });
-        committed.await
+        };
+        self.checkpoint.commit_in_order(changes, more).await
     }
 }
 
@@ -167,14 +167,14 @@ impl Journal for RecordedValues {
 
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem> {
         let mut refused = None;
-        let intent = self.commit(Vec::new(), |records| match records.intend(write) {
+        let intend = |records: &mut Records| match records.intend(write) {
             Ok(()) => write.claims.iter().map(|claim| claim.uid.clone()).collect(),
             Err(problem) => {
                 refused = Some(problem);
                 BTreeSet::new()
             }
-        });
-        let durable = intent.await;
+        };
+        let durable = self.commit(Vec::new(), intend).await;
         if let Some(problem) = refused {
             return Err(problem);
         }
@@ -200,12 +200,11 @@ impl Journal for RecordedValues {
         progress: Vec<u8>,
     ) -> Result<(), Problem> {
         let mut before = Vec::new();
-        let durable = self
-            .commit(Vec::new(), |records| {
-                before = records.set_progress(claim, driver, progress);
-                BTreeSet::from([claim.uid.clone()])
-            })
-            .await;
+        let save = |records: &mut Records| {
+            before = records.set_progress(claim, driver, progress);
+            BTreeSet::from([claim.uid.clone()])
+        };
+        let durable = self.commit(Vec::new(), save).await;
         durable.map_err(|error| {
             self.records.lock().set_progress(claim, driver, before);
             error.problem()

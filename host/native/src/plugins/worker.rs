@@ -337,7 +337,7 @@ impl<S: PluginSink> Worker<S> {
             claims: Some(claims),
             inventory,
         };
-        let health = health.map(|service| {
+        let follow = |service| {
             Health::follow(
                 name.clone(),
                 service,
@@ -345,7 +345,8 @@ impl<S: PluginSink> Worker<S> {
                 tap,
                 &health_tasks,
             )
-        });
+        };
+        let health = health.map(follow);
         let link = connection.clone();
         let native = Native {
             endpoint: resolved,
@@ -517,20 +518,17 @@ async fn link_changed(registered: Option<&mut Registered>) {
 
 /// Returns the endpoint with its links resolved. It must be a socket: connecting to a file would be retried forever.
 async fn resolve(endpoint: &Path) -> Result<PathBuf, OfferError> {
-    let resolved = resolve_socket(endpoint).await;
-    resolved.map_err(|error| OfferError::EndpointFile {
+    let invalid = |why: String| OfferError::EndpointFile {
         endpoint: endpoint.display().to_string(),
-        why: error.to_string(),
-    })
-}
-
-async fn resolve_socket(endpoint: &Path) -> std::io::Result<PathBuf> {
-    let found = tokio::fs::metadata(endpoint).await?;
+        why,
+    };
+    let io = |error: std::io::Error| invalid(error.to_string());
+    let found = tokio::fs::metadata(endpoint).await.map_err(io)?;
     if !found.file_type().is_socket() {
-        return Err(std::io::Error::other("it is not a socket"));
+        return Err(invalid("it is not a socket".to_owned()));
     }
     if own_sockets::contains(found.dev(), found.ino()) {
-        return Err(std::io::Error::other("it is a socket of this daemon"));
+        return Err(invalid("it is a socket of this daemon".to_owned()));
     }
-    tokio::fs::canonicalize(endpoint).await
+    tokio::fs::canonicalize(endpoint).await.map_err(io)
 }

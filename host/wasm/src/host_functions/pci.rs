@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::bindings::nodedock::driver::pci_driver;
-use crate::host_functions::state::{CallState, Scope};
+use crate::host_functions::state::{Scope, State};
 use crate::host_functions::writes::Target;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_core::sysfs::attribute::Attribute;
@@ -20,7 +20,7 @@ struct Step {
     binding: Attribute,
 }
 
-impl pci_driver::Host for CallState {
+impl pci_driver::Host for State {
     async fn bind(&mut self, address: String, driver: String) -> Result<Vec<String>, Problem> {
         self.count_operation()?;
         let writer = self.writer(&address)?;
@@ -82,7 +82,7 @@ impl pci_driver::Host for CallState {
     }
 }
 
-impl CallState {
+impl State {
     /// Binds functions back to what they were, the last first. A failure is in the audit log, and the record of the claim restores it.
     async fn undo(&mut self, bound: Vec<Attribute>) {
         for before in bound.into_iter().rev() {
@@ -136,8 +136,8 @@ async fn plan(
             }
         }
         Ok(steps)
-    });
-    work.await
+    };
+    scope.look(work).await
 }
 
 fn bindings(sysfs: &SysfsRoot, functions: Vec<PciAddress>) -> Result<Vec<Step>, Problem> {
@@ -146,7 +146,8 @@ fn bindings(sysfs: &SysfsRoot, functions: Vec<PciAddress>) -> Result<Vec<Step>, 
             binding: sysfs.pci().binding(&address)?,
             address,
         })
-        .collect()
+    };
+    functions.into_iter().map(step).collect()
 }
 
 fn is_bound(binding: &Attribute, driver: &str) -> bool {

@@ -208,11 +208,13 @@ pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep 
 
 /// Whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had files.
 fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
-    let mut drivers = known.drivers().into_iter();
-    known == wanted
-        || (known.configs.is_empty()
+    let is_rest = || {
+        let is_same = |driver: &DriverName| known.of_driver(driver).eq(wanted.of_driver(driver));
+        known.configs.is_empty()
             && known.node_name.is_none()
-            && drivers.all(|driver| known.of_driver(driver).eq(wanted.of_driver(driver))))
+            && known.drivers().into_iter().all(is_same)
+    };
+    known == wanted || is_rest()
 }
 
 /// Completes a record that was rebuilt, from the claim's source.
@@ -231,6 +233,12 @@ fn is_leaving(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
 
 /// Whether all requested parts were prepared in this boot, and their device nodes are unchanged.
 fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
+    let is_current = |driver: &DriverName| {
+        known
+            .drivers
+            .get(driver)
+            .is_some_and(|p| p.current().is_some())
+    };
     let is_whole = match request.holder {
         Holder::Pod(_) => known.state == ClaimState::Prepared,
         Holder::Kubelet { .. } | Holder::Early { .. } => true,
@@ -238,10 +246,7 @@ fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
     let mut wanted = request.drivers().into_iter();
     is_whole
         && known.boot_id == request.boot_id
-        && wanted.all(|driver| {
-            let part = known.drivers.get(driver);
-            part.is_some_and(|part| part.current().is_some()) && !request.moved.contains(driver)
-        })
+        && wanted.all(|driver| is_current(driver) && !request.moved.contains(driver))
 }
 
 fn join(known: &Arc<ClaimRecord>, request: &PrepareRequest<'_>) -> PrepareStep {
@@ -267,10 +272,11 @@ fn hold(record: &mut ClaimRecord, request: &PrepareRequest<'_>) -> bool {
     match request.holder {
         Holder::Pod(pod) => record.pods.insert(pod.uid.clone(), pod.clone()).is_none(),
         Holder::Kubelet { driver, given } => {
-            let held = record.kubelet.get_or_insert_with(|| KubeletHold {
+            let first = || KubeletHold {
                 since_ms: request.now_ms,
                 ..KubeletHold::default()
-            });
+            };
+            let held = record.kubelet.get_or_insert_with(first);
             held.consumers.clone_from(&request.claim.reserved_for);
             held.given = given;
             let was_early = std::mem::replace(&mut held.early, false);
@@ -281,11 +287,12 @@ fn hold(record: &mut ClaimRecord, request: &PrepareRequest<'_>) -> bool {
             if !record.is_held_by_kubelet() {
                 record.kubelet = None;
             }
-            let held = record.kubelet.get_or_insert_with(|| KubeletHold {
+            let first = || KubeletHold {
                 since_ms: request.now_ms,
                 early: true,
                 ..KubeletHold::default()
-            });
+            };
+            let held = record.kubelet.get_or_insert_with(first);
             held.consumers.clone_from(&request.claim.reserved_for);
             let part = record.drivers.entry(driver.clone()).or_default();
             !std::mem::replace(&mut part.kubelet, true)
@@ -338,10 +345,11 @@ fn begin(
     for (_, part) in called_again.filter(|(_, part)| part.prepared.is_none()) {
         (part.stale, part.prepared_in) = (false, String::new());
     }
+    let is_moved = |driver: &DriverName| wanted.contains(driver) && request.moved.contains(driver);
     let moved = record
         .drivers
         .iter_mut()
-        .filter(|(driver, _)| wanted.contains(driver) && request.moved.contains(driver));
+        .filter(|(driver, _)| is_moved(driver));
     let any_moved = moved
         .map(|(_, part)| make_stale(part, request.boot_id))
         .count()
@@ -372,22 +380,20 @@ fn holds_for(known: Option<&Arc<ClaimRecord>>, request: &PrepareRequest<'_>) -> 
     let wanted = request.drivers();
     let standing = known.filter(|known| !known.holds.is_empty());
     let Some(standing) = standing else {
-        return holds_of(
-            request.allocation,
-            |driver| {
-                wanted.contains(driver)
-                    || known.is_some_and(|known| known.drivers.contains_key(driver))
-            },
-            request.facts,
-        );
+        let has_part =
+            |driver: &DriverName| known.is_some_and(|known| known.drivers.contains_key(driver));
+        let is_held = |driver: &DriverName| wanted.contains(driver) || has_part(driver);
+        return holds_of(request.allocation, is_held, request.facts);
+    };
+    let is_of_this_boot = |part: &DriverPart| {
+        standing.boot_id == request.boot_id && !(part.stale && part.prepared_in != request.boot_id)
     };
     let is_new = |driver: &DriverName| {
-        let part = standing.drivers.get(driver);
-        let is_of_this_boot = part.is_some_and(|part| {
-            standing.boot_id == request.boot_id
-                && !(part.stale && part.prepared_in != request.boot_id)
-        });
-        wanted.contains(driver) && !is_of_this_boot
+        wanted.contains(driver)
+            && !standing
+                .drivers
+                .get(driver)
+                .is_some_and(|part| is_of_this_boot(part))
     };
     // A part that was unprepared leaves its holds while the claim exists: requested again, it must not get them twice.
     let stays = |hold: &&Hold| {
@@ -493,10 +499,10 @@ pub fn finish_prepare(
         None => record.pods.len() > 1 || record.is_held_by_kubelet(),
     };
     // A device plugin has no call that ends an allocation, and the next try chooses again. What a pod had before a boot it keeps.
-    let is_over = requested.iter().all(|part| {
+    let is_over = |part: &DriverPart| {
         (record.is_of_plugin() && part.prepared.is_none()) || is_refused_for_good(part)
-    });
-    if !has_other_users && is_over {
+    };
+    if !has_other_users && requested.iter().all(|part| is_over(part)) {
         return PrepareEnd::RolledBack(Arc::new(record), problem);
     }
     PrepareEnd::Open(Arc::new(record), problem)
@@ -510,10 +516,9 @@ fn is_open(part: &DriverPart) -> bool {
 /// Whether the driver has done nothing that stays, and will not.
 fn is_refused_for_good(part: &DriverPart) -> bool {
     // What it prepared is another claim's: the claim must not keep it while it waits.
-    part.prepared.is_none()
-        && part.problem.as_ref().is_some_and(|problem| {
-            problem.kind.is_permanent() || problem.code == ProblemCode::DeviceHeld
-        })
+    let is_final =
+        |problem: &Problem| problem.kind.is_permanent() || problem.code == ProblemCode::DeviceHeld;
+    part.prepared.is_none() && part.problem.as_ref().is_some_and(is_final)
 }
 
 fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u64) {
@@ -579,11 +584,13 @@ pub fn note_files(
     missing: Option<Problem>,
     now_ms: u64,
 ) -> Option<Arc<ClaimRecord>> {
+    let about_files =
+        |entry: &&Transition| entry.what == FILES_MISSING || entry.what == FILES_THERE;
     let noted = record
         .timeline
         .iter()
         .rev()
-        .find(|entry| entry.what == FILES_MISSING || entry.what == FILES_THERE)
+        .find(about_files)
         .and_then(|entry| entry.problem.as_ref());
     if noted == missing.as_ref() {
         return None;
@@ -614,12 +621,15 @@ pub fn pod_record(
     accepted: BTreeMap<String, ObjectRef>,
 ) -> PodRecord {
     let known = table.pod(pod.uid.as_str());
-    let before = known.iter().flat_map(|known| &known.claims);
-    let before = before.filter(|(_, id)| {
+    let held = |id: &ObjectRef| {
         table
             .claim(id.uid.as_str())
             .is_some_and(|c| c.pods.contains_key(&pod.uid))
-    });
+    };
+    let before = known
+        .iter()
+        .flat_map(|known| &known.claims)
+        .filter(|(_, id)| held(id));
     let mut claims: BTreeMap<_, _> = before
         .map(|(name, id)| (name.clone(), id.clone()))
         .collect();
