@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 use Mechanism::{DevicePlugin, Dra};
@@ -466,7 +468,8 @@ impl World {
             (before, after) if before == after => {}
             (before, Some(Dra)) => {
                 assert!(!is_at_kubelet && !self.is_listed, "it is at the kubelet");
-                assert!(before.is_none() || !self.is_prepared, "it is prepared");
+                let is_used = self.switch.is_used(&key(), Dra);
+                assert!(before.is_none() || !is_used, "a claim has it");
             }
             (_, Some(DevicePlugin)) => {
                 let is_allocated = self.is_allocated && !self.is_late;
@@ -554,8 +557,8 @@ impl World {
     }
 }
 
-/// States that are reached: by all sequences of up to nine events.
-const STATES_MAX: usize = 20_000;
+/// States that are reached: by all sequences of up to seven events.
+const STATES_MAX: usize = 5_000;
 
 /// One of so many states is led to its end.
 const ENDS_STEP: usize = 20;
@@ -576,7 +579,6 @@ fn no_sequence_gives_a_device_twice() {
     let mut seen = BTreeSet::from([World::new()]);
     let mut front = vec![(World::new(), Vec::new())];
     while !front.is_empty() && seen.len() < STATES_MAX {
-        eprintln!("{} {}", front.len(), seen.len());
         for (world, events) in std::mem::take(&mut front) {
             for (index, event) in EVENTS.iter().enumerate() {
                 let sequence = Sequence([&events[..], &[index]].concat());
@@ -591,6 +593,22 @@ fn no_sequence_gives_a_device_twice() {
         }
     }
     for world in seen.iter().step_by(ENDS_STEP) {
+        world.check_end(Dra);
+        world.check_end(DevicePlugin);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #[test]
+    fn no_long_sequence_gives_a_device_twice(
+        events in prop::collection::vec(0..EVENTS.len(), 1..300),
+    ) {
+        let mut world = World::new();
+        for event in events {
+            EVENTS[event](&mut world);
+            world.check();
+        }
         world.check_end(Dra);
         world.check_end(DevicePlugin);
     }
