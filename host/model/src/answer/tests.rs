@@ -1,10 +1,8 @@
+// Answers that are accepted come through the conversions of `nodedock-wasm` and of the SDK, and their tests.
 use super::*;
 use crate::check::Findings;
 use crate::limit::MEMO_BYTES_MAX;
-use crate::{
-    CapacityChoice, CapacityPolicy, Condition, DeviceNode, DriverName, NetDevice, NetworkData,
-    SkippedOperations, TaintEffect,
-};
+use crate::{Condition, DeviceNode, DriverName, NetDevice, NetworkData};
 
 fn driver() -> DriverName {
     DriverName::new("gpu.example.com").unwrap()
@@ -33,8 +31,9 @@ fn text(text: &str) -> UnparsedValue {
     UnparsedValue::Text(text.into())
 }
 
-fn capacity(value: &str, policy: Option<CapacityPolicy>) -> (String, Capacity) {
+fn capacity(value: &str) -> (String, Capacity) {
     let value = value.into();
+    let policy = None;
     ("memory".into(), Capacity { value, policy })
 }
 
@@ -60,46 +59,6 @@ fn refusal(change: impl FnOnce(&mut Device)) -> String {
     let mut device = device("gpu-0");
     change(&mut device);
     refusal_of_pool(pool(vec![device]))
-}
-
-#[test]
-fn a_whole_inventory_comes_through() {
-    let mut gpu = device("gpu-0");
-    gpu.attributes = vec![
-        ("model".into(), text("Z1")),
-        (
-            "example.com/driver".into(),
-            UnparsedValue::Version("1.2.3".into()),
-        ),
-        ("links".into(), UnparsedValue::Ints(vec![1, 2])),
-    ];
-    gpu.allow_multiple_allocations = true;
-    let policy = CapacityPolicy {
-        default_amount: Some("1Gi".into()),
-        choice: CapacityChoice::Range {
-            min: "1Gi".into(),
-            max: None,
-            step: None,
-        },
-    };
-    gpu.capacities = vec![capacity("80Gi", Some(policy))];
-    gpu.taints = vec![Taint {
-        key: "example.com/hot".into(),
-        value: String::new(),
-        effect: TaintEffect::NoExecute,
-    }];
-    gpu.consumes = vec![set("slices", &[("memory", "10")])];
-    gpu.identity = vec!["pci:0000:3b:00.0".into()];
-    let inventory = converted(Pool {
-        shared_counters: vec![set("slices", &[("memory", "80")])],
-        extended_resource: Some("example.com/gpu".into()),
-        ..pool(vec![gpu])
-    });
-    let gpu = &inventory.unwrap().pools["pool"].devices["gpu-0"];
-    assert_eq!(
-        (gpu.attributes.len(), gpu.capacities.len(), gpu.taints.len()),
-        (3, 1, 1)
-    );
 }
 
 #[test]
@@ -173,11 +132,11 @@ fn devices_beyond_the_bounds_are_refused() {
             "control character",
         ),
         (
-            |gpu| gpu.capacities = vec![capacity("80 Gi", None)],
+            |gpu| gpu.capacities = vec![capacity("80 Gi")],
             "not a quantity",
         ),
         (
-            |gpu| gpu.capacities = vec![capacity("1", None), capacity("2", None)],
+            |gpu| gpu.capacities = vec![capacity("1"), capacity("2")],
             "occurs twice",
         ),
         (
@@ -524,7 +483,7 @@ fn problems_have_codes_and_messages() {
 /// An inventory of one pool with two devices, the second a partition.
 fn partitions() -> crate::Inventory {
     let mut whole = device("gpu-0");
-    whole.capacities = vec![capacity("80Gi", None)];
+    whole.capacities = vec![capacity("80Gi")];
     let mut part = device("gpu-1");
     part.consumes = vec![set("gpu", &[("memory", "40Gi")])];
     part.attributes = vec![("profile".into(), text("half"))];
@@ -561,53 +520,6 @@ fn of_capacity(capacity: &str) -> Option<UnparsedMapping> {
         capacity: capacity.into(),
         multiplier: "1".into(),
     })
-}
-
-#[test]
-fn additions_belong_to_devices_and_pools() {
-    let mut known = partitions();
-    let whole = DeviceScheduling {
-        binds_to_node: true,
-        binding: BindingConditions {
-            conditions: vec!["Attached".into()],
-            failures: vec!["Failed".into()],
-        },
-        node_allocatable: vec![
-            allocatable("cpu", Some(UnparsedMapping::PerDevice("2".into()))),
-            allocatable("memory", of_capacity("memory")),
-        ],
-        ..of_device("gpu-0")
-    };
-    let part = DeviceScheduling {
-        compatibility: vec![("gpu".into(), vec!["mig".into()])],
-        ..of_device("gpu-1")
-    };
-    let additions = Additions {
-        devices: vec![whole, part],
-        pools: vec![PoolScheduling {
-            partition_type_attribute: Some("profile".into()),
-            skips_prepare: true,
-            skips_unprepare: true,
-            ..of_pool()
-        }],
-    };
-    add_scheduling(Some(&driver()), &mut known, additions).unwrap();
-    let pool = &known.pools["pool"];
-    assert_eq!(
-        pool.scheduling.partition_type_attribute.as_deref(),
-        Some("gpu.example.com/profile")
-    );
-    assert_eq!(
-        pool.scheduling.skip_node_operations,
-        Some(SkippedOperations::PrepareAndUnprepare)
-    );
-    let added = |name: &str| pool.devices[name].scheduling.as_deref().unwrap();
-    let whole = added("gpu-0");
-    assert_eq!(
-        (whole.binds_to_node, whole.node_allocatable.len()),
-        (true, 2)
-    );
-    assert_eq!(added("gpu-1").compatibility["gpu"], ["mig"]);
 }
 
 #[test]
