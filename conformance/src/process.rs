@@ -136,6 +136,7 @@ impl Process {
         let pids =
             processes(|stat| stat.group == self.pid || (stat.parent == own && stat.group != group));
         for pid in &pids {
+            // no error: a process that has just ended has no numbers, and the caller says so
             let status =
                 std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
             let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -143,7 +144,7 @@ impl Process {
             let resident =
                 resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
             usage.memory += resident.unwrap_or_default() << 10;
-            // no error: a process that has just ended has no numbers, and the caller says so
+            // no error: the same
             usage.files += std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()))
                 .ok()?
                 .count();

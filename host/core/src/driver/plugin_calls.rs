@@ -54,8 +54,9 @@ pub async fn within<T>(
     what: &str,
     call: impl Future<Output = Result<T, Problem>>,
 ) -> Result<T, Problem> {
-    timeout_at(until, call).await.unwrap_or_else(|_| {
+    let Ok(answer) = timeout_at(until, call).await else {
         let message = format!("the device plugin of {resource} did not answer in time ({what})");
-        Err(Problem::unavailable(ProblemCode::DriverDeadline, message))
-    })
+        return Err(Problem::unavailable(ProblemCode::DriverDeadline, message));
+    };
+    answer
 }

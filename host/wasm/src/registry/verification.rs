@@ -105,9 +105,10 @@ impl Verification {
             let size = found.map_or(0, |found| found.len());
             (faults, grant, size)
         });
-        let (faults, grant, size) = read
-            .await
-            .unwrap_or_else(|_| (FileFaults::new(), Err(FileError::Interrupted), 0));
+        let (faults, grant, size) = match read.await {
+            Ok(read) => read,
+            Err(_) => (FileFaults::new(), Err(FileError::Interrupted), 0),
+        };
         Self {
             files,
             faults,
@@ -133,11 +134,14 @@ impl Verification {
                 verified,
             }
         });
-        outcome.await.unwrap_or_else(|_| Outcome {
-            faults: FileFaults::new(),
-            digest: None,
-            verified: Err(FileError::Interrupted),
-        })
+        match outcome.await {
+            Ok(outcome) => outcome,
+            Err(_) => Outcome {
+                faults: FileFaults::new(),
+                digest: None,
+                verified: Err(FileError::Interrupted),
+            },
+        }
     }
 }
 

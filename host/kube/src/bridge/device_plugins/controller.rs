@@ -166,11 +166,13 @@ impl ResourceController {
             (Ok(()), None) => Err(PluginRegistration::Waiting("no socket is there".to_owned())),
             (Ok(()), Some(kubelet)) => {
                 let call = tokio::time::timeout(REGISTER_DEADLINE, self.call(kubelet));
-                let answer = call.await.unwrap_or_else(|_| {
-                    let why = format!("no answer within {} s", REGISTER_DEADLINE.as_secs());
-                    Err(PluginRegistration::Waiting(why))
-                });
-                answer.map(|()| kubelet)
+                match call.await {
+                    Ok(answer) => answer.map(|()| kubelet),
+                    Err(_) => {
+                        let why = format!("no answer within {} s", REGISTER_DEADLINE.as_secs());
+                        Err(PluginRegistration::Waiting(why))
+                    }
+                }
             }
         };
         let (metrics, resource) = (&self.resource.context.metrics, &self.resource.name);
