@@ -15,7 +15,7 @@ use nodedock_base::error::chain;
 use nodedock_command::CommandError;
 use nodedock_command::output::{Column, Format, print, table};
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::recording::{Answer, RecordedCall};
+use nodedock_core::recording::{CallOutcome, RecordedCall};
 use nodedock_core::records::SharedClaimTable;
 use nodedock_model::grant::{self, Capabilities, Grant, LimitValues, Limits, ValueGrant, pattern};
 use nodedock_model::{Inventory, Problem};
@@ -445,8 +445,8 @@ fn texts(calls: &[RecordedCall], interface: &str) -> BTreeSet<String> {
         .filter(|host| host.function.starts_with(interface));
     let texts = host.flat_map(|host| {
         let named = match &host.answer {
-            Answer::Returned(answer) => answer["Ok"].as_array(),
-            Answer::Failed(_) => None,
+            CallOutcome::Returned(answer) => answer["Ok"].as_array(),
+            CallOutcome::Failed(_) => None,
         };
         let names = named.into_iter().flatten().map(|item| &item["name"]);
         host.arguments

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use super::*;
+use nodedock_core::manager::devices::TopologyHint;
 use nodedock_core::records::table::ClaimTable;
 use nodedock_model::{
     ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PluginDevice, PodContainer, PodRecord,

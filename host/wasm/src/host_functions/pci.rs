@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::bindings::nodedock::driver::pci_driver;
-use crate::host_functions::state::{Scope, State};
+use crate::host_functions::state::{CallState, Scope};
 use crate::host_functions::writes::Target;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_core::sysfs::attribute::Attribute;
@@ -20,7 +20,7 @@ struct Step {
     binding: Attribute,
 }
 
-impl pci_driver::Host for State {
+impl pci_driver::Host for CallState {
     async fn bind(&mut self, address: String, driver: String) -> Result<Vec<String>, Problem> {
         self.count_operation()?;
         let writer = self.writer(&address)?;
@@ -82,7 +82,7 @@ impl pci_driver::Host for State {
     }
 }
 
-impl State {
+impl CallState {
     /// Binds functions back to what they were, the last first. A failure is in the audit log, and the record of the claim restores it.
     async fn undo(&mut self, bound: Vec<Attribute>) {
         for before in bound.into_iter().rev() {
