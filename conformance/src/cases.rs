@@ -49,13 +49,13 @@ pub(crate) use level;
 /// A driver that registers as a DRA driver may register as a device plugin as well, and the other way round, within this time.
 const BESIDE: Duration = Duration::from_secs(1);
 
-/// What is known of a driver from one start of it.
+/// Observations about a driver from one start of it.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     services: Vec<String>,
     /// Those under the registered name.
     slices: Vec<Value>,
-    /// It wrote a slice, whatever the answer and whatever driver the slice names.
+    /// True if the driver wrote a slice, regardless of the response and of the driver that the slice names.
     publishes: bool,
     devices: usize,
     is_dra: bool,
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_condition_of_a_case_is_known() {
+    fn every_case_condition_is_known() {
         for case in crate::list::cases().unwrap() {
             for condition in case
                 .condition

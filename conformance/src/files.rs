@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
 
-/// Of a file that a driver wrote.
+/// Maximum size of a file that a driver wrote.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The containerEdits of each CDI device by its qualified name.
@@ -128,7 +128,7 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
         .with_context(|| format!("change the mode of {}", path.display()))
 }
 
-/// Makes a directory with its parents, which only this user can write, whatever the umask is: the daemon refuses others.
+/// Makes a directory and its parents that only this user can write, regardless of the umask: the daemon refuses others.
 pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_are_set_below_a_directory_and_not_behind_links() {
+    fn modes_are_set_without_following_links() {
         let [directory, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let [inner, outer] = [directory.path().join("a/b"), other.path().join("c")];
         std::fs::create_dir(directory.path().join("a")).unwrap();

@@ -44,7 +44,7 @@ pub enum Target {
 pub struct Running {
     /// A kubelet's directory: `plugins_registry`, with the driver's registration sockets, is below it.
     pub kubelet: PathBuf,
-    /// Where to write a kubeconfig for the API server that has the claims. A driver that reads claims is started after it is written.
+    /// Path of the kubeconfig to write for the API server that has the claims. A driver that reads claims is started after it is written.
     pub kubeconfig: Option<PathBuf>,
 }
 
@@ -61,7 +61,7 @@ pub struct Program {
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// What `{NAME}` in a command stands for.
+/// Names that a command may contain as `{NAME}`, and the meaning of each.
 pub const PLACEHOLDERS: [(&str, &str); 12] = [
     ("root", "a directory below which everything is"),
     ("kubelet", "the kubelet's directory"),
@@ -129,7 +129,7 @@ fn placeholders(word: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What is run, and how.
+/// The driver to run and the options of the run.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub target: Target,
@@ -141,11 +141,11 @@ pub struct Options {
     pub parameters: Option<Value>,
     /// The driver says that it knows claims with admin access.
     pub admin_access: bool,
-    /// Until a driver has registered.
+    /// Time for a driver to register.
     pub start_timeout: Duration,
-    /// Of each call.
+    /// Deadline of each call.
     pub call_timeout: Duration,
-    /// Until the slices of a driver are there.
+    /// Time for a driver to publish its slices.
     pub slices_timeout: Duration,
     /// IDs of cases, or levels; empty: all.
     pub only: Vec<String>,
@@ -231,7 +231,7 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Re
     Ok(report)
 }
 
-/// Where each case gets its node from.
+/// The source of each case's node.
 struct Nodes<'a> {
     options: &'a Options,
     /// That of a driver that runs already: it knows the API server that it was started with.
@@ -297,7 +297,7 @@ fn move_path(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("move {} to {}", from.display(), to.display()))
 }
 
-/// Whether a case is named, or needed by one that is.
+/// Returns whether a case is named, or needed by one that is.
 fn is_wanted(case: &Case, list: &[Case], only: &[String]) -> bool {
     only.is_empty()
         || is_named(case, only)
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_braces_are_placeholders_and_json_is_none() {
+    fn braced_names_are_placeholders_unlike_json() {
         let found = |word| placeholders(word).collect::<Vec<_>>();
         assert_eq!(
             found("--a={state}/b/{device-plugins}"),

@@ -11,11 +11,11 @@ use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 
-/// Of a driver's output the end is kept.
+/// Size of the end of a driver's output that is kept.
 const OUTPUT_BYTES: usize = 16 << 10;
-/// Until what a process printed is read after its end.
+/// Time for reading the remaining output of a process after its end.
 const DRAIN: Duration = Duration::from_millis(500);
-/// What is read at once.
+/// Size of one read.
 const READ_BYTES: usize = 8 << 10;
 
 /// Groups of the processes that are to live.
@@ -90,7 +90,7 @@ impl Process {
         })
     }
 
-    /// How it ended, if it did. Then all that it printed is read.
+    /// Returns the exit status of the process if it has ended, after reading all its output.
     pub(crate) async fn ended(&mut self) -> Option<ExitStatus> {
         let status = self.child.try_wait().ok().flatten()?;
         // What it has left behind may hold its output open.
@@ -167,7 +167,7 @@ impl Drop for Process {
     }
 }
 
-/// How a process ended, in words.
+/// Describes the end of a process in words.
 pub(crate) fn end(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("it ended with exit code {code}"),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_driver_began_ends_with_it_also_in_another_session() {
+    async fn descendants_in_other_sessions_are_killed() {
         let _alone = ALONE.lock().await;
         let (process, output) = shell("setsid sh -c 'echo $$; exec sleep 600' & sleep 600");
         let pid = pid_in(&output).await;
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_driver_that_ignores_sigterm_is_killed_and_that_is_an_error() {
+    async fn driver_ignoring_sigterm_is_killed() {
         let _alone = ALONE.lock().await;
         let (process, output) = shell("trap '' TERM; echo $$; while true; do sleep 600; done");
         let pid = pid_in(&output).await;
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_megabytes_of_output_the_end_is_kept() {
+    async fn end_of_long_output_is_kept() {
         let _alone = ALONE.lock().await;
         let (mut process, output) = shell("head -c 4000000 /dev/zero | tr '\\0' x; echo end");
         while process.ended().await.is_none() || !output.text().ends_with("end\n") {

@@ -1,4 +1,4 @@
-//! What came of the cases.
+//! Results of the cases.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::list::Case;
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", content = "reason", rename_all = "kebab-case")]
 pub enum Outcome {
@@ -27,7 +27,7 @@ pub struct CaseResult {
     pub outcome: Outcome,
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub took: Duration,
-    /// Of a case that failed: what was exchanged with the driver, in order, and the end of its output.
+    /// Messages exchanged with the driver in a failed case, in order, and the end of its output.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<String>,
 }
@@ -52,7 +52,7 @@ impl Report {
         failed.map(|verdict| verdict.case.id.as_str()).collect()
     }
 
-    /// How many passed, failed, and are not declared.
+    /// Returns the numbers of cases that passed, failed and are not declared.
     pub fn counts(&self) -> [usize; 3] {
         let mut counts = [0; 3];
         for verdict in &self.verdicts {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_is_no_pass_and_a_failure_has_its_messages() {
+    fn report_separates_skips_and_explains_failures() {
         let verdicts = vec![
             verdict("wire.a", &[], Outcome::Passed),
             verdict("wire.b", &[], Outcome::Failed("no & yes".to_owned())),

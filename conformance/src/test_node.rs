@@ -1,4 +1,4 @@
-//! What a driver is started in: directories, an API server, and the directory of a kubelet.
+//! The environment of a driver: directories, an API server, and the directory of a kubelet.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -29,20 +29,20 @@ pub(crate) const NODE: &str = "node-1";
 pub(crate) const NAMESPACE: &str = "default";
 pub(crate) const REQUEST: &str = "device";
 
-/// Between looks at what a driver does by itself.
+/// Time between two checks of a driver's own activity.
 const LOOK: Duration = Duration::from_millis(20);
 /// A driver that has written no slice for so long has published what it has.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Of GetInfo, as a kubelet has it, and of the notification.
+/// Deadline of GetInfo, as in a kubelet, and deadline of the notification.
 const GET_INFO: Duration = Duration::from_secs(1);
 const NOTIFY: Duration = Duration::from_secs(5);
-/// Of the requests to the API server, the last are shown.
+/// Number of last requests to the API server that are shown.
 const REQUESTS_SHOWN: usize = 40;
-/// Of the driver's output, the last lines are shown.
+/// Number of last lines of the driver's output that are shown.
 const LINES_SHOWN: usize = 100;
-/// Of the unprepares of all claims of a case, after it.
+/// Deadline for unpreparing all claims of a case after it.
 const RELEASE: Duration = Duration::from_secs(60);
-/// Until a driver has ended after SIGTERM.
+/// Time for a driver to end after SIGTERM.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
 /// The driver, as it registered.
@@ -52,7 +52,7 @@ pub(crate) struct Plugin {
     pub(crate) services: Vec<String>,
     pub(crate) socket: PathBuf,
     pub(crate) client: Client,
-    /// Whether it took the notification of its registration.
+    /// The driver's response to the notification of its registration.
     pub(crate) notified: Result<(), String>,
 }
 
@@ -609,7 +609,7 @@ impl TestNode {
             .delete("resourceclaims", &claim.namespace, &claim.name);
     }
 
-    /// What the next case gets of the program's files, below the root.
+    /// Returns the paths below the root that the program keeps for the next case.
     pub(crate) fn kept_paths(&self) -> &[PathBuf] {
         self.program().map_or(&[], |program| &program.kept)
     }
@@ -630,7 +630,7 @@ impl TestNode {
         self.log.take();
     }
 
-    /// What was exchanged since the last time, and the end of the driver's output.
+    /// Returns the messages exchanged since the last call, and the end of the driver's output.
     pub(crate) fn messages(&self) -> Vec<String> {
         let mut lines = self.log.take();
         let requests = self.api.requests();

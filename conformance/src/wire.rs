@@ -11,13 +11,13 @@ use nodedock_stand_ins::kubelet::{ClaimRef, authority};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-/// Of a log the first lines are kept, and of a line the first bytes.
+/// Number of first lines of a log that are kept, and number of first bytes of each line.
 const LINES_MAX: usize = 400;
 const LINE_BYTES: usize = 2 << 10;
 
 pub(crate) use v1::Device;
 
-/// What was exchanged with a driver, in order.
+/// The messages exchanged with a driver, in order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -71,11 +71,11 @@ impl Version {
 pub(crate) struct ClaimEntries(pub(crate) Vec<(String, Result<Vec<Device>, String>)>);
 
 impl ClaimEntries {
-    /// What it says of a claim.
+    /// Returns the devices of a claim.
     ///
     /// # Errors
     ///
-    /// It has no entry for the claim, several, or one with an error.
+    /// The answer has no entry for the claim, several, or one with an error.
     pub(crate) fn of(&self, claim: &ClaimRef) -> Result<Vec<Device>> {
         let mut entries = self.0.iter().filter(|(uid, _)| *uid == claim.uid);
         let (name, uid) = (&claim.name, &claim.uid);
@@ -88,7 +88,7 @@ impl ClaimEntries {
     }
 }
 
-/// In an order that does not depend on the driver's.
+/// Sorts devices, so that their order does not depend on the driver.
 fn sorted(mut devices: Vec<Device>) -> Vec<Device> {
     for device in &mut devices {
         device.cdi_device_ids.sort();
@@ -211,7 +211,7 @@ impl Client {
         })
     }
 
-    /// Whose calls are in no log.
+    /// Returns a client whose calls are not logged.
     pub(crate) fn quiet(&self) -> Self {
         Self {
             log: Log::default(),
@@ -219,7 +219,7 @@ impl Client {
         }
     }
 
-    /// With another deadline for its calls.
+    /// Returns a client with another deadline for its calls.
     pub(crate) fn within(&self, timeout: Duration) -> Self {
         Self {
             timeout,

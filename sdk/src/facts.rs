@@ -56,7 +56,7 @@ pub struct FileInfo {
     pub real_path: String,
     /// Kind of the file.
     pub kind: FileKind,
-    /// In bytes; 0 for files of `/proc`.
+    /// Size in bytes; 0 for files of `/proc`.
     pub size: u64,
 }
 
@@ -72,7 +72,7 @@ pub enum OperationalState {
     Down,
     /// An interface below it is down.
     LowerLayerDown,
-    /// In a test mode.
+    /// The interface is in a test mode.
     Testing,
     /// Waits for an event, such as authentication.
     Dormant,
@@ -89,9 +89,9 @@ pub struct NetInterface {
     pub index: u32,
     /// Hardware address; empty if it has none.
     pub hardware_address: String,
-    /// In bytes.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// Whether it is set up.
+    /// True if it is set up.
     pub admin_up: bool,
     /// Operational state.
     pub state: OperationalState,

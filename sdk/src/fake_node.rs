@@ -71,7 +71,7 @@ pub(crate) struct State {
     pub(crate) files: Tree,
     pub(crate) nodes: BTreeMap<String, NodeInfo>,
     pub(crate) claims: BTreeMap<String, ClaimRecord>,
-    /// Of claims that no prepare has succeeded for, by UID.
+    /// Progress of claims that no prepare has succeeded for, by UID.
     pub(crate) progress: BTreeMap<String, Vec<u8>>,
     /// Links `driver` before the first bind, by the function's directory; `None` for an unbound function.
     pub(crate) bound_before: BTreeMap<String, Option<String>>,
@@ -108,7 +108,7 @@ impl Default for State {
 
 pub(crate) type WriteEffect = dyn Fn(&FakeNode, &SysfsWrite) -> Result<(), Problem> + Send + Sync;
 
-/// What happens after a write to a matching path.
+/// An effect after a write to a matching path.
 #[derive(Clone)]
 pub(crate) struct WriteHook {
     pub(crate) glob: GlobMatcher,

@@ -176,21 +176,21 @@ impl Sysfs<'_> {
         self.0.sysfs_glob(pattern)
     }
 
-    /// Like [`read`](Sysfs::read), with `None` for a file that does not exist or has no value now.
+    /// Reads a file as [`read`](Sysfs::read) does, with `None` for a file that does not exist or has no value now.
     ///
     /// # Errors
     ///
-    /// As for `read`, except for `not-found` and `no-value`: a read that failed is an error.
+    /// Those of `read`, except for `not-found` and `no-value`: a read that failed is an error.
     pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
         present(self.read(path))
     }
 
-    /// Like [`read_link`](Sysfs::read_link), with `None` for a link that does not exist, for what is no link, and for a link that leads
-    /// out of `/sys`: recorded machines have such, kernels do not.
+    /// Reads a link as [`read_link`](Sysfs::read_link) does, with `None` for a link that does not exist, for what is no link, and for a
+    /// link that leads out of `/sys`: recorded machines have such, kernels do not.
     ///
     /// # Errors
     ///
-    /// As for `read_link`, except for these, `not-found` and `no-value`.
+    /// Those of `read_link`, except for these, `not-found` and `no-value`.
     pub fn find_link(&self, path: &str) -> Result<Option<String>, Problem> {
         match self.read_link(path) {
             Err(problem) if matches!(problem.code.as_str(), "not-a-link" | "outside-sysfs") => {
@@ -200,11 +200,11 @@ impl Sysfs<'_> {
         }
     }
 
-    /// Like [`find`](Sysfs::find), parsed as `T`, such as a number; also `None` for content that does not parse.
+    /// Reads a file as [`find`](Sysfs::find) does, parsed as `T`, such as a number; also `None` for content that does not parse.
     ///
     /// # Errors
     ///
-    /// As for `find`.
+    /// Those of `find`.
     pub fn find_parsed<T: FromStr>(&self, path: &str) -> Result<Option<T>, Problem> {
         Ok(self.find(path)?.and_then(|text| text.trim().parse().ok()))
     }
@@ -294,11 +294,11 @@ impl HostFiles<'_> {
         self.0.host_files_read(path)
     }
 
-    /// Like [`read`](HostFiles::read), with `None` for a file that does not exist.
+    /// Reads a file as [`read`](HostFiles::read) does, with `None` for a file that does not exist.
     ///
     /// # Errors
     ///
-    /// As for `read`, except for `not-found`.
+    /// Those of `read`, except for `not-found`.
     pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
         present(self.read(path))
     }

@@ -1,5 +1,5 @@
-//! Whether a daemon's answers, its checkpoint, the CDI directory and what a driver was asked say the same of the claims: for the end of
-//! any test, and after each crash.
+//! Checks that a daemon's answers, its checkpoint, the CDI directory and the calls of a driver agree about the claims: for the end of any
+//! test, and after each crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,7 +58,7 @@ impl NodeApi {
 }
 
 impl Root {
-    /// What the checkpoint has; it is whole, and its records agree with one another.
+    /// Returns the records of the checkpoint after checking that it is whole and that its records agree with one another.
     pub fn records(&self) -> Vec<ClaimRecord> {
         let path = self.checkpoint();
         let report = checkpoint::verify(&path).expect("verify the checkpoint");
@@ -100,8 +100,8 @@ impl Agreement<'_> {
         }
     }
 
-    /// Whether the directory has the files of all claims that are prepared, as they are rendered, and of no unknown claim. The error
-    /// says what differs. A claim on its way may have its file already, or still.
+    /// Checks that the directory has the files of all prepared claims, as they are rendered, and of no unknown claim. The error names the
+    /// differences. A claim whose prepare or unprepare is not complete may already, or still, have its file.
     fn check_files(&self, records: &[ClaimRecord]) -> Result<(), String> {
         let files = self.0.cdi_files();
         let mut there: BTreeMap<_, _> = files
@@ -205,7 +205,7 @@ fn name_of(file: &crate::cdi::CdiFile) -> String {
         .into_owned()
 }
 
-/// What runtimes read: the first line differs from daemon to daemon.
+/// Returns the text that runtimes read: the first line differs from daemon to daemon.
 fn body(text: &str) -> &str {
     text.split_once('\n').map_or("", |(_, body)| body)
 }

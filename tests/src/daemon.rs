@@ -15,7 +15,7 @@ use crate::node_api::NodeApi;
 use crate::service::ServiceManager;
 use crate::{DEADLINE, Root};
 
-/// How a daemon is started.
+/// Options of a daemon.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The service manager stores its file descriptors.

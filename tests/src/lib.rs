@@ -26,5 +26,5 @@ pub use node_api::{Client, NodeApi};
 pub use root::{Output, Root, assert_parts};
 pub use wait::own_pool;
 
-/// How long anything is waited for. It only bounds a failure: a machine may be slow, and no test depends on time.
+/// Deadline of every wait. It only bounds a failure: a machine may be slow, and no test depends on time.
 pub const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);

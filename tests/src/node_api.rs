@@ -213,7 +213,8 @@ pub fn channel(socket: PathBuf) -> Channel {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    // The address is for the protocol only; the connector knows the socket. The timeout is for an answer to begin: a stream goes on.
+    // The address is for the protocol only; the connector knows the socket. The timeout covers the start of an answer: a stream may last
+    // longer.
     Endpoint::from_static("http://localhost")
         .timeout(DEADLINE * 2)
         .connect_with_connector_lazy(connector)

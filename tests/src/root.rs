@@ -30,7 +30,7 @@ pub struct Root {
 pub struct Mounts {
     root: PathBuf,
     mounted: Vec<Mounted>,
-    /// What the daemon sees as `/sys`.
+    /// Directory that the daemon sees as `/sys`.
     sys: Option<PathBuf>,
 }
 
@@ -120,7 +120,7 @@ impl Root {
         self.path().join("daemon.log")
     }
 
-    /// What daemons on this root have logged so far.
+    /// Returns the log so far of all daemons on this root.
     pub fn log(&self) -> String {
         let bytes = std::fs::read(self.log_path()).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -231,7 +231,8 @@ async fn output(name: &str, mut command: Command, args: &[&str]) -> Output {
     }
 }
 
-/// What runs a program with a directory in place of `/sys`, for itself alone; its process is the program's.
+/// Returns a command that runs a program with a directory in place of `/sys`, in a mount namespace of its own; its process is the
+/// program's.
 fn as_sys(sys: &Path) -> Result<std::process::Command, String> {
     let unshare = program("unshare").ok_or("there is no unshare")?;
     let mut command = std::process::Command::new(unshare);

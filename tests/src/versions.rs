@@ -36,7 +36,7 @@ pub fn claim(name: &str) -> nodedock_proto::node::v1::Claim {
     compose::claim(name, &[&format!("{NAME}/{POOL}/{name}")])
 }
 
-/// What the driver was asked, by its lines in a log, such as `prepare ok,skip`.
+/// Returns the calls of the driver from its lines in a log, such as `prepare ok,skip`.
 pub fn logged_calls(log: &str) -> impl Iterator<Item = String> {
     let calls = log
         .lines()

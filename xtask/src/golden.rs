@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stamp_has_the_tool_the_contract_and_the_sources() {
+    fn stamp_covers_tool_contract_and_sources() {
         let dir = tempfile::tempdir().unwrap();
         let workspace = workspace(dir.path());
         let tool = |version: &str| Tool {
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_of_other_sources_does_not_outlive_its_tools() {
+    fn outdated_output_without_tools_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let workspace = workspace(dir.path());
         let directory = dir.path().join("target/golden");

@@ -129,7 +129,7 @@ fn check_api(workspace: &Workspace) -> Result<()> {
 #[derive(Debug, PartialEq)]
 enum Plan {
     Skip(String),
-    /// With the release of this tag.
+    /// Compare with the release of this tag.
     Compare(String),
 }
 
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_package_without_the_contract_is_noticed() {
+    fn package_without_the_contract_is_detected() {
         let workspace = Workspace::load().unwrap();
         let contract = contract(&workspace).unwrap();
         assert!(contract.contains("wit/driver.wit"), "{contract:?}");
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_is_compared_from_the_first_release_on() {
+    fn api_is_compared_since_first_release() {
         let missing = || Finding::Missing("it is not installed".into());
         assert_eq!(
             plan("", missing()),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_sdk_and_what_it_needs_is_published() {
+    fn only_sdk_and_dependencies_are_published() {
         let workspace = Workspace::load().unwrap();
         let mut metadata = workspace.cargo();
         metadata.args([

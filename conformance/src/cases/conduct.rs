@@ -40,11 +40,11 @@ const FILES_CYCLES: Cycles = Cycles {
     least: 60,
     uncounted: 10,
 };
-/// Of the cycles: a case has 10 minutes, of which a start and the last calls take some.
+/// Time for the cycles: a case has 10 minutes, of which a start and the last calls take some.
 const CYCLES_TIME: Duration = Duration::from_secs(400);
 const MEMORY_MAX: u64 = 32 << 20;
 const FILES_MAX: usize = 16;
-/// How long a driver is watched that has nothing to do, and the requests that it may make.
+/// Time for which an idle driver is observed, and the number of requests that it may make.
 const QUIET: Duration = Duration::from_secs(3);
 const REQUESTS_MAX: usize = 10;
 /// Deadline of a call while the API server does not answer.
@@ -188,18 +188,18 @@ async fn quiet(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// How often a claim is unprepared and prepared again.
+/// The repetitions of unprepare and prepare of a claim.
 struct Cycles {
-    /// As many as time allows, up to these.
+    /// Maximum number of cycles; fewer run if time is short.
     most: usize,
     /// Fewer say nothing.
     least: usize,
-    /// In the first ones a driver may grow.
+    /// Number of first cycles, in which the driver's usage may grow.
     uncounted: usize,
 }
 
 impl Cycles {
-    /// What the driver takes after the uncounted cycles and after the last one, or why it is not known.
+    /// Returns the driver's usage after the uncounted cycles and after the last one, or the reason why it is unknown.
     async fn run(
         &self,
         node: &mut TestNode,
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cycles_that_a_slow_driver_had_time_for_are_compared_from_the_least_number_on() {
+    fn results_need_the_minimum_of_cycles() {
         let usage = |memory| Some(Usage { memory, files: 1 });
         let known = |done| MEMORY_CYCLES.known(done, CYCLES_TIME, usage(1), usage(2));
         for done in [500, 666, 1000] {

@@ -29,7 +29,7 @@ level! {
     "device-plugin.kubelet-restart" => kubelet_restart,
 }
 
-/// Until the first list.
+/// Deadline for the first list.
 const LIST: Duration = Duration::from_secs(10);
 
 async fn begin(node: &mut TestNode) -> Result<DevicePluginClient<Channel>> {

@@ -28,9 +28,9 @@ level! {
     "features.rolling-update" => rolling_update,
 }
 
-/// Until a health stream has its first message.
+/// Deadline for the first message of a health stream.
 const HEALTH: Duration = Duration::from_secs(10);
-/// In a container, of the files of KEP-5304.
+/// Directory in a container of the files of KEP-5304.
 const METADATA_DIRECTORY: &str = "/var/run/kubernetes.io/dra-device-attributes";
 
 /// The devices of the first message that has some, of a stream that is opened for it.

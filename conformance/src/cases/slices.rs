@@ -27,9 +27,9 @@ level! {
     "slices.one-write" => one_write,
 }
 
-/// Until a driver has brought its slices back.
+/// Deadline for a driver to restore its slices.
 const REPAIR: Duration = Duration::from_secs(30);
-/// In which a driver that has what it wants writes nothing more.
+/// Time in which a driver whose slices are as desired writes nothing more.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// The driver with its slices, which are there.
@@ -88,7 +88,7 @@ fn writes(node: &TestNode) -> Vec<Seen> {
         .collect()
 }
 
-/// Whether the API server has seen a driver write a slice, or has one.
+/// Returns whether the API server has a slice or has seen the driver write one.
 pub(super) fn are_written(node: &TestNode) -> bool {
     let has_some = node
         .api
@@ -128,7 +128,7 @@ async fn accepted(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 }
 
 async fn node(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    // Whatever it publishes: under another name they would not be found as its own.
+    // The driver runs under its own name: slices under another name would not be recognized as its own.
     let plugin = node.begin().await?;
     let slices = node
         .slices_until(&plugin.name, node.options.slices_timeout, |slices| {

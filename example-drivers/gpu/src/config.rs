@@ -41,7 +41,7 @@ struct Selector {
     device: Option<String>,
     /// Kernel driver that the GPU is bound to.
     driver: Option<String>,
-    /// Whether the GPU is a virtual function of another.
+    /// True if the GPU is a virtual function of another.
     virtual_function: Option<bool>,
 }
 
@@ -130,7 +130,7 @@ fn is_allowed(wanted: &Option<String>, is: &str) -> bool {
     wanted.as_ref().is_none_or(|wanted| wanted == is)
 }
 
-/// Whether the path has a wildcard, so that it may match several files or none.
+/// Returns whether the path has a wildcard, so that it may match several files or none.
 pub(crate) fn is_glob(path: &str) -> bool {
     path.contains(['*', '?', '[', ']', '{', '}'])
 }

@@ -51,7 +51,7 @@ pub(crate) struct Function {
     pub(crate) address: Address,
     /// Root port's bus, such as `pci0000:00`.
     pub(crate) root: Option<String>,
-    /// As the next two fields: `0x` and hex digits.
+    /// Vendor ID, as the next two fields: `0x` and hex digits.
     pub(crate) vendor: String,
     pub(crate) device: String,
     pub(crate) class: String,
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cards_and_render_nodes_are_nodes_and_nothing_else_is() {
+    fn cards_and_render_nodes_are_recognized() {
         let uevent =
             |name: &str| format!("MAJOR=226\nMINOR=128\nDEVNAME={name}\nDEVTYPE=drm_minor");
         let node = DrmNode {

@@ -35,7 +35,7 @@ pub(crate) struct PoolConfig {
     /// NUMA nodes that are assigned to the GPUs round robin.
     #[serde(default)]
     numa_nodes: Vec<u32>,
-    /// Whether several claims may use a GPU at once, each with a share of its memory.
+    /// True if several claims may use a GPU at once, each with a share of its memory.
     #[serde(default)]
     pub(crate) shared: bool,
     /// Number of equal parts of a GPU; each is a device beside the whole one.

@@ -32,7 +32,7 @@ struct Args {
     /// The directory of registration sockets, for --register plugins-registry
     #[arg(long, default_value = "/var/lib/nodedock/plugins_registry")]
     registry_dir: PathBuf,
-    /// How it registers
+    /// The way to register
     #[arg(long, value_enum, default_value_t = Way::KubeletSocket)]
     register: Way,
     /// YAML list of devices, each {id, healthy, numaNodes}; read again when it changes. Default: device-0 and device-1
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preference_has_what_must_be_included_and_the_wanted_size() {
+    fn preference_includes_required_ids() {
         let choice = Choice {
             available: ids(&["a", "b", "c", "d"]),
             must_include: ids(&["c"]),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_devices_and_answers_are_read_and_what_is_wrong_in_them_is_named() {
+    fn device_and_answer_files_are_validated() {
         let dir = tempfile::tempdir().unwrap();
         let file = |text: &str| {
             let path = dir.path().join("file.yaml");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_devices_the_first_with_an_answer_decides() {
+    fn first_device_with_an_answer_decides() {
         let answers = BTreeMap::from([
             ("b".to_owned(), OutcomeName::Refuse),
             ("c".to_owned(), OutcomeName::Hang),

@@ -44,7 +44,7 @@ pub(crate) fn addresses(host: &Host) -> Result<Vec<Address>, Problem> {
 #[derive(Clone, Debug)]
 pub(crate) struct Function {
     pub(crate) address: Address,
-    /// As the next three fields: `0x` and hex digits.
+    /// Vendor ID, as the next three fields: `0x` and hex digits.
     pub(crate) vendor: String,
     pub(crate) device: String,
     pub(crate) class: String,

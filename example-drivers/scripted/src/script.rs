@@ -104,9 +104,9 @@ pub struct Script {
     /// Every successful prepare reports a status of each device.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub report: bool,
-    /// By claim name.
+    /// Behaviour of prepare by claim name.
     pub prepare: BTreeMap<String, Command>,
-    /// By claim name; every other unprepare succeeds.
+    /// Behaviour of unprepare by claim name; every other unprepare succeeds.
     pub unprepare: BTreeMap<String, Command>,
     /// While the driver has prepared a claim of this UID, every discovery crashes it.
     pub blinded_by: Option<String>,

@@ -39,7 +39,7 @@ fn config_overrides_the_name_of_a_claim() {
 }
 
 #[test]
-fn a_prepare_that_goes_well_writes_what_the_config_says() {
+fn successful_prepare_writes_the_configured_value() {
     let node = Harness::<Scripted>::new();
     node.fake().file(WRITABLE, "0");
     node.config(json!({"write": {"path": WRITABLE, "value": "1"}}));
@@ -55,7 +55,7 @@ fn a_prepare_that_goes_well_writes_what_the_config_says() {
 }
 
 #[test]
-fn devices_have_a_status_if_the_config_says_so() {
+fn devices_have_a_status_if_configured() {
     let node = Harness::<Scripted>::new();
     let reported = |prepared: nodedock_sdk::Prepared| prepared.devices[0].status.clone();
     assert_eq!(reported(node.prepare(&claim("anything")).unwrap()), None);

@@ -36,7 +36,7 @@ pub(crate) struct PoolConfig {
     pub(crate) extended_resource: Option<String>,
 }
 
-/// How a container gets access to a virtual function.
+/// The way in which a container gets access to a virtual function.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {

@@ -61,7 +61,7 @@ impl Board {
 #[derive(Debug, Default)]
 pub(crate) struct BoardPorts(BTreeMap<String, Board>);
 
-/// How the ports of one piece of hardware are sorted: by its directories, the number at the controller, and the number of the tty.
+/// Sort key for the ports of one piece of hardware: its directories, the number at the controller, and the number of the tty.
 type PortOrder = (usize, String, u32, u32);
 
 impl BoardPorts {
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hardware_has_one_directory_on_every_kernel() {
+    fn hardware_directory_is_independent_of_kernel() {
         for directory in [
             "devices/pnp0/00:04/tty/ttyS0",
             "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS0",
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_has_the_number_that_the_kernel_shows() {
+    fn port_has_the_kernel_number() {
         for (below, number) in [
             ("/00:04:0/00:04:0.12/tty/ttyS5", 12),
             ("/tty/ttyS4", 0),

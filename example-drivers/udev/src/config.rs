@@ -38,7 +38,7 @@ pub(crate) struct PoolConfig {
     select: Vec<Selector>,
     #[serde(default)]
     pub(crate) name_by: NameBy,
-    /// Whether several claims may use a device at once.
+    /// True if several claims may use a device at once.
     #[serde(default)]
     pub(crate) shared: bool,
     #[serde(default)]

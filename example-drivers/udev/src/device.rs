@@ -42,7 +42,7 @@ impl Node {
     }
 }
 
-/// Where a device is.
+/// The location of a device.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     /// A USB device as a whole.
@@ -63,7 +63,7 @@ pub(crate) struct Candidate {
     pub(crate) kind: Kind,
     pub(crate) place: Place,
     pub(crate) driver: Option<String>,
-    /// At least one; the first is the main one.
+    /// Device nodes: at least one; the first is the main one.
     pub(crate) nodes: Vec<Node>,
 }
 

@@ -51,7 +51,7 @@ const FIRMWARE_FILES: [&str; 3] = [
     "devices/LNXSYSTM:00/**/path",
 ];
 
-/// How soon the host retries a prepare of a device that is just being plugged in or out.
+/// Time after which the host retries a prepare of a device that is just being plugged in or out.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Health of devices in one result.
@@ -67,7 +67,7 @@ struct Memo {
     devices: Vec<MemoDevice>,
 }
 
-/// In few bytes: a claim may have 32 devices of 32 nodes each, and a memo has at most 64 KiB.
+/// A device in a compact form: a claim may have 32 devices of 32 nodes each, and a memo has at most 64 KiB.
 #[derive(Debug, Deserialize, Serialize)]
 struct MemoDevice {
     pool: String,
@@ -396,7 +396,7 @@ fn usable(config: &Config, offers: &[Offers], device: &MemoDevice) -> Result<(),
     else {
         return Err("the device is unplugged".to_owned());
     };
-    // The name is that of the node, whatever is behind it.
+    // The name is that of the node, regardless of the device behind it.
     if config.pools[index].name_by == NameBy::Node && !is_same(device, candidate) {
         return Err(format!(
             "another device is {} now: create the pod again",

@@ -285,7 +285,7 @@ fn own_drivers(
     Ok(own)
 }
 
-/// Discovery goes on without the claim: the devices of other claims do not depend on it.
+/// Logs a problem and lets discovery continue without the claim: the devices of other claims do not depend on it.
 fn warn(host: &Host, problem: Problem) -> Result<(), Problem> {
     host.log().warn(
         "memo cannot be read",

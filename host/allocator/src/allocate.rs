@@ -1,5 +1,5 @@
-//! Which devices of a node a claim gets: the scheduler's structured allocation for one node and one claim. Pure: the same input has the
-//! same output, and the work is bounded by counted steps.
+//! Allocation of a node's devices to a claim: the scheduler's structured allocation for one node and one claim. Pure: the same input has
+//! the same output, and the work is bounded by counted steps.
 
 mod capacity;
 mod constraint;
@@ -62,11 +62,11 @@ pub struct NotAllocated {
     pub message: String,
     /// Devices that a request could not use, in the order of requests and devices; at most [`Bounds::excluded`].
     pub devices: Vec<Excluded>,
-    /// Whether there are more of them.
+    /// True if further devices were left out of `devices`.
     pub more: bool,
 }
 
-/// What has to change before the claim can be allocated.
+/// Kind of change that is needed before the claim can be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NotAllocatedKind {
     /// The claim, its class or a selector is wrong. The same claim fails until one of them, or a device, changes.
@@ -87,7 +87,7 @@ pub struct Excluded {
     pub driver: String,
     pub pool: String,
     pub device: String,
-    /// For example `taint example.com/broken:NoSchedule is not tolerated`.
+    /// The reason as text, for example `taint example.com/broken:NoSchedule is not tolerated`.
     pub reason: String,
 }
 

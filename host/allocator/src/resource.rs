@@ -1,5 +1,6 @@
-//! Which devices of an extended resource a container gets: by its NUMA affinity, by what its plugin prefers and by what init containers leave, as
-//! a kubelet's device manager chooses them, but the same ones each time; and the hints for a topology manager. Pure.
+//! Choice of the devices of an extended resource for a container: by its NUMA affinity, by the preference of its plugin and by the devices
+//! that init containers leave. A kubelet's device manager chooses by the same rules; this choice is the same one each time. The hints for a
+//! topology manager are computed here too. Pure.
 
 mod affinity;
 mod choose;

@@ -93,7 +93,7 @@ pub enum SelectorError {
     /// The expression is longer than [`EXPRESSION_BYTES_MAX`].
     #[error("the expression has {length} bytes, and at most {EXPRESSION_BYTES_MAX} are allowed")]
     TooLong {
-        /// In bytes.
+        /// Length in bytes.
         length: usize,
     },
     /// The expression is no CEL, or its types do not fit.
@@ -101,9 +101,9 @@ pub enum SelectorError {
     Malformed {
         /// Counted from one.
         line: usize,
-        /// In characters, counted from one.
+        /// Column in characters, counted from one.
         column: usize,
-        /// What is wrong there.
+        /// Description of the problem at this position.
         problem: String,
     },
     /// The parser's thread could not be started or failed.
@@ -121,7 +121,7 @@ pub enum EvaluationError {
     /// The map or the list has no such element.
     #[error("no such key: {key}")]
     NoSuchKey {
-        /// As the expression has it.
+        /// Key, as the expression has it.
         key: String,
     },
     /// A function or an operator does not take values of these types.
@@ -162,13 +162,13 @@ pub enum EvaluationError {
     /// The device has an attribute or a capacity that can not be read.
     #[error("the device's attribute or capacity {name:?} is malformed")]
     MalformedDevice {
-        /// With its domain, if it has one.
+        /// Name with its domain, if it has one.
         name: String,
     },
 }
 
-/// How much an evaluation may still do: a step is a node of the expression, an element of a list or sixteen bytes of text. It bounds both
-/// time and memory.
+/// Steps that an evaluation may still take: a step is a node of the expression, an element of a list or sixteen bytes of text. The bound
+/// limits both time and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Steps(u64);
 

@@ -1,4 +1,4 @@
-//! Which groups, versions and resources there are: discovery of each group, aggregated discovery, and the version of the server.
+//! Discovery of groups, versions and resources: of each group and aggregated, and the version of the server.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Which user of the machine has the other end of a TCP connection over loopback.
+//! User of the machine that has the other end of a TCP connection over loopback.
 //!
 //! The kernel answers for one connection by its addresses (sock_diag(7)); nothing is listed.
 
@@ -18,7 +18,7 @@ const NLMSG_ERROR: u16 = 2;
 const TCP_ESTABLISHED: u8 = 1;
 const HEADER_BYTES: usize = 16;
 const REQUEST_BYTES: usize = HEADER_BYTES + 56;
-/// In a response: the state, and the user behind state, addresses and three numbers (`struct inet_diag_msg`).
+/// Offsets in a response: of the state, and of the user, which follows state, addresses and three numbers (`struct inet_diag_msg`).
 const STATE_AT: usize = HEADER_BYTES + 1;
 const USER_AT: usize = HEADER_BYTES + 4 + 48 + 12;
 
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_client_has_its_user_until_it_closes() {
+    async fn connection_has_user_until_closed() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let listener = match TcpListener::bind(address).await {
                 Ok(listener) => listener,

@@ -1,9 +1,9 @@
-//! Bodies in Kubernetes' protobuf, which Go's typed clients send: the objects of the API and the options of deletions, as the JSON that they
-//! stand for.
+//! Conversion of bodies in Kubernetes' protobuf, which Go's typed clients send, to JSON: the objects of the API and the options of
+//! deletions.
 //!
-//! What is in which field is in `protobuf/messages.txt`, of Kubernetes 1.37; `cargo test --test interop -- protobuf` compares it with the
-//! official library. A field that is not there is dropped, and a kind that is not there is refused as an encoding that the server does not
-//! know.
+//! The fields are listed in `protobuf/messages.txt`, of Kubernetes 1.37; `cargo test --test interop -- protobuf` compares it with the
+//! official library. A field that is not in the list is dropped, and a kind that is not in it is refused as an encoding that the server
+//! does not know.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ mod messages;
 mod tests;
 
 pub const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
-/// What an encoded object begins with.
+/// Prefix of an encoded object.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// The object as JSON; `None`: it is no object, or of a kind that is not known here.

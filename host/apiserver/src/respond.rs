@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! Processing of a request up to its response.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -35,7 +35,7 @@ const YAML: &str = "application/yaml";
 /// The encodings of an object. Kubernetes' protobuf is one of some kinds alone, so that no client is advised to use it.
 const BODIES: [&str; 2] = [JSON, YAML];
 
-/// The body of an answer; of a watch, it goes on until the watch ends.
+/// Body of a response; for a watch, it continues until the watch ends.
 pub type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
 enum ApiResponse {
@@ -228,7 +228,7 @@ impl Server {
         Ok((writes::served(route, written), warnings))
     }
 
-    /// What is no resource.
+    /// Answers requests for paths that are no resource.
     fn beside(&self, head: &http::request::Parts, body: &[u8]) -> Result<ApiResponse, Refusal> {
         let path = route::parts(&head.uri);
         if let Some(review) = reviews::find(&path) {
@@ -326,7 +326,7 @@ fn read(route: &Route, content_type: &str, body: &[u8]) -> Result<Value, Refusal
     }
 }
 
-/// Whether a write is to be checked and not done: by its address, or by the options in the body of a deletion.
+/// Returns true if a write is a dry run, by its address or by the options in the body of a deletion.
 fn is_dry_run(route: &Route, body: &Value) -> Result<bool, Refusal> {
     let in_body = body["dryRun"]
         .as_array()
@@ -345,7 +345,7 @@ fn is_dry_run(route: &Route, body: &Value) -> Result<bool, Refusal> {
     }
 }
 
-/// As RFC 9111 has a warning about no more than this answer.
+/// Builds a `Warning` header (RFC 9111) that applies to this response only.
 fn warning_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
     let quoted = text.replace('\\', "\\\\").replace('"', "\\\"");
     HeaderValue::from_str(&format!("299 - \"{quoted}\""))

@@ -1,4 +1,4 @@
-//! What a request asks for, from its method and address.
+//! Target of a request, from its method and address.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::resources::{RESOURCES, Resource, TAINT_RULES, VERSION, api_version};
 /// A request for a resource.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// As RBAC names it: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; empty for a method that
+    /// Verb, as RBAC names it: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; empty for a method that
     /// the resource does not have.
     pub verb: &'static str,
     pub group: String,
@@ -27,7 +27,7 @@ pub struct Route {
 pub type Query = BTreeMap<String, String>;
 
 impl Route {
-    /// As `apiVersion` of what it answers.
+    /// Returns the `apiVersion` of the objects in the response.
     pub(crate) fn api_version(&self) -> String {
         api_version(&self.group)
     }

@@ -101,13 +101,13 @@ fn text(value: &Value) -> String {
 }
 
 impl Server {
-    /// A server with the objects that are stored. Resource versions go on from the highest of them, and a watch from a version before
-    /// that is refused with 410, so its client lists again.
+    /// Opens a server with the objects that are stored. Resource versions continue from the highest of them, and a watch from a version
+    /// before that is refused with 410, so its client lists again.
     ///
     /// # Errors
     ///
-    /// If a stored object is of no kind that the server has, or has no name or resource version; or if the namespace `default`, which is
-    /// made when it is not there, cannot be stored.
+    /// Fails if a stored object is of no kind that the server has, or has no name or resource version; or if the namespace `default`, which
+    /// is made when it does not exist, cannot be stored.
     pub async fn open(
         options: Options,
         storage: Arc<dyn Storage>,
@@ -162,7 +162,7 @@ impl Server {
         self.shared.lock().now.clone()
     }
 
-    /// What a request asks for; `None` for a path that is no resource.
+    /// Returns the route of a request; `None` for a path that is no resource.
     pub fn route(&self, method: &http::Method, uri: &http::Uri) -> Option<Route> {
         route::route(
             self.shared.options.taint_rules,
@@ -177,7 +177,7 @@ impl Server {
         self.shared.ticks()
     }
 
-    /// How many watches of each resource are open, by plural.
+    /// Counts the open watches of each resource, by plural.
     pub fn watches(&self) -> BTreeMap<&'static str, usize> {
         let mut counts = BTreeMap::new();
         for plural in self.shared.lock().watches.values() {
@@ -256,7 +256,7 @@ impl Server {
         done
     }
 
-    /// Forgets the changes until now: a watch that would go on from one of them gets 410. Open watches go on.
+    /// Forgets the changes until now: a watch that would continue from one of them gets 410. Open watches continue.
     pub fn forget_history(&self) {
         self.shared
             .change(|state| state.forgotten = state.now.revision);

@@ -37,7 +37,7 @@ pub struct BenchArgs {
 struct Measured {
     what: &'static str,
     unit: &'static str,
-    /// Of several values.
+    /// Median of several values.
     median: f64,
     p10: f64,
     p90: f64,
@@ -150,7 +150,7 @@ fn json_bytes(value: &impl Serialize) -> Result<u64> {
     Ok(serde_json::to_vec(value).context("write it as JSON")?.len() as u64)
 }
 
-/// What the calls of a function took.
+/// Resources that the calls of a function took.
 #[derive(Default)]
 struct Spent {
     elapsed: Vec<Duration>,
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_median_has_its_spread_and_a_single_value_has_none() {
+    fn only_a_median_has_a_spread() {
         let values = (0..=100).rev().map(f64::from).collect();
         let several = Measured::new("discover", "ms", values);
         let Measured {

@@ -273,7 +273,7 @@ mod tests {
     use nodedock_base::error::chain;
 
     #[test]
-    fn a_driver_is_named_by_its_grant_or_its_directory() {
+    fn grant_or_directory_names_the_driver() {
         let directory = tempfile::tempdir().unwrap();
         let named = directory.path().join("nic");
         std::fs::create_dir(&named).unwrap();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_tool_is_named_with_how_to_install_it() {
+    fn missing_tool_is_named_with_installation() {
         let missing =
             run_tool(&mut Command::new("/nowhere/componentize"), "pip install it").unwrap_err();
         assert_eq!(
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_artifact_is_the_packages_own_and_no_rlib() {
+    fn artifact_is_own_wasm_module() {
         let line = |manifest: &str, files: &str| {
             format!(
                 r#"{{"reason":"compiler-artifact","manifest_path":"{manifest}","filenames":{files}}}"#
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_no_driver_is_refused_with_its_name() {
+    fn module_without_driver_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let module = directory.path().join("module.wasm");
         let output = directory.path().join("a.wasm");
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_does_not_exist_is_named() {
+    fn missing_directory_is_named() {
         let nowhere = BuildArgs {
             dir: "/nowhere".into(),
             lang: None,

@@ -13,7 +13,7 @@ use serde_json::Value;
 use nodedock_command::CommandError;
 use nodedock_command::output::{print_text, printable};
 
-/// Until a WebAssembly driver is compiled and has registered: one of 18 MB is compiled for some ten seconds.
+/// Time for a WebAssembly driver to be compiled and to register: the compilation of one of 18 MB takes some ten seconds.
 const WASM_START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Columns of the longest ID.
 const ID_WIDTH: usize = 38;
@@ -36,7 +36,7 @@ pub struct ConformArgs {
     /// The recorded machine of a WebAssembly driver; default: this one
     #[arg(long, value_name = "SNAPSHOT", requires = "file")]
     hardware: Option<PathBuf>,
-    /// Where to write a new kubeconfig for the API server; a driver that reads claims is started with it, after this
+    /// Path of a new kubeconfig for the API server; a driver that reads claims is started with it, after this
     #[arg(long, value_name = "FILE", requires = "socket_dir")]
     write_kubeconfig: Option<PathBuf>,
     /// The name that the driver has to register
@@ -71,7 +71,7 @@ pub struct ConformArgs {
     json: bool,
 }
 
-/// What is checked.
+/// The driver to check.
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct Subject {
@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_a_pool_and_a_name() {
+    fn device_argument_needs_pool_and_name() {
         assert_eq!(
             device("node-1/gpus/gpu-0"),
             Ok(("node-1/gpus".to_owned(), "gpu-0".to_owned()))

@@ -203,7 +203,7 @@ fn inspected(
     }
 }
 
-/// Against the empty grant every request is missing, which is the list of all requests.
+/// Returns all requests. Against the empty grant every request is missing.
 fn requests(info: &DriverInfo, missing: &[String]) -> Vec<Request> {
     let all = grant::missing(&info.capabilities, &LimitValues::new(), &Grant::empty());
     all.into_iter()
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_aligned_and_has_everything_once() {
+    fn inspect_output_is_aligned_and_complete() {
         let expected = "\
 file      gpu.wasm, 1234 bytes
 digest    sha256:00

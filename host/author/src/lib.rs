@@ -45,7 +45,7 @@ use nodedock_wasm::{Compiler, DriverFile, Inspection, WasmHost, WasmSettings};
 pub use conform::ConformArgs;
 pub use replay::ReplayArgs;
 
-/// Of files that are written; the umask takes from it.
+/// Mode of files that are written, before the umask.
 const FILE_MODE: u32 = 0o666;
 
 /// The commands of `nodedock driver` that are about files and need no daemon.

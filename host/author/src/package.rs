@@ -17,7 +17,7 @@ use nodedock_model::grant::Grant;
 use nodedock_model::limit;
 use nodedock_wasm::{driver_config, file_watch, trust};
 
-/// What a layout of this command has, and nothing else.
+/// Entries of a layout that this command wrote; it has no others.
 const LAYOUT_ENTRIES: [&str; 3] = ["blobs", "index.json", "oci-layout"];
 
 #[derive(Args)]
@@ -133,7 +133,7 @@ fn lines(
     .concat()
 }
 
-/// Where the layout goes.
+/// Directory that the layout is written to.
 struct Target {
     path: PathBuf,
     /// There is a layout, which is replaced.
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_goes_to_a_new_place_or_an_empty_one_or_replaces_another() {
+    fn layout_replaces_only_empty_or_layout() {
         let directory = tempfile::tempdir().unwrap();
         let (new, empty) = (directory.path().join("new"), directory.path().join("empty"));
         std::fs::create_dir(&empty).unwrap();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_layout_is_not_replaced() {
+    fn directory_without_layout_is_not_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let refused = |path: &Path| chain(Target::of(path).err().expect("it is refused").as_ref());

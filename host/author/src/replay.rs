@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_counts_what_was_compared_and_what_was_not() {
+    fn summary_counts_replayed_and_skipped_calls() {
         assert_eq!(replayed(2, 0, 0, 0).unwrap(), "2 calls replayed, all equal");
         let partly = replayed(2, 3, 5, 4).unwrap();
         assert_eq!(partly.lines().count(), 4, "{partly}");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_recording_without_calls_is_an_error() {
+    async fn recording_without_calls_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = String::new;
         let header = Header {

@@ -28,7 +28,7 @@ use nodedockd::app;
 use nodedockd::config::{Config, ConfigFile, Flags};
 use nodedockd::telemetry::{self, LogFormat};
 
-/// Until the daemon's socket is there.
+/// Time between attempts to connect to the daemon's socket.
 const CONNECT_PERIOD: Duration = Duration::from_millis(20);
 /// Characters of a digest that are shown.
 const DIGEST_SHOWN: usize = "sha256:".len() + 12;
@@ -202,11 +202,11 @@ fn hint(root: &Path) -> String {
     )
 }
 
-/// What is printed of the daemon.
+/// State of the daemon that is printed.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct DaemonStatus {
     drivers: BTreeSet<String>,
-    /// By driver, pool and name: attributes, capacity, health, claims.
+    /// Devices by driver, pool and name: attributes, capacity, health, claims.
     devices: BTreeMap<String, String>,
 }
 

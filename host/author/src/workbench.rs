@@ -39,7 +39,7 @@ pub(super) const BOOT: &str = "00000000-0000-4000-8000-000000000001";
 /// Namespace and request of the claims.
 const NAMESPACE: &str = "default";
 const REQUEST: &str = "device";
-/// Of the calls that a tool looks into.
+/// Maximum size of the recordings of calls that a tool inspects.
 const RECORDING_BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Args)]
@@ -102,12 +102,12 @@ impl SubjectArgs {
 /// The machine and the sandbox on it.
 pub(super) struct Workbench {
     pub(super) host: Arc<WasmHost>,
-    /// Of calls that a tool looks into.
+    /// Recordings of calls that a tool inspects.
     pub(super) recordings: Recordings,
     claims: Arc<SharedClaimTable>,
     /// `None`: on this machine nothing may be written.
     values: Option<Arc<Values>>,
-    /// Of the recorded machine, and of compiled code.
+    /// Directory of the recorded machine and of compiled code.
     _directory: tempfile::TempDir,
 }
 
@@ -357,7 +357,7 @@ struct Values(Mutex<ValuesState>, Locks<String>);
 #[derive(Default)]
 struct ValuesState {
     writes: Vec<Written>,
-    /// By path: the inode, and the value before the claim's first write.
+    /// Inode, and value before the claim's first write, by path.
     first: BTreeMap<String, (u64, Option<String>)>,
     progress: BTreeMap<Uid, Vec<u8>>,
 }

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_is_said_once_and_until_it_is_over() {
+    fn condition_is_published_until_cleared() {
         let changes = Changes::default();
         let mut listener = changes.listen();
         let conditions = Conditions::new(changes);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_were_not_found_again_are_over() {
+    fn retain_clears_conditions_not_found() {
         let conditions = Conditions::default();
         conditions.set("a", full("no space"));
         conditions.set("b", full("no space"));

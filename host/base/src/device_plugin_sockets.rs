@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn sockets_are_reported_when_they_are_created_removed_and_replaced() {
+    async fn socket_creation_removal_replacement_are_reported() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("device-plugins");
         let (sender, mut seen) = watch::channel(Arc::default());

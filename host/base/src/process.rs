@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_may_have_as_many_open_files_as_it_may_set() {
+    fn open_file_limit_is_raised() {
         let before = getrlimit(Resource::Nofile);
         let fewer = before.current.map_or(256, |now| now.min(256));
         setrlimit(
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_a_process_is_noticed_and_another_with_its_number_is_not_taken_for_it() {
+    async fn pid_reuse_hides_no_process_end() {
         let mut child = Command::new("cat")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

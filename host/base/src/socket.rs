@@ -65,7 +65,7 @@ fn bind_in_place(path: &Path, temporary: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Removes a socket, whatever process has it open. A file that is not a socket stays.
+/// Removes a socket, regardless of the process that has it open. A file that is not a socket is unchanged.
 pub fn remove(path: &Path) -> Result<(), BindError> {
     use std::os::unix::fs::FileTypeExt;
     let found = crate::file::symlink_metadata(path);
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+    async fn only_stale_sockets_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sock");
         let living = bind(&path).await.unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_is_not_called_at_a_socket_of_this_process() {
+    async fn own_socket_is_no_plugin() {
         let dir = tempfile::tempdir().unwrap();
         let own = dir.path().join("nodedock.sock");
         let _listener = bind(&own).await.unwrap();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_in_the_way_and_a_path_too_long_are_named() {
+    async fn occupied_and_overlong_paths_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sock");
         std::fs::write(&path, "precious").unwrap();

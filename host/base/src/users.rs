@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_has_the_name_of_its_line() {
+    fn user_name_is_read_from_passwd() {
         let directory = tempfile::tempdir().unwrap();
         let passwd = directory.path().join("passwd");
         std::fs::write(
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_the_number_of_its_line() {
+    fn group_number_is_read_from_group() {
         let directory = tempfile::tempdir().unwrap();
         let groups = directory.path().join("group");
         std::fs::write(&groups, "root:x:0:\nbad:x:\npodman:x:991:op,podman\nlast").unwrap();

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_new_watch_and_events_without_room_are_gaps() {
+    async fn new_watch_and_overflow_cause_relist() {
         let home = tempfile::tempdir().unwrap();
         let [one, other] = ["one", "other"].map(|name| home.path().join(name));
         std::fs::create_dir(&one).unwrap();

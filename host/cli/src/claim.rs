@@ -53,7 +53,7 @@ pub(super) struct GetArgs {
     filename: Vec<PathBuf>,
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     namespace: String,
-    /// Of all namespaces
+    /// List claims of all namespaces
     #[arg(short = 'A', long, conflicts_with_all = ["name", "filename"])]
     all_namespaces: bool,
     #[arg(short, long, value_enum, default_value_t)]
@@ -459,7 +459,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_is_a_row_with_its_state_and_devices() {
+    fn claim_row_has_state_and_devices() {
         let claim = |status: Value| {
             ClaimRow(
                 json!({ "metadata": { "namespace": "default", "name": "one" }, "status": status }),
@@ -490,8 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_files_are_in_the_given_namespace_unless_they_name_one_and_other_objects_are_none()
-    {
+    fn file_claims_get_the_given_namespace() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("all.yaml");
         let claim = |metadata: &str| format!("kind: ResourceClaim\nmetadata: {metadata}\n---\n");

@@ -119,7 +119,7 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
     print_text(&join([lines, adapter].concat()))
 }
 
-/// What an adapter does with a resource, and the devices that it cannot offer yet.
+/// Describes an adapter's use of a resource, and the devices that it cannot offer yet.
 fn adapter_lines(adapter: &v1::Adapter) -> Vec<String> {
     let v1::Adapter {
         driver,
@@ -313,7 +313,7 @@ struct Explained<'a> {
     refused: &'a [v1::RefusedClaim],
     /// Released by an operator.
     released: &'a [v1::ReleasedClaim],
-    /// Of the local API, and not allocated.
+    /// Claims of the local API that are not allocated.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     waiting: &'a [v1::WaitingClaim],
 }
@@ -544,7 +544,7 @@ fn pod_lines(pods: &[v1::ObjectRef]) -> impl Iterator<Item = String> {
         .map(|pod| format!("  in use by pod {}", describe::object(pod)))
 }
 
-/// When a claim came into its state: the newest entry that begins it and all that follow do not leave it.
+/// Returns the time at which a claim entered its state: that of the newest entry that begins the state and that no later entry leaves.
 fn since(state: &str, timeline: &[v1::Transition]) -> Option<u64> {
     let begin = match state {
         // Each repeated request is an entry of its own: the first after another state counts.
@@ -591,7 +591,7 @@ fn next_step(claim: &v1::ObjectRef, driver: &v1::ClaimDriver) -> Option<String> 
     })
 }
 
-/// When a prepare of the claim's pod can succeed.
+/// Describes the time at which a prepare of the claim's pod can succeed.
 fn next_prepare(driver: &str, retry: &v1::Retry) -> String {
     match retry.when.as_str() {
         "at" => format!(
@@ -611,7 +611,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_adapter_without_kubernetes_is_not_explained_by_a_kubelet() {
+    fn standalone_adapter_explanation_mentions_no_kubelet() {
         let lines = |mechanism: &str| {
             let (mechanism, reason) = (mechanism.to_owned(), "the plugin is gone".to_owned());
             adapter_lines(&v1::Adapter {
@@ -634,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_is_explained_by_its_mechanism_its_class_and_its_conditions() {
+    fn resource_explanation_has_mechanism_and_conditions() {
         let resource = v1::Resource {
             name: "example.com/gpu".into(),
             driver: "gpu.example.com".into(),
@@ -684,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_gone_is_explained_by_its_claims() {
+    fn missing_driver_is_explained_by_claims() {
         let part = |driver: &str| v1::ClaimDriver {
             driver: driver.to_owned(),
             state: "prepared".to_owned(),
@@ -712,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_as_old_as_the_entry_that_began_it() {
+    fn state_age_counts_from_its_entry() {
         let history = [
             entry(1, "preparing"),
             entry(2, "refused by driver"),

@@ -420,8 +420,8 @@ fn with_reason(mut driver: v1::Driver) -> v1::Driver {
     driver
 }
 
-/// Whether a device has this name, alone or behind its pool and driver, or is one of this pool, driver or resource. The pool has the name of
-/// the node, or not.
+/// Returns whether a device has this name, alone or behind its pool and driver, or is one of this pool, driver or resource. The pool may be
+/// named with or without the name of the node.
 fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
     let v1::Device {
         driver,
@@ -484,7 +484,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_removed_resource_is_listed_among_the_others_with_no_devices() {
+    fn removed_resources_are_listed_without_devices() {
         let there = v1::Resource {
             name: "b.dev/b".to_owned(),
             capacity: 3,
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_of_resources_of_drivers_in_a_list_that_kubectl_reads() {
+    fn class_list_covers_resources_of_drivers() {
         let resource = |name: &str, driver: &str| v1::Resource {
             name: name.to_owned(),
             driver: driver.to_owned(),

@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_composed_request_is_the_same_each_time_and_another_for_other_devices() {
+    fn composed_claim_depends_on_its_devices() {
         let compose =
             |device: &str| compose("default", "demo", &[device.to_owned()], "node-1").unwrap();
         let (one, again, other) = (
@@ -391,7 +391,7 @@ mod tests {
 
     /// Two Allocates for one container set its variable twice, and a runtime kept the last.
     #[test]
-    fn devices_of_a_device_plugin_are_one_request_and_those_of_other_drivers_have_their_own() {
+    fn device_plugin_devices_share_one_request() {
         let devices = ["a.dev/p/0", "b.dev/p/0", "a.dev/p/1", "b.dev/p/1"].map(str::to_owned);
         let mut claims = compose("default", "demo", &devices, "node-1")
             .unwrap()
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_not_the_name_of_a_device_is_a_usage_error() {
+    fn invalid_device_name_is_usage_error() {
         for bad in [
             "",
             "d.dev",

@@ -32,7 +32,7 @@ pub(super) struct PreflightArgs {
     output: Format,
 }
 
-/// Of a check.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum CheckStatus {
@@ -59,7 +59,7 @@ impl CheckStatus {
 struct Check {
     name: &'static str,
     verdict: CheckStatus,
-    /// What was found, and what to do about it.
+    /// The finding, and the remedy.
     finding: String,
 }
 
@@ -163,7 +163,7 @@ fn first_existing(path: &Path) -> std::io::Result<Option<(&Path, Metadata)>> {
     Ok(None)
 }
 
-/// Whether runtimes look where the daemon writes, as far as its own config says.
+/// Checks whether runtimes look in the directory that the daemon writes, according to the daemon's own config.
 fn spec_directories(paths: &Paths) -> Check {
     let (cdi, read) = (&paths.cdi, &paths.cdi_spec_dirs);
     let listed = read
@@ -188,7 +188,7 @@ fn spec_directories(paths: &Paths) -> Check {
     }
 }
 
-/// Whether two paths are the same directory: `/var/run` is a link to `/run`.
+/// Returns whether two paths are the same directory: `/var/run` is a link to `/run`.
 fn is_same(a: &Path, b: &Path) -> bool {
     real(a) == real(b)
 }
@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_right_that_is_missing_fails_the_check_unless_it_is_optional() {
+    fn only_required_missing_rights_fail_check() {
         let right = |name: &str, is_optional| MissingRight {
             name: name.to_owned(),
             is_optional,
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_written_or_made_and_a_file_is_neither() {
+    fn directory_is_writable_or_created() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(writable("x", dir.path()).verdict, CheckStatus::Ok);
         let below = writable("x", &dir.path().join("a/b"));
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drivers_directory_that_others_may_write_is_refused() {
+    fn writable_drivers_directory_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let set = |mode| {
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_directory_is_the_directory() {
+    fn directory_link_equals_its_target() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("run")).unwrap();
         std::os::unix::fs::symlink("run", dir.path().join("var-run")).unwrap();

@@ -39,7 +39,7 @@ struct ReleaseOutput {
     released: bool,
     pods: Vec<v1::ObjectRef>,
     drivers: Vec<Driver>,
-    /// What drivers changed below `/sys`.
+    /// Values that drivers changed below `/sys`.
     values: Vec<v1::SysfsValue>,
 }
 
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_the_names_the_flags_or_the_default() {
+    fn namespace_comes_from_name_or_flag() {
         let is = |namespace: &str| (namespace.to_owned(), "a".to_owned());
         assert_eq!(parsed("a", None).unwrap(), is("default"));
         assert_eq!(parsed("a", Some("ml")).unwrap(), is("ml"));

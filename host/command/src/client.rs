@@ -33,7 +33,7 @@ async fn dial(socket: &Path) -> Result<Channel, tonic::transport::Error> {
         .await
 }
 
-/// Whether the connection broke, as opposed to an answer of the daemon.
+/// Returns whether the connection broke, as opposed to an answer of the daemon.
 pub fn is_connection_error(status: &Status) -> bool {
     // Only what this side made has a source: one that is reset in a call is `Unknown`.
     std::error::Error::source(status).is_some()

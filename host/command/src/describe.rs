@@ -45,7 +45,7 @@ pub fn problem(problem: &Option<v1::Problem>, indent: &str) -> Vec<String> {
     lines
 }
 
-/// Whether a driver's file is trusted, by which key or pin, or why not.
+/// Describes whether a driver's file is trusted, by which key or pin, or why not.
 pub fn trust(trust: &v1::DriverTrust) -> String {
     let v1::DriverTrust {
         mode,
@@ -71,7 +71,7 @@ fn prefixed(before: &str, text: &str) -> String {
     }
 }
 
-/// What a driver changed below `/sys`, and what the release of its claim does or did about it.
+/// Describes a driver's change below `/sys`, and the restore at the release of its claim.
 pub fn sysfs_value(value: &v1::SysfsValue) -> String {
     let (before, found, left) = (
         shown(&value.before),
@@ -141,7 +141,7 @@ pub fn kubelet_consumers(hold: &v1::KubeletHold) -> String {
     }
 }
 
-/// Since when, of which drivers and for which consumers a kubelet had a claim prepared.
+/// Describes since when, for which drivers and for which consumers a kubelet has had a claim prepared.
 pub fn kubelet_hold(hold: &v1::KubeletHold) -> String {
     let mut consumers: Vec<_> = hold
         .consumers
@@ -185,7 +185,7 @@ pub fn caller(caller: &v1::Caller) -> String {
     }
 }
 
-/// What happened at a point of a timeline.
+/// Describes an entry of a timeline.
 pub fn transition(entry: &v1::Transition) -> String {
     let mut text = entry.what.clone();
     if !entry.cause.is_empty() {
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_between_are_short_and_a_clock_that_was_set_back_does_no_harm() {
+    fn elapsed_times_are_short_and_saturating() {
         for (ms, text) in [
             (5, "5ms"),
             (59_999, "59s"),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_entry_has_its_count_and_the_time_of_the_last() {
+    fn repeated_entry_has_count_and_last() {
         let again = Some(v1::Again {
             count: 7,
             last_at_ms: 62_000,
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_named_as_far_as_it_is_known() {
+    fn caller_is_named_by_known_fields() {
         let by = |uid, user: &str, pid| {
             caller(&v1::Caller {
                 uid,
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_is_shown_with_the_consumers_of_the_claim() {
+    fn kubelet_is_shown_with_claim_consumers() {
         let consumer = |n: usize| v1::Consumer {
             resource: "pods".to_owned(),
             name: format!("p{n}"),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taint_is_shown_with_its_effect_and_where_it_comes_from() {
+    fn taint_is_shown_with_its_source() {
         let of = |value: &str, source: &str, rule: &str| {
             let text = str::to_owned;
             let (key, effect) = (text("example.com/worn"), text("NoExecute"));
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_of_a_value_has_a_text() {
+    fn each_value_end_has_a_text() {
         let is = |end: &str, before: Option<&str>, message: &str, expected: &str| {
             let problem = v1::Problem {
                 code: "value-changed".into(),

@@ -76,15 +76,15 @@ pub struct AdapterEntries {
     pub is_incomplete: bool,
 }
 
-/// What adapters are built of.
+/// Dependencies of the adapters.
 pub struct AdapterParts {
     pub registry: Registry,
     pub conditions: Conditions,
     pub sysfs: SysfsRoot,
     pub numa_node_form: NumaNodeForm,
-    /// Where the node has the paths that plugins name.
+    /// Root of the paths on the node that plugins name.
     pub hardware: Hardware,
-    /// How long devices stay after their plugin has gone.
+    /// Time for which devices stay after their plugin is gone.
     pub grace: Duration,
     /// Pods of a kubelet may have devices by the plugin's own IDs.
     pub has_kubelet: bool,
@@ -188,7 +188,7 @@ impl Adapters {
         self.state().adapted.keys().cloned().collect()
     }
 
-    /// Whether a plugin of a resource is a driver here.
+    /// Returns whether a plugin of the resource is a driver here.
     pub fn adapts(&self, resource: &ExtendedResource) -> bool {
         self.state().adapted.contains_key(resource)
     }
@@ -344,7 +344,7 @@ impl Adapters {
             .collect()
     }
 
-    /// Whether pods of the node API have devices by a plugin's IDs.
+    /// Returns whether pods of the node API have devices by a plugin's IDs.
     pub fn has_taken(&self) -> bool {
         self.state()
             .adapted
@@ -479,7 +479,8 @@ impl Adapters {
         Ok(())
     }
 
-    /// Pools that the kubelet's device manager is to offer, whatever is decided for the node.
+    /// Returns the pools of adapters that are not enabled. The kubelet's device manager offers them, regardless of the decision for the
+    /// node.
     pub fn disabled(&self) -> BTreeSet<(DriverName, PoolName)> {
         let state = self.state();
         let disabled = state
@@ -499,7 +500,7 @@ impl Adapters {
             .collect()
     }
 
-    /// When the devices of a plugin that is gone are withdrawn.
+    /// Returns the time at which the devices of a plugin that is gone are withdrawn.
     fn expiry(&self, resource: &ExtendedResource) -> Option<Instant> {
         let state = self.state();
         let adapted = state
@@ -541,8 +542,8 @@ impl Adapters {
         self.state().adapted.get(resource).map(Adapted::known)
     }
 
-    /// What is to be published of an adapter, and its threads below `/sys`. None: nothing changed since it was taken last, or the devices that
-    /// pods have from before are not known yet.
+    /// Returns the material to publish for an adapter, and the semaphore of its threads below `/sys`. None: nothing changed since the last
+    /// call, or the devices that pods had before are not known yet.
     fn take_changed(&self, resource: &ExtendedResource) -> Option<(Material, Arc<Semaphore>)> {
         let mut state = self.state();
         let adapted = state.adapted.get_mut(resource).filter(|adapted| {
@@ -554,7 +555,7 @@ impl Adapters {
         Some((adapted.material(), adapted.looks.clone()))
     }
 
-    /// What was taken is not published.
+    /// Marks an adapter as changed again, because its material was not published.
     fn set_changed(&self, resource: &ExtendedResource) {
         if let Some(adapted) = self.state().adapted.get_mut(resource) {
             adapted.is_dirty = true;
@@ -577,7 +578,7 @@ impl AdapterTable {
             .collect()
     }
 
-    /// What is enabled is not returned: a process after this one knows that slices may have been written.
+    /// Clears `is_returned` of every enabled adapter, so that the next process knows that slices may have been written.
     fn begin(&mut self) {
         let adapted = self.adapted.values_mut();
         adapted

@@ -25,7 +25,7 @@ use nodedock_model::{
 /// A claims file or a command's input file.
 const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 
-/// The name, among the pod's own names for claims, of the one that stands for its extended resources.
+/// Name of the claim for a pod's extended resources, among the pod's own names for claims.
 const EXTENDED_RESOURCES: &str = "extended-resources";
 
 /// The claims and pods of a file.

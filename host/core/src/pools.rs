@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_named_with_this_node_or_without() {
+    fn node_prefix_of_pool_is_optional() {
         let pools = pools();
         for (driver, named, own) in [
             ("gpu.dev", "gpus", "gpus"),
@@ -191,7 +191,7 @@ mod tests {
 
     /// Just after a restart no plugin is registered, and its claims were listed under pools that no driver has.
     #[test]
-    fn a_record_says_whose_pools_are_published_until_the_driver_is_back() {
+    fn record_decides_pools_of_absent_driver() {
         let (pools, absent) = (pools(), DriverName::new("absent.dev").unwrap());
         let pool = PoolName::new("nics").unwrap();
         let mut record = ClaimRecord::new(

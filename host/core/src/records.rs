@@ -109,7 +109,7 @@ impl RecordStore {
             .collect()
     }
 
-    /// Whether a claim has a device of a pool, by its ID in the resource.
+    /// Returns whether a claim has a device of a pool. `id`: the device's ID in the resource.
     pub fn is_claimed(&self, driver: &DriverName, id: &str) -> bool {
         split_id(id).is_some_and(|(pool, device)| {
             !self
@@ -118,7 +118,7 @@ impl RecordStore {
         })
     }
 
-    /// Whether a claim has devices of a driver. One whose record cannot be read may have them.
+    /// Returns whether a claim has devices of a driver. A claim whose record cannot be read may have them.
     pub(crate) fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
         let table = self.table();
         match table.claim(uid.as_str()) {

@@ -36,11 +36,11 @@ use nodedock_model::{DriverKind, DriverName, Problem, ProblemCode};
 pub struct DriverNames {
     /// Drivers that are called for claims, connected or not.
     pub serving: BTreeSet<DriverName>,
-    /// Names of all sources with a known name, whatever their state.
+    /// Names of all sources with a known name, in any state.
     pub known: BTreeSet<DriverName>,
 }
 
-/// Between two checks whether a driver that is waited for may still come.
+/// Interval between two checks whether an awaited driver may still come.
 pub(crate) const DRIVER_POLL_PERIOD: Duration = Duration::from_millis(500);
 
 /// Handles to the owners of the registry. None calls one that is below it.

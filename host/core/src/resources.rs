@@ -72,9 +72,9 @@ pub(crate) struct Offer {
     pub(crate) devices: Listed,
     /// The devices are those of its list: a plugin lists some time after it registered.
     pub(crate) has_listed: bool,
-    /// Since when the source is gone.
+    /// Time since which the source is gone.
     left: Option<Instant>,
-    /// Until when the plugin is not called for a preference, because a call failed.
+    /// Time until which the plugin is not called for a preference, because a call failed.
     pub(crate) unasked_until: Option<Instant>,
 }
 
@@ -159,7 +159,7 @@ pub(crate) struct Resources {
     adapters: BTreeMap<ExtendedResource, DriverName>,
     removed: BTreeSet<ExtendedResource>,
     generations: u64,
-    /// Whether pools beyond the bound were logged.
+    /// True if pools beyond the bound were logged.
     complained: bool,
 }
 
@@ -408,7 +408,7 @@ impl Resources {
         changed
     }
 
-    /// When `expire` has something to do.
+    /// Returns the time at which `expire` has something to do.
     pub(crate) fn next_expiry(&self, grace: Duration) -> Option<Instant> {
         let left = self
             .offers
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn of_pools_of_two_drivers_the_first_is_the_source_until_it_is_gone_for_good() {
+    fn first_pool_driver_keeps_resource() {
         let (mut resources, start) = (Resources::default(), Instant::now());
         let of = |short: &str| ResourceSource::Pools(driver(short));
         let gpu = BTreeSet::from([resource("gpu")]);
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_change_all_the_time_are_bounded_and_known_ones_stay() {
+    fn changing_names_are_bounded() {
         let (mut resources, mut now) = (Resources::default(), Instant::now());
         let named = |round: usize| -> PoolOffers {
             let names = (0..RESOURCES_MAX).map(|n| resource(&format!("r{round}-{n}")));
@@ -546,9 +546,9 @@ mod tests {
         );
     }
 
-    /// After a restart the driver that was loaded first had the name.
+    /// The driver that was loaded first had the name after a restart.
     #[test]
-    fn a_resource_stays_with_its_source_over_a_restart() {
+    fn resource_keeps_its_source_after_restart() {
         let now = Instant::now();
         let mut before = Resources::default();
         before.set_pools(pools(&["b"]), now);
@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_has_the_resource_of_its_plugin() {
+    fn adapter_has_its_plugins_resource() {
         let now = Instant::now();
         let mut resources = Resources::default();
         let plugin = NameSource {
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_replaces_what_only_the_checkpoint_knows() {
+    fn source_replaces_remembered_resource() {
         let now = Instant::now();
         let mut resources = Resources::remembered(BTreeSet::from([resource("gpu")]), now);
         assert_eq!(

@@ -1,5 +1,5 @@
-//! The attributes of Kubernetes that PCI devices get from the host, whatever their driver: address, PCIe root and NUMA node, by the device's
-//! identity. What a driver publishes itself stays. Blocking functions, not for async threads.
+//! Attributes of Kubernetes that PCI devices get from the host, regardless of their driver: address, PCIe root and NUMA node, by the
+//! device's identity. Attributes that a driver publishes itself stay. Blocking functions, not for async threads.
 //!
 //! Names and values are those of `k8s.io/dynamic-resource-allocation/deviceattribute`, which other drivers use.
 
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_has_its_address_root_and_numa_node() {
+    fn pci_function_has_standard_attributes() {
         let gpu = added(
             device(&["pci:0000:3b:00.0", "uuid:1"]),
             NumaNodeForm::Number,
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_has_the_nearest_nodes_of_the_socket_and_those_of_an_unknown_one() {
+    fn numa_list_has_nearest_nodes() {
         let gpu = added(device(&["pci:0000:3b:00.0"]), NumaNodeForm::List);
         assert_eq!(
             attributes(&gpu)[0],
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_driver_publishes_stays_and_a_device_that_is_no_single_function_gets_nothing() {
+    fn published_attributes_are_not_overwritten() {
         let mut own = device(&["pci:0000:3b:00.0"]);
         own.attributes
             .insert(QualifiedName::new(ROOT).unwrap(), text("pci0000:00"));

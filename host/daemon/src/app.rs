@@ -81,12 +81,12 @@ const CRASH_REPORTED: Duration = Duration::from_secs(600);
 /// Queue of events of a watched directory.
 const FILE_EVENTS_WAITING_MAX: usize = 64;
 
-/// What one start of this process has to do with those before.
+/// State of this process's start that depends on earlier starts.
 pub struct Start {
     pub boot_id: String,
     /// Sockets that may outlive the process.
     pub listeners: Listeners,
-    /// Of a daemon with a parent process (`nodedockd run --supervise`).
+    /// Present in a daemon with a parent process (`nodedockd run --supervise`).
     pub restarts: Option<Restarts>,
     /// The last crash was reported.
     pub is_reported: AtomicBool,
@@ -159,7 +159,7 @@ impl Signals {
 }
 
 struct Daemon {
-    /// What metrics and probes read.
+    /// State that metrics and probes read.
     admin: Admin,
     /// The sockets by which a kubelet knows the drivers.
     kubelet_sockets: KubeletSockets,
@@ -168,7 +168,7 @@ struct Daemon {
 
 #[derive(Default)]
 struct DaemonTasks {
-    /// What brings new work: the APIs.
+    /// Tasks that accept new work: the APIs.
     intake: Tasks,
     /// Requests under way.
     work: Tasks,
@@ -176,7 +176,7 @@ struct DaemonTasks {
     drivers: Tasks,
 }
 
-/// What is opened before a socket is bound. No task runs yet.
+/// Parts that are opened before a socket is bound. No task runs yet.
 struct Built {
     config: Config,
     node: NodeFacts,
@@ -185,13 +185,13 @@ struct Built {
     cdi: CdiDir,
     checkpoint: Checkpoint,
     claims: Arc<SharedClaimTable>,
-    /// Of drivers and extended resources.
+    /// Names of drivers and extended resources.
     names: Vec<NameRecord>,
     adapters: Adapters,
     adapter_files: AdapterFiles,
     values: Arc<RecordedValues>,
     wasm: WasmFiles,
-    /// Of a Kubernetes node.
+    /// Present on a Kubernetes node.
     client: Option<KubeClient>,
     offers: Option<StoredOffers>,
     local: Option<LocalApi>,
@@ -631,8 +631,8 @@ async fn report_crash(restarts: Restarts, conditions: Conditions) {
     conditions.clear(code, "daemon");
 }
 
-/// Where claims are read that a request only names. On a Kubernetes node this is the API server only: a file could describe a claim that
-/// is gone.
+/// Returns the source of claims that a request only names. On a Kubernetes node this is the API server only: a file could describe a claim
+/// that is gone.
 fn claim_source(
     paths: &Paths,
     pools: &NodePools,

@@ -45,17 +45,17 @@ pub struct NodeApi {
     pub conditions: Conditions,
     pub checkpoint: Checkpoint,
     pub node: NodeFacts,
-    /// Of a Kubernetes node, and of one with the local API.
+    /// Present on a Kubernetes node, and on one with the local API.
     pub taints: Option<DeviceTaints>,
-    /// Of a machine with the local API.
+    /// Present on a machine with the local API.
     pub local_claims: Option<LocalClaims>,
     /// The daemon runs on a recorded machine.
     pub recorded_hardware: bool,
-    /// When the daemon started; milliseconds since the Unix epoch.
+    /// Start of the daemon, in milliseconds since the Unix epoch.
     pub started_ms: u64,
     pub recorded: RecordedDrivers,
     pub tasks: Tasks,
-    /// Of a Kubernetes node.
+    /// Present on a Kubernetes node.
     pub extended_resources: Option<ExtendedResources>,
 }
 
@@ -102,7 +102,8 @@ fn stopping() -> Problem {
     Problem::unavailable(ProblemCode::HandingOver, "the daemon stops")
 }
 
-/// How often the claims of one prepare are allocated: each repetition means that another claim has what this one would have got.
+/// Maximum number of times that the claims of one prepare are allocated: each repetition means that another claim has a device that this
+/// one would have got.
 const LOCAL_TRIES_MAX: usize = 8;
 
 fn refuse(problem: Problem) -> Status {
@@ -124,7 +125,7 @@ impl Node for NodeApi {
         let outcome = match &self.local_claims {
             Some(local) => {
                 let (local, manager) = (local.clone(), self.manager.clone());
-                // A prepare goes on when its caller is gone, and so has the reservation.
+                // A prepare is not cancelled when its caller disconnects, and neither is the reservation.
                 let work = async move {
                     let names = pod.claims.iter().map(|claim| claim.claim_name.clone());
                     let names: Vec<_> = names

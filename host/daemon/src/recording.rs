@@ -27,7 +27,7 @@ const CHUNKS_WAITING_MAX: usize = 2;
 /// The stream of lines.
 pub type Lines = ReceiverStream<Result<RecordDriverResponse, Status>>;
 
-/// What the daemon has recorded, and the files of its drivers.
+/// Recordings of the daemon, and the files of its drivers.
 #[derive(Clone)]
 pub struct RecordedDrivers {
     pub recordings: Recordings,

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_numbers_are_split_as_linux_joins_them() {
+    fn device_numbers_follow_linux_encoding() {
         assert_eq!(device_number(0xe280), (226, 128));
         assert_eq!(device_number(0x10_0300), (3, 256));
     }

@@ -1,5 +1,5 @@
-//! Which files of `/sys` and `/proc` identify a machine, its parts or its users by their names, and what replaces their content. Pure. Of
-//! other files of `/sys` the [`vocabulary`](crate::vocabulary) says what is kept.
+//! Files of `/sys` and `/proc` that identify a machine, its parts or its users by their names, and the placeholders for their content.
+//! Pure. The [`vocabulary`](crate::vocabulary) decides about other files of `/sys`.
 //!
 //! A value that identifies something is replaced by a placeholder of the same shape: the digits and letters become zeros that end in a
 //! number, by the order of paths. A MAC address becomes `02:00:00:00:00:01`, a serial number `00000001`. The same value has the same
@@ -17,7 +17,7 @@ use regex::bytes::Regex;
 pub struct Identifier {
     /// Globs of paths: `*` matches within a segment, `**` any segments.
     pub files: &'static [&'static str],
-    /// What they contain.
+    /// Description of their content.
     pub content: &'static str,
 }
 
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_found_by_their_shape_and_by_their_keys() {
+    fn values_match_by_shape_or_key() {
         let uevent = "DRIVER=hid\nHID_PHYS=AA:bb:cc:dd:ee:01\nHID_UNIQ=\"s3cret-1\"\nMODALIAS=pci:v00008086d1234\n";
         assert_eq!(found(uevent), ["AA:bb:cc:dd:ee:01", "s3cret-1"]);
         let nvidia =
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_values_without_what_surrounds_them() {
+    fn surrounding_text_is_not_redacted() {
         let text = "naa.5000c500a1b2c3d4\n\nNone\n {f8615163-df3e}\0";
         let values: Vec<_> = values_of_lines(text)
             .into_iter()
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn content_with_control_characters_is_no_text() {
+    fn control_characters_make_content_binary() {
         assert_eq!(text(b"a\tb\n\0"), Some("a\tb\n\0"));
         for binary in [&b"\x02\x42ac\x11\0"[..], b"a\0b", b"\0", b"\xff"] {
             assert_eq!(text(binary), None, "{binary:?}");
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_placeholder_has_the_shape_of_the_value() {
+    fn placeholder_has_shape_of_value() {
         for (value, number, expected) in [
             ("3c:fd:fe:a1:b2:c3", 1, "02:00:00:00:00:01"),
             ("3c:fd:fe:a1:b2:c3", 300, "02:00:00:00:01:2c"),

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_leads_elsewhere_is_no_node() {
+    fn escaping_device_name_is_no_node() {
         let node = |name: &str| {
             named(&format!("MAJOR=1\nMINOR=2\nDEVNAME={name}\n"), false).map(|(name, _)| name)
         };

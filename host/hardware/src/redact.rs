@@ -20,7 +20,7 @@ use crate::{Entry, Snapshot};
 /// Bytes of the name of a machine from which on it is replaced.
 const NAME_BYTES_MIN: usize = 4;
 
-/// What was replaced.
+/// Counts of replaced values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Redacted {
@@ -94,7 +94,7 @@ struct Placeholders {
     by_value: HashMap<String, String>,
     addresses: usize,
     others: usize,
-    /// Names of the machine: replaced as whole words in contents, whatever they look like.
+    /// Names of the machine: replaced as whole words in contents, regardless of their shape.
     names: HashSet<String>,
 }
 
@@ -160,7 +160,7 @@ struct Occurrence {
 struct Replacer<'a> {
     placeholders: HashMap<String, String>,
     words: Placeholders,
-    /// Of the snapshot's entries.
+    /// Names of the snapshot's entries.
     names: HashSet<&'a str>,
     searched: AhoCorasick,
     occurrences: Vec<Occurrence>,
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_placeholder_that_is_another_value_is_not_replaced_again() {
+    fn replaced_values_are_not_replaced_twice() {
         let [a, b] = ["/sys/a/net/a/address", "/sys/a/net/b/address"];
         let machine = snapshot(&[(a, b"3c:fd:fe:a1:b2:c3\n"), (b, b"02:00:00:00:00:01\n")]);
         let (redacted, counts) = machine.redacted(&[]);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_replaced_in_content_that_is_no_text() {
+    fn values_in_binary_content_are_replaced() {
         let machine = snapshot(&[
             ("/sys/a/serial", b"A50285BI"),
             ("/sys/a/descriptors", b"\0A50285BI\0xA50285BI"),
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_whose_names_become_the_same_are_counted() {
+    fn entries_with_colliding_names_are_counted() {
         let machine = snapshot(&[
             ("/sys/a/serial", b"A50285BI"),
             ("/sys/b/A50285BI", b"1"),

@@ -82,7 +82,7 @@ pub trait EarlyClaims: Send + Sync {
     async fn release(&self, claim: &Uid, why: &str) -> Result<(), Problem>;
 }
 
-/// What the early preparation is built of.
+/// Dependencies of the early preparation.
 pub struct BindingParts {
     pub client: KubeClient,
     pub node: ObjectName,
@@ -453,7 +453,7 @@ fn nominated_pods(client: &KubeClient, node: &ObjectName) -> PodEvents {
 #[derive(Default)]
 struct NominatedPods {
     pods: BTreeMap<Uid, NodePod>,
-    /// Of a list that is not complete yet.
+    /// Pods of a list that is not complete yet.
     listing: BTreeMap<Uid, NodePod>,
     is_listed: bool,
     is_full: bool,
@@ -659,7 +659,7 @@ async fn observe(parts: &BindingParts, key: &Key, nominated: BTreeSet<Uid>) -> C
     }
 }
 
-/// Where the consumers of a claim are.
+/// Returns the state of a claim's consumers, by the places of their pods.
 async fn consumers<'a>(
     parts: &BindingParts,
     namespace: &ObjectName,

@@ -61,7 +61,7 @@ struct ClaimReflector {
 /// A claim as a scheduler left it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScheduledClaim {
-    /// With the drivers' own names of pools.
+    /// Claim with the drivers' own names of pools.
     pub claim: Claim,
     /// Time of the allocation, in milliseconds since the Unix epoch; 0: the API server does not say it.
     pub allocated_ms: u64,
@@ -123,13 +123,13 @@ struct ClaimWatch {
     _end: DropGuard,
 }
 
-/// How claims were answered.
+/// Counts of answered claims, by source.
 #[derive(Debug, Default)]
 pub struct ApiClaimCounts {
     pub from_cache: Counter,
-    /// By a live get.
+    /// Claims answered by a live get.
     pub from_server: Counter,
-    /// From the cache, because the API server was unreachable.
+    /// Claims answered from the cache, because the API server was unreachable.
     pub while_unreachable: Counter,
 }
 
@@ -416,7 +416,7 @@ fn is_of(object: &DynamicObject, key: &Key) -> bool {
     name == Some(key.1.as_str()) && namespace.is_none_or(|namespace| namespace == key.0.as_str())
 }
 
-/// Whether an answer leaves the last state of a claim as good as before.
+/// Returns whether the last state of a claim is still valid after an error.
 fn is_cache_valid(error: &ApiError) -> bool {
     error.kind == ErrorKind::Throttled || error.is_unreachable()
 }

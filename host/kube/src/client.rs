@@ -128,12 +128,12 @@ impl KubeClient {
         }
     }
 
-    /// For requests that no pod waits for.
+    /// Returns the client for requests that no pod waits for.
     pub fn client(&self) -> kube::Client {
         self.usual.clone()
     }
 
-    /// For requests that a pod waits for: they may take the last tokens of the rate.
+    /// Returns the client for requests that a pod waits for: they may take the last tokens of the rate.
     pub fn urgent(&self) -> kube::Client {
         self.urgent.clone()
     }

@@ -20,13 +20,13 @@ pub(crate) const SLICE_SETTLE: Duration = Duration::from_millis(100);
 pub struct DriverSnapshot {
     /// Drivers that serve and have an inventory. A native plugin publishes its slices itself.
     pub serving: BTreeMap<DriverName, Arc<Published>>,
-    /// All drivers, in whatever state.
+    /// All drivers, in any state.
     pub present: BTreeSet<DriverName>,
     /// The native plugins among them.
     pub native: BTreeSet<DriverName>,
     /// Driver files whose driver's name is not known: a driver that is missing may be in one of them.
     pub nameless: Vec<String>,
-    /// Whether all files that were there at the start have been examined.
+    /// True if all files that existed at the start have been examined.
     pub is_settled: bool,
 }
 

@@ -56,19 +56,19 @@ const RESERVE_WAIT: Duration = Duration::from_secs(10);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// What the node has prepared, and how it ends that.
+/// Claims that the node has prepared, and their release.
 #[async_trait]
 pub trait PreparedClaims: Send + Sync {
     fn node_use(&self) -> NodeUse;
 
-    /// What the devices of this node's drivers keep from others by the hardware behind them.
+    /// Returns the holds of this node's devices: what each keeps from others because of the hardware behind it.
     fn device_holds(&self) -> Arc<DeviceHolds>;
 
     /// Unprepares the pods that use a claim.
     async fn unprepare_users(&self, claim: &str) -> Result<(), Problem>;
 }
 
-/// What the claims of the local API need.
+/// Dependencies of the claims of the local API.
 pub struct LocalParts {
     pub client: KubeClient,
     /// Name of the object of the node.
@@ -261,7 +261,7 @@ impl LocalClaims {
         let _ = timeout(RESERVE_WAIT, settled.wait_for(|round| *round > begun)).await;
     }
 
-    /// Whether the API has a claim that the last decision did not know.
+    /// Returns whether the API has a claim that the last decision did not know.
     async fn exists(&self, key: &Key) -> Result<bool, Problem> {
         let claims = Api::<ResourceClaim>::namespaced(self.0.client.urgent(), &key.0);
         match claims.get_metadata(&key.1).await.map_err(ApiError::from) {
@@ -433,7 +433,7 @@ impl LocalClaimStore {
     }
 }
 
-/// When the next round of decisions is.
+/// Time of the next round of decisions.
 enum Again {
     Now,
     After(Duration),

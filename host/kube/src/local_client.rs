@@ -52,7 +52,7 @@ pub enum ObjectError {
     Api(#[from] ApiError),
 }
 
-/// What applying an object did.
+/// Outcome of applying an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     Created,

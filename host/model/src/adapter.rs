@@ -39,7 +39,7 @@ const HASHED: &str = "x---";
 const HASH_DIGITS: usize = 40;
 const NAME_BYTES_MAX: usize = 63;
 
-/// What an operator says about a device plugin's DRA driver.
+/// An operator's description of a device plugin's DRA driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adapter {
     /// The extended resource under which the plugin registers.
@@ -47,7 +47,7 @@ pub struct Adapter {
     /// The driver that it becomes. Other drivers cannot have the name.
     pub driver: DriverName,
     pub pool: PoolName,
-    /// Whether the scheduler gets its devices by ResourceSlices, unless an operator has decided otherwise since.
+    /// True if the scheduler allocates its devices by ResourceSlices, unless an operator has decided otherwise since.
     pub enabled: bool,
     pub rules: Vec<AttributeRule>,
     /// Globs of the device nodes and mounts that the plugin may give to containers; `None`: all that it answers with, as a kubelet has it.
@@ -84,7 +84,7 @@ impl PartialEq for PathPatterns {
 
 impl Eq for PathPatterns {}
 
-/// What devices get whose ID matches a pattern. Its serialized form is the entry of the file.
+/// Attributes of the devices whose ID matches a pattern. Its serialized form is the entry of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "RuleEntry", into = "RuleEntry")]
 pub struct AttributeRule {
@@ -105,7 +105,7 @@ impl PartialEq for Pattern {
 
 impl Eq for Pattern {}
 
-/// Where a value comes from. Groups of the pattern, such as `${address}`, are replaced by what they matched.
+/// The source of a value. Groups of the pattern, such as `${address}`, are replaced by what they matched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AttributeSource {
     Value(ValueType, String),
@@ -419,7 +419,7 @@ fn name<T: FromStr<Err = NameError>>(entry: &Spanned<String>) -> Result<T, SideF
 }
 
 impl<'de> Deserialize<'de> for Adapter {
-    /// Of an entry of the config, without `apiVersion` and `kind`.
+    /// Reads an entry of the config, without `apiVersion` and `kind`.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let file = AdapterFile::deserialize(deserializer)?;
         file.check().map_err(serde::de::Error::custom)
@@ -451,7 +451,7 @@ pub fn plugin_driver(resource: &ExtendedResource) -> DriverName {
         })
 }
 
-/// Whether a name is that of the driver of a device plugin without an adapter.
+/// Returns whether a name is that of the driver of a device plugin without an adapter.
 pub fn is_plugin_driver(name: &DriverName) -> bool {
     name.as_str()
         .strip_suffix(PLUGIN_DOMAIN)
@@ -482,7 +482,7 @@ pub fn device_name(id: &str) -> DeviceName {
     DeviceName::new(&name).expect("an encoded ID is a DNS label")
 }
 
-/// Whether a byte of an ID is itself in the name: a dash only between two letters or digits.
+/// Returns whether a byte of an ID is unchanged in the name: a dash only between two letters or digits.
 fn is_kept(bytes: &[u8], index: usize) -> bool {
     is_plain(bytes, Some(index))
         || bytes[index] == b'-'

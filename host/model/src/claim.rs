@@ -29,7 +29,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Whether it is reserved for a pod, or for the group that the pod belongs to.
+    /// Returns whether it is reserved for a pod, or for the group that the pod belongs to.
     pub fn is_reserved_for(&self, pod: &Uid, pod_group: Option<&ObjectName>) -> bool {
         self.reserved_for.iter().any(|known| {
             known.uid == *pod || pod_group.is_some_and(|group| known.is_pod_group(group))
@@ -108,7 +108,7 @@ impl AllocatedDevice {
 pub struct BindingConditions {
     /// All of them have to be true.
     pub conditions: Vec<String>,
-    /// If one of them is true, binding failed.
+    /// Conditions of which any that is true means that binding failed.
     pub failures: Vec<String>,
 }
 
@@ -164,7 +164,7 @@ pub struct DriverClaim {
     pub annotations: BTreeMap<String, String>,
     /// Consumers that the host knows when the call begins.
     pub reserved_for: Vec<Consumer>,
-    /// What the driver saved in a prepare of the claim that did not succeed.
+    /// Progress that the driver saved in a prepare of the claim that did not succeed.
     pub progress: Vec<u8>,
 }
 
@@ -172,9 +172,9 @@ pub struct DriverClaim {
 #[derive(Debug, Clone, PartialEq)]
 pub struct DriverClaimRecord {
     pub claim: DriverClaim,
-    /// Whether a prepare succeeded.
+    /// True if a prepare succeeded.
     pub prepared: bool,
-    /// Of the last prepare that succeeded.
+    /// Memo of the last prepare that succeeded.
     pub memo: Vec<u8>,
     /// Version that prepared it, or else that was called last.
     pub driver_version: String,
@@ -206,7 +206,7 @@ pub struct PreparedDevice {
     pub device: DeviceName,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
-    /// How a container gets access to it.
+    /// Access of a container to the device.
     pub access: DeviceAccess,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<DeviceStatus>,
@@ -215,7 +215,7 @@ pub struct PreparedDevice {
     pub attributes: Option<String>,
 }
 
-/// How a container gets access to a device: edits that the host renders as CDI, or CDI names of files that a native plugin wrote.
+/// Access of a container to a device: edits that the host renders as CDI, or CDI names of files that a native plugin wrote.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceAccess {
@@ -352,7 +352,7 @@ pub struct PodContainer {
     pub numa_affinity: Vec<u32>,
 }
 
-/// When a container runs. Init containers end before the next one starts, so their devices are reused.
+/// The phase in which a container runs. Init containers end before the next one starts, so their devices are reused.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr,
 )]
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_sets_its_own_failure_condition_or_the_first() {
+    fn own_failure_condition_is_preferred() {
         let first = binding(&["A"], &["example.com/failed", "B"]);
         assert_eq!(
             first.failure().map(String::as_str),

@@ -91,13 +91,13 @@ pub struct DeviceScheduling {
     pub binds_to_node: bool,
     pub binding_conditions: Vec<String>,
     pub binding_failure_conditions: Vec<String>,
-    /// By resource of the node.
+    /// Consumption by resource of the node.
     pub node_allocatable: BTreeMap<String, NodeAllocatable>,
     /// Compatibility groups by consumed counter set.
     pub compatibility: BTreeMap<String, Vec<String>>,
 }
 
-/// What a device takes of a resource of the node (KEP-5517).
+/// A device's consumption of a resource of the node (KEP-5517).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeAllocatable {
@@ -202,7 +202,7 @@ impl Capacity {
     }
 }
 
-/// Which amounts of a shared device's capacity a claim may request.
+/// Amounts of a shared device's capacity that a claim may request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CapacityPolicy {
     pub default_amount: Option<String>,
@@ -266,7 +266,7 @@ impl HealthState {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceHealth {
     pub state: HealthState,
-    /// At most 1 KiB.
+    /// Message of at most 1 KiB.
     pub message: String,
 }
 

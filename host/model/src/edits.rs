@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a device, or a claim as a whole, changes in a container.
+/// Changes of a container by a device, or by a claim as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Edits {
@@ -93,7 +93,7 @@ pub enum NodeKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
     /// Path on the node; `None` means the same path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_are_written_as_cdi_and_read_back() {
+    fn edits_round_trip_as_cdi() {
         let edits = Edits {
             env: vec![("A".into(), "1=2".into()), ("B".into(), String::new())],
             device_nodes: vec![
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_no_variable_is_named() {
+    fn invalid_environment_entry_is_named() {
         let error = read::<Edits>(r#"{"env":["A=1","B"]}"#).unwrap_err();
         assert!(
             error.contains(r#"environment entry "B" is not NAME=VALUE"#),

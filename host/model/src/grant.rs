@@ -303,9 +303,9 @@ pub(crate) enum Shape {
     Name,
     /// Relative, with a last segment without wildcards.
     Attribute,
-    /// Without wildcards, or with a prefix that ends in `_`.
+    /// A name without wildcards, or with a prefix that ends in `_`.
     Variable,
-    /// Without wildcards, or with a prefix that ends in `/`.
+    /// A key without wildcards, or with a prefix that ends in `/`.
     Annotation,
     /// `DOMAIN/NAME`, in which both may have wildcards.
     Resource,

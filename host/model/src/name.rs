@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_objects_are_as_long_as_kubernetes_lets_them_be() {
+    fn object_names_have_the_kubernetes_length() {
         for good in ["a".repeat(253), format!("{}.b", "a".repeat(64))] {
             assert!(ObjectName::new(&good).is_ok(), "{good}");
         }
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn extended_resources_have_a_domain_of_their_own() {
+    fn extended_resources_need_their_own_domain() {
         assert!(ExtendedResource::new("example.com/gpu").is_ok());
         for bad in [
             "cpu",
@@ -320,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_value_and_the_rule_and_stays_short() {
+    fn name_errors_stay_short() {
         let error = DeviceName::new("x".repeat(10_000)).unwrap_err().to_string();
         assert!(error.starts_with("device name \"xxx"), "{error}");
         assert!(error.len() < 300, "{error}");
     }
 
     #[test]
-    fn attribute_names_are_c_identifiers_with_or_without_a_domain() {
+    fn attribute_names_are_c_identifiers() {
         for good in ["model", "resource.kubernetes.io/pcieRoot", "_x"] {
             assert!(QualifiedName::new(good).is_ok(), "{good}");
         }

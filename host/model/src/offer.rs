@@ -32,7 +32,7 @@ pub struct AdapterRecord {
     /// The devices that pods of the kubelet had before the adapter are known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_taken_over: bool,
-    /// Of those, the ones that are not free yet.
+    /// Devices of pods from before the adapter that are not free yet.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub held: BTreeSet<String>,
 }
@@ -58,7 +58,7 @@ impl AdapterRecord {
     }
 }
 
-/// What has the free devices of a pool with an extended-resource name.
+/// The mechanism that allocates the free devices of a pool with an extended-resource name.
 #[derive(
     Debug,
     Clone,
@@ -93,7 +93,7 @@ pub struct MechanismsRecord {
     /// The last decision for the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<Mechanism>,
-    /// By driver and pool, ascending.
+    /// Mechanisms by driver and pool, ascending.
     pub pools: Vec<PoolMechanism>,
 }
 
@@ -137,7 +137,7 @@ pub struct ResourceOffer {
     pub resource: ExtendedResource,
     #[serde(flatten)]
     pub source: OfferSource,
-    /// By ID, ascending.
+    /// Devices by ID, ascending.
     pub devices: Vec<PluginDevice>,
 }
 
@@ -148,7 +148,7 @@ impl ResourceOffer {
     }
 }
 
-/// What has the devices of an offer.
+/// The source of the devices of an offer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OfferSource {

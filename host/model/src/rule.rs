@@ -164,7 +164,7 @@ mod tests {
 
     /// The standard library escapes what it cannot print, by its own tables.
     #[test]
-    fn what_the_standard_library_cannot_print_is_unprintable() {
+    fn unprintable_table_covers_standard_library() {
         let is_escaped = |c: char| c.escape_debug().to_string().starts_with("\\u{");
         let is_extender = |c: char| format!("a{c}").escape_debug().count() == 2;
         let missed: Vec<_> = ('\0'..=char::MAX)

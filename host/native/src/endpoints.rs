@@ -103,7 +103,7 @@ struct EndpointsState<S> {
     slots: Mutex<BTreeMap<ExtendedResource, Slot>>,
 }
 
-/// What the controller of a resource has to carry out. Without a controller there is no slot.
+/// Work of the controller of a resource. Without a controller there is no slot.
 #[derive(Default)]
 struct Slot {
     /// The newest registration, until the controller begins it.

@@ -82,7 +82,7 @@ fn labels(pairs: Vec<types::KeyValue>) -> Labels {
     pairs.into_iter().map(pair).collect()
 }
 
-/// Whether a problem is beyond its bounds.
+/// Returns true if a problem is beyond its bounds.
 pub(super) fn is_cut(problem: &types::Problem) -> bool {
     let long = |types::KeyValue { key, value }: &types::KeyValue| {
         key.len() > LABEL_KEY_BYTES_MAX || value.len() > LABEL_VALUE_BYTES_MAX

@@ -32,9 +32,9 @@ use nodedock_model::{
     Problem, ProblemCode, Uid,
 };
 
-/// How long a call that only looks waits for its permits, in addition to its own time.
+/// Time for which a call that only reads waits for its permits, in addition to its own time.
 pub(super) const PERMIT_WAIT: Duration = Duration::from_secs(5);
-/// For looking at the files that container edits name: a network file system may hang.
+/// Maximum time to check the files that container edits name: a network file system may hang.
 const VERIFY_WALL: Duration = Duration::from_secs(2);
 
 /// A loaded WASM driver.
@@ -44,7 +44,7 @@ pub struct WasmDriver {
     pub(super) config: Option<Arc<str>>,
     pub(super) sandbox: Sandbox,
     pub(super) recorder: Recorder,
-    /// For recordings.
+    /// Revision for recordings.
     pub(super) revision: Arc<Revision>,
 }
 
@@ -69,7 +69,7 @@ impl WasmDriver {
         &self.info
     }
 
-    /// What the driver requests beyond its grant, one readable line each.
+    /// Returns the capabilities that the driver requests beyond its grant, one readable line each.
     pub fn missing_grants(&self) -> &[String] {
         &self.missing_grants
     }
@@ -81,7 +81,7 @@ impl WasmDriver {
         })
     }
 
-    /// Of the file: `sha256:` and hex.
+    /// Returns the digest of the file: `sha256:` and hex.
     pub fn digest(&self) -> &str {
         &self.sandbox.compiled.digest
     }
@@ -157,7 +157,7 @@ impl WasmDriver {
         &self.sandbox.containment
     }
 
-    /// Whether its code comes from the cache.
+    /// Returns true if its code comes from the cache.
     pub fn from_cache(&self) -> bool {
         self.sandbox.compiled.from_cache
     }
@@ -387,7 +387,7 @@ fn verify(scope: &Scope, outcomes: Outcomes<PreparedClaim>) -> Outcomes<Prepared
     verified.collect()
 }
 
-/// Whether an edit names a file outside the kernel's own file systems.
+/// Returns true if an edit names a file outside the kernel's own file systems.
 fn names_files(claim: &PreparedClaim) -> bool {
     let of_devices = claim
         .devices

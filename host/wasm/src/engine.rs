@@ -36,7 +36,7 @@ const KEEP_RESIDENT: usize = 256 << 10;
 /// Unused slots that keep a driver's memory image: bounds the memory of an idle daemon.
 const WARM_SLOTS: u32 = 16;
 
-/// What runs all drivers.
+/// Engine, linker and clock that run all drivers.
 pub(crate) struct Runtime {
     pub(crate) engine: Engine,
     pub(crate) linker: Linker<CallState>,

@@ -115,7 +115,7 @@ pub enum HostError {
 /// A driver's file, read once: the same bytes are hashed, verified and compiled.
 #[derive(Debug, Clone)]
 pub struct DriverFile {
-    /// For messages.
+    /// Name for messages.
     pub name: String,
     pub bytes: Bytes,
 }
@@ -161,7 +161,7 @@ pub struct DriverInfo {
 pub struct Inspection {
     pub size: usize,
     pub digest: String,
-    /// As much as could be read of it.
+    /// Imports and exports, as far as they could be read.
     pub surface: Surface,
     /// Or why it cannot be loaded.
     pub driver: Result<WasmDriver, LoadError>,

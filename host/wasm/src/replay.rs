@@ -55,7 +55,7 @@ pub struct Difference {
     pub request: String,
     /// Number of the host call in it, from 1; none: the answer.
     pub host_call: Option<usize>,
-    /// Where in the answer: a JSON pointer; empty: all of it.
+    /// Place in the answer: a JSON pointer; empty: all of it.
     pub place: String,
     pub expected: String,
     pub got: String,
@@ -328,7 +328,7 @@ impl ReplayedDriver {
         }
     }
 
-    /// Beside the quarantine: a recording may have any number of failures.
+    /// Calls without the quarantine: a recording may have any number of failures.
     async fn call<R: Serialize + Send + 'static>(
         &self,
         call: &Call,

@@ -291,7 +291,7 @@ mod tests {
 
     /// The name of a seed states its outcome: `refused-…`, or else it passes.
     #[test]
-    fn seeds_keep_their_promises_also_with_a_byte_changed() {
+    fn seeds_keep_outcome_with_changed_byte() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/http2");
         let mut passed = 0;
         for entry in std::fs::read_dir(&directory).unwrap() {

@@ -16,10 +16,10 @@ pub(crate) enum Entry {
     Link(String),
 }
 
-/// By path relative to the root; the root itself is the empty path.
+/// Entries by path relative to the root; the root itself is the empty path.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    /// Where it is mounted, with a slash at the end: absolute links lead below it.
+    /// Mount point, with a slash at the end: absolute links lead below it.
     mount: &'static str,
     entries: BTreeMap<String, Entry>,
 }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_found_through_links_that_leave_their_directory() {
+    fn files_are_read_through_links() {
         assert_eq!(
             tree().read("bus/pci/devices/0000:00:01.0/vendor").unwrap(),
             b"0x1af4"
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_returned_as_the_path_of_its_target() {
+    fn link_is_returned_as_target_path() {
         let tree = tree();
         let device = tree.read_link("bus/pci/devices/0000:00:01.0").unwrap();
         assert_eq!(device, "devices/pci0000:00/0000:00:01.0");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_see_what_is_behind_links_under_the_name_they_asked_for() {
+    fn globs_follow_links_under_requested_name() {
         let found = tree().glob("bus/pci/devices/*/drm/*/dev").unwrap();
         assert_eq!(found, ["bus/pci/devices/0000:00:01.0/drm/card0/dev"]);
         assert_eq!(
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_found() {
+    fn missing_path_is_not_found() {
         for path in ["nowhere", "devices/pci0000:00/0000:00:01.0/vendor/x"] {
             assert_eq!(
                 tree().read(path).unwrap_err().kind,
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_out_of_the_tree_and_a_circle_of_links_are_refused() {
+    fn escaping_and_circular_links_are_refused() {
         let mut tree = tree();
         tree.insert("out", Entry::Link("../etc/shadow".into()));
         tree.insert("a", Entry::Link("b".into()));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_entry_refuses_to_be_read_as_another() {
+    fn wrong_entry_kind_is_refused() {
         let tree = tree();
         assert_eq!(tree.read("bus/pci").unwrap_err().code, "not-a-file");
         assert_eq!(tree.read_link("bus/pci").unwrap_err().code, "not-a-link");
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_of_the_directory_alone_however_they_sort() {
+    fn directory_lists_only_its_entries() {
         let mut tree = Tree::new("/sys/");
         for path in ["a/x/y/z", "a/x-1", "a/x.1/y", "a/x0", "a-b/c", "a0"] {
             tree.insert(path, Entry::Dir);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_takes_its_content_along_and_leaves_its_neighbours() {
+    fn removal_takes_only_own_content() {
         let mut tree = tree();
         tree.insert("devices/pci0000:00/0000:00:01.01", Entry::Dir);
         tree.remove("devices/pci0000:00/0000:00:01.0");

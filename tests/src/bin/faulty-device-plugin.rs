@@ -10,7 +10,7 @@ use clap::{Parser, ValueEnum};
 use native_device_plugin::{Choice, Device, Options, Plugin, Script, ScriptedOutcome};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What a plugin may do wrong; the documentation of its case says what is right.
+/// Faults of a plugin; the documentation of its case describes the correct behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Fault {
     OtherVersion,

@@ -1,4 +1,4 @@
-//! The daemon is killed. The driver goes on: it may have done what no caller heard of.
+//! Crashes of the daemon. It is killed and the driver is not: the driver may have completed calls whose answers no caller received.
 
 use nodedock_proto::node::v1::ClaimStatus;
 use nodedock_tests::compose::pod;
@@ -35,7 +35,7 @@ pub(crate) async fn a_crash_while_the_driver_prepares_and_then_an_unprepare<K: K
     scene.end()
 }
 
-/// Whether the result was durable is a matter of microseconds: either state is right, and from either the claim goes its way.
+/// Either state is right, since the result may or may not be durable: the claim can continue from both.
 pub(crate) async fn a_crash_as_the_driver_answers<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     let asked = scene.ask(&["hold"]);

@@ -5,7 +5,7 @@ use scripted::{Command, Script};
 use crate::kind::Kind;
 use crate::scene::{Scene, Story};
 
-/// What a call says of a driver that died differs: a trap is a defect, and a broken connection passes.
+/// The error of a call to a driver that died differs: a trap is a defect, and a broken connection is temporary.
 pub(crate) async fn a_driver_that_dies_in_a_prepare_leaves_all_claims_of_the_call_preparing<K: Kind>() -> Story
 {
     let mut scene = Scene::<K>::start().await;

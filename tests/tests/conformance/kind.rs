@@ -1,4 +1,4 @@
-//! What a test does to a driver of either kind, and how each kind does it.
+//! Operations of a test on a driver of either kind, and the implementation for each kind.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tonic::Code;
 pub(crate) trait Kind: Sized {
     /// The driver's name.
     const DRIVER: &'static str;
-    /// Whether the daemon writes the CDI files; else the driver does.
+    /// True if the daemon writes the CDI files; else the driver does.
     const EDITS: bool;
 
     /// A driver that is not there yet.
@@ -28,7 +28,7 @@ pub(crate) trait Kind: Sized {
     /// It comes, or comes back after it left, and serves when this returns.
     async fn come(&mut self, daemon: &Daemon);
 
-    /// It goes as it should, and is gone when this returns; calls that run go on.
+    /// Stops the driver in an orderly way. It is gone when this returns; calls in flight are not cancelled.
     async fn leave(&mut self, daemon: &Daemon);
 
     /// It runs again after it died.
@@ -37,7 +37,7 @@ pub(crate) trait Kind: Sized {
     /// Replaces the script. A driver that serves follows it when this returns.
     async fn run_script(&mut self, daemon: &Daemon, script: Script);
 
-    /// What it was asked so far, such as `prepare ok,skip`.
+    /// Returns the driver's calls so far, such as `prepare ok,skip`.
     fn calls(&mut self, root: &Root) -> Vec<String>;
 
     /// Waits until it is asked this for the `times`th time.
@@ -108,7 +108,7 @@ impl Kind for Wasm {
 /// The plugin `native-null`, in the test's own process.
 pub(crate) struct Native {
     options: Options,
-    /// Where it writes its CDI specs.
+    /// Directory for its CDI specs.
     cdi: PathBuf,
     plugin: Option<Plugin>,
     script: Script,
@@ -169,7 +169,7 @@ impl Native {
     }
 }
 
-/// What a plugin does before it answers. Whole at once, as the Go helper does it.
+/// Writes the CDI spec of a claim, as a plugin does before it answers: atomically, like the Go helper.
 fn write_spec(dir: &Path, claim: &Claim) {
     let device = json!({"name": claim.uid, "containerEdits": {"env": ["SCRIPT=native"]}});
     let kind = format!("{}/script", Native::DRIVER);
@@ -257,7 +257,7 @@ impl Kind for Native {
         daemon.until_gone(Self::DRIVER).await;
     }
 
-    /// As another process, on the same sockets.
+    /// Restarts the plugin as another process on the same sockets.
     async fn revive(&mut self, daemon: &Daemon) {
         self.calls(daemon);
         self.plugin = None;

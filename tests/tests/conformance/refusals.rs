@@ -1,4 +1,4 @@
-//! What a driver may refuse, and says so.
+//! Refusals that a driver may report.
 
 use scripted::Command;
 

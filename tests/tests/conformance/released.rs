@@ -10,7 +10,7 @@ use crate::scene::{Scene, Story};
 const RELEASE: [&str; 3] = ["release", "claim", "ok"];
 const RELEASE_YES: [&str; 4] = ["release", "claim", "ok", "--yes"];
 
-/// What the checkpoint says of the only claim that was released.
+/// Returns the checkpoint's record of the only claim that was released.
 async fn released<K: Kind>(scene: &Scene<K>) -> Value {
     let mut dump = scene.daemon.cli(&["checkpoint", "dump", "-o", "json"]).await.json();
     assert_eq!(dump["released"].as_array().map(Vec::len), Some(1), "{dump}");

@@ -40,7 +40,7 @@ async fn prepare<A: Kind, B: Kind>(scene: &mut Scene<A>, expected: &str) {
     scene.tell("prepare", answered(&answer));
 }
 
-/// What each driver was asked.
+/// Checks the calls of each driver.
 fn expect_calls<A: Kind, B: Kind>(
     scene: &mut Scene<A>,
     other: &mut B,

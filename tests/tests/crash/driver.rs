@@ -15,13 +15,14 @@ pub(crate) const DEVICES: u32 = 32;
 
 pub(crate) trait Driver: Sized + 'static {
     const NAME: &'static str;
-    /// Whether the daemon writes CDI files for it.
+    /// True if the daemon writes CDI files for it.
     const EDITS: bool;
 
     /// A driver that comes as soon as a daemon runs on the root.
     fn new(root: &Root) -> Self;
 
-    /// UIDs of the claims that it was asked for, whatever it answered, and not asked to unprepare since. No call may be under way.
+    /// Returns the UIDs of the claims that it was called to prepare, regardless of its answer, and not called to unprepare since. No call
+    /// may be in flight.
     fn held(&mut self, root: &Root) -> BTreeSet<String>;
 }
 
@@ -30,7 +31,7 @@ pub(crate) async fn serves<D: Driver>(daemon: &Daemon) {
     daemon.until_serving(D::NAME).await;
 }
 
-/// As these tests name claims (`nodedock_tests::compose`).
+/// Returns the UID of a claim as `nodedock_tests::compose` names it.
 fn uid(claim: &str) -> String {
     format!("claim-{claim}")
 }
@@ -38,7 +39,7 @@ fn uid(claim: &str) -> String {
 /// The driver `scripted`. All that it can leave is its log.
 pub(crate) struct Wasm {
     held: BTreeSet<String>,
-    /// How much of the log was read.
+    /// Number of bytes of the log that have been read.
     read: u64,
 }
 

@@ -13,7 +13,7 @@ use crate::driver::{Driver, Native, Wasm};
 use crate::scene::{Known, Scene, assert_killed, request_of};
 use crate::{Death, Place, adapters, bindings, every_pass, resources, swap, values};
 
-/// What the daemon is asked.
+/// Requests to the daemon.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Prepare(&'static str, &'static [&'static str]),
@@ -71,7 +71,7 @@ struct Scenario<'a, D> {
 }
 
 impl<D: Driver> Scenario<'_, D> {
-    /// Whether the daemon died.
+    /// Plays the steps, and returns whether the daemon died.
     async fn run(mut self) -> bool {
         let _place = Place(format!("with {:?} and {}", self.death, D::NAME));
         self.before().await;
@@ -269,11 +269,11 @@ async fn die_everywhere<D: Driver>() {
 }
 
 #[tokio::test]
-async fn death_at_any_point_loses_nothing_of_a_wasm_driver() {
+async fn crash_point_loses_no_wasm_state() {
     die_everywhere::<Wasm>().await;
 }
 
 #[tokio::test]
-async fn death_at_any_point_loses_nothing_of_a_native_driver() {
+async fn crash_point_loses_no_native_state() {
     die_everywhere::<Native>().await;
 }

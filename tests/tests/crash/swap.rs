@@ -138,7 +138,7 @@ async fn begin(daemon: &mut Daemon) {
     daemon.kill9().await;
 }
 
-/// Whether the daemon died.
+/// Plays the steps, and returns whether the daemon died.
 async fn play(daemon: &mut Daemon, point: Point, pass: u32) -> bool {
     let _place = Place(format!("at {point:?}, pass {pass}"));
     begin(daemon).await;
@@ -178,7 +178,7 @@ async fn again(daemon: &mut Daemon) {
 }
 
 #[tokio::test]
-async fn death_at_any_point_of_a_swap_loses_neither_a_claim_nor_the_code_that_prepared_it() {
+async fn crash_during_swap_loses_no_version() {
     let mut daemon = Daemon::start().await;
     let (started, mut deaths) = (Instant::now(), 0);
     for point in POINTS {

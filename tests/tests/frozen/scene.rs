@@ -24,7 +24,7 @@ pub(crate) struct Scene {
     _nics: native_device_plugin::Plugin,
 }
 
-/// What is the same on every machine. A claim does not wait for a device.
+/// Returns options with the same values on every machine. A claim does not wait for a device.
 pub(crate) fn options() -> Options {
     let options = Options::default().config("claims: {exclusiveWaitMs: 0}\n");
     options

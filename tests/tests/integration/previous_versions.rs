@@ -28,7 +28,7 @@ async fn unprepared(daemon: &Daemon, name: &str) {
 }
 
 #[tokio::test]
-async fn a_refusal_and_a_trap_lead_to_the_version_that_prepared_the_claim() {
+async fn refusal_or_trap_uses_previous_version() {
     let (daemon, old) = with_claim("device-0").await;
     prepare(&daemon, "device-1").await;
     let refuses = with_unprepare(script(2), &["device-0"], Command::RefusePermanent);
@@ -47,8 +47,7 @@ async fn a_refusal_and_a_trap_lead_to_the_version_that_prepared_the_claim() {
 }
 
 #[tokio::test]
-async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_version_that_unprepares_it()
- {
+async fn damaged_previous_version_is_reported() {
     let (daemon, old) = with_claim("device-0").await;
     let code = daemon
         .kept_drivers()
@@ -106,7 +105,7 @@ async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_vers
 }
 
 #[tokio::test]
-async fn what_no_claim_needs_is_cleared_away_at_the_start() {
+async fn unneeded_previous_versions_are_removed() {
     let (mut daemon, old) = with_claim("device-0").await;
     daemon.kill9().await;
     let stray = format!("{:064x}", 7);

@@ -1,4 +1,4 @@
-//! A driver that fails again and again is left alone: what is said, what stands meanwhile, and how it comes back.
+//! A driver that fails repeatedly is quarantined: the reports, the claims that stay prepared, and the end of the quarantine.
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{gpu_claim, pod, request};
@@ -8,14 +8,14 @@ use nodedock_tests::{Daemon, Options, Root};
 use scripted::{Command, POOL, Script};
 use serde_json::json;
 
-/// Little enough that a driver which goes on for ever is stopped soon.
+/// Small limits, so that a driver in an endless loop is stopped soon.
 const GRANT: &str = "apiVersion: nodedock.dev/v1
 kind: DriverGrant
 env: [SCRIPTED_*]
 sysfsWrite: [{glob: class/scripted/value, pattern: '[0-9]'}]
 limits: {cpuMs: 50, memoryMiB: 16}
 ";
-/// Failures after which a driver is left alone.
+/// Number of failures after which a driver is quarantined.
 const FAILURES: usize = 5;
 const QUARANTINED: &str = "driver-quarantined";
 /// Bad claims are from here on.
@@ -53,7 +53,7 @@ fn ask(n: usize) -> v1::PreparePodRequest {
     request(&pod(&name), &[&claim(&name)])
 }
 
-/// Bad claims are asked for, from one on, until the driver is left alone.
+/// Prepares bad claims, from one on, until the driver is quarantined.
 async fn into_quarantine(daemon: &Daemon, first: usize, codes: &[&str]) {
     for n in first..first + FAILURES {
         let problem = daemon.refused(ask(n)).await;
@@ -63,7 +63,7 @@ async fn into_quarantine(daemon: &Daemon, first: usize, codes: &[&str]) {
 }
 
 #[tokio::test]
-async fn what_is_prepared_stands_and_an_operator_ends_it() {
+async fn quarantine_keeps_claims_until_operator_resumes() {
     let daemon = with_driver(Command::Die).await;
     daemon.install(MOCK_GPU, Form::Core);
     let answer = daemon.prepared(ask(0)).await;
@@ -131,7 +131,7 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_well_again_comes_back_by_itself() {
+async fn quarantine_ends_when_polls_succeed() {
     let daemon = with_driver(Command::Spin).await;
     into_quarantine(&daemon, BAD, &["driver-cpu-limit"]).await;
     // Its poller tries it when the quarantine is over, and every poll succeeds.
@@ -146,7 +146,7 @@ async fn a_driver_that_is_well_again_comes_back_by_itself() {
 }
 
 #[tokio::test]
-async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_beginning() {
+async fn new_config_ends_the_quarantine() {
     let daemon = with_driver(Command::Grow).await;
     daemon.prepared(ask(0)).await;
     into_quarantine(&daemon, BAD, &["driver-memory-limit"]).await;

@@ -1,4 +1,4 @@
-//! CDI files of device plugins' answers, read by the CDI library: whatever a plugin names, a container gets device nodes.
+//! CDI files of device plugins' answers, read by the CDI library: a container gets device nodes for all paths that a plugin names.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -79,7 +79,7 @@ fn numbers(nodes: &Value) -> Vec<(String, i64, i64)> {
 
 /// `prepared`, and the device nodes of the file had no type and no numbers, so that no container started (kubernetes#128784).
 #[tokio::test]
-async fn every_device_node_of_a_plugins_answer_has_a_type_and_numbers() {
+async fn every_device_node_has_type_numbers() {
     let directory = tempfile::tempdir().expect("a directory");
     let found =
         programs::go("cdi-files").and_then(|program| fill(directory.path()).map(|()| program));

@@ -17,7 +17,7 @@ pub(crate) const APPLY: &str = "application/apply-patch+yaml";
 /// A user of an API server.
 pub(crate) struct Api(Client);
 
-/// What the server says to a request.
+/// The server's response to a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiResponse {
     pub(crate) code: u16,
@@ -196,7 +196,7 @@ impl Api {
                 let version = list["metadata"]["resourceVersion"]
                     .as_str()
                     .expect("a list has a version");
-                // Whatever comes first, the end of the watch included, is a reason to read again.
+                // Any event, including the end of the watch, is a reason to read again.
                 let _ = self.open_watch(path, version).await.frame().await;
             }
         });

@@ -33,7 +33,7 @@ struct Process {
     commands: mpsc::UnboundedSender<String>,
 }
 
-/// What the process that runs, or ran last, has printed.
+/// Events that the current or last process has printed.
 #[derive(Default)]
 struct ProcessOutput {
     /// Counts the processes.
@@ -43,7 +43,7 @@ struct ProcessOutput {
     answers: HashMap<u64, Value>,
 }
 
-/// What came of a command.
+/// Result of a command.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) result: Value,
@@ -51,17 +51,17 @@ pub(crate) struct Done {
     pub(crate) elapsed: Duration,
 }
 
-/// What came of a command that was repeated until it succeeded.
+/// Result of a command that was repeated until it succeeded.
 #[derive(Debug)]
 pub(crate) struct Repeated {
     pub(crate) result: Value,
     /// The errors of the manager before it.
     pub(crate) refusals: Vec<String>,
-    /// When the first of them came; without any, when the command succeeded.
+    /// Time of the first of these errors; without any, time of the success.
     pub(crate) decided: Instant,
     /// The manager's time for the attempt that succeeded.
     pub(crate) elapsed: Duration,
-    /// From the first attempt to the success.
+    /// Time from the first attempt to the success.
     pub(crate) waited: Duration,
 }
 
@@ -223,7 +223,7 @@ impl Kubelet {
         self.wait(&format!("{plugin} is {wanted}"), last).await
     }
 
-    /// Waits until the process that runs has registered a plugin, whatever came then.
+    /// Waits until the running process has registered a plugin, regardless of later events.
     pub(crate) async fn was_registered(&self, plugin: &str) {
         let is_one = |event: &Value| event["event"] == "registered" && event["name"] == plugin;
         let look =
@@ -266,8 +266,8 @@ impl Kubelet {
         }
     }
 
-    /// Has a manager do something for a pod, again and again as a kubelet does, until it succeeds. A kubelet that was started again goes on
-    /// when it has registered the plugin.
+    /// Calls a manager for a pod repeatedly, as a kubelet does, until the call succeeds. A restarted kubelet continues when it has
+    /// registered the plugin.
     pub(crate) async fn repeat(
         &self,
         what: &str,

@@ -1,4 +1,4 @@
-//! The API server that stands in for a real one in other tests, held against the real one: the requests of a daemon have the same answers.
+//! The stand-in of the API server in other tests, compared with the real one: the requests of a daemon have the same answers.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::api::{APPLY, Api, ApiResponse, JSON, MERGE};
 use crate::scene::{SLICES, path};
 use crate::server::server;
 
-/// What the answers have to have in common, beside their code.
+/// Parts of the answers that have to be equal, in addition to their code.
 #[derive(Clone, Copy, PartialEq)]
 enum Compared {
     /// Everything, but values that differ between any two servers.
@@ -89,7 +89,7 @@ fn refusal(status: &Value) -> Value {
     refusal
 }
 
-/// How the answers differ.
+/// Returns the differences between the answers.
 fn differences(compared: Compared, real: &ApiResponse, stand_in: &ApiResponse) -> Vec<String> {
     let body = |answer: &ApiResponse| match answer.body["reason"] == "Invalid" {
         true => refusal(&answer.body),
@@ -172,7 +172,7 @@ fn claim() -> Value {
     })
 }
 
-/// As the scheduler leaves it.
+/// Returns an allocation as the scheduler writes it.
 fn allocation(pod: &Value) -> Value {
     let result =
         json!({"request": "gpu", "driver": "gpu.example.com", "pool": "p", "device": "gpu-0"});
@@ -265,7 +265,7 @@ impl Both {
         [real, stand_in]
     }
 
-    /// As [`Self::each`] for an answer whose message names UIDs or versions.
+    /// Compares as [`Self::each`] does, for an answer whose message names UIDs or versions.
     async fn each_but_message(
         &mut self,
         what: &str,
@@ -708,7 +708,7 @@ async fn events(both: &mut Both) {
 }
 
 #[tokio::test]
-async fn the_stand_in_answers_a_daemon_s_requests_as_the_real_server_does() {
+async fn stand_in_answers_like_api_server() {
     let Some(server) = server().await else { return };
     let admin = std::fs::read_to_string(&server.admin).expect("the kubeconfig is there");
     let api_server = ApiServer::start().await;

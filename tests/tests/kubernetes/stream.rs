@@ -21,7 +21,7 @@ use crate::scene::{cdi_devices, gpus, path, pod, pod_with_claim, remove};
 /// The longest time for which a pod holds its claim.
 const HOLD: Duration = Duration::from_millis(200);
 
-/// Where the pods run, and how many.
+/// The setup of the pods, and their number.
 pub(crate) struct Stream<'a> {
     pub(crate) api: &'a Api,
     pub(crate) kubelet: &'a Kubelet,
@@ -37,7 +37,7 @@ pub(crate) struct Stream<'a> {
     pub(crate) between: usize,
 }
 
-/// What each pod has a device by.
+/// The way in which each pod gets a device.
 #[derive(Clone, Copy)]
 pub(crate) enum Wants<'a> {
     /// A claim, which the kubelet prepares and unprepares.
@@ -46,7 +46,7 @@ pub(crate) enum Wants<'a> {
     Resource(&'a str),
 }
 
-/// What the pods met, by the action that had begun last.
+/// Results of the pods, by the action that had begun last.
 #[derive(Debug, Default)]
 pub(crate) struct Report(BTreeMap<String, Tally>);
 
@@ -211,7 +211,7 @@ fn without_names(error: &str) -> String {
 }
 
 impl Stream<'_> {
-    /// How many CDI files have a device.
+    /// Returns the number of CDI files that have a device.
     fn files_with(&self, device: &str) -> usize {
         let entries = std::fs::read_dir(self.cdi)
             .expect("the directory is there")
@@ -272,7 +272,7 @@ impl Report {
 }
 
 impl Tally {
-    /// How many pods had to repeat a command.
+    /// Returns the number of pods that had to repeat a command.
     pub(crate) fn failed(&self, what: &str) -> usize {
         self.failed.get(what).copied().unwrap_or_default()
     }

@@ -158,7 +158,7 @@ async fn renames_leave_out_no_device() {
 }
 
 #[tokio::test]
-async fn a_system_call_that_fails_leaves_out_no_device() {
+async fn failed_system_call_hides_no_device() {
     let _alone = ALONE.lock().await;
     let directory = tempfile::tempdir().unwrap();
     machine::make(directory.path());

@@ -57,7 +57,8 @@ fn quoted(cell: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether a file is one that a change may touch: shipped code, the contract, the protocols and the docs, without tests and decisions.
+/// Returns whether a file is one that a change may touch: shipped code, the contract, the protocols and the docs, without tests and
+/// decisions.
 pub(super) fn is_looked_at(path: &str) -> bool {
     let is_doc = path.starts_with("docs/") && !path.starts_with("docs/decisions/");
     is_production(path) && !is_beside_code(path)
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_without_the_table_is_refused() {
+    fn page_without_the_table_is_refused() {
         for (text, word) in [
             ("# Page", "no heading"),
             ("## What a change touches\nnothing", "no table"),
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_and_decisions_are_not_looked_at() {
+    fn tests_and_decisions_are_skipped() {
         for path in [
             "host/core/src/lib.rs",
             "wit/host.wit",

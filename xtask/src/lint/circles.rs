@@ -73,7 +73,7 @@ pub(super) fn circles(
 /// A path for each step of a circle: the module that has it, and the one that it names.
 type Steps = Vec<(Path, Path)>;
 
-/// Which child names which, with an example.
+/// Map from each child module to those that it names, with an example.
 #[derive(Default)]
 struct Graph(BTreeMap<String, BTreeMap<String, (Path, Path)>>);
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_found_however_it_is_written() {
+    fn cycle_is_found_in_every_notation() {
         for (a, b) in [
             ("use crate::b::B;", "use crate::a::A;"),
             ("use super::{c, b::{self, B}};", "fn f() { crate::a::g() }"),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_below_a_module_is_found() {
+    fn cycle_below_a_module_is_found() {
         let files = [
             ("lib.rs", "mod a;"),
             ("a.rs", "mod x; mod y { use crate::a::z; } mod z;"),

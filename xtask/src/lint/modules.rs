@@ -25,7 +25,7 @@ pub(super) fn shown(path: &[String]) -> String {
         .join("::")
 }
 
-/// Whether a file is the root of a library or program.
+/// Returns whether a file is the root of a library or program.
 pub(super) fn is_root(path: &str) -> bool {
     let Some((_, file)) = path.split_once("/src/") else {
         return false;

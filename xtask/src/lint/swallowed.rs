@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::code::code_of;
 
-/// What makes a failure look like nothing, after a read.
+/// Expressions that hide the failure of a read.
 const DROPS: [&str; 8] = [
     ".ok()",
     "Result::ok",
@@ -45,7 +45,7 @@ const READS: [&str; 19] = [
 
 /// Drops the errors of single entries of a directory.
 const ENTRIES: [&str; 2] = ["entries.flatten()", "entries.filter_map(Result::ok)"];
-/// Of a request of gRPC, which is in memory.
+/// The metadata of a gRPC request, which is in memory.
 const HEADERS: &str = "request.metadata()";
 
 /// Looks at a path that have no error at all, and the words before them that are no paths.
@@ -77,7 +77,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Whether a file is code of a program or a library that is shipped.
+/// Returns whether a file is code of a program or a library that is shipped.
 pub(super) fn is_production(path: &str) -> bool {
     let is_source = path.ends_with(".rs") && path.contains("/src/");
     let is_ours = ["host/", "sdk/", "proto/", "conformance/"]
@@ -166,7 +166,7 @@ fn looks_at_path(statement: &str, look: &str) -> bool {
     })
 }
 
-/// Whether the reason is in the statement, or in the comment right above it.
+/// Returns whether the reason is in the statement, or in the comment right above it.
 fn has_reason(text: &str, first: usize, end: usize) -> bool {
     let above = text[..first]
         .lines()
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_whose_error_is_dropped_is_found() {
+    fn dropped_read_error_is_found() {
         for dropped in [
             "let a = std::fs::read_to_string(path).unwrap_or_default();",
             "for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {",
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_is_returned_or_has_a_reason_is_not_found() {
+    fn handled_error_is_not_reported() {
         for kept in [
             "let a = std::fs::read_to_string(path)?;",
             "let a = sysfs.find(path)?.unwrap_or_default();",
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_and_lifetimes_do_not_hide_code() {
+    fn quotes_and_lifetimes_hide_no_code() {
         let text = "fn a<'a>(b: &'a str) { b.split('\"'); }\nlet a = std::fs::read(path).ok();\n";
         assert_eq!(lines(text), [2]);
     }

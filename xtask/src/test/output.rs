@@ -206,7 +206,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     }
 
     #[test]
-    fn each_test_is_known_by_its_binary_and_its_end() {
+    fn tests_are_keyed_by_their_binary() {
         let why = Outcome::Skipped("an agent in Go: Go is not installed: really".to_owned());
         let expected = [
             ("doc sdk/src/lib.rs - claim (line 7)", Outcome::Failed),
@@ -235,7 +235,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     }
 
     #[test]
-    fn a_test_that_failed_was_not_skipped() {
+    fn failed_test_is_not_skipped() {
         let found = outcomes(
             ERRORS,
             &RESULTS.replace("go::list ... ok", "go::list ... FAILED"),
@@ -244,7 +244,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     }
 
     #[test]
-    fn what_is_no_line_of_the_harness_is_passed_over() {
+    fn lines_outside_the_harness_are_ignored() {
         let noise =
             "test of patience\ntest a ... maybe\nrunning tests\nrunning 1 errand\n2 tests\n";
         assert_eq!(
@@ -255,7 +255,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     }
 
     #[test]
-    fn binaries_without_results_are_an_error_and_so_are_results_without_a_binary() {
+    fn binaries_and_results_have_to_match() {
         assert!(
             misunderstood("", RESULTS)
                 .contains("cargo named 0 test binaries and 0 crates with doc tests, and 5 listed")

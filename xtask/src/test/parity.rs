@@ -234,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_this_repository_can_be_read() {
+    fn parity_table_of_repository_parses() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/parity.md");
         let text = std::fs::read_to_string(path).unwrap();
         assert_eq!(Parity::parse(&text).unwrap().0.len(), 194);
     }
 
     #[test]
-    fn rows_are_counted_by_what_they_say() {
+    fn rows_are_counted_by_their_kind() {
         let text = table(&[
             ("DC02", "- `t b`\n- different: because"),
             ("DC03", "- not here: because"),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_broken_when_its_test_did_not_pass() {
+    fn row_is_broken_without_passed_test() {
         let text = table(&[
             ("DC02", "- `t a`\n- `t b`"),
             ("PR18", "- `t c`"),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_that_says_nothing_is_refused_with_its_line() {
+    fn empty_item_names_its_line() {
         for (items, why) in [
             ("", "line 5: DC01 has neither a test nor a reason"),
             (
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn every_id_is_there_once_and_no_other() {
+    fn every_id_occurs_exactly_once() {
         let good = table(&[]);
         assert_eq!(
             errors(&good.replace("**DV40**", "**DV41**")),

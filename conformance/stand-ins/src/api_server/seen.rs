@@ -6,7 +6,7 @@ use serde_json::Value;
 /// A request and its answer.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// As RBAC names it; for what is no resource the method in small letters.
+    /// The verb as RBAC names it; the method in lower case for a path that is not a resource.
     pub verb: String,
     pub group: String,
     pub version: String,
@@ -19,14 +19,14 @@ pub struct Seen {
     pub query: Query,
     pub user_agent: String,
     pub content_type: String,
-    /// What was sent, if it was JSON.
+    /// The body, if it was JSON.
     pub body: Option<Value>,
-    /// Of the answer; 0 if the connection was closed instead.
+    /// Status code of the answer; 0 if the connection was closed instead.
     pub code: u16,
 }
 
 impl Seen {
-    /// With the subresource, as RBAC names it.
+    /// Returns the resource with its subresource, as RBAC names it.
     pub fn full_resource(&self) -> String {
         match self.subresource.as_str() {
             "" => self.resource.clone(),

@@ -1,4 +1,4 @@
-//! What was asked for and what goes wrong, beside the objects of the engine. One lock, held for moments and never over a wait; the engine
+//! Requests, injected faults and settings, beside the objects of the engine. One lock, held briefly and never across an await; the engine
 //! does not write while it is held.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use super::convert::Served;
 use super::fault::Faults;
 use super::seen::Seen;
 
-/// Of the requests in the story of a wait that failed.
+/// Number of requests in the report of a wait that failed.
 const STORY_LINES: usize = 60;
 
 /// Everything that the server holds.
@@ -28,14 +28,14 @@ pub struct State {
     pub(super) requests: Vec<Seen>,
     pub(super) faults: Faults,
     pub(super) served: Served,
-    /// Of Kubernetes 1, as `/version` reports it.
+    /// Minor version of Kubernetes 1, as `/version` reports it.
     pub(super) minor_version: String,
     pub(super) tokens: Vec<String>,
     pub(super) denied: Vec<(String, String)>,
     pub(super) rules: Option<Vec<Value>>,
 }
 
-/// By plural or kind.
+/// Returns the resource of a plural or kind.
 pub(super) fn named(name: &str) -> &'static Resource {
     nodedock_apiserver::resource(name)
         .unwrap_or_else(|| panic!("the stand-in has no resource {name:?}"))
@@ -86,7 +86,7 @@ impl State {
         &self.requests
     }
 
-    /// How many watches of a resource are open.
+    /// Returns the number of open watches of a resource.
     pub fn watches(&self, resource: &str) -> usize {
         self.watches.get(resource).copied().unwrap_or_default()
     }
@@ -165,7 +165,7 @@ impl Shared {
         }
     }
 
-    /// For looking, with the objects as they are now.
+    /// Locks the state after updating its copy of the objects.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         let mut state = locked(&self.state);
         state.objects = self.server.snapshot();
@@ -184,7 +184,7 @@ impl Shared {
         locked(&self.spaced).insert(uid.to_owned());
     }
 
-    /// Of the state and of the objects.
+    /// Returns receivers for changes of the state and of the objects.
     pub(super) fn ticks(&self) -> [watch::Receiver<()>; 2] {
         [self.tick.subscribe(), self.server.ticks()]
     }

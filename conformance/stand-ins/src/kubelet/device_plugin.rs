@@ -10,7 +10,7 @@ use tonic::transport::Channel;
 #[derive(Clone, Debug, Default)]
 pub struct Resource {
     pub devices: Vec<Device>,
-    /// Whether its plugin's list is followed. Devices of a plugin that is gone are unhealthy.
+    /// True if its plugin's list is watched. Devices of a plugin that is gone are unhealthy.
     pub running: bool,
     pub prefers: bool,
 }
@@ -26,7 +26,7 @@ impl Resource {
     }
 }
 
-/// What a container was given.
+/// Devices allocated to a container, and the plugin's response.
 #[derive(Clone, Debug)]
 pub struct Allocation {
     pub(super) number: u64,
@@ -69,7 +69,7 @@ impl Plugin {
         }
     }
 
-    /// With its process, a kubelet's knowledge of devices is gone.
+    /// Forgets the devices, as a kubelet does when its process ends.
     pub(super) fn forget(&mut self) {
         self.end.cancel();
         self.stopped();

@@ -86,7 +86,7 @@ impl Registration for Registering {
     }
 }
 
-/// What a kubelet takes for a device plugin.
+/// Checks a registration as a kubelet does.
 fn validate(resource: &str, version: &str) -> Result<(), String> {
     if version != "v1beta1" {
         return Err(format!(
@@ -191,7 +191,7 @@ fn stop(shared: &Shared, resource: &str, number: u64) {
     });
 }
 
-/// What is free, and whom to ask.
+/// The free devices of a plugin, and the channel for calling it.
 struct Choice {
     channel: Channel,
     free: Vec<String>,

@@ -16,12 +16,12 @@ use super::instance::{Instance, Link};
 use super::state::{Shared, State};
 use super::{authority, health};
 
-/// Between tries to connect again.
+/// Pause between attempts to reconnect.
 const RECONNECT: Duration = Duration::from_millis(100);
 /// The service by which drivers are called, as plugins advertise it.
 const SERVICE: &str = "v1.DRAPlugin";
 
-/// What a kubelet says of a claim.
+/// The fields of a claim that a kubelet sends.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimRef {
     pub namespace: String,
@@ -293,7 +293,7 @@ fn named(claims: &[ClaimRef]) -> Vec<v1::Claim> {
     claims.iter().map(name).collect()
 }
 
-/// What a kubelet makes of an answer by claim UID.
+/// Checks an answer by claim UID as a kubelet does.
 fn check<T>(
     call: &str,
     claims: &[ClaimRef],

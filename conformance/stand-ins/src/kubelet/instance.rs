@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::transport::Channel;
 
-/// How a connection is.
+/// The state of a connection.
 #[derive(Clone, Debug)]
 pub(super) enum Link {
     Connecting,
@@ -23,7 +23,7 @@ pub(super) struct Instance {
     pub(super) number: u64,
     pub(super) endpoint: PathBuf,
     pub(super) link: watch::Sender<Link>,
-    /// Whether it has been notified of its registration.
+    /// True if the driver has been notified of its registration.
     notified: AtomicBool,
     pub(super) end: CancellationToken,
 }
@@ -77,7 +77,7 @@ impl Instance {
     }
 }
 
-/// Whether a call failed because the server had ended the connection, or the connection had ended, before the call was sent.
+/// Returns whether a call failed because the connection had ended before the call was sent.
 fn was_not_sent(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
@@ -111,7 +111,7 @@ pub(super) async fn channel(link: &watch::Sender<Link>) -> Result<Channel, Statu
     }
 }
 
-/// What a driver last said of a device.
+/// The last health that a driver reported for a device.
 #[derive(Clone, Debug)]
 pub struct DeviceHealth {
     /// `None` if it does not know.

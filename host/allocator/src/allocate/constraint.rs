@@ -37,7 +37,7 @@ pub(super) struct Constraint<'a> {
     numbers: HashMap<Value, u32>,
     /// Chosen devices with their values; for `matchAttribute`, the values that they have in common with those before them.
     chosen: Vec<(u32, Rc<[u32]>)>,
-    /// How many devices it kept out of a combination.
+    /// Number of devices that the constraint kept out of a combination.
     pub(super) refused: u64,
 }
 

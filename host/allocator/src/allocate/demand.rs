@@ -1,4 +1,5 @@
-//! Whether the exact requests of a claim have enough devices at all, before any combination is tried: a matching of requests with devices.
+//! Check that the exact requests of a claim have enough devices at all, before any combination is tried: a matching of requests with
+//! devices.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

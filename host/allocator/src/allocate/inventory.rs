@@ -37,7 +37,7 @@ pub(super) struct Pool {
 pub(super) struct PoolMember {
     /// The number of the device that targets this node.
     pub(super) local: Option<u32>,
-    /// What those for other nodes consume of the pool's counters.
+    /// Consumption of the pool's counters by the devices for other nodes, as counter and amount.
     pub(super) remote: Vec<(u32, i128)>,
 }
 
@@ -80,7 +80,7 @@ impl Offered {
         devices.get(self.place).unwrap_or(&NONE)
     }
 
-    /// Whether several claims can have a share of the device each.
+    /// Returns true if several claims can each have a share of the device.
     pub(super) fn is_shareable(&self) -> bool {
         self.device().allow_multiple_allocations == Some(true)
     }

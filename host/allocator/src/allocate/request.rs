@@ -34,7 +34,7 @@ pub(super) struct Slot<'a> {
 
 pub(super) struct SlotSelector {
     pub(super) expression: String,
-    /// Whether the expression is of the class, not of the request.
+    /// True if the expression is of the class, not of the request.
     pub(super) of_class: bool,
     pub(super) column: Arc<Column>,
 }
@@ -45,7 +45,7 @@ pub(super) struct Requests<'a> {
     by_request: Vec<Range<usize>>,
 }
 
-/// What is the same in a request and a sub-request.
+/// Fields that a request and a sub-request have in common.
 struct RequestFields<'a> {
     class: &'a str,
     mode: Option<&'a str>,
@@ -85,7 +85,8 @@ impl<'a> From<&'a DeviceSubRequest> for RequestFields<'a> {
 }
 
 impl<'a> Requests<'a> {
-    /// Fails with a sentence about the first request that no allocation can fulfil, whatever devices there are.
+    /// Parses the requests of a claim. Fails with a sentence about the first request that no allocation can fulfil, regardless of the
+    /// devices.
     pub(super) fn parse(
         claim: &'a ResourceClaim,
         inventory: &Inventory,
@@ -231,7 +232,7 @@ impl Slot<'_> {
             .map(|(_, amount)| amount)
     }
 
-    /// Whether a list of requests, of a constraint or of a config, names this slot.
+    /// Returns true if a list of requests in a constraint or a config names this slot.
     pub(super) fn is_named_in(&self, requests: &[String]) -> bool {
         requests
             .iter()

@@ -1,8 +1,8 @@
-//! The search for devices: one request after the other, one device after the other, in the order of the inventory, and back again where a
-//! combination does not go on. The first full combination is the result.
+//! The search for devices: one request after the other, one device after the other, in the order of the inventory, with backtracking where
+//! a combination cannot be completed. The first full combination is the result.
 //!
-//! It finds the combination that an exhaustive search in the same order finds, and skips a device if one that nothing in the claim tells
-//! apart from it has failed in the same place.
+//! It finds the combination that an exhaustive search in the same order finds, and skips a device if an equivalent one (no part of the
+//! claim distinguishes the two) has failed in the same place.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ const REFUSALS_MAX: usize = 4_096;
 pub(super) struct Chosen {
     pub(super) slot: u32,
     pub(super) device: u32,
-    /// What the share of a shareable device consumes, in the order of its capacities.
+    /// Amounts that the share of a shareable device consumes, in the order of its capacities.
     pub(super) share: Option<Vec<Amount>>,
     charged: bool,
 }
@@ -80,13 +80,13 @@ struct Shares {
     consumed: Vec<i128>,
 }
 
-/// What has to be equal in two devices that take the same place.
+/// Traits that are equal in two devices which can replace each other in one place.
 #[derive(PartialEq, Eq, Hash)]
 struct Traits<'a> {
     statuses: Vec<Status>,
     values: Vec<Option<Rc<[u32]>>>,
     consumes: &'a [(u32, i128)],
-    /// Of a shareable device.
+    /// Capacities of a shareable device.
     capacities: Option<&'a [Capacity]>,
 }
 
@@ -139,7 +139,7 @@ impl<'r, 'a> Search<'r, 'a> {
         }
     }
 
-    /// Returns the exact requests that need more devices than there are, whatever the search does.
+    /// Returns the exact requests that need more devices than there are, for any combination.
     pub(super) fn shortage(&mut self) -> Option<Shortage> {
         let mut reserved = Table::new(self.checks.inventory.len());
         for slot in self

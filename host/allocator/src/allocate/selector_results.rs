@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_is_the_same_with_and_without_an_evaluation_before() {
+    fn cached_verdict_equals_evaluated_verdict() {
         let facts = DeviceFacts::new("gpu.example.com", &Device::default());
         let results = SelectorResults::new(1);
         for (expression, expected) in [

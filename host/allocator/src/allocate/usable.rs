@@ -1,4 +1,4 @@
-//! Which devices a request can use by itself, beside the claims that are allocated and before any other device of its own claim is chosen.
+//! Devices that a request can use by itself, beside the claims that are allocated and before any other device of its own claim is chosen.
 
 use k8s_openapi::api::resource::v1::{DeviceTaint, DeviceToleration};
 
@@ -8,7 +8,7 @@ use super::request::Slot;
 use super::selector_results::SelectorResult;
 use super::table::Table;
 
-/// What a request can do with a device. Numbers are places in the lists of the request or of the device.
+/// Usability of a device for a request. Numbers are places in the lists of the request or of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(super) enum Status {
     #[default]
@@ -42,7 +42,7 @@ impl Status {
         )
     }
 
-    /// Whether the search has to look at the device.
+    /// Returns true if the search has to look at the device.
     pub(super) fn is_candidate(self) -> bool {
         self == Self::Usable || self.is_failure()
     }
@@ -136,7 +136,7 @@ fn takes_whole(device_use: &DeviceUse, device: &Offered) -> bool {
     device_use.exclusive_claim().is_some() || !device.is_shareable()
 }
 
-/// Whether the next use of a device consumes its counters: the first share does, further ones and admin access do not.
+/// Returns true if the next use of a device consumes its counters: the first share does, further ones and admin access do not.
 pub(super) fn consumes_counters(
     slot: &Slot<'_>,
     device: &Offered,
@@ -243,7 +243,7 @@ impl Scan {
         self.found.get(place).copied()
     }
 
-    /// Whether it is certain that fewer than `count` devices are left from a place on, and that no failure is among them.
+    /// Returns true if it is certain that fewer than `count` devices are left from a place on, and that no failure is among them.
     pub(super) fn is_short(
         &mut self,
         place: usize,

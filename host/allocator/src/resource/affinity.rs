@@ -14,7 +14,7 @@ pub(super) struct Split {
     pub(super) indifferent: Vec<String>,
 }
 
-/// Whether a resource has anything to align.
+/// Returns true if a device of the resource has NUMA nodes.
 pub(super) fn has_topology<'a>(mut devices: impl Iterator<Item = &'a PluginDevice>) -> bool {
     devices.any(|device| !device.numa_nodes.is_empty())
 }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_with_fewer_devices_are_used_up_first() {
+    fn nodes_with_fewest_devices_come_first() {
         let devices = [
             device("a", &[0]),
             device("b", &[0]),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_affinity_or_a_topology_nothing_is_aligned() {
+    fn no_affinity_or_topology_aligns_nothing() {
         let devices = [device("b", &[0]), device("a", &[1])];
         let devices: Vec<_> = devices.iter().collect();
         for (affinity, topology) in [(&[][..], true), (&[0][..], false)] {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_nodes_are_chosen_and_large_groups_stay_whole() {
+    fn closest_devices_use_fewest_nodes() {
         let devices = [
             device("a0", &[0]),
             device("a1", &[0]),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_list_of_nodes_is_read() {
+    fn kernel_node_list_is_parsed() {
         assert_eq!(parse_nodes("0\n"), Some(vec![0]));
         assert_eq!(parse_nodes("0-2,5"), Some(vec![0, 1, 2, 5]));
         for bad in ["", "a", "0-", "0-99999999"] {

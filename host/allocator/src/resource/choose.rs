@@ -41,7 +41,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// What is wrong with a preference; `None`: nothing.
+    /// Returns the fault of a preference, or `None` if it is valid.
     pub fn fault(&self, preferred: &[String]) -> Option<String> {
         let unknown = preferred
             .iter()

@@ -27,7 +27,7 @@ const PATTERNS_MAX: usize = 32;
 /// Steps of a conversion of a literal.
 const FOLD_STEPS: u64 = 10_000;
 
-/// What is wrong at a node of the parser's tree.
+/// Problem at a node of the parser's tree.
 pub(super) struct Problem {
     pub(super) node: u64,
     pub(super) text: String,

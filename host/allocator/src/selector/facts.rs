@@ -1,4 +1,4 @@
-//! What a selector sees of a device: the variable `device` as a value.
+//! Facts about a device for a selector: the variable `device` as a value.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use nodedock_model::quantity;
 use super::EvaluationError;
 use super::value::{Key, Map, Quantity, Value};
 
-/// What a selector sees of a device: prepared once per inventory, read by all selectors.
+/// Facts about a device for selectors: prepared once per inventory, read by all selectors.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
     device: Result<Value, EvaluationError>,

@@ -1,4 +1,4 @@
-//! From text to a checked tree, on a thread whose stack is large enough for the parser.
+//! Parses text into a checked tree, on a thread whose stack is large enough for the parser.
 
 use cel::common::ast::SourceInfo;
 use nodedock_model::limit::EXPRESSION_BYTES_MAX;

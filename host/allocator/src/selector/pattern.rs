@@ -115,7 +115,7 @@ fn translated(pattern: &str) -> Option<String> {
     Some(translated)
 }
 
-/// What the pattern's part before a character ends with.
+/// Repetition at the end of the part of the pattern before a character.
 #[derive(Clone, Copy)]
 enum Repetition {
     None,
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_mean_what_they_mean_in_go() {
+    fn patterns_match_as_in_go() {
         for (pattern, text, matches) in [
             (r"^\d+$", "12", true),
             (r"^\d$", "٣", false),

@@ -14,7 +14,7 @@ const BEFORE_FIRST: &str = "before-first-apply";
 /// The manager whose annotation of client-side apply counts as ownership.
 const KUBECTL: &str = "kubectl";
 
-/// Where `kubectl apply` without a server's apply stores what it applied.
+/// Annotation in which client-side `kubectl apply` stores the object that it applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// An apply that is refused.

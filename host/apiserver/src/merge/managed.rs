@@ -28,7 +28,7 @@ const UNOWNED: &[&[&str]] = &[
     &["metadata", "resourceVersion"],
 ];
 
-/// Who writes an object, by which endpoint, and when.
+/// Manager, endpoint and time of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writer<'a> {
     /// The field manager; `unknown` if it is empty.

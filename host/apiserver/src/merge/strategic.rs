@@ -80,7 +80,7 @@ fn unknown_directive(directive: &Value, patch: &Object) -> PatchError {
     ))
 }
 
-/// Returns a value without directives and nulls; none if a directive stands for it.
+/// Returns a value without directives and nulls; none for a value that is a directive.
 fn cleaned(value: Value) -> Option<Value> {
     match value {
         Value::Object(fields) if fields.contains_key(DIRECTIVE) => None,
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_merged_by_their_keys_and_others_replaced() {
+    fn keyed_lists_merge_and_others_replace() {
         let document = json!({"metadata": {"labels": {"a": "1", "b": "2"}, "finalizers": ["x", "y"]}, "spec": {
             "containers": [{"name": "one", "image": "i", "env": [{"name": "A", "value": "1"}]}, {"name": "two"}],
             "tolerations": [{"key": "t"}]}});

@@ -4,7 +4,7 @@ use nodedock_model::limit::LABEL_BYTES_MAX;
 use nodedock_model::{is_label_key, is_label_value};
 use serde_json::Value;
 
-/// What the label of one key must be.
+/// Requirement for the label of one key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Requirement {
     key: String,
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_selects_by_equality_by_sets_and_by_presence() {
+    fn selector_matches_equality_sets_and_presence() {
         let labels = json!({ "a": "b", "example.com/tier": "gold", "n": "7", "empty": "" });
         let all = [
             "",
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_cannot_be_understood_is_refused_with_the_place() {
+    fn malformed_selector_error_has_position() {
         let unexpected = |text: &str| format!("unable to parse requirement: {text}");
         for (selector, message) in [
             (

@@ -398,7 +398,7 @@ fn pod_status(pod: &Value, ready: usize) -> String {
     }
 }
 
-/// How a container ended.
+/// Returns the reason for which a container ended.
 fn ended(terminated: &Value) -> String {
     let [signal, exit_code] =
         ["signal", "exitCode"].map(|key| terminated[key].as_i64().unwrap_or_default());

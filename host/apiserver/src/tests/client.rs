@@ -169,7 +169,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// What a server that is opened after this one is given.
+    /// Returns the objects that a server which is opened after this one loads.
     pub(super) fn load(&self) -> Loaded {
         let mut objects = std::collections::BTreeMap::new();
         let mut revision = 0;

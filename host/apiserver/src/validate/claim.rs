@@ -23,7 +23,7 @@ const TAINT_EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
 pub(super) struct RequestNames<'a>(BTreeMap<&'a str, BTreeSet<&'a str>>);
 
 impl<'a> RequestNames<'a> {
-    /// Of a claim's `spec.devices`.
+    /// Returns the names of the requests in a claim's `spec.devices`.
     pub(super) fn of(devices: &'a Value) -> Self {
         let requests = list(devices, "requests").iter();
         Self(
@@ -33,7 +33,7 @@ impl<'a> RequestNames<'a> {
         )
     }
 
-    /// Whether `name` is a request, or a subrequest after its request and a slash.
+    /// Returns true if `name` is a request, or a subrequest after its request and a slash.
     fn has(&self, name: &str) -> bool {
         match name.split_once('/') {
             None => self.0.contains_key(name),
@@ -155,7 +155,7 @@ fn request(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) 
     }
 }
 
-/// What an exact request and a subrequest have in common.
+/// Checks the fields that an exact request and a subrequest have in common.
 fn devices(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) {
     let (field, class) = (
         format!("{at}.deviceClassName"),

@@ -91,7 +91,7 @@ pub(super) fn check(causes: &mut Causes, new: &Value, old: Option<&Value>) {
     }
 }
 
-/// What a write is refused with that changes an allocation, or only how its parameters are written.
+/// Returns the cause with which a write is refused that changes an allocation, or only the encoding of its parameters.
 pub(crate) fn immutable_allocation() -> Cause {
     Cause::immutable("status.allocation")
 }

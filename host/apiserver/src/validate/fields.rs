@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use crate::status::Cause;
 
-/// What was found wrong with an object so far, in the order in which an API server lists it.
+/// Problems of an object so far, in the order in which an API server lists them.
 pub(super) type Causes = Vec<Cause>;
 
-/// For lists whose length has no bound.
+/// Bound for lists of any length.
 pub(super) const UNBOUNDED: usize = usize::MAX;
 
 pub(super) fn list<'a>(object: &'a Value, key: &str) -> &'a [Value] {
@@ -50,7 +50,7 @@ pub(super) fn count(object: &Value, key: &str) -> usize {
     object[key].as_object().map_or(0, Map::len)
 }
 
-/// Whether two values are the same to an API server: a null, an empty list and an empty object are as good as none.
+/// Returns true if an API server treats two values as equal: a null, an empty list and an empty object equal an absent value.
 pub(super) fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {
@@ -96,7 +96,7 @@ pub(super) fn each(
     }
 }
 
-/// As [`each`]; then refuses items of which an earlier one has the same `identity`.
+/// Checks the items like [`each`], then refuses items of which an earlier one has the same `identity`.
 pub(super) fn set(
     causes: &mut Causes,
     at: &str,
@@ -131,7 +131,7 @@ pub(super) fn itself(item: &Value) -> String {
     json!(item.as_str().unwrap_or_default()).to_string()
 }
 
-/// As [`Cause::invalid`], for a text.
+/// Returns [`Cause::invalid`] for a text.
 pub(super) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Cause {
     Cause::invalid(field, json!(value), why)
 }

@@ -87,7 +87,7 @@ pub(super) fn qualified(causes: &mut Causes, field: &str, text: &str) {
     }
 }
 
-/// As [`qualified`], with a domain.
+/// Checks a name like [`qualified`], and refuses one without a domain.
 pub(super) fn fully_qualified(causes: &mut Causes, field: &str, text: &str) {
     match text.contains('/') {
         true => qualified(causes, field, text),

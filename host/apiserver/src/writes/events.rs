@@ -8,7 +8,7 @@ use crate::storage::ObjectKey;
 
 use super::metadata::written;
 
-/// How long an event is kept: the default of an API server's `--event-ttl`.
+/// Time for which an event is kept: the default of an API server's `--event-ttl`.
 const TTL: SignedDuration = SignedDuration::from_hours(1);
 /// Events that one write deletes: so many at most are in one commit.
 const EXPIRED_MAX: usize = 100;

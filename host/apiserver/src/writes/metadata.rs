@@ -9,7 +9,7 @@ use crate::status::{self, Refusal};
 /// Letters of generated names.
 const SUFFIX: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const SUFFIX_LENGTH: usize = 5;
-/// Of a generated name, before its suffix.
+/// Maximum length of a generated name before its suffix.
 const PREFIX_MOST: usize = 58;
 /// Generated names that are tried: one that is taken is rare.
 const NAMES_TRIED: usize = 8;

@@ -246,7 +246,7 @@ fn json_text(value: &Value) -> String {
         .map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// How many devices of each resource a pod has; one that several containers use in turn counts once.
+/// Returns the number of devices of each resource that a pod has; one that several containers use in turn counts once.
 fn device_counts(resources: &[v1::ResourceOutcome]) -> String {
     let mut devices: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for resource in resources {
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_containers_use_in_turn_counts_once() {
+    fn device_used_in_turn_counts_once() {
         let of = |container: &str, devices: &[&str]| v1::ResourceOutcome {
             container: container.to_owned(),
             resource: "a.dev/a".to_owned(),

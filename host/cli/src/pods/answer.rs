@@ -120,7 +120,7 @@ fn containers(answers: &[PodOutput]) -> impl Iterator<Item = &v1::ContainerDevic
         .flatten()
 }
 
-/// What a runtime needs for a container, line by line.
+/// Returns the settings that a runtime needs for a container, one per line.
 fn needs(container: &v1::ContainerDevices) -> Vec<String> {
     let mut lines = container.cdi_devices.clone();
     lines.extend(
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_is_printed_once_with_what_it_is_about() {
+    fn each_refusal_is_printed_once() {
         let resources = vec![
             resource("refused", Some(problem("none is\u{1b}[2J free"))),
             resource("allocated", None),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_have_a_table_of_their_own_and_are_left_out_of_an_answer_without() {
+    fn resources_are_a_separate_optional_table() {
         let with = answer(vec![resource("allocated", None)], vec![]);
         let text = text(std::slice::from_ref(&with), Format::Table);
         let line = text
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_has_everything_that_the_runtime_of_a_container_needs() {
+    fn text_has_everything_a_runtime_needs() {
         let one = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
         let container = v1::ContainerDevices {
             name: "main".to_owned(),

@@ -127,7 +127,7 @@ fn gates(path: &Path) -> Option<Check> {
     })
 }
 
-/// Whether the `/dev` of a pod receives what is mounted below the node's later. `None`: it is no mount.
+/// Checks whether the `/dev` of a pod receives what is mounted later below the node's. `None`: it is not a mount.
 fn propagation(mountinfo: &str) -> Option<Check> {
     let mut mounts = mountinfo.lines().filter_map(Mount::parse);
     // Of several on one another, the last is seen.
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_directory_of_a_kubelet_is_there_and_can_be_written() {
+    fn missing_kubelet_directory_fails_check() {
         let root = tempfile::tempdir().unwrap();
         for name in ["plugins_registry", "plugins"] {
             std::fs::create_dir(root.path().join(name)).unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gates_of_a_kubelet_are_shown_and_one_of_them_is_needed() {
+    fn disabled_required_feature_gate_fails_check() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("config.yaml");
         assert_eq!(gates(&path), None);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dev_of_a_pod_has_to_receive_mounts_of_the_node() {
+    fn private_dev_mount_is_a_warning() {
         let root = "30 25 0:26 / / rw,relatime master:300 - overlay overlay rw\n".to_owned();
         let dev =
             |optional: &str| format!("31 30 0:5 / /dev rw,nosuid {optional}- devtmpfs udev rw\n");

@@ -1,4 +1,4 @@
-//! Whether container runtimes read CDI files from the daemon's directory, by their config files and by what the kubelet says of them.
+//! Checks whether container runtimes read CDI files from the daemon's directory, by their config files and by the kubelet's report of them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use toml::Value;
 use super::{Check, CheckStatus, is_same};
 use nodedock_base::error::chain;
 
-/// Where runtimes look unless their config says otherwise.
+/// Directories in which runtimes look unless their config says otherwise.
 const USUAL: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// containerd's section about containers: of 2.x and of 1.x.
 const CONTAINERD: [&str; 2] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"];
@@ -92,7 +92,7 @@ fn imports(config: &Path, root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What a runtime's config says about CDI. `None`: nothing.
+/// The settings about CDI in a runtime's config. `None`: no such setting.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Said {
     enabled: Option<bool>,
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtimes_config_says_whether_it_reads_our_directory() {
+    fn runtime_config_decides_cdi_verdict() {
         const FILE: &str = "etc/containerd/config.toml";
         let new = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n";
         let old = "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\n";
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_the_config_imports_counts() {
+    fn imported_config_files_are_read() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("etc/containerd");
         std::fs::create_dir_all(directory.join("conf.d")).unwrap();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_of_a_node_is_judged_by_its_version() {
+    fn runtime_version_decides_its_verdict() {
         for (runtime, verdict) in [
             ("containerd://2.1.0", CheckStatus::Ok),
             ("containerd://1.7.24", CheckStatus::Warning),

@@ -35,11 +35,11 @@ struct ScriptFile {
 struct FaultEntry {
     #[serde(default)]
     after_seconds: u64,
-    /// Without it the fault stays.
+    /// Duration of the fault; without it, the fault is permanent.
     for_seconds: Option<u64>,
     /// Glob of names; without it all.
     nodes: Option<String>,
-    /// Without it all.
+    /// Driver; without it, every driver.
     driver: Option<DriverName>,
     /// Glob of `POOL/DEVICE`, with the driver's name of the pool.
     devices: String,
@@ -140,7 +140,7 @@ impl Fault {
         self.driver.as_ref().is_none_or(|of| of == driver)
     }
 
-    /// What a driver would have answered.
+    /// Returns the inventory as a driver with this fault would have reported it.
     pub(super) fn applied(&self, found: Arc<Published>) -> Arc<Published> {
         let pools = found.inventory.pools.iter();
         let devices = pools

@@ -109,7 +109,7 @@ fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
 pub(super) struct Machine {
     pub(super) drivers: Vec<Arc<WasmDriver>>,
     pub(super) boot_id: String,
-    /// What each driver found on the last node.
+    /// Inventory that each driver found on the last node.
     found: Mutex<BTreeMap<DriverName, Arc<Published>>>,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct VirtualNode {
     pub(super) name: ObjectName,
     pub(super) machine: Arc<Machine>,
     pub(super) claims: Arc<SharedClaimTable>,
-    /// What the drivers found, without faults.
+    /// Inventories that the drivers found, without faults.
     found: Mutex<BTreeMap<DriverName, Arc<Published>>>,
     faults: Mutex<Vec<Arc<Fault>>>,
     shown: watch::Sender<DriverSnapshot>,

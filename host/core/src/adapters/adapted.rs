@@ -1,4 +1,4 @@
-//! What is known of an adapter and of its plugin.
+//! State of an adapter and of its plugin.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct Adapted {
     pub(super) plugin: Option<(u64, Arc<dyn DeviceDriver>)>,
     /// The last list, by ID. `None`: there was none since the start.
     pub(super) listed: Option<BTreeMap<String, PluginDevice>>,
-    /// Since when there is no list of a connected plugin, and why.
+    /// Time since which no connected plugin has a list, and the reason.
     pub(super) left: Option<(Instant, String)>,
     /// Its list was withdrawn because of that.
     pub(super) is_expired: bool,

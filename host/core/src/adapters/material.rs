@@ -9,7 +9,7 @@ use nodedock_model::{
     Adapter, DeviceHealth, HealthState, Inventory, PluginDevice, Pool, Problem, device_name,
 };
 
-/// What an inventory is made of.
+/// Data from which an inventory is built.
 pub(super) struct Material {
     pub(super) adapter: Adapter,
     pub(super) listed: BTreeMap<String, PluginDevice>,

@@ -43,7 +43,7 @@ pub struct Touched {
 }
 
 pub(super) struct Catalog {
-    /// By priority: of two files with a device, runtimes use the one in the later directory.
+    /// Directories by ascending priority: of two files with a device, runtimes use the one in the later directory.
     directories: Vec<PathBuf>,
     /// The directory that the daemon writes.
     own: usize,
@@ -70,7 +70,7 @@ struct CatalogIndex {
     /// Set during a change of the daemon's directory: whether the directory was unchanged since its read when the change began. Stamps are
     /// meaningless meanwhile.
     changing: Option<bool>,
-    /// By directory and name.
+    /// Files by directory and name.
     files: BTreeMap<(usize, String), Entry>,
     devices: HashMap<String, BTreeSet<(usize, String)>>,
 }
@@ -80,7 +80,7 @@ struct CatalogIndex {
 struct DirectoryRead {
     /// `None`: it did not exist.
     stamp: Option<Stamp>,
-    /// Whether a later change certainly changes the stamp.
+    /// True if a later change certainly changes the stamp.
     settled: bool,
     at: Instant,
     took: Duration,
@@ -91,7 +91,7 @@ struct Entry {
     /// `None`: must be read again, because a change may not be visible.
     stamp: Option<Stamp>,
     devices: Vec<String>,
-    /// What each of them gives to a container.
+    /// Device nodes and network interfaces that each of the devices gives to a container.
     given: Vec<Given>,
     ours: bool,
 }
@@ -271,7 +271,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Reads files of the daemon's directory again, whatever their stamps say. Blocks.
+    /// Reads files of the daemon's directory again, regardless of their stamps. Blocks.
     pub(super) fn touched(&self, names: &[String]) -> Touched {
         let _alone = self.reading.lock();
         let mut touched = Touched::default();
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_came_before_a_read_began_needs_no_other() {
+    fn earlier_callers_share_one_read() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = catalog(directory.path(), &[]);
         let device = ["v/c=a".to_owned()];
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_failed_satisfies_no_caller() {
+    fn failed_read_satisfies_no_caller() {
         let directory = tempfile::tempdir().unwrap();
         let (own, other) = (directory.path().join("own"), directory.path().join("other"));
         std::fs::create_dir(&own).unwrap();
@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_changes_are_no_reason_to_read_neither_meanwhile_nor_later() {
+    fn own_changes_cause_no_read() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         for name in ["a.json", "b.json"] {
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_others_that_comes_during_a_change_is_known_when_the_watch_reports_it() {
+    fn watch_finds_file_added_during_change() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         let device = ["v/c=a".to_owned()];
@@ -650,8 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_changed_before_a_change_is_read_for_callers_meanwhile_and_at_its_end()
-     {
+    fn earlier_foreign_change_forces_a_read() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         let device = ["v/c=a".to_owned()];

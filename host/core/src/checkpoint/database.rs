@@ -130,7 +130,7 @@ pub(super) struct Write {
     pub(super) value: Option<String>,
 }
 
-/// Where a record is, and what a write of it must preserve.
+/// Row ID of a record, and the data that a write of it must preserve.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
     pub(super) id: i64,
@@ -155,7 +155,7 @@ pub(super) struct Database {
     log_pages: usize,
     /// The log, if it is a file of the system that stays allocated.
     log: Option<PathBuf>,
-    /// Whether the last commit failed: it may be in the log all the same, until another one is written over it.
+    /// True if the last commit failed: it may still be in the log, until another one is written over it.
     is_doubtful: bool,
     _lock: Option<File>,
 }

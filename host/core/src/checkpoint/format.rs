@@ -45,7 +45,7 @@ pub struct Meta {
     pub written_by: String,
     /// RFC 3339.
     pub created: String,
-    /// Whether a start has recovered what there was to recover.
+    /// True if a start has recovered everything that there was to recover.
     #[serde(skip)]
     pub(super) is_recovered: bool,
 }
@@ -54,29 +54,29 @@ pub struct Meta {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Dump {
     pub meta: Meta,
-    /// By UID, ascending.
+    /// Claims by UID, ascending.
     pub claims: Vec<ClaimRecord>,
     pub pods: Vec<PodRecord>,
     /// Claims that an operator released.
     pub released: Vec<ReleaseRecord>,
     /// Values below `/sys` that drivers changed for claims.
     pub values: Vec<ClaimValues>,
-    /// Of the local API.
+    /// Objects of the local API.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<ApiObject>,
-    /// Of drivers and extended resources, with the sources that they belong to.
+    /// Names of drivers and extended resources, with the sources to which they belong.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<NameRecord>,
     /// The name of this node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRecord>,
-    /// Of device plugins, by resource.
+    /// Adapters of device plugins, by resource.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<AdapterRecord>,
     /// `None`: no slices of pools with an extended-resource name were ever written, or the record is unreadable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mechanisms: Option<MechanismsRecord>,
-    /// What the kubelet was offered last.
+    /// Drivers that were offered to the kubelet last.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub driver_offers: Vec<DriverOffer>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -134,12 +134,12 @@ pub(super) enum LoadError {
         found: u32,
         written_by: String,
     },
-    /// Of a format without an upgrade.
+    /// The file has a format without an upgrade.
     Older {
         found: u32,
         written_by: String,
     },
-    /// Of another program, or damaged.
+    /// The file belongs to another program, or is damaged.
     Foreign(String),
     Store(StoreError),
 }
@@ -220,7 +220,7 @@ pub(super) fn load(database: &mut Database, steps: &[(u8, RecordStep)]) -> Resul
         let mut parsing = VecDeque::with_capacity(parallel);
         let mut batch = Vec::new();
         database.each_record(|id, kind, key, stored, checksum| {
-            // A kind that a newer release has added is left alone.
+            // Records of a kind that a newer release has added stay unchanged.
             let Some(table) = Table::ALL
                 .iter()
                 .copied()
@@ -429,7 +429,7 @@ fn parse_as<R: DeserializeOwned + Serialize>(
     Ok((of_table(record), keep))
 }
 
-/// What a load has read so far.
+/// Rows and records that a load has read so far.
 struct Loading {
     rows: Rows,
     dump: Dump,

@@ -47,7 +47,7 @@ impl StoredRecord for ResourceOffer {
 pub struct StoredRecords<K, R> {
     checkpoint: Checkpoint,
     records: BTreeMap<K, R>,
-    /// What the last commit was to put or delete, unless it succeeded: its caller may have gone before it was durable.
+    /// Records that the last commit was to put or delete, unless it succeeded: its caller may have been cancelled before it was durable.
     in_doubt: BTreeMap<K, R>,
 }
 

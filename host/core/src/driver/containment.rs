@@ -85,7 +85,7 @@ pub struct Containment {
 #[derive(Default)]
 struct History {
     quarantine: Quarantine,
-    /// Until when a function counts as slow.
+    /// Time until which each function counts as slow.
     slow_until: [Option<Instant>; Operation::ALL.len()],
     calls: u64,
 }
@@ -142,7 +142,7 @@ impl Containment {
         }
     }
 
-    /// Whether a call of the function is limited to the permits of slow and failing drivers.
+    /// Returns whether a call of the function is limited to the permits of slow and failing drivers.
     pub fn is_slow(&self, operation: Operation) -> bool {
         let history = self.history.lock();
         history.quarantine.failures() > 0
@@ -167,7 +167,7 @@ impl Containment {
     }
 }
 
-/// How a call ended, as far as it says something about the driver.
+/// Result of a call, as far as it says something about the driver.
 pub enum CallResult {
     Succeeded,
     Failed(String),

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_the_same_kind_and_number_is_where_it_was() {
+    fn only_changed_nodes_count_as_moved() {
         let character = Some(NodeKind::Character);
         assert!(!have_moved(&PreparedClaim::default()));
         assert!(!have_moved(&node("/dev/null", character, Some((1, 3)))));

@@ -47,7 +47,7 @@ pub fn remaining(request_id: &Arc<str>, until: Instant) -> Call {
     }
 }
 
-/// Ends a call at its deadline, whatever the plugin does.
+/// Ends a call at its deadline, regardless of the plugin's behavior.
 pub async fn within<T>(
     until: Instant,
     resource: &ExtendedResource,

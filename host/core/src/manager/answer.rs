@@ -1,4 +1,4 @@
-//! What a runtime needs to start a pod's containers. Pure, and derived from records, so it is the same after a restart.
+//! Data that a runtime needs to start a pod's containers. Pure, and derived from records, so it is the same after a restart.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use nodedock_model::{
     PreparedDevice,
 };
 
-/// What one container is given: by its own claims, then for its extended resources.
+/// Allocation of one container: from its own claims, then for its extended resources.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerAnswer {
     pub name: String,
     pub allocation: ContainerAllocation,
-    /// What was left out because it contradicts an earlier part, one sentence each.
+    /// Parts that were left out because they contradict an earlier part, one sentence each.
     pub conflicts: Vec<String>,
 }
 
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_several_resources_are_merged_and_cdi_names_occur_once() {
+    fn parts_are_merged_without_duplicates() {
         assert_eq!(
             merged(&[("a", ContainerAllocation::default())]),
             ContainerAnswer::default()
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_part_counts_and_each_conflict_is_reported() {
+    fn first_part_wins_on_conflict() {
         let of = |text: &str| ContainerAllocation {
             env: map(&[("E", text)]),
             annotations: map(&[("n", text)]),

@@ -92,7 +92,7 @@ impl ClaimEnd {
     }
 }
 
-/// Which pod an unprepare is about.
+/// Selector of the pods of an unprepare.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodSelector {
     Uid(Uid),

@@ -96,7 +96,7 @@ pub struct Devices {
 pub(in crate::manager) struct DeviceSettings {
     /// Deadline of a device plugin's call before a container starts.
     pub(in crate::manager) pre_start_deadline: Duration,
-    /// How long a resource stays after its source has gone.
+    /// Time for which a resource stays after its source is gone.
     pub(in crate::manager) grace: Duration,
     /// A kubelet allocates the devices of native device plugins.
     pub(in crate::manager) kubelet_allocates: bool,
@@ -114,7 +114,7 @@ pub(super) fn interrupted_outcomes(request: &PodRequest) -> Vec<ResourceOutcome>
         .collect()
 }
 
-/// What was chosen for each container and resource of a request.
+/// Returns the outcome of the choice for each container and resource of a request.
 pub(in crate::manager) fn outcomes(
     request: &PodRequest,
     choices: &Choices,
@@ -193,7 +193,7 @@ impl Devices {
         );
     }
 
-    /// A plugin called to register, whatever the outcome.
+    /// Counts a plugin's call to register, regardless of its outcome.
     pub fn plugin_called(&self, resource: &ExtendedResource) {
         self.metrics.called(resource);
     }

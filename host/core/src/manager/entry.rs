@@ -27,7 +27,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether a device plugin without an adapter has the devices.
+    /// Returns whether the devices belong to a device plugin without an adapter.
     pub(crate) fn is_of_plugin(&self) -> bool {
         self.claim.driver == plugin_driver(&self.resource)
     }

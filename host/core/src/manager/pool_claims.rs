@@ -246,7 +246,7 @@ mod tests {
         ObjectRef::new("default", "a", "uid-a").unwrap()
     }
 
-    /// What a container has of a pool by the claim `c`.
+    /// Returns the choice of a device of a pool for a container, with the claim `c`.
     fn choice(container: &str, device: &str) -> (Key, Chosen) {
         let claim = ObjectRef::new("default", "c", "uid-c").unwrap();
         let entry = Entry {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_that_use_a_device_one_after_the_other_share_its_claim() {
+    fn sequential_containers_share_one_claim() {
         let mut choices: Choices = [choice("init", "pool/0"), choice("main", "pool/0")].into();
         let pooled = PoolClaims::new(&pod(), &mut choices);
         let whole = pooled.request(&request(&["init", "main", "plain"]));
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_chosen_makes_no_claim() {
+    fn unchosen_devices_make_no_claim() {
         let key = |name: &str| (name.to_owned(), ExtendedResource::new(GPU).unwrap());
         let mut choices: Choices = [
             (key("main"), Err(Problem::conflict("a", "refused"))),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_can_be_no_claim_is_refused() {
+    fn invalid_device_id_is_refused() {
         let mut choices: Choices = [choice("main", "no-pool")].into();
         assert!(PoolClaims::new(&pod(), &mut choices).inline(&[]).is_empty());
         assert_eq!(
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_record_tells_claims_of_pools_from_its_own() {
+    fn pod_record_distinguishes_pool_claims() {
         let claim = |name: &str| ObjectRef::new("default", name, &format!("uid-{name}")).unwrap();
         let mut containers = request(&["main"]).containers;
         containers[0].claims = ["own", "example.com/gpu/c"]

@@ -1,4 +1,4 @@
-//! What a pod holds, of claims and extended resources together. Pure.
+//! View of a pod's claims and extended resources together. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct PodView {
     pub pod: ObjectRef,
     /// The pod's own claims; pool claims are among its resources.
     pub claims: Vec<Arc<ClaimRecord>>,
-    /// In the order of the containers.
+    /// Resources in the order of the containers.
     pub resources: Vec<PodResource>,
     pub containers: Vec<ContainerAnswer>,
     /// None: only the pod's claims are known.
@@ -29,7 +29,7 @@ pub struct PodView {
     pool_claims: Vec<Arc<ClaimRecord>>,
 }
 
-/// What a container has of a resource.
+/// Devices of a resource that a container has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodResource {
     pub container: String,

@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use super::{Context, ManifestError};
 use nodedock_model::ExtendedResource;
 
-/// How many devices of each resource a container requests. Native resources, such as `cpu`, and those with quantity 0 are left out.
+/// Returns the number of devices of each resource that a container requests. Native resources, such as `cpu`, and those with quantity 0 are
+/// left out.
 ///
-/// As in Kubernetes a limit is also the request, the two of an extended resource are the same, and there is no request without its
-/// limit.
+/// As in Kubernetes a limit is also the request, the two of an extended resource are the same, and there is no request without its limit.
 pub(super) fn extended(
     container: &str,
     resources: &ResourceRequirements,
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_are_read_in_every_notation_of_kubernetes() {
+    fn every_kubernetes_number_notation_is_read() {
         let cases = [
             ("0", 0),
             ("0m", 0),

@@ -1,7 +1,7 @@
-//! Leaves values out of a recording that leaves the node: those of fields that may have secrets, whatever is in them.
+//! Leaves values out of a recording that leaves the node: those of fields that may have secrets, regardless of their content.
 //!
 //! A field is named by the contract (`wit/`) or by a protocol of the kubelet. A call without any such value stays as it was recorded, and
-//! replays; any other call is marked, and can only be printed. Paths, names, identifiers, and contents of files below `/sys` stay.
+//! can be replayed; any other call is marked, and can only be printed. Paths, names, identifiers, and contents of files below `/sys` stay.
 
 use serde_json::Value;
 
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_may_be_secrets_are_left_out() {
+    fn possible_secrets_are_left_out() {
         let arguments = json!({"prepare": {"claims": [{
             "id": {"name": "x"},
             "parameters": [{"source": "Claim", "requests": ["gpu"], "parameters": "{\"key\":\"s3cret\"}"}],
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_secrets_stays_as_it_is() {
+    fn call_without_secrets_is_unchanged() {
         let line = br#"{"call":{"operation":"discover","request":"r","atMs":1, "arguments":{"z":1,"a":[]},"host":[],"answer":{"returned":{"env":[]}}}}"#;
         assert_eq!(redact(&[line]).unwrap(), [line.to_vec()]);
         let with_log = a_call(
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn every_text_of_the_schemas_has_a_rule() {
+    fn every_schema_text_has_a_rule() {
         let plain: Vec<_> = PLAIN_FIELDS.split_whitespace().collect();
         let lines = WIT
             .iter()
@@ -429,7 +429,7 @@ mod tests {
         assert!(plain.iter().all(|name| !FIELDS.contains(name)));
     }
 
-    /// Of these, only what [`FIELDS`] has is left out.
+    /// Host functions without a rule of their own: a redaction leaves out only their values in [`FIELDS`].
     const PLAIN_FUNCTIONS: &str = "
         sysfs.read sysfs.read-bytes sysfs.read-dir sysfs.read-link sysfs.glob sysfs-write.write host-files.stat host-files.glob
         pci-driver.bind pci-driver.restore device-nodes.glob device-nodes.stat net-interfaces.all net-interfaces.get prepared-claims.all
@@ -475,7 +475,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_line_grows_by_less_than_a_half(arguments in json(), answer in json()) {
+        fn redacted_line_growth_is_bounded(arguments in json(), answer in json()) {
             let line = serde_json::to_vec(&Line::Call(a_call(Vec::new(), arguments, answer))).unwrap();
             let redacted = redact(&[&line]).unwrap().swap_remove(0);
             prop_assert!(redacted.len() <= line.len() * 3 / 2);

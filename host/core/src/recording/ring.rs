@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_keeps_the_newest_lines_within_its_bytes_and_only_its_owner_reads_them() {
+    fn ring_keeps_newest_lines_within_bound() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gpu.example.com");
         let (revision, max) = (Arc::new(Revision::native("gpu.example.com")), 8 * 1024);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn another_revision_and_another_process_begin_a_segment_and_a_cut_line_is_dropped() {
+    fn new_revision_starts_a_segment() {
         let directory = tempfile::tempdir().unwrap();
         let mut ring = Ring::new(directory.path().to_owned(), 1 << 20);
         let [one, two] = ["1.0.0", "2.0.0"].map(|version| {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_larger_than_a_segment_is_refused_and_the_rest_stays() {
+    fn oversized_line_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let (mut ring, revision) = (
             Ring::new(directory.path().to_owned(), 8 * 1024),

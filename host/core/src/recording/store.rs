@@ -1,4 +1,4 @@
-//! Which drivers are recorded, and the thread that writes their rings.
+//! Recorded drivers, and the thread that writes their rings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -52,7 +52,7 @@ struct RecordingStore {
     switches: Mutex<BTreeMap<String, Arc<Switch>>>,
 }
 
-/// Whether a driver is recorded.
+/// Switch that turns the recording of a driver on and off.
 #[derive(Debug)]
 struct Switch {
     driver: String,
@@ -82,7 +82,7 @@ enum Command {
     },
 }
 
-/// What is recorded of a driver.
+/// Recording of a driver.
 #[derive(Debug)]
 pub struct Recorded {
     /// The oldest first.
@@ -357,7 +357,7 @@ fn directory_name(driver: &str) -> String {
     driver.replacen('/', "_", 1)
 }
 
-/// Whether a name is one path segment, once its slash is replaced.
+/// Checks that a name is one path segment, once its slash is replaced.
 fn check_name(driver: &str) -> Result<(), RecordingsError> {
     let name = directory_name(driver);
     if name.starts_with(|first: char| first.is_ascii_alphanumeric())
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_named_drivers_are_recorded_and_their_recordings_outlive_the_daemon() {
+    async fn only_configured_drivers_are_recorded() {
         let directory = tempfile::tempdir().unwrap();
         let revision = Arc::new(Revision::native(GPU));
         {
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_temporary_recording_ends_with_its_guard_and_leaves_nothing() {
+    async fn temporary_recording_ends_with_guard() {
         let directory = tempfile::tempdir().unwrap();
         let recordings = start(directory.path(), &[]);
         let (resource, revision) = (
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_for_which_there_is_no_room_are_counted() {
+    async fn lost_calls_are_counted() {
         let directory = tempfile::tempdir().unwrap();
         let recordings = start(directory.path(), &[GPU]);
         let (recorder, revision) = (recordings.recorder(GPU), Arc::new(Revision::native(GPU)));

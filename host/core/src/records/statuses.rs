@@ -5,7 +5,7 @@ use nodedock_model::{
     PreparedDevice, ReportedDevice,
 };
 
-/// Whether something of a claim may be published.
+/// Returns whether a claim may have a status to publish.
 pub(crate) fn has_status(record: &ClaimRecord) -> bool {
     let prepared = record
         .drivers
@@ -20,7 +20,7 @@ pub(crate) fn has_status(record: &ClaimRecord) -> bool {
             .any(|device| !device.binding.is_empty())
 }
 
-/// What is published of a claim; None if nothing is.
+/// Returns the device statuses to publish for a claim; None if there are none.
 pub(crate) fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
     let is_object = record.kubelet.as_ref().is_some_and(|hold| !hold.given);
     let held = record
@@ -48,7 +48,8 @@ pub(crate) fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
     })
 }
 
-/// What is published of a prepared device: what its driver reported, and the condition of the host, if a scheduler waits for it.
+/// Returns the status to publish for a prepared device: the status that its driver reported, and the condition of the host, if a scheduler
+/// waits for it.
 fn status_of(
     record: &ClaimRecord,
     driver: &DriverName,

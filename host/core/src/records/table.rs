@@ -25,16 +25,16 @@ pub struct ClaimTable {
     claims: BTreeMap<Uid, Arc<ClaimRecord>>,
     pods: BTreeMap<Uid, Arc<PodRecord>>,
     by_name: BTreeMap<(ObjectName, ObjectName), Uid>,
-    /// What claims keep from others.
+    /// Holds of claims, which exclude other claims.
     held: HeldKeys<Uid>,
-    /// By `driver/pool/device`; claims with admin access, which exclude no claim, are among them.
+    /// Claims by `driver/pool/device`, including claims with admin access, which exclude no claim.
     users: Index<String>,
-    /// By what several devices or claims use (`Use::of`).
+    /// Claims by the counters and capacities that several devices or claims use (`Use::of`).
     things: Index<String>,
     claims_of_pods: Index<Uid>,
     /// Every pod that has a record or a claim, by namespace and name.
     known_pods: BTreeSet<ObjectRef>,
-    /// By digest of a driver's file, claims of which it prepared a part, or was called to.
+    /// Claims by digest of the driver file that prepared a part of them, or was called to.
     prepared_by: Index<String>,
     /// UIDs of claims whose records this release cannot read. Another may, so their files, values and code stay.
     unreadable: BTreeSet<String>,
@@ -71,7 +71,7 @@ impl ClaimTable {
         }
     }
 
-    /// Whether there is a record of a claim, readable or not.
+    /// Returns whether there is a record of a claim, readable or not.
     pub fn is_known(&self, uid: &str) -> bool {
         self.claims.contains_key(uid) || self.unreadable.contains(uid)
     }
@@ -155,12 +155,12 @@ impl ClaimTable {
         self.found(self.users.range(from..to).into_iter())
     }
 
-    /// Whether a claim has a device of a driver, or may have, as any that cannot be read.
+    /// Returns whether a claim has a device of a driver, or may have: any claim that cannot be read may.
     pub fn has_claims_of(&self, driver: &DriverName) -> bool {
         !self.unreadable.is_empty() || self.claims_of_driver(driver).next().is_some()
     }
 
-    /// Whether a claim was prepared by the driver file of a digest, or may have been, as any that cannot be read.
+    /// Returns whether a claim was prepared by the driver file of a digest, or may have been: any claim that cannot be read may.
     pub fn needs_code(&self, digest: &str) -> bool {
         self.prepared_by.contains(digest) || !self.unreadable.is_empty()
     }
@@ -198,7 +198,7 @@ impl ClaimTable {
         uids.filter_map(|uid| self.claims.get(uid))
     }
 
-    /// What pods have of device plugins without an adapter, by resource.
+    /// Returns the devices that pods have of device plugins without an adapter, by resource.
     pub fn taken_of_plugins(&self) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
         let mut taken: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
         for claim in self.claims().filter(|claim| claim.is_of_plugin()) {
@@ -448,7 +448,7 @@ mod tests {
     use nodedock_model::ClaimState;
 
     #[test]
-    fn each_driver_of_claims_is_listed_once_whatever_its_name() {
+    fn each_driver_is_listed_once() {
         let record = |name: &str, devices: &[&str]| {
             let claim = claim(name, devices, &[&pod("a")]);
             let mut record = ClaimRecord::new(claim.id, ClaimState::Prepared, "boot-1");

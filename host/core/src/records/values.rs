@@ -49,7 +49,7 @@ impl RecordedValues {
         self.records.lock().get(uid).cloned()
     }
 
-    /// What a driver saved for the claim in a prepare that did not succeed; empty if there is none.
+    /// Returns the progress that a driver saved for the claim in a prepare that did not succeed; empty if there is none.
     pub(crate) fn progress_for(&self, uid: &Uid, driver: &DriverName) -> Vec<u8> {
         self.records.lock().progress(uid, driver)
     }

@@ -33,10 +33,11 @@ use nodedock_model::{
     SourceKind, limit,
 };
 
-/// How long a source waits for what the files of others say. Grants are read at once; a directory that cannot be listed is not waited for.
+/// Time for which a source waits for the files of other sources to be read. Grants are read at once; a directory that cannot be listed
+/// causes no longer wait.
 const NAME_WAIT: Duration = Duration::from_secs(5);
 
-/// Where names are durable, and the claims that hold them.
+/// Store in which names are durable, and the claims that hold them.
 pub struct NameStore {
     pub checkpoint: Checkpoint,
     pub claims: Arc<SharedClaimTable>,
@@ -47,9 +48,9 @@ pub struct Names {
     state: RwLock<State>,
     /// Sent when a name or an endpoint becomes free, or may belong to another source.
     freed: Signal,
-    /// Whether every file that is there has a source.
+    /// True if every existing file has a source.
     listed: AtomicBool,
-    /// Where names are durable. Without it they are in memory alone.
+    /// Store in which names are durable. Without it they are in memory alone.
     store: OnceLock<NameStore>,
     /// Writes of names, one at a time.
     writing: tokio::sync::Mutex<()>,
@@ -57,13 +58,13 @@ pub struct Names {
     instances: Arc<Instances>,
 }
 
-/// What is known of names.
+/// Known owners and reservations of names, and facts about sources.
 struct State {
     owners: BTreeMap<DriverName, Owner>,
     /// Sources that are about to serve, by name, with their keys in the registry.
     reserved: BTreeMap<DriverName, (NameSource, String)>,
     facts: BTreeMap<String, SourceFacts>,
-    /// Until then, native plugins of which nothing is known may come.
+    /// Time until which unknown native plugins may come.
     plugins_awaited: Instant,
 }
 
@@ -133,7 +134,7 @@ impl State {
         self.owners.insert(name, Owner { owner, is_durable });
     }
 
-    /// Whether a name belongs to a source that is another than the one of a key.
+    /// Returns whether a name belongs to another source than that of a key.
     fn is_of_another(&self, key: &str, name: &DriverName) -> bool {
         match self.owner(name) {
             Some(NameOwner::Source(owner)) => self
@@ -324,7 +325,7 @@ impl Names {
         }
     }
 
-    /// Whether a source may serve under a name now.
+    /// Returns whether a source may serve under a name now.
     pub fn may_have(&self, key: &str, name: &DriverName) -> bool {
         let outside = self.outside(name);
         let decision = self.state.read().decide(key, name, &outside, false);

@@ -65,9 +65,9 @@ pub struct DriverView {
     pub problem: Option<Problem>,
     /// The newest last.
     pub timeline: VecDeque<Transition>,
-    /// Of a registered native plugin.
+    /// View of a registered native plugin.
     pub native: Option<NativeView>,
-    /// For a file: whether it is trusted.
+    /// Verdict of the trust policy, for a file.
     pub trust: Option<TrustView>,
 }
 

@@ -50,7 +50,7 @@ fn show(registry: &Registry, source: &str, short: &str, state: DriverState, reas
 }
 
 #[test]
-fn a_name_is_the_first_sources_until_it_retires() {
+fn first_source_keeps_the_name() {
     let registry = registry();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
     assert_eq!(
@@ -65,7 +65,7 @@ fn a_name_is_the_first_sources_until_it_retires() {
 }
 
 #[test]
-fn the_newest_connected_instance_serves_and_the_newest_where_none_is() {
+fn newest_connected_instance_serves() {
     let (registry, connected) = (
         registry(),
         Arc::new(std::sync::Mutex::new([true, true, false])),
@@ -112,7 +112,7 @@ fn the_newest_connected_instance_serves_and_the_newest_where_none_is() {
 }
 
 #[test]
-fn a_refused_source_keeps_what_it_served_before() {
+fn refused_source_keeps_its_driver() {
     let registry = registry();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
     registry.serve("b.wasm", driver("nic", "1")).unwrap();
@@ -121,7 +121,7 @@ fn a_refused_source_keeps_what_it_served_before() {
 }
 
 #[test]
-fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
+fn renamed_source_frees_its_name() {
     let registry = registry();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
     registry.serve("a.wasm", driver("gpu", "2")).unwrap();
@@ -144,7 +144,7 @@ fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
 
 /// A source that was removed while its driver served left the driver callable and invisible.
 #[test]
-fn a_source_that_is_removed_serves_no_more() {
+fn removed_source_stops_serving() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
@@ -154,7 +154,7 @@ fn a_source_that_is_removed_serves_no_more() {
 }
 
 #[test]
-fn a_driver_that_begins_to_serve_is_reported_and_an_end_or_a_refusal_is_not() {
+fn only_serving_starts_are_reported() {
     let registry = registry();
     let mut serving = registry.instances.changes();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
@@ -166,7 +166,7 @@ fn a_driver_that_begins_to_serve_is_reported_and_an_end_or_a_refusal_is_not() {
 }
 
 #[test]
-fn a_driver_that_does_not_serve_is_said_to_be_where_it_is() {
+fn unserved_driver_problem_names_its_state() {
     let registry = registry();
     let problem = registry.serving(&name("gpu")).err().unwrap();
     assert_eq!(
@@ -214,7 +214,7 @@ fn a_driver_that_does_not_serve_is_said_to_be_where_it_is() {
 }
 
 #[test]
-fn a_device_is_as_its_driver_last_described_it() {
+fn device_matches_its_latest_description() {
     let registry = registry();
     let pool = PoolName::new("node-1").unwrap();
     let device = Device {
@@ -262,7 +262,7 @@ fn a_device_is_as_its_driver_last_described_it() {
 }
 
 #[test]
-fn changes_are_published_when_state_or_reason_change() {
+fn changed_state_or_reason_is_published() {
     let changes = Changes::default();
     let (registry, mut listener) = (
         Registry::new(changes.clone(), Conditions::default(), None),
@@ -294,7 +294,7 @@ fn a_sources_history_is_bounded() {
 }
 
 #[tokio::test]
-async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
+async fn reload_accepts_driver_or_source() {
     let registry = registry();
     show(
         &registry,
@@ -328,7 +328,7 @@ async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
 }
 
 #[tokio::test]
-async fn a_worker_with_many_orders_gets_no_more_reloads_and_has_room_for_what_changed() {
+async fn busy_worker_refuses_more_reloads() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
     let mut reloads = registry.reloads.take(DriverKind::Wasm).unwrap();
@@ -365,7 +365,7 @@ async fn a_worker_with_many_orders_gets_no_more_reloads_and_has_room_for_what_ch
 }
 
 #[tokio::test]
-async fn a_task_that_ended_does_not_answer() {
+async fn ended_task_does_not_answer() {
     let registry = registry();
     for kind in [DriverKind::Wasm, DriverKind::Grpc] {
         let mut reloads = registry.reloads.take(kind).unwrap();
@@ -385,7 +385,7 @@ async fn a_task_that_ended_does_not_answer() {
 }
 
 #[tokio::test]
-async fn reloads_beyond_the_bound_get_an_error_to_retry() {
+async fn excess_reloads_are_refused() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
     let waiting: Vec<_> = (0..RELOADS_WAITING_MAX)

@@ -30,10 +30,10 @@ static WRITE_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
 /// A file that may be written, or the binding of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attribute {
-    /// Without links.
+    /// Path without links.
     pub path: String,
     pub inode: u64,
-    /// Without its line ending. `None`: the kernel gives no value, or it is not text, or longer than what can be written.
+    /// Value without its line ending. `None`: the kernel gives no value, or it is not text, or longer than what can be written.
     pub value: Option<String>,
 }
 
@@ -42,7 +42,7 @@ pub struct Attribute {
 pub struct Written {
     /// The kernel's refusal.
     pub outcome: Result<(), Problem>,
-    /// What the file reads as afterwards. `None` as of an [`Attribute`]; an error: it could not be read back.
+    /// Value of the file afterwards. `None` as in an [`Attribute`]; an error: it could not be read back.
     pub value: Result<Option<String>, Problem>,
 }
 

@@ -189,7 +189,7 @@ impl NodeUse<'_> {
     }
 }
 
-/// Whether a line of `mountinfo` (proc(5)) has the number of a device, or names it as its source (btrfs has numbers of its own).
+/// Returns whether a line of `mountinfo` (proc(5)) has the number of a device, or names it as its source (btrfs has numbers of its own).
 fn is_mounted(mounts: &str, number: &str, disk: &str) -> bool {
     mounts.lines().any(|line| {
         let source = line
@@ -220,7 +220,8 @@ fn open_exclusively(node: &Path, number: &str) -> rustix::io::Result<()> {
     }
 }
 
-/// What the outcome of an exclusive open says of the use of a disk. A disk that the daemon may not open counts as used.
+/// Returns why a disk is used, by the outcome of an exclusive open; `None` if it is not used. A disk that the daemon may not open counts as
+/// used.
 pub(super) fn why_not_opened(
     disk: &str,
     opened: rustix::io::Result<()>,

@@ -130,13 +130,13 @@ pub fn check_driver_name(name: &str) -> Result<(), Problem> {
     ))
 }
 
-/// Whether a recorded path is that of a binding.
+/// Returns whether a recorded path is that of a binding.
 pub(super) fn is_binding(path: &str) -> bool {
     PciAddress::of_binding(path).is_some()
 }
 
-/// Whether a binding is the one that a driver left, or one between two steps: then the function has no kernel driver, or the override of
-/// the driver's.
+/// Returns whether a binding is the one that a driver left, or one between two steps: then the function has no kernel driver, or the
+/// override of the driver's.
 pub(super) fn may_have_left(kept: &KeptValue, now: &str) -> bool {
     let now = Binding::from(now);
     let left = [&kept.after, &kept.pending]

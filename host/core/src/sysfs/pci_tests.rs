@@ -153,7 +153,7 @@ fn addresses_have_a_domain() {
 }
 
 #[test]
-fn a_binding_is_read_as_it_was_written() {
+fn binding_text_round_trips() {
     for text in [
         "nvme",
         "vfio-pci override=vfio-pci",
@@ -165,7 +165,7 @@ fn a_binding_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_function_is_bound_by_override_and_back() {
+fn override_binds_and_restores_function() {
     let machine = Machine::new();
     assert_eq!(machine.driver(GPU), "amdgpu");
     let target = Binding::forced_to("vfio-pci").to_string();
@@ -178,7 +178,7 @@ fn a_function_is_bound_by_override_and_back() {
 }
 
 #[test]
-fn a_bind_that_the_kernel_does_not_do_is_undone() {
+fn failed_bind_is_undone() {
     let machine = Machine::new();
     // The driver is gone between the check and the bind.
     fs::remove_dir_all(machine.path("sys/bus/pci/drivers/vfio-pci")).unwrap();
@@ -194,7 +194,7 @@ fn a_bind_that_the_kernel_does_not_do_is_undone() {
 }
 
 #[test]
-fn another_device_at_the_address_is_not_bound() {
+fn replaced_device_is_not_bound() {
     let machine = Machine::new();
     let found = machine.sys.pci().binding(&at(NIC)).unwrap();
     let directory = machine.path("sys/devices/pci0000:00").join(NIC);
@@ -207,7 +207,7 @@ fn another_device_at_the_address_is_not_bound() {
 }
 
 #[test]
-fn vfio_takes_the_group_without_bridges_and_other_drivers_take_one_function() {
+fn vfio_binds_the_whole_group() {
     let machine = Machine::new();
     assert_eq!(
         machine
@@ -253,7 +253,7 @@ fn vfio_takes_the_group_without_bridges_and_other_drivers_take_one_function() {
 }
 
 #[test]
-fn a_link_that_leads_elsewhere_is_no_function() {
+fn link_to_non_device_is_refused() {
     let machine = Machine::new();
     let link = machine.path("sys/bus/pci/devices/0000:05:00.0");
     symlink("../drivers/vfio-pci", link).unwrap();
@@ -269,7 +269,7 @@ fn a_link_that_leads_elsewhere_is_no_function() {
 }
 
 #[test]
-fn a_function_that_the_node_uses_is_named_with_the_reason() {
+fn function_in_use_has_a_reason() {
     let machine = Machine::new();
     assert_eq!(machine.use_of(NVME), None);
     machine.class("block", "nvme0n1", NVME, &[("dev", "259:0")]);
@@ -310,7 +310,7 @@ fn a_function_that_the_node_uses_is_named_with_the_reason() {
 }
 
 #[test]
-fn a_disk_of_several_controllers_is_a_disk_of_each() {
+fn multipath_disk_belongs_to_each_controller() {
     let machine = Machine::new();
     machine.class("nvme", "nvme0", NVME, &[]);
     let subsystem = machine.path("sys/devices/virtual/nvme-subsystem/nvme-subsys0");
@@ -351,7 +351,7 @@ fn a_disk_of_several_controllers_is_a_disk_of_each() {
 }
 
 #[test]
-fn what_the_node_uses_is_found_among_many_and_what_cannot_be_listed_is_an_error() {
+fn used_disk_is_found_among_thousands() {
     let machine = Machine::new();
     machine.class("block", "nvme0n1", NVME, &[("dev", "259:0")]);
     for disk in 0..5_000 {
@@ -383,7 +383,7 @@ fn what_the_node_uses_is_found_among_many_and_what_cannot_be_listed_is_an_error(
 }
 
 #[test]
-fn interfaces_that_are_up_or_part_of_another_keep_their_function() {
+fn active_interfaces_keep_their_function() {
     let machine = Machine::new();
     machine.class("net", "eth0", NIC, &[("flags", "0x1002")]);
     assert_eq!(machine.use_of(NIC), None);
@@ -395,7 +395,7 @@ fn interfaces_that_are_up_or_part_of_another_keep_their_function() {
 }
 
 #[test]
-fn consoles_and_parents_of_virtual_functions_keep_their_function() {
+fn consoles_and_parents_keep_their_function() {
     let machine = Machine::new();
     fs::write(
         machine.path(&format!("sys/devices/pci0000:00/{GPU}/boot_vga")),
@@ -422,7 +422,7 @@ fn consoles_and_parents_of_virtual_functions_keep_their_function() {
 }
 
 #[test]
-fn a_binding_is_restored_from_each_step_of_a_bind() {
+fn interrupted_bind_is_restored() {
     let target = Binding::forced_to("vfio-pci").to_string();
     let steps = [
         "amdgpu override=vfio-pci",
@@ -443,7 +443,7 @@ fn a_binding_is_restored_from_each_step_of_a_bind() {
 }
 
 #[test]
-fn a_function_with_a_driver_of_another_program_is_left() {
+fn binding_changed_by_others_is_kept() {
     let machine = Machine::new();
     let kept = machine.kept(GPU, "amdgpu", "vfio-pci override=vfio-pci");
     machine.bind(GPU, "igb").unwrap();
@@ -455,9 +455,9 @@ fn a_function_with_a_driver_of_another_program_is_left() {
     assert_eq!(machine.driver(GPU), "igb");
 }
 
-/// In an unprivileged pod the device cgroup forbids the open, and the pod does not see the node's mounts.
+/// The device cgroup of an unprivileged pod forbids the open, and the pod does not see the node's mounts.
 #[test]
-fn a_disk_that_the_daemon_may_not_open_counts_as_used() {
+fn unopenable_disk_counts_as_used() {
     for (opened, expected) in [
         (Err(Errno::BUSY), Some("for itself")),
         (Err(Errno::PERM), Some("not permitted")),
@@ -484,7 +484,7 @@ fn a_disk_that_the_daemon_may_not_open_counts_as_used() {
 }
 
 #[test]
-fn a_block_device_is_used_while_it_or_a_partition_of_it_is() {
+fn disk_with_used_partition_is_used() {
     let machine = Machine::new();
     machine.class("block", "sdb", NVME, &[("dev", "8:16")]);
     let directory = format!("devices/pci0000:00/{NVME}/block/sdb");

@@ -25,7 +25,7 @@ pub struct Fate {
     pub end: PutBackEnd,
     /// The value before.
     pub found: Option<String>,
-    /// What was written: of a list of choices the chosen one. `None`: nothing.
+    /// Value that was written: of a list of choices the chosen one. `None`: nothing.
     pub written: Option<String>,
     pub problem: Option<Problem>,
 }

@@ -138,7 +138,7 @@ fn driver_states(views: &[DriverView]) -> BTreeMap<[&str; 3], u64> {
     }))
 }
 
-/// As a kubelet counts its plugins: a socket is desired, and is actual when it is registered.
+/// Counts plugins as a kubelet does: a socket is desired, and is actual when it is registered.
 fn plugins(views: &[DriverView]) -> impl Iterator<Item = ([&str; 2], u64)> {
     let plugins = views.iter().filter(|view| view.kind == DriverKind::Grpc);
     plugins.flat_map(|view| {

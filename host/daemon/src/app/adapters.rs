@@ -173,8 +173,7 @@ mod tests {
 
     /// Changes of a file were unseen until the next start, and one that was repaired stayed a condition.
     #[tokio::test]
-    async fn a_changed_file_is_a_condition_until_it_is_as_it_was_and_one_that_is_not_valid_until_it_is()
-     {
+    async fn changed_adapter_file_is_a_condition() {
         let (directory, tasks, changes) = (
             tempfile::tempdir().unwrap(),
             Tasks::new(),

@@ -1,6 +1,7 @@
-//! A Kubernetes node: the client of the API server, the kubelet bridge, and what is written to the cluster.
+//! A Kubernetes node: the client of the API server, the kubelet bridge, and the objects that are written to the cluster.
 //!
-//! Put together in two steps, because the claim manager stands between them: it reads claims from the API server, and the bridge calls it.
+//! Built in two steps, because the claim manager depends on the first and is a dependency of the second: it reads claims from the API
+//! server, and the bridge calls it.
 
 mod reports;
 
@@ -40,7 +41,7 @@ use nodedock_model::{
     Claim, ClaimRecord, DriverName, KubeletClaim, ObjectName, ObjectRef, Problem, Uid, limit,
 };
 
-/// What slices are made of.
+/// Inputs of the slices.
 struct SliceInputs {
     drivers: watch::Receiver<DriverSnapshot>,
     failed: watch::Receiver<FailedDevices>,
@@ -55,7 +56,7 @@ pub(super) struct Connected {
     pools: NodePools,
 }
 
-/// What the node's services are built of.
+/// Parts of which the node's services are built.
 pub(super) struct Parts<'a> {
     pub(super) paths: &'a Paths,
     pub(super) listeners: Listeners,
@@ -66,11 +67,11 @@ pub(super) struct Parts<'a> {
     pub(super) changes: Changes,
     pub(super) conditions: Conditions,
     pub(super) at_start: Arc<AtStart>,
-    /// Of what is written to the cluster.
+    /// Tasks that write to the cluster.
     pub(super) tasks: Tasks,
 }
 
-/// What the checkpoint has of the offers to a cluster before the start.
+/// Offers to a cluster before the start, from the checkpoint.
 pub(super) struct StoredOffers {
     before: OfferedBefore,
     switch: LoadedSwitch,
@@ -94,7 +95,7 @@ impl StoredOffers {
 #[derive(Default)]
 pub(super) struct KubeletSockets {
     tasks: Tasks,
-    /// What metrics and probes read.
+    /// State that metrics and probes read.
     pub(super) cluster: Option<Cluster>,
 }
 
@@ -156,7 +157,7 @@ impl Connected {
         }
     }
 
-    /// Where the claim manager reads claims.
+    /// Returns the source from which the claim manager reads claims.
     pub(super) fn source(&self) -> Arc<dyn ClaimSource> {
         Arc::new(self.claims.clone())
     }

@@ -57,7 +57,7 @@ pub(super) struct LocalApi {
     pub(super) claims: LocalClaims,
 }
 
-/// What the services of the local API are built of.
+/// Parts of which the services of the local API are built.
 pub(super) struct Parts<'a> {
     pub(super) paths: &'a Paths,
     pub(super) manager: Arc<Manager>,
@@ -68,7 +68,7 @@ pub(super) struct Parts<'a> {
     pub(super) tasks: Tasks,
 }
 
-/// Where the API listens.
+/// Sockets on which the API listens.
 pub(super) struct Listeners {
     pub(super) socket: UnixListener,
     pub(super) address: Option<ListenAddress>,
@@ -84,13 +84,13 @@ impl Listeners {
     }
 }
 
-/// What clients on the address know the API by, as it is kept in a file that the daemon's user alone can read.
+/// Identity of the API for clients on the address, as it is stored in a file that the daemon's user alone can read.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct KeptIdentity {
     certificate: String,
     key: String,
     token: String,
-    /// Where the daemon listened last. None: it never did.
+    /// Last address on which the daemon listened. None: it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<SocketAddr>,
 }
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_that_the_daemon_publishes_are_neither_written_nor_deleted_by_others() {
+    fn published_slices_are_read_only() {
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
         let name = |name: &str| DriverName::new(name).unwrap();
         for (kind, source, driver) in [
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn objects_are_stored_under_their_uid_and_one_that_comes_and_goes_at_once_is_not() {
+    async fn objects_are_stored_by_uid() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
         let opened = checkpoint::open(&path).unwrap();
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_without_a_uid_is_not_stored_and_neither_is_what_comes_with_it() {
+    async fn batch_with_uidless_object_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
         let opened = checkpoint::open(&path).unwrap();

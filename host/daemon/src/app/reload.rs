@@ -96,7 +96,7 @@ mod tests {
 
     /// A log that was written beside the config postponed the report for ever.
     #[tokio::test]
-    async fn a_replaced_a_written_and_a_removed_file_are_read_however_often_another_is_written() {
+    async fn writes_beside_config_delay_no_reload() {
         let (directory, tasks, changes) = (
             tempfile::tempdir().unwrap(),
             Tasks::new(),

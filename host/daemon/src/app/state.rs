@@ -14,7 +14,7 @@ use nodedock_model::{ClaimRecord, Problem, ProblemCode};
 /// Keys of unreadable records that a condition names; the log has all of them.
 const KEYS_NAMED_MAX: usize = 8;
 
-/// What a start took back from CDI files.
+/// Result of the recovery from CDI files at a start.
 #[derive(Default, PartialEq, Eq)]
 struct Recovered {
     claims: usize,
@@ -147,7 +147,7 @@ mod tests {
     };
 
     #[test]
-    fn unreadable_records_are_counted_and_the_first_are_named() {
+    fn unreadable_records_are_counted() {
         let record = |n: usize| Skipped {
             table: Table::Pods,
             key: format!("uid-{n}"),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn defects_that_a_start_finds_are_conditions() {
+    async fn start_defects_become_conditions() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn claims_are_recovered_once_and_a_file_whose_removal_was_undone_gives_none() {
+    async fn claims_are_recovered_only_once() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_checkpoint_that_had_a_record_at_its_first_start_recovers_nothing_either() {
+    async fn checkpoint_with_records_recovers_nothing() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_claim_holds_beside_its_devices_is_recovered() {
+    async fn recovered_claim_retains_device_uses() {
         let directory = tempfile::tempdir().unwrap();
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         let driver = DriverName::new("gpu.example.com").unwrap();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_files_are_counted_if_there_are_any() {
+    fn unusable_files_are_counted() {
         assert_eq!(
             describe(&Recovered {
                 claims: 2,

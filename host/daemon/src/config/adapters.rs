@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_of_different_resources_and_drivers() {
+    fn duplicate_adapters_are_refused() {
         let one = "{ resource: example.com/a, driver: a.example.com }";
         assert_eq!(
             parse(&format!("[{one}]"))
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn files_beside_sockets_are_read_by_name_and_bad_ones_are_conditions() {
+    fn invalid_adapter_files_become_conditions() {
         let directory = tempfile::tempdir().unwrap();
         let write =
             |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();

@@ -10,7 +10,7 @@ use nodedock_model::{BindingConditions, DriverName, PoolName};
 /// Rules of the section.
 const RULES_MAX: usize = 256;
 
-/// Without lists the conditions are those that the host sets.
+/// Rule of binding conditions. Without lists the conditions are those that the host sets.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Rule {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_without_lists_has_the_conditions_of_the_host() {
+    fn binding_rule_defaults_to_host_conditions() {
         let read = read(
             "[{driver: gpu.example.com}, {driver: gpu.example.com, pool: gpus, conditions: [nodedock.dev/prepared, example.com/attached], \
              failureConditions: [example.com/failed]}]",
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_cannot_be_published_is_refused_with_its_reason() {
+    fn unpublishable_rule_is_refused_with_reason() {
         for (rule, part) in [
             (
                 "[{driver: gpu.example.com, conditions: [A, B, C, D, E]}]",

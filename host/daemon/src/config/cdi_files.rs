@@ -9,7 +9,7 @@ use super::SettingsError;
 use nodedock_base::users;
 use nodedock_core::cdi::FileAccess;
 
-/// Where names of groups are.
+/// File with the names of groups.
 const GROUPS: &str = "/etc/group";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_a_name_or_a_number_and_restricts_the_mode() {
+    fn cdi_group_restricts_the_mode() {
         let directory = tempfile::tempdir().unwrap();
         let groups = directory.path().join("group");
         std::fs::write(&groups, "root:x:0:\npodman:x:991:op\n").unwrap();

@@ -11,7 +11,7 @@ const UNNAMED: &str = "localhost";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeName {
     pub name: ObjectName,
-    /// Of the flags or the file, not of the host.
+    /// True if the name comes from the flags or the file, not from the host.
     pub is_configured: bool,
 }
 
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_host_has_a_name_for_its_node() {
+    fn every_hostname_yields_a_node_name() {
         let long = "x".repeat(300);
         for (host, node) in [
             ("node-1", "node-1"),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_name_that_no_node_can_have_is_refused() {
+    fn invalid_configured_node_name_is_refused() {
         let found = NodeName::resolve(Some("Host"), "other").unwrap();
         assert_eq!((found.name.as_str(), found.is_configured), ("host", true));
         for bad in ["", "lab_pc", "my host", "a/b", "-a", &"x".repeat(254)] {

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_name_a_driver_and_quantities_of_the_nodes_resources() {
+    fn overhead_rule_has_driver_and_quantities() {
         let read = read(
             "[{driver: gpu.example.com, pool: gpus, resources: {cpu: {perPod: \"2\"}, memory: {perContainer: 1Gi}}}]",
         );
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_cannot_be_published_is_refused_with_its_reason() {
+    fn unpublishable_rule_is_refused_with_reason() {
         for (rule, part) in [
             ("[{driver: gpu.example.com, resources: {}}]", "0 resources"),
             (

@@ -232,7 +232,7 @@ pub(super) fn transition(transition: &Transition) -> v1::Transition {
     }
 }
 
-/// What a claim's drivers changed below `/sys`, in the order in which the host would restore it.
+/// Returns the values below `/sys` that a claim's drivers changed, in the order in which the host would restore them.
 fn changed_values(view: &ClaimView) -> Vec<v1::SysfsValue> {
     let changed = view.values.iter().flat_map(|values| values.newest_first());
     changed

@@ -71,7 +71,7 @@ fn device(resource: &str, id: &str, nodes: &[u32]) -> Vec<v1::ContainerDevices> 
     }
 }
 
-/// A claim with all its devices, whatever requests of it a container names.
+/// Returns a claim with all its devices, regardless of the requests of it that a container names.
 fn dynamic_resource(claim: &ClaimRecord, pools: &NodePools) -> v1::DynamicResource {
     let mut claim_resources = Vec::new();
     for driver in claim.drivers.keys() {
@@ -139,7 +139,7 @@ pub(super) fn allocatable(capacity: &Capacity) -> v1::AllocatableResourcesRespon
     }
 }
 
-/// Of pods with one name, where one replaces another, the one that is not being unprepared.
+/// Returns the pod that is not being unprepared, of pods with one name, where one replaces another.
 pub(super) fn staying(pods: &[PodView]) -> Option<&PodView> {
     pods.iter()
         .find(|view| view.state() != ClaimState::Unpreparing)

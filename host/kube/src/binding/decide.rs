@@ -1,4 +1,4 @@
-//! What is to be done about a claim for which a scheduler may wait, by what one look at it found. Pure.
+//! Next step for a claim for which a scheduler may wait, decided from one observation of it. Pure.
 //!
 //! ```text
 //! open ──► prepared ──► the kubelet's, or released
@@ -7,8 +7,8 @@
 //! failed    released (kept for a while, so that its condition is removed)
 //! ```
 //!
-//! Each allocation starts again. A claim that was prepared early is never left behind: it is forgotten only when a kubelet has requested
-//! it, or when it is released.
+//! Each allocation starts again. A claim that was prepared early is never leaked: it is forgotten only when a kubelet has requested it, or
+//! when it is released.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(crate) const IDLE_LOOK: Duration = Duration::from_secs(15);
 const LOOK_MIN: Duration = Duration::from_millis(250);
 const LOOK_MAX: Duration = Duration::from_secs(30);
 
-/// What one look at a claim found.
+/// Observation of a claim.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ClaimObservation {
     /// Pods that name it and are nominated to this node.
@@ -62,7 +62,7 @@ pub(super) enum ClaimSeen {
     Here(Box<ScheduledClaim>),
 }
 
-/// Who holds the claim of this name here.
+/// State of the claim with this name on this node.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Held {
     Free,
@@ -74,7 +74,7 @@ pub(super) enum Held {
     Kubelet,
 }
 
-/// Where the consumers of a claim that was prepared early are, if no scheduler waits for it.
+/// State of the consumers of a claim that was prepared early, if no scheduler waits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Consumers {
     /// Also if it did not matter.
@@ -124,7 +124,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Tracked {
     attempt: Option<Attempt>,
-    /// Since when it is prepared and no pod is nominated for it.
+    /// Time since which it is prepared without a nominated pod.
     withdrawn_since: Option<Instant>,
     looks: Backoff,
 }
@@ -370,7 +370,8 @@ impl Tracked {
         Some((driver, devices.collect(), problem))
     }
 
-    /// What is published of the claim beside what its drivers report: the failure; and that it was allocated again.
+    /// Returns the status to publish beside those of the claim's drivers: the failure, and the time of the allocation, which shows that the
+    /// claim was allocated again.
     pub(super) fn statuses(&self) -> Option<ClaimStatuses> {
         let attempt = self.attempt.as_ref()?;
         let failed = self
@@ -404,7 +405,8 @@ impl Attempt {
     }
 }
 
-/// Whether a scheduler waits for a claim: it is reserved for one of the nominated pods that name it, or for what may be one's group.
+/// Returns whether a scheduler waits for a claim: it is reserved for a nominated pod that names it, or for a consumer that may be the group
+/// of such a pod.
 pub(super) fn is_wanted(claim: &Claim, nominated: &BTreeSet<Uid>) -> bool {
     !nominated.is_empty()
         && claim
@@ -413,7 +415,7 @@ pub(super) fn is_wanted(claim: &Claim, nominated: &BTreeSet<Uid>) -> bool {
             .any(|consumer| !consumer.is_pod() || nominated.contains(&consumer.uid))
 }
 
-/// Whether two states of a claim are of one allocation.
+/// Returns whether two states of a claim belong to one allocation.
 fn is_same(before: &ScheduledClaim, now: &ScheduledClaim) -> bool {
     (
         &before.claim.id,
@@ -441,8 +443,8 @@ fn failed(device: &AllocatedDevice, problem: &Problem) -> Option<ReportedDevice>
     })
 }
 
-/// Whether a problem is about the device: another device may do. What is wrong with a claim's parameters is wrong on every device, and
-/// must not take one after the other out of use.
+/// Returns whether a problem is about the device, so that another device may work. Wrong parameters of a claim fail on every device, and
+/// must not take one device after the other out of use.
 pub(super) fn is_of_device(problem: &Problem) -> bool {
     !problem.kind.is_permanent()
 }

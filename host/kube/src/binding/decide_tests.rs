@@ -106,7 +106,7 @@ fn release(why: Why) -> Step {
 }
 
 #[test]
-fn a_claim_is_prepared_only_where_a_scheduler_waits_for_this_node() {
+fn claim_is_prepared_for_waiting_scheduler() {
     let now = Instant::now();
     let unreserved = here(scheduled("gpu-0", 7, vec![]));
     let not_ours = here(ScheduledClaim {
@@ -142,7 +142,7 @@ fn a_claim_is_prepared_only_where_a_scheduler_waits_for_this_node() {
 }
 
 #[test]
-fn a_claim_that_was_prepared_early_is_released_for_what_is_plainly_known() {
+fn only_surely_unneeded_claims_are_released() {
     let now = Instant::now();
     let alone = |claim, consumers| ClaimObservation {
         nominated: BTreeSet::new(),
@@ -236,7 +236,7 @@ fn a_claim_that_was_prepared_early_is_released_for_what_is_plainly_known() {
 }
 
 #[test]
-fn a_refusal_is_reported_until_the_claim_is_allocated_again() {
+fn prepare_failure_is_reported_until_reallocation() {
     let (now, mut tracked) = (Instant::now(), Tracked::default());
     assert_eq!(tracked.step(&wanted(Held::Free), now), Step::Prepare);
     tracked.prepared(refused(invalid()), now);
@@ -272,7 +272,7 @@ fn a_refusal_is_reported_until_the_claim_is_allocated_again() {
 }
 
 #[test]
-fn what_may_succeed_later_is_retried_and_counts_as_refused_at_last() {
+fn early_prepare_retries_before_it_fails() {
     let (start, mut tracked) = (Instant::now(), Tracked::default());
     let (mut now, mut attempts) = (start, 0);
     while tracked.failure().is_none() {
@@ -490,7 +490,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_history_leaves_a_claim_prepared_that_no_pod_gets_nor_lets_a_scheduler_wait_in_vain(
+    fn early_claims_never_leak_or_stall(
         events in prop::collection::vec(event(), 1..60),
     ) {
         let mut world = World::new();

@@ -1,5 +1,4 @@
-//! The kubelet's claims at the claim manager: those of the API server, and those that stand for devices that the kubelet's device
-//! manager allocated.
+//! Claims of the kubelet at the claim manager: those of the API server, and those for devices that the kubelet's device manager allocated.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,20 +17,20 @@ use nodedock_model::{DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem
 
 /// A start takes about so long.
 const HANDOVER_RETRY: Duration = Duration::from_secs(2);
-/// For so long a refused claim's consumers are waited for, while the kubelet waits for its answer.
+/// Time limit for reading the consumers of a refused claim, while the kubelet waits for its answer.
 const CONSUMERS_WAIT: Duration = Duration::from_secs(2);
 
 /// Devices by driver and `POOL/DEVICE`.
 pub(super) type DeviceIds = BTreeSet<(DriverName, String)>;
 
-/// A claim that stands for devices of the kubelet's device manager.
+/// Claim for devices that the kubelet's device manager allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DeviceClaim {
     pub(super) claim: ObjectRef,
     pub(super) driver: DriverName,
-    /// By `device_id`.
+    /// IDs of the devices, as `device_id` forms them.
     pub(super) devices: BTreeSet<String>,
-    /// When a kubelet requested it last.
+    /// Time of the last request by a kubelet.
     pub(super) requested: Instant,
 }
 
@@ -142,7 +141,8 @@ impl Context {
             .collect()
     }
 
-    /// Every claim that stands for devices, prepared or on its way, also from before a restart.
+    /// Returns every claim for devices of the kubelet's device manager that is prepared or being prepared, including those from before a
+    /// restart.
     pub(super) fn device_claims(&self) -> Vec<DeviceClaim> {
         let records = self
             .parts
@@ -208,7 +208,7 @@ impl Context {
         in_use
     }
 
-    /// Whether a claim keeps a device, its hardware, or what it takes of counters, other than the device's own claim by the kubelet's device
+    /// Returns whether a device, its hardware or its counters are held by a claim other than the device's own claim by the kubelet's device
     /// manager.
     pub(super) fn is_used_elsewhere(&self, driver: &DriverName, id: &str) -> bool {
         let Some((pool, device)) = split_id(id) else {
@@ -224,7 +224,7 @@ impl Context {
     }
 }
 
-/// Whether a refusal says something about the claim.
+/// Returns whether a refusal is about the claim.
 fn is_reported(problem: &Problem) -> bool {
     problem.code != ProblemCode::HandingOver && problem.code != ProblemCode::ClaimNotRead
 }

@@ -44,7 +44,7 @@ pub(super) fn transcode<From: Message, To: Message + Default>(
         .map_err(|error| Status::internal(format!("the versions of a message differ: {error}")))
 }
 
-/// Who a driver is. A kubelet takes the first service that it knows, so the newest stands first.
+/// Returns the description of a driver. A kubelet takes the first service that it knows, so the newest is first.
 pub(super) fn plugin_info(driver: &DriverName, endpoint: &Path) -> PluginInfo {
     let services = DraService::ALL.map(DraService::listed_as);
     let health = HealthService::ALL.map(HealthService::listed_as);
@@ -126,7 +126,7 @@ fn health_status(state: HealthState) -> health::HealthStatus {
     }
 }
 
-/// What a kubelet gets for the options of a device plugin. It ignores them in the registration and calls for them again.
+/// Converts the options of a device plugin for a kubelet, which ignores them in the registration and calls for them again.
 pub(super) fn options(options: DeviceOptions) -> plugin::DevicePluginOptions {
     plugin::DevicePluginOptions {
         pre_start_required: options.pre_start_required,
@@ -242,7 +242,7 @@ pub(super) fn container_of_plugin(
     }
 }
 
-/// Of the available devices those that are best together.
+/// Selects those of the available devices that are closest together.
 pub(super) fn preferred(
     devices: &[PluginDevice],
     request: &plugin::ContainerPreferredAllocationRequest,
@@ -324,7 +324,7 @@ mod tests {
     use nodedock_model::{DeviceHealth, DeviceName, PoolName};
 
     #[test]
-    fn every_claim_has_an_answer_and_an_empty_one_is_there_too() {
+    fn every_claim_has_a_result() {
         let device = KubeletDevice {
             requests: vec!["gpu".into()],
             pool: PoolName::new("node-1").unwrap(),
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_devices_as_there_can_be_with_the_longest_messages_fit_into_an_answer() {
+    fn largest_health_list_fits_a_response() {
         let pool = [
             "a".repeat(63),
             "b".repeat(63),
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_each_device_for_one_container() {
+    fn allocate_request_names_each_device_once() {
         let request = |containers: &[&[&str]]| plugin::AllocateRequest {
             container_requests: containers
                 .iter()
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_one_node_are_preferred_and_what_must_be_is() {
+    fn preference_obeys_required_devices_and_numa() {
         let devices = [
             device("p/0", true, &[0]),
             device("p/1", true, &[1]),

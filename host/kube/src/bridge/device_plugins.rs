@@ -67,12 +67,12 @@ const IN_USE_DEADLINE_SHORT: Duration = Duration::from_secs(2);
 /// Delay from the end of a kubelet's last list to a new registration; doubled up to `REGISTER_RETRY_MAX` while lists end early.
 const LIST_LOST: Duration = Duration::from_secs(1);
 
-/// How one resource is offered.
+/// State of one resource's offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginStatus {
     pub resource: ExtendedResource,
     pub devices: usize,
-    /// As the kubelet's list has it.
+    /// Number of healthy devices in the kubelet's list.
     pub healthy: usize,
     pub registration: PluginRegistration,
 }
@@ -81,9 +81,9 @@ pub struct PluginStatus {
 pub(super) struct OfferedResource {
     name: ExtendedResource,
     context: Arc<Context>,
-    /// As the kubelet's list has it.
+    /// Offer as the kubelet's list has it.
     offer: watch::Sender<Arc<ResourceOffer>>,
-    /// How many lists the kubelet has open.
+    /// Number of lists that the kubelet has open.
     lists: watch::Sender<usize>,
     registration: Mutex<PluginRegistration>,
     /// Stopped when it is offered no more.
@@ -144,9 +144,9 @@ pub(super) fn start(context: &Arc<Context>) {
 /// Makes what is offered match the pools of drivers.
 struct DevicePluginController {
     context: Arc<Context>,
-    /// In the kubelet's directory.
+    /// Sockets in the kubelet's directory.
     sockets: watch::Receiver<Arc<Sockets>>,
-    /// What was offered before a restart, and is not known yet.
+    /// Offers from before a restart that are not confirmed or withdrawn yet.
     remembered: Offers,
     remembered_until: Instant,
     stored: StoredRecords<ExtendedResource, ResourceOffer>,
@@ -219,7 +219,7 @@ impl DevicePluginController {
         is_busy.then(|| Instant::now() + BRIDGE_LOOK_PERIOD)
     }
 
-    /// What is offered, without regard to claims.
+    /// Returns the offers, without regard to claims.
     fn desired(&mut self, mechanisms: &Mechanisms) -> Offers {
         if Instant::now() >= self.remembered_until && !self.remembered.is_empty() {
             let resources: Vec<_> = self.remembered.keys().map(ToString::to_string).collect();

@@ -58,7 +58,7 @@ struct DriverController {
     context: Arc<Context>,
     offered: OfferedNames,
     sockets: BTreeMap<DriverName, DriverSockets>,
-    /// Before this start, as far as it still matters.
+    /// Offers from before this start, as far as they are still relevant.
     before: BTreeMap<DriverName, DriverOffer>,
     stored: StoredRecords<DriverName, DriverOffer>,
 }

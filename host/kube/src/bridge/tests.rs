@@ -110,7 +110,7 @@ struct Node {
     registry: Registry,
     source: Arc<FakeSource>,
     driver: Arc<FakeDriver>,
-    /// Of the driver of devices, while it serves.
+    /// Published devices of the driver, while it serves.
     published: Mutex<Option<watch::Sender<Arc<Published>>>>,
     refusals: Arc<Mutex<Vec<String>>>,
     changes: Changes,
@@ -269,7 +269,7 @@ impl Node {
         }
     }
 
-    /// What the checkpoint has of earlier offers.
+    /// Returns the earlier offers in the checkpoint.
     fn offered(&self) -> OfferedBefore {
         let dump = checkpoint::read(&self.dir.path().join("checkpoint.db")).unwrap();
         assert!(dump.skipped.is_empty(), "{:?}", dump.skipped);

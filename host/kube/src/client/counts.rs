@@ -32,7 +32,7 @@ const RESOURCES: [&str; 5] = [
     "events",
 ];
 
-/// What a request is counted as.
+/// Labels with which a request is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Call {
     pub(super) verb: Verb,

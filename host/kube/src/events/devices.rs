@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_unhealthy_device_is_published_on_its_pods_or_on_the_node() {
+    async fn device_event_targets_pods_or_node() {
         let scene = Scene::new().await;
         let held = KubeletClaim {
             claim: claim(),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn events_of_devices_have_a_rate_of_their_own_and_leave_room_for_refusals() {
+    async fn device_events_have_their_own_rate() {
         let scene = Scene::new().await;
         for index in 0..1000 {
             scene

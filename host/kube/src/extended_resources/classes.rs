@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_selects_the_devices_of_the_driver_with_the_name() {
+    fn manifest_selects_the_drivers_devices() {
         let manifest = manifest(&resource("example.com/gpu"), &driver());
         assert_eq!(
             manifest,
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_no_names_of_objects_are_changed_and_stay_apart() {
+    fn class_names_are_valid_and_distinct() {
         assert_eq!(class_name(&resource("example.com/gpu")), "example.com-gpu");
         let upper = class_name(&resource("example.com/GPU"));
         assert!(
@@ -251,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_resource_has_a_class_and_an_attribute_that_the_api_takes(
+        fn classes_and_attributes_satisfy_the_api(
             domain in "[a-z]{1,60}(\\.[a-z]{1,60}){0,3}", name in "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?",
         ) {
             let Ok(resource) = ExtendedResource::new(format!("{domain}/{name}")) else { return Ok(()) };
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_that_is_applied_is_enough_and_a_missing_one_is_named() {
+    fn missing_class_is_reported() {
         assert_eq!(judged(&[own()]), None);
         let (code, message) = judged(&[]).unwrap();
         assert!(
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_of_another_owner_and_a_dropped_field_are_named() {
+    fn foreign_or_incomplete_class_is_reported() {
         let another = Class {
             selectors: vec!["true".to_owned()],
             is_labelled: false,

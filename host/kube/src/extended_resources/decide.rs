@@ -1,4 +1,5 @@
-//! By which mechanism this node offers extended resources: the operator's setting, or the versions of API server and kubelet. Pure.
+//! Decision on the mechanism by which this node offers extended resources: the operator's setting, or the versions of API server and
+//! kubelet. Pure.
 //!
 //! Feature gates of other programs are not visible to a node. Both versions are needed: the API server has to keep the field of a
 //! DeviceClass, and the kubelet has to prepare the claim that the scheduler makes. A kubelet is never newer than an API server or the
@@ -20,7 +21,7 @@ const DRA_SINCE: Version = Version {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MechanismSetting {
-    /// By the versions of API server and kubelet.
+    /// Decision by the versions of API server and kubelet.
     #[default]
     Auto,
     Dra,
@@ -52,13 +53,13 @@ impl fmt::Display for Version {
     }
 }
 
-/// What was read of the cluster; `None`: it could not be read.
+/// Facts read from the cluster; `None`: not readable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Cluster {
     pub(super) server: Option<Version>,
-    /// Whether the API server serves `resource.k8s.io/v1`.
+    /// True if the API server serves `resource.k8s.io/v1`.
     pub(super) serves_v1: Option<bool>,
-    /// As the kubelet reports it in the Node object.
+    /// Version that the kubelet reports in the Node object.
     pub(super) kubelet: Option<String>,
 }
 
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn dra_needs_both_versions_and_the_api() {
+    fn dra_needs_both_versions_and_api() {
         let (dra, plugin) = (Some(Mechanism::Dra), Some(Mechanism::DevicePlugin));
         for (server, kubelet, expected) in [
             (37, "v1.37.0", dra),

@@ -56,17 +56,17 @@ pub struct Mechanisms {
     pub generation: u64,
     pub decision: Option<Decision>,
     pub pools: BTreeMap<LocalPool, PoolStatus>,
-    /// Of every pool with a name that is not in `pools`.
+    /// Mechanism of every pool with a name that is not in `pools`.
     pub fixed: Option<Mechanism>,
 }
 
-/// How a pool is offered.
+/// Status of a pool's offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolStatus {
     pub resource: ExtendedResource,
     /// `None`: by neither mechanism.
     pub offered: Option<Mechanism>,
-    /// What has to come before the pool is offered as decided; empty: it is.
+    /// Prerequisite before the pool is offered as decided; empty: it is.
     pub waits_for: String,
 }
 

@@ -45,7 +45,7 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Time after which a pool that is not offered as decided is reported.
 const WAITING_LONG: Duration = Duration::from_secs(300);
 
-/// What the mechanisms are decided from.
+/// Dependencies of the switch between mechanisms.
 pub struct SwitchParts {
     pub client: KubeClient,
     pub names: PoolNames,

@@ -1,4 +1,4 @@
-//! What is known of the local API's objects, and what is to be done next. Pure: events in, steps out.
+//! Known objects of the local API, and the next steps for them. Pure: events in, steps out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,19 +26,19 @@ pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// The name of a pod's claim on the ResourceClaim that was made for it.
 pub(super) const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 
-/// What the node has prepared, beside the objects.
+/// Claims that the node has prepared, as opposed to the objects of the API.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeUse {
     /// UIDs of pods that have prepared claims.
     pub pods: BTreeSet<String>,
     /// UIDs of claims that are prepared or on the way, with their devices under the names that slices have.
     pub claims: BTreeMap<String, AllocationResult>,
-    /// What these claims keep from others.
+    /// Devices and hardware that these claims keep from others, by the UID of the claim.
     pub holds: BTreeMap<String, Vec<Hold>>,
 }
 
 impl NodeUse {
-    /// Of the claims that a node has, with the names of pools that slices have.
+    /// Collects the claims that a node has, with the names of pools that slices have.
     pub fn of(records: &[Arc<ClaimRecord>], pools: &NodePools) -> Self {
         let claims = records.iter().map(|record| {
             let results = record
@@ -99,7 +99,7 @@ fn device_result(
 /// A pod for which claims are about to be prepared, by UID, with its name.
 pub(super) type Reservations = BTreeMap<Key, BTreeMap<String, String>>;
 
-/// What is to be done.
+/// Step to be taken.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Step {
     /// Make the object of this node again.
@@ -391,8 +391,8 @@ impl LocalClaimsState {
         }
     }
 
-    /// Whether others have what a claim is allocated, and it is not prepared: a prepare said so, or a prepared claim has its hardware, which was
-    /// not known when it was allocated.
+    /// Returns whether a claim that is not prepared is allocated something that others have: a prepare was refused for it, or a prepared
+    /// claim has its hardware, which was not known when it was allocated.
     fn is_taken(&self, claim: &ResourceClaim) -> bool {
         let prepared = &self.node_use.claims;
         claim.uid().is_some_and(|uid| {
@@ -417,9 +417,9 @@ impl LocalClaimsState {
             .collect()
     }
 
-    /// What is to be done now, in this order. Nothing before everything was listed once.
+    /// Returns the steps to be taken now, in this order. There are none before everything was listed once.
     ///
-    /// Claims that had too many combinations are tried behind all others, one at a time, so that their searches hold up no other claim.
+    /// Claims that had too many combinations are tried after all others, one at a time, so that their searches delay no other claim.
     pub(super) fn steps(&self, reservations: &Reservations) -> Vec<Step> {
         if !self.unlisted.is_empty() {
             return Vec::new();
@@ -475,7 +475,7 @@ impl LocalClaimsState {
         steps
     }
 
-    /// Whether a claim may still be released, as it was decided.
+    /// Returns whether a claim may still be released, as it was decided.
     pub(super) fn may_release(&self, claim: &ResourceClaim, reservations: &Reservations) -> bool {
         let key = key(claim);
         self.is_unused(
@@ -534,7 +534,7 @@ impl LocalClaimsState {
         wanted
     }
 
-    /// Whether a pod uses the claim of that name.
+    /// Returns whether a pod uses the claim of that name.
     fn uses(&self, pod: &Pod, claim: &str) -> bool {
         let references = pod
             .spec

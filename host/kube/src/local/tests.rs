@@ -74,7 +74,7 @@ impl Machine {
         machine
     }
 
-    /// What a start lists.
+    /// Applies the lists of a start.
     fn list(&mut self, devices: usize) {
         let names: Vec<_> = (0..devices)
             .map(|index| json!({ "name": format!("d{index}") }))
@@ -122,7 +122,7 @@ impl Machine {
             .apply(Change::Slice(ObjectEvent::Is(Arc::new(of(slice)))));
     }
 
-    /// As an allocation that ended so.
+    /// Refuses a claim, as after an allocation that ended with `kind`.
     fn refuse(&mut self, claim: &str, kind: NotAllocatedKind) {
         let claim = Arc::new(self.claims[&name(claim)].clone());
         let refusal = NotAllocated {
@@ -188,7 +188,7 @@ impl Machine {
         }
     }
 
-    /// As the node prepares an allocated claim for a pod.
+    /// Prepares an allocated claim for a pod, as the node does.
     fn prepare(&mut self, claim: &str) {
         let Some(claim) = self.claims.get(&name(claim)) else {
             return;
@@ -305,7 +305,7 @@ impl Machine {
 }
 
 #[test]
-fn claims_get_devices_in_the_order_of_their_creation_and_free_them_when_they_are_deleted() {
+fn claims_are_allocated_in_creation_order() {
     let mut machine = Machine::new(1);
     // Names sort the other way.
     for claim in ["c", "b", "a"] {
@@ -339,7 +339,7 @@ fn claims_get_devices_in_the_order_of_their_creation_and_free_them_when_they_are
 }
 
 #[test]
-fn a_claim_that_is_prepared_keeps_its_devices_when_it_is_deleted() {
+fn deleted_prepared_claim_keeps_devices() {
     let mut machine = Machine::new(1);
     machine.create("a", 1);
     machine.settle();
@@ -360,7 +360,7 @@ fn a_claim_that_is_prepared_keeps_its_devices_when_it_is_deleted() {
 }
 
 #[test]
-fn a_device_that_was_prepared_without_the_api_is_given_to_no_claim() {
+fn device_prepared_outside_api_is_unavailable() {
     let mut machine = Machine::new(1);
     machine.create("a", 1);
     machine.settle();
@@ -381,7 +381,7 @@ fn a_device_that_was_prepared_without_the_api_is_given_to_no_claim() {
 }
 
 #[test]
-fn a_claim_is_reserved_for_pods_that_use_it_or_prepare_it() {
+fn claim_is_reserved_for_its_pods() {
     let mut machine = Machine::new(2);
     machine.create("a", 1);
     machine.reservations.insert(
@@ -413,7 +413,7 @@ fn a_claim_is_reserved_for_pods_that_use_it_or_prepare_it() {
 }
 
 #[test]
-fn a_claim_that_is_deleted_gets_no_new_consumer_and_goes_with_its_last_one() {
+fn deleted_claim_gets_no_new_consumer() {
     let mut machine = Machine::new(1);
     let pod = |name: &str| {
         of::<Pod>(
@@ -444,7 +444,7 @@ fn a_claim_that_is_deleted_gets_no_new_consumer_and_goes_with_its_last_one() {
 }
 
 #[test]
-fn a_claim_that_was_made_during_a_list_is_not_taken_for_gone() {
+fn claim_created_during_list_is_kept() {
     let mut machine = Machine::new(1);
     machine.create("a", 1);
     machine.settle();
@@ -463,7 +463,7 @@ fn a_claim_that_was_made_during_a_list_is_not_taken_for_gone() {
 }
 
 #[test]
-fn a_claim_that_waits_is_tried_again_for_what_may_help_it_alone() {
+fn waiting_claim_retries_on_relevant_changes() {
     let mut machine = Machine::new(1);
     machine.create("a", 1);
     machine.create("b", 1);
@@ -480,7 +480,7 @@ fn a_claim_that_waits_is_tried_again_for_what_may_help_it_alone() {
 
 /// A selector that fails for a device without the attribute says nothing about devices in use: one that is freed may fit.
 #[test]
-fn a_claim_whose_selector_failed_for_the_only_free_device_is_tried_again_when_another_is_freed() {
+fn freed_device_retries_failed_selector() {
     let mut machine = Machine::new(2);
     let devices = json!([{ "name": "d0", "attributes": { "index": { "int": 0 } } }, { "name": "d1", "attributes": {} }]);
     machine.put_devices(&devices);
@@ -514,7 +514,7 @@ fn a_claim_whose_selector_failed_for_the_only_free_device_is_tried_again_when_an
 }
 
 #[test]
-fn claims_that_had_too_many_combinations_are_tried_again_one_at_a_time_and_behind_all_others() {
+fn complex_claims_are_retried_last() {
     let mut machine = Machine::new(1);
     for claim in ["complex", "other", "a"] {
         machine.create(claim, 1);
@@ -548,7 +548,7 @@ fn claims_that_had_too_many_combinations_are_tried_again_one_at_a_time_and_behin
 }
 
 #[test]
-fn a_pod_gets_a_claim_of_its_template_once() {
+fn pod_gets_one_claim_per_template() {
     let mut machine = Machine::new(2);
     let pod = json!({ "metadata": { "name": "web", "namespace": "default", "uid": "u" },
         "spec": { "containers": [], "resourceClaims": [{ "name": "gpu", "resourceClaimTemplateName": "t" }] } });
@@ -572,7 +572,7 @@ fn a_pod_gets_a_claim_of_its_template_once() {
 }
 
 #[test]
-fn the_object_of_the_node_is_made_again() {
+fn deleted_node_object_is_created_again() {
     let mut machine = Machine::new(1);
     assert!(machine.state.steps(&Reservations::new()).is_empty());
     machine.state.apply(Change::Node(ObjectEvent::Gone((
@@ -583,7 +583,7 @@ fn the_object_of_the_node_is_made_again() {
 }
 
 #[test]
-fn nothing_is_decided_before_everything_was_listed() {
+fn nothing_is_decided_before_first_list() {
     let mut state = LocalClaimsState::new(NodeRef::default());
     let claim = json!({ "metadata": { "name": "a", "namespace": "default", "uid": "u" },
         "spec": { "devices": { "requests": [] } } });
@@ -613,7 +613,7 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn no_device_is_in_two_claims_and_no_claim_waits_for_free_devices(events in prop::collection::vec(event(), 1..60)) {
+    fn devices_are_never_shared_or_wasted(events in prop::collection::vec(event(), 1..60)) {
         const DEVICES: usize = 4;
         let mut machine = Machine::new(DEVICES);
         for event in events {

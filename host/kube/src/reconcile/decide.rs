@@ -1,12 +1,13 @@
-//! Whether a claim that is held for a kubelet is still needed, by what the API server said; and for how long it has not been. Pure.
+//! Decision whether a claim that is held for a kubelet is still needed, by the answers of the API server, and for how long it has not been
+//! needed. Pure.
 //!
-//! A claim is never unprepared while a pod of this node may use it: one for which it is reserved now, or was when it was prepared, or
-//! that names it. A kubelet does not prepare a claim again for a second pod, so the consumers at the prepare are never all of them. What
-//! is not known counts as use.
+//! A claim is never unprepared while a pod of this node may use it: one for which it is reserved now, or was when it was prepared, or that
+//! names it. A kubelet does not prepare a claim again for a second pod, so the consumers at the prepare are never all of them. An unknown
+//! state counts as use.
 //!
 //! A claim can be reserved for a group of pods instead of for each of them. A pod has the name of its group and not its UID, so a pod of
 //! this node counts for every group of that name. Any pod of the group may be bound to this node at any time: while the claim is reserved
-//! for the group, or for any other consumer that is not a pod, it is used, whatever pods there are.
+//! for the group, or for any other consumer that is not a pod, it is used, regardless of the pods that exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,7 +36,7 @@ pub(crate) struct NodePod {
     pub claims: Vec<ObjectName>,
 }
 
-/// Whether all containers of a pod of this phase have ended for good.
+/// Returns whether all containers of a pod of this phase have ended for good.
 pub(super) fn is_finished(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
@@ -74,13 +75,13 @@ impl Why {
     }
 }
 
-/// Whether a pod of this node uses the claim, by the list of its pods and by the prepare alone.
+/// Returns whether a pod of this node uses the claim, by the list of its pods and by the prepare alone.
 pub(super) fn is_used_here(held: &KubeletClaim, pods: &[NodePod]) -> bool {
     pods.iter()
         .any(|pod| !pod.finished && (is_among(pod, held, &held.consumers) || names(pod, held)))
 }
 
-/// Whether a claim that has these consumers is reserved for the pod, or for its group.
+/// Returns whether a claim that has these consumers is reserved for the pod, or for its group.
 fn is_among(pod: &NodePod, held: &KubeletClaim, consumers: &[Consumer]) -> bool {
     let group = pod
         .group
@@ -143,7 +144,7 @@ pub(super) fn abandoned(
     (!is_used && !is_prepared_for).then_some(why)
 }
 
-/// For how long each claim was seen abandoned, in each round. It is abandoned for good when it was seen so for a while and in several
+/// Time for which each claim was seen abandoned, in each round. It is abandoned for good when it was seen so for a while and in several
 /// rounds: a process that was stopped for an hour saw nothing of it.
 #[derive(Debug, Default)]
 pub(super) struct AbandonedClaims(BTreeMap<Uid, AbandonedSince>);
@@ -170,7 +171,7 @@ impl AbandonedClaims {
         over.cloned().collect()
     }
 
-    /// After a round that saw nothing, what was seen before proves nothing any more.
+    /// Discards earlier observations: after a round that could not observe they prove nothing any more.
     pub(super) fn forget(&mut self) {
         self.0.clear();
     }
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_without_an_object_and_without_pods_is_abandoned() {
+    fn claim_without_consumers_is_abandoned() {
         let replaced = ClaimState::Replaced {
             reserved_for: vec![consumer("new")],
         };
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_are_not_of_this_node_count_until_it_is_known_that_they_do_not_come() {
+    fn other_pods_count_until_ruled_out() {
         let claim = held(&["a"]);
         assert_eq!(judged(&claim, &here(&["b"]), &[], &[]), None);
         assert_eq!(
@@ -321,8 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_a_group_is_used_until_it_is_not_reserved_for_the_group_and_no_pod_of_it_runs_here()
-     {
+    fn group_claim_is_used_while_reserved() {
         let of_group = KubeletClaim {
             consumers: vec![group("g", "uid-g")],
             ..held(&[])
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_seen_abandoned_for_the_whole_time_is_unprepared() {
+    fn only_persistently_abandoned_claims_are_unprepared() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut abandoned = AbandonedClaims::default();
@@ -484,7 +484,7 @@ mod tests {
         /// Pods here, pods elsewhere, what was known at the prepare and what the API says now, in any combination: a claim that a live
         /// pod of this node may use is never abandoned, and what is seen without asking further agrees with the whole.
         #[test]
-        fn a_claim_of_a_live_pod_is_never_abandoned(
+        fn live_pods_claim_is_never_abandoned(
             state in states(),
             consumers in proptest::collection::vec(any_consumer(), 0..3),
             here in proptest::collection::vec(

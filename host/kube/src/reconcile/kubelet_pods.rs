@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_its_claims_by_name_its_group_and_whether_it_ended() {
+    fn pod_reads_claims_group_and_phase() {
         let mut full = pod();
         let (spec, text) = (full.spec.as_mut().unwrap(), str::to_owned);
         spec.scheduling_group = Some(wire::PodSchedulingGroup {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_complete_when_it_has_a_pod_of_the_api_server() {
+    fn complete_list_has_an_api_pod() {
         let of = |source: &str| {
             let mut pod = pod();
             pod.metadata.as_mut().unwrap().annotations =
@@ -276,8 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_a_pod_that_cannot_be_read_is_refused_and_the_error_names_the_pod_and_the_field()
-    {
+    fn malformed_pod_refuses_the_list() {
         let bad = |change: fn(&mut wire::Pod)| {
             let mut pod = pod();
             change(&mut pod);
@@ -327,7 +326,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a kubelet sends: an error, or pods of this node.
+        /// Checks that any bytes from a kubelet are an error, or pods of this node.
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut joined = pod().encode_to_vec();

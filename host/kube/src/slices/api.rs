@@ -7,7 +7,7 @@ use super::diff::CounterPlacement;
 use super::slice::{self, NODEDOCK, Slice};
 use crate::client::{ApiError, DraResource, DraVersion, KubeClient};
 
-/// From this minor version of Kubernetes 1 on counter sets are in slices of their own.
+/// First minor version of Kubernetes 1 in which counter sets are in slices of their own.
 const OWN_COUNTER_SLICES_SINCE: u32 = 35;
 
 pub(super) struct SliceApi(pub(super) KubeClient);

@@ -18,16 +18,16 @@ use nodedock_model::{
 /// The taints that the host adds to devices of a pool.
 #[derive(Debug, Default)]
 pub(super) struct PoolTaints {
-    /// Of the key [`UNHEALTHY`].
+    /// Taints of the key [`UNHEALTHY`], by device.
     pub(super) unhealthy: BTreeMap<DeviceName, UnhealthyTaint>,
     /// Those with a taint of the key [`PREPARE_FAILED`].
     pub(super) failed: BTreeSet<DeviceName>,
 }
 
-/// What an operator adds to the devices of a pool where their driver names nothing of its own.
+/// Operator's additions to the devices of a pool where their driver names nothing of its own.
 #[derive(Debug, Default)]
 pub(super) struct PoolAdditions {
-    /// Of the node's resources, by name.
+    /// Overhead in the node's resources, by name.
     pub(super) overhead: BTreeMap<String, NodeAllocatable>,
     pub(super) binding: BindingConditions,
 }

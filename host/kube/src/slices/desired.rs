@@ -1,4 +1,4 @@
-//! What the pools of this node are to contain, derived from the drivers. Pure.
+//! Desired content of this node's pools, derived from the drivers. Pure.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ pub(super) struct DesiredState {
     pub(super) mechanisms: Arc<Mechanisms>,
     /// Drivers that serve, or served and may come back.
     drivers: BTreeMap<DriverName, DriverState>,
-    /// Since when drivers are gone whose slices are still there.
+    /// Time since which drivers are gone whose slices still exist.
     gone_since: BTreeMap<DriverName, Instant>,
     /// Drivers that are surely gone: their slices are to be deleted.
     pub(super) withdrawn: BTreeSet<DriverName>,
@@ -39,7 +39,7 @@ pub(super) struct DesiredState {
     pub(super) new_unhealthy: Vec<UnhealthyDevice>,
 }
 
-/// What a driver's pools are derived from.
+/// Inputs from which a driver's pools are derived.
 struct Source {
     published: Arc<Published>,
     unhealthy: TaintedDevices,
@@ -50,7 +50,7 @@ struct Source {
 #[derive(Default)]
 struct DriverState {
     unhealthy: UnhealthyDevices,
-    /// What `pools` was derived from.
+    /// Inputs from which `pools` was derived.
     source: Option<Source>,
     pools: BTreeMap<PoolName, Arc<Content>>,
     /// Pools whose name in the API would be too long, with the reason.
@@ -261,7 +261,7 @@ impl SliceSettings {
             .map(|rule| &rule.conditions)
     }
 
-    /// Whether a scheduler waits for conditions of some published device.
+    /// Returns whether a scheduler waits for conditions of any published device.
     pub(crate) fn waits_for_binding(&self, drivers: &DriverSnapshot) -> bool {
         drivers.serving.iter().any(|(driver, published)| {
             published.inventory.pools.iter().any(|(name, pool)| {

@@ -18,13 +18,13 @@ use nodedock_model::DriverName;
 /// Bytes of the generated prefix of a slice's name: an API server truncates a longer one, and appends five letters.
 pub(crate) const SLICE_PREFIX_BYTES_MAX: usize = 58;
 
-/// Where the server wants the counter sets of a pool.
+/// Place of a pool's counter sets that the server accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum CounterPlacement {
-    /// In a slice of their own: Kubernetes 1.35 and later.
+    /// Slice of their own: Kubernetes 1.35 and later.
     #[default]
     OwnSlice,
-    /// In the slice of the devices that consume them: before 1.35.
+    /// Slice of the devices that consume them: before 1.35.
     WithDevices,
 }
 
@@ -67,10 +67,10 @@ pub(super) struct DoesNotFit {
     devices: usize,
 }
 
-/// What is known of a pool's slices, also of deleted ones.
+/// Known state of a pool's slices, including deleted ones.
 #[derive(Debug, Default)]
 pub(super) struct KnownPool {
-    /// When taints were added, by device and taint.
+    /// Times at which taints were added, by device and taint.
     taint_times: BTreeMap<(String, String), String>,
     /// The devices of each slice, by the index in its name: a deleted slice is created again with the devices that it had.
     layout: BTreeMap<u32, BTreeSet<String>>,
@@ -121,7 +121,7 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Whether the content differs, or the slice does not exist.
+    /// Returns whether the content differs, or the slice does not exist.
     fn is_changed(&self) -> bool {
         self.observed
             .is_none_or(|slice| !slice.spec.holds(&self.content))
@@ -254,7 +254,7 @@ fn device_targets<'a>(
         .iter()
         .map(|slice| (order(slice), Some(*slice), device_names(slice)))
         .collect();
-    // A device in an observed slice stays there, whatever the last layout was.
+    // A device in an observed slice stays there, regardless of the last layout.
     let placed: BTreeSet<String> = slices
         .iter()
         .flat_map(|(.., names)| names)

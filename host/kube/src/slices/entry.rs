@@ -82,7 +82,7 @@ impl Entry {
         &self.json
     }
 
-    /// Whether a slice with this device holds fewer devices.
+    /// Returns whether a slice with this device holds fewer devices.
     pub(super) fn is_heavy(&self) -> bool {
         self.normalized.get("taints").is_some()
             || self.normalized.get("consumesCounters").is_some()

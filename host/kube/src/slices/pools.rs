@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_with_a_name_is_in_slices_by_its_mechanism_and_carries_the_attribute() {
+    fn named_pool_follows_its_mechanism() {
         let named = pool([("0", Device::default())], Some("example.com/gpu"));
         let plugin = fixed(Mechanism::DevicePlugin);
         assert_eq!(offered(&driver(), &pool_name(), &named, &plugin), None);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_room_for_the_attribute_stays_as_it_is() {
+    fn device_without_room_gets_no_attribute() {
         let attribute = |n| {
             (
                 QualifiedName::new(format!("a{n}")).unwrap(),

@@ -40,7 +40,7 @@ pub(super) struct Reconciler {
     unnameable: BTreeMap<PoolKey, String>,
     pools: BTreeMap<PoolKey, PoolState>,
     counters: CounterPlacement,
-    /// When the desired state is to be derived again.
+    /// Time at which the desired state is derived again.
     derive_at: Option<Instant>,
 }
 
@@ -174,7 +174,7 @@ impl Reconciler {
         self.pools.entry(key.clone()).or_default()
     }
 
-    /// Whether the pools of a driver that are not desired are deleted.
+    /// Returns whether the pools of a driver that are not desired are deleted.
     fn is_managed(&self, driver: &DriverName) -> bool {
         self.snapshot.serving.contains_key(driver) || self.desired.withdrawn.contains(driver)
     }

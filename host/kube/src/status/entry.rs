@@ -13,7 +13,7 @@ use nodedock_base::printable::cut;
 use nodedock_model::check::{self, Findings, Violation};
 use nodedock_model::{Condition, DeviceStatus, NetworkData, ReportedDevice, limit};
 
-/// Which device of a claim an entry is about.
+/// Device of a claim that an entry is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Key {
     pub driver: String,
@@ -33,7 +33,7 @@ impl Key {
         }
     }
 
-    /// Of an entry of `status.devices`, or a result of an allocation.
+    /// Reads the key of an entry of `status.devices`, or of a result of an allocation.
     pub(super) fn of(value: &Value) -> Option<Self> {
         let key = Self::deserialize(value).ok()?;
         // An empty share is none: older servers write it so.
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transition_has_a_new_time_and_a_condition_that_stands_keeps_its_own() {
+    fn only_transitions_change_condition_time() {
         let before = json!({"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"}]});
         let time = |status| {
             let status = DeviceStatus {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out_and_said_and_the_rest_goes() {
+    fn oversized_status_parts_are_left_out() {
         let many = (0..10).map(|i| Condition {
             kind: format!("C{i}"),
             ..ready(Some(true), "link-up")

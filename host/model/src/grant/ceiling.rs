@@ -20,7 +20,7 @@ pub struct NodeFacts<'a> {
     /// The name of its subsystem in `/sys`; of a device that `/sys` does not show, the name under which a module registered the major
     /// number (`/proc/devices`).
     pub subsystem: Option<&'a str>,
-    /// Whether it is the machine's console now (`/sys/class/tty/console/active`).
+    /// True if it is the machine's console now (`/sys/class/tty/console/active`).
     pub is_console: bool,
 }
 
@@ -275,7 +275,7 @@ pub const SHARED_PARENTS: &[&str] = &[
     "/var/lib",
 ];
 
-/// Directories whose names other paths must not stand for: a bind mount of one of them elsewhere is no way round a rule.
+/// Directories that no other path may lead to: a bind mount of one of them at another path does not bypass a rule.
 pub const WELL_KNOWN: &[&str] = &[
     "/",
     "/boot",
@@ -309,7 +309,7 @@ pub const WELL_KNOWN: &[&str] = &[
     "/var/cache/nodedock",
 ];
 
-/// Below them a container may write, if the grant says so.
+/// Patterns of paths that a container may write, if the grant allows it.
 static WRITABLE: LazyLock<PatternSet> = LazyLock::new(|| {
     patterns(&[
         "/{opt,run,srv,mnt,media,data,scratch}/**",

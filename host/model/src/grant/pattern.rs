@@ -1,7 +1,7 @@
-//! Globs over paths and names, and whether one covers another.
+//! Globs over paths and names, and the check that one covers another.
 //!
-//! `*` and `?` stay inside a path segment, `**` stands for whole segments, `[…]` and `{a,b}` are as in a shell. There are no
-//! escapes: nothing below `/sys` or `/dev` needs them.
+//! `*` and `?` stay inside a path segment, `**` matches whole segments, `[…]` and `{a,b}` are as in a shell. There are no escapes: nothing
+//! below `/sys` or `/dev` needs them.
 
 pub use globset::GlobMatcher;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
@@ -12,14 +12,14 @@ use crate::rule::is_unprintable;
 /// Alternatives that the cover check expands; beyond that it only compares texts.
 const ALTERNATIVES_MAX: usize = 64;
 
-/// How explicitly a grant has to name something.
+/// Degree of explicitness with which a grant has to name something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Naming {
-    /// By any glob.
+    /// Any glob.
     Glob,
-    /// By a glob that begins with this many path segments without wildcards.
+    /// A glob that begins with this many path segments without wildcards.
     Directory(usize),
-    /// By the exact path.
+    /// The exact path.
     Path,
 }
 
@@ -214,7 +214,7 @@ fn path_covers(granted: &str, requested: &str) -> bool {
 fn segments_cover(granted: &[&str], requested: &[&str]) -> bool {
     let last = granted.len().saturating_sub(1);
     let any = |place: usize, granted: &&str| match *granted {
-        // At the end `**` stands for at least one segment.
+        // At the end `**` matches at least one segment.
         "**" if place == last => Some(1),
         "**" => Some(0),
         _ => None,
@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stays_in_its_segment_and_two_stars_do_not() {
+    fn only_double_star_crosses_segments() {
         let set = PatternSet::new(["bus/pci/devices/*/vendor", "class/net/**"]).unwrap();
         assert!(set.matches("bus/pci/devices/0000:00:01.0/vendor"));
         assert!(!set.matches("bus/pci/devices/0000:00:01.0/x/vendor"));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_that_mean_something_else_elsewhere_are_refused() {
+    fn ambiguous_globs_are_refused() {
         for bad in [
             "",
             "/",
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_that_fit_in_many_ways_are_compared_at_once() {
+    fn glob_comparison_takes_bounded_time() {
         let wide = format!("{}b", "**/a/".repeat(80));
         assert!(covers(&wide, &format!("*/{}b", "a/".repeat(200))));
         assert!(!covers(&wide, &format!("{}*", "a/".repeat(200))));

@@ -48,7 +48,7 @@ struct Serving<Id> {
     following: Following,
     since: Instant,
     has_listed: bool,
-    /// Whether a missing list was logged.
+    /// True if a missing list was logged.
     complained: bool,
 }
 

@@ -13,9 +13,9 @@ const SHOWN_CHARS_MAX: usize = 128;
 /// Location of a plugin's socket, by the way in which it registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
-    /// By a call on `kubelet.sock`: a file in the directory of device plugins.
+    /// Plugin registered by a call on `kubelet.sock`: a file in the directory of device plugins.
     Beside { directory: PathBuf, name: String },
-    /// By a registration socket, whose removal ends the registration: an absolute path, checked at its registration.
+    /// Plugin registered by a registration socket, whose removal ends the registration: an absolute path, checked at its registration.
     At {
         endpoint: PathBuf,
         registration: String,

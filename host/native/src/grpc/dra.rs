@@ -17,7 +17,7 @@ use nodedock_model::{DriverClaim, DriverClaimRecord, DriverName, PreparedClaim, 
 /// Time that a call waits for a lost connection: a plugin that is replaced in place takes about a second.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
 
-/// What calls of a native driver share.
+/// Shared state of the calls of a native driver.
 pub struct Caller {
     pub name: DriverName,
     pub connection: Connection,
@@ -32,7 +32,7 @@ pub struct DraPlugin {
 }
 
 impl Caller {
-    /// As problems name it.
+    /// Returns the name of the driver in problems.
     pub(super) fn peer(&self) -> String {
         format!("driver {}", self.name)
     }

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_device_reads_unknown_when_its_time_is_over_and_others_do_not() {
+    async fn expired_device_health_is_unknown() {
         let health = Health::default();
         assert_eq!(health.take(report("short", 10), Instant::now()), 0);
         assert_eq!(
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_report_refreshes_what_it_names_and_keeps_the_rest_for_its_time() {
+    async fn report_refreshes_only_named_devices() {
         let health = Health::default();
         health.take(report("a", 30), Instant::now());
         tokio::time::advance(Duration::from_secs(20)).await;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn more_devices_than_the_bound_are_not_taken() {
+    fn health_of_excess_devices_is_refused() {
         let health = Health::default();
         let now = Instant::now();
         for index in 0..DEVICES_MAX {

@@ -33,7 +33,7 @@ const V1ALPHA3: &str = "v1alpha3.Node";
 const V1ALPHA2: &str = "v1alpha2.Node";
 /// The pool of devices that a plugin lists.
 const POOL: &str = "resources";
-/// Until a plugin has listed its devices, or said that it lists none.
+/// Time limit until a plugin has listed its devices, or has answered that it lists none.
 const FIRST_LIST: Duration = Duration::from_secs(2);
 /// Delay from the end of a list's stream to the next.
 const LIST_AGAIN: Duration = Duration::from_secs(5);
@@ -136,7 +136,7 @@ impl OldDraPlugin {
         outcomes
     }
 
-    /// Whether a call failed because the plugin does not serve the batches: then it is not asked for them again.
+    /// Returns whether a call failed because the plugin does not serve batches, and remembers it: batches are then not tried again.
     fn is_without(&self, problem: &Problem) -> bool {
         let is_without = problem.code == ProblemCode::DriverWithoutService;
         if is_without {
@@ -384,7 +384,7 @@ pub async fn inventory(
 
 type Lists = Streaming<wire::NodeListAndWatchResourcesResponse>;
 
-/// By a connection of its own: that of the calls may still be to a process that ends.
+/// Reads the first list on a connection of its own: that of the calls may still be to a process that ends.
 async fn first_list(
     endpoint: &Path,
 ) -> Result<(Lists, wire::NodeListAndWatchResourcesResponse), Status> {

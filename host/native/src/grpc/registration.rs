@@ -43,7 +43,7 @@ pub struct PluginTimes {
     pub dial: Duration,
     pub info: Duration,
     pub notify: Duration,
-    /// Of a device plugin's GetDevicePluginOptions.
+    /// Deadline of a device plugin's GetDevicePluginOptions.
     pub options: Duration,
     pub retry_min: Duration,
     pub retry_max: Duration,

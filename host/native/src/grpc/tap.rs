@@ -21,7 +21,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// For a DRA driver, or for a device plugin by its extended resource.
+    /// Creates the tap of a DRA driver, or of a device plugin by its extended resource.
     pub fn new(recordings: &Recordings, name: &str) -> Self {
         Self {
             recorder: recordings.recorder(name),

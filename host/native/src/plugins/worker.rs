@@ -67,7 +67,7 @@ struct DraInstance {
 struct Waiting {
     until: Instant,
     reason: String,
-    /// Whether a freed name or endpoint triggers the retry.
+    /// True if a freed name or endpoint triggers the retry.
     until_freed: bool,
 }
 

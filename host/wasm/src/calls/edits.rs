@@ -342,7 +342,7 @@ impl Verifier<'_> {
     }
 }
 
-/// How a grant has to name something, for messages.
+/// Returns the form in which a grant has to name something, for messages.
 fn how(naming: Naming) -> &'static str {
     match naming {
         Naming::Glob => "",

@@ -135,7 +135,7 @@ impl Sandbox {
         answer
     }
 
-    /// Calls whatever the quarantine says.
+    /// Calls without a check of the quarantine.
     pub(crate) async fn call_admitted<R: Send + 'static>(
         &self,
         start: Instant,
@@ -194,7 +194,7 @@ impl Sandbox {
             .ok()
     }
 
-    /// The whole of a call, on whatever thread. It holds its permits until its store is dropped.
+    /// Runs the whole of a call, on any thread. It holds its permits until its store is dropped.
     fn work<R: Send + 'static>(
         &self,
         permits: CallPermits,
@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_got_its_permits_or_its_thread_late_did_not_time_out_by_itself() {
+    fn late_start_is_no_driver_timeout() {
         let (wall, meter) = (Duration::from_secs(5), CpuMeter::default());
         assert!(matches!(
             timed_out(wall, Duration::from_secs(4), &meter),

@@ -201,7 +201,7 @@ fn refusal_of_claim(change: impl FnOnce(&mut types::PreparedClaim)) -> String {
 }
 
 #[test]
-fn a_refusal_knows_the_limit_that_it_is_about() {
+fn refusal_names_the_exceeded_limit() {
     let limit_of = |change: fn(&mut types::PreparedClaim)| {
         let mut answer = answer();
         change(&mut answer);
@@ -241,13 +241,13 @@ fn a_prepared_claim_comes_through() {
 }
 
 #[test]
-fn a_device_is_prepared_for_requests_and_not_for_subrequests() {
+fn device_is_not_prepared_for_subrequests() {
     let request = refusal_of_claim(|claim| claim.devices[0].requests = vec!["gpu/big".into()]);
     assert!(request.contains("(gpu)"), "{request}");
 }
 
 #[test]
-fn a_description_is_checked_and_its_period_clamped() {
+fn description_is_checked_and_period_clamped() {
     let info = || guest_identity::DriverInfo {
         name: "gpu.example.com".into(),
         version: "1.0.0".into(),
@@ -285,7 +285,7 @@ fn a_description_is_checked_and_its_period_clamped() {
 }
 
 #[test]
-fn a_drivers_refusal_is_cut_to_its_bounds() {
+fn driver_problem_is_truncated_to_bounds() {
     let problem = problem_to_model(types::Problem {
         kind: types::ProblemKind::Conflict,
         code: "Not A Code".into(),
@@ -366,7 +366,7 @@ fn allocatable(
 }
 
 #[test]
-fn additions_for_the_scheduler_belong_to_their_device_and_pool() {
+fn scheduling_data_belongs_to_its_device() {
     use guest_scheduling::AllocatableMapping::{PerCapacity, PerDevice};
     let mut known = partitions();
     let mapping = guest_scheduling::CapacityMapping {

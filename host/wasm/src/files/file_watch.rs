@@ -43,7 +43,7 @@ pub enum FileEvent {
 pub struct DriverFiles {
     /// File name without `.wasm`.
     pub stem: String,
-    /// Of a driver image, and not of the drivers directory.
+    /// True for the files of a driver image, false for those of the drivers directory.
     pub is_image: bool,
     /// An error only for a driver image.
     pub wasm: Result<PathBuf, ImageError>,
@@ -65,7 +65,7 @@ struct Listed {
     stamps: Stamps,
 }
 
-/// By stem.
+/// Files by stem.
 type Listing = BTreeMap<String, Listed>;
 
 /// Watches `directory` and the images until the tasks stop. The first list is reported like later changes.
@@ -105,11 +105,11 @@ struct DriversDirectory {
     unsettled: HashMap<PathBuf, Instant>,
     /// Files known to be whole since they were last seen.
     whole: HashSet<PathBuf>,
-    /// As they were reported.
+    /// Faults that were reported.
     faults: Vec<Fault>,
     shadowed: Vec<PathBuf>,
     complained: bool,
-    /// Whether the first list was reported.
+    /// True after the first list was reported.
     listed: bool,
 }
 
@@ -264,8 +264,8 @@ impl DriversDirectory {
         shadowed.collect()
     }
 
-    /// Of the directory and those of the images. The directory of an image's grant is that of the daemon's config: a user who may change it
-    /// may change the config, and there is nothing left to protect.
+    /// Returns the faults of the directory and of those of the images. The directory of an image's grant is that of the daemon's config: a
+    /// user who may change it may change the config, and there is nothing left to protect.
     fn find_faults(&self) -> io::Result<Vec<Fault>> {
         let mut found: Vec<Fault> = Vec::new();
         for directory in
@@ -310,7 +310,7 @@ impl DriverFiles {
         }
     }
 
-    /// In the order of the suffixes.
+    /// Returns the paths in the order of the suffixes.
     fn paths(&self) -> [Option<&Path>; 4] {
         let wasm = self.wasm.as_deref().ok();
         [
@@ -332,7 +332,7 @@ impl Listed {
     }
 }
 
-/// How long until a file without events counts as whole.
+/// Returns the time until a file without events counts as whole.
 fn settles_in(stamp: &Stamp) -> Option<Duration> {
     let (.., modified, _) = stamp;
     let age = SystemTime::now().duration_since(*modified).ok()?;

@@ -151,7 +151,7 @@ impl StoredFiles {
         Ok((self.facts(digest)?, SignedFile { code, signature }))
     }
 
-    /// Where the signature of a stored file is read from.
+    /// Returns the path from which the signature of a stored file is read.
     pub(crate) fn signature_path(&self, digest: &str) -> Result<PathBuf, StoreError> {
         self.paths(digest).map(|[.., signature]| signature)
     }
@@ -208,7 +208,7 @@ impl StoredFiles {
         remove(&facts);
     }
 
-    /// Of the code, its facts and its signature.
+    /// Returns the paths of the code, its facts and its signature.
     fn paths(&self, digest: &str) -> Result<[PathBuf; 3], StoreError> {
         let stem = digest.strip_prefix("sha256:").filter(|_| is_digest(digest));
         let stem = stem.ok_or_else(|| self.missing(digest))?;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_file_comes_back_whole_with_its_last_config_and_signature() {
+    fn stored_file_round_trips_with_config() {
         let directory = tempfile::tempdir().unwrap();
         let (files, (digest, mut bytes)) =
             (StoredFiles::open(directory.path()).unwrap(), file("code"));
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_an_error_and_is_replaced_by_the_next_that_is_stored() {
+    fn damaged_stored_file_is_replaceable() {
         let directory = tempfile::tempdir().unwrap();
         let (files, (digest, bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
         files
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_an_interruption_are_removed_and_files_of_others_are_not() {
+    fn only_own_leftovers_are_removed() {
         let directory = tempfile::tempdir().unwrap();
         let (files, (digest, bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
         files
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_one_driver_are_bounded_and_other_drivers_are_unaffected() {
+    fn stored_versions_are_bounded_per_driver() {
         let directory = tempfile::tempdir().unwrap();
         let files = StoredFiles::open(directory.path()).unwrap();
         let put = |driver: &str, content: &str| {
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_written_is_an_error() {
+    fn unwritable_directory_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let files = StoredFiles::open(directory.path()).unwrap();
         drop(directory);

@@ -1,10 +1,10 @@
-//! Which driver files are trusted: whose signatures count, which digests are pinned, and who else could have put them there.
+//! Trust in driver files: signatures that count, digests that are pinned, and other users who could have written the files.
 //!
-//! Is given the `trust` section of the daemon's config, a file's bytes and its signature; returns a verdict. Pure but for reading keys and
-//! files. Never decides what happens to a driver: the registry does.
+//! Takes the `trust` section of the daemon's config, a file's bytes and its signature; returns a verdict. Pure but for reading keys and
+//! files. Never decides the further treatment of a driver: the registry does.
 //!
-//! A file is trusted if it meets all that the config requires, and the config requires something: where there are keys, a signature by one that
-//! may sign drivers of its name; where there are pins for it, one of those digests.
+//! A file is trusted if it meets all requirements of the config, and the config has at least one: with keys, a signature by one that may
+//! sign drivers of its name; with pins for it, one of those digests.
 
 mod key;
 pub mod open;
@@ -34,7 +34,7 @@ use self::key::{KeyId, PublicKey};
 use crate::digest_text;
 
 nodedock_base::worded! {
-    /// What happens to a file that is not trusted.
+    /// Reaction to a file that is not trusted.
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "lowercase")]
     Mode {
@@ -66,7 +66,7 @@ fn matches(glob: &str, name: &str) -> bool {
     Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(name))
 }
 
-/// Whether a file of this stem may be a driver of a matching name: its stem is a name, or the first label of one.
+/// Returns true if a file of this stem may be a driver of a matching name: its stem is a name, or the first label of one.
 fn may_match(glob: &str, stem: &str) -> bool {
     let label = glob.split('.').next().unwrap_or(glob);
     // A label that is not a glob is cut off within alternatives: only the driver's name decides.
@@ -78,7 +78,7 @@ fn may_match(glob: &str, stem: &str) -> bool {
 pub struct Policy {
     mode: Mode,
     keys: Vec<Key>,
-    /// By driver name or file stem: `sha256:` and hex.
+    /// Digests (`sha256:` and hex) by driver name or file stem.
     pins: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -144,12 +144,12 @@ pub struct TrustDecision {
 }
 
 impl TrustDecision {
-    /// Whether the file must not be loaded.
+    /// Returns true if the file must not be loaded.
     pub fn refuses(&self) -> bool {
         self.mode == Mode::Enforce && self.distrust.is_some()
     }
 
-    /// Whether to warn an operator.
+    /// Returns true if an operator has to be warned.
     pub fn warns(&self) -> bool {
         self.mode == Mode::Warn && self.distrust.is_some()
     }

@@ -167,7 +167,7 @@ impl CallState {
     }
 }
 
-/// As many claims as a page takes, and their approximate bytes. A claim that is larger than a page is a page of its own.
+/// Returns as many claims as a page takes, and their approximate bytes. A claim that is larger than a page is a page of its own.
 fn first_page(found: Vec<DriverClaimRecord>) -> (prepared_claims::Page, usize) {
     let (mut claims, mut bytes) = (Vec::new(), 0);
     let mut rest = found.into_iter().peekable();
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_ends_at_its_bounds_and_names_where_the_next_begins() {
+    fn page_ends_at_bounds_with_continuation() {
         let (page, _) = first_page(records(PAGE_CLAIMS_MAX, 0));
         assert_eq!((page.claims.len(), page.next), (PAGE_CLAIMS_MAX, None));
         let (page, _) = first_page(records(PAGE_CLAIMS_MAX + 1, 0));

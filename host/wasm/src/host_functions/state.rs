@@ -48,7 +48,7 @@ pub(crate) struct Scope {
     pub(crate) log: Arc<DriverLog>,
     pub(crate) counters: Arc<Stats>,
     pub(crate) node: Arc<Node>,
-    /// For threads that read below `/sys`. One that hangs in the kernel keeps its permit.
+    /// Permits for threads that read below `/sys`. One that hangs in the kernel keeps its permit.
     pub(crate) blocking: Arc<Semaphore>,
 }
 
@@ -62,12 +62,12 @@ impl Scope {
     }
 }
 
-/// What a store holds for its call.
+/// State of a store for its call.
 pub(crate) struct CallState {
     pub(crate) scope: Arc<Scope>,
     pub(crate) request: Arc<str>,
     pub(crate) log: LogSink,
-    /// What the call has read below `/sys`.
+    /// Results of the reads below `/sys` in the call.
     pub(crate) seen: HashMap<(Kind, String), Result<SysfsEntry, Problem>>,
     pub(crate) usage: Usage,
     /// Values that it wrote below `/sys`, functions that it bound, and progress that it saved, or tried to.

@@ -57,7 +57,7 @@ pub(crate) enum ReplayEnd {
     },
 }
 
-/// What a function of the host does.
+/// Next action of a function of the host.
 pub(super) enum Next {
     /// Its work.
     Run(Raw),
@@ -177,7 +177,7 @@ impl Tap {
         parsed.ok()
     }
 
-    /// A value of the node that is read without waiting. `none` stands for it after the replay has stopped.
+    /// Returns a value of the node that is read without waiting, or `none` after the replay has stopped.
     fn value<R: Serialize + DeserializeOwned>(
         &self,
         function: &'static str,
@@ -364,7 +364,7 @@ impl TryRng for Random {
 mod tests {
     use super::*;
 
-    /// What a call reads of clocks and random numbers.
+    /// Reads the clocks and random numbers, as a call does.
     fn readings(tap: &Tap) -> (Duration, u64, [u8; 5], u64) {
         let clock = Clock {
             tap: tap.clone(),
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_and_random_numbers_are_replayed_and_what_was_not_read_differs() {
+    fn clocks_and_random_numbers_are_replayed() {
         let tap = Tap::recording(1 << 20);
         let recorded = readings(&tap);
         let calls = tap.take().unwrap();
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_none_of_the_function_ends_the_replay() {
+    fn mistyped_answer_ends_the_replay() {
         let tap = Tap::recording(1 << 20);
         readings(&tap);
         let mut calls = tap.take().unwrap();
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_maximum_is_not_kept() {
+    fn oversized_recording_is_dropped() {
         let tap = Tap::recording(100);
         readings(&tap);
         assert!(tap.take().is_none());

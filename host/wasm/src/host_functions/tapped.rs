@@ -62,7 +62,7 @@ macro_rules! tapped_plain {
     }};
 }
 
-/// Stands for a problem until it becomes a trap.
+/// Returns a placeholder problem, which becomes a trap.
 fn stopped() -> Problem {
     Problem::internal(ProblemCode::DriverTrapped, "the replay stops here")
 }

@@ -151,7 +151,7 @@ mod tests {
 
     /// The contract names the same interfaces, in lines such as "- `wasi:io` `error`, `poll`".
     #[test]
-    fn the_contract_lists_the_interfaces_that_are_linked() {
+    fn contract_lists_the_linked_interfaces() {
         let contract = include_str!("../../../../wit/driver.wit");
         let (_, list) = contract
             .split_once("Of WASI 0.2 the host links")

@@ -96,7 +96,7 @@ impl CallState {
     }
 }
 
-/// What is written.
+/// Target of a write.
 #[derive(Clone)]
 pub(crate) enum Target {
     /// The path of a file, as the driver names it.
@@ -108,7 +108,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// As messages and the audit name it, until its path is known.
+    /// Returns the name for messages and the audit, until its path is known.
     fn name(&self) -> &str {
         match self {
             Self::Attribute(path) => path,

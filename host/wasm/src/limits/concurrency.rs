@@ -1,8 +1,8 @@
-//! How many calls run at once, and how much memory they may use together: of one driver and of all drivers.
+//! Limits on concurrent calls and on the memory that they use together: of one driver and of all drivers.
 //!
-//! Every limit is a semaphore, and a call acquires them in one fixed order, so that no two calls wait for each other. The reasons for
-//! the limits:
-//! - One driver never holds more than half of what the node has.
+//! Every limit is a semaphore, and a call acquires them in one fixed order, so that no two calls wait for each other. The reasons for the
+//! limits:
+//! - One driver never holds more than half of the node's permits.
 //! - A quarter of the node's permits is only for the first call of each driver: many greedy drivers leave it to the others.
 //! - Functions that are slow, and drivers that fail, share a part of the permits.
 
@@ -57,7 +57,7 @@ async fn acquire(semaphore: &Arc<Semaphore>, permits: usize) -> OwnedSemaphorePe
 #[derive(Clone)]
 pub(crate) struct NodePermits {
     pub(crate) all: Arc<Pool>,
-    /// For all calls but the first of each driver.
+    /// Permits for all calls but the first of each driver.
     shared: Arc<Pool>,
     pub(crate) slow: Arc<Pool>,
 }
@@ -90,7 +90,7 @@ pub(crate) struct DriverPermits {
     first: Arc<Semaphore>,
 }
 
-/// What a running call holds.
+/// Permits that a running call holds.
 pub(crate) type CallPermits = Vec<OwnedSemaphorePermit>;
 
 impl DriverPermits {
@@ -159,13 +159,13 @@ mod tests {
         node.all.memories.available_permits() == CALLS_MAX
     }
 
-    /// As many permits as there are now.
+    /// Acquires as many permits as are available now.
     fn take(driver: &DriverPermits, is_slow: bool) -> Vec<CallPermits> {
         std::iter::from_fn(|| driver.acquire(is_slow).now_or_never()).collect()
     }
 
     #[test]
-    fn a_driver_alone_gets_its_number_and_greedy_ones_leave_a_first_call_to_the_next() {
+    fn greedy_drivers_leave_a_first_call() {
         let node = NodePermits::default();
         let drivers: Vec<_> = (0..8).map(|_| driver(&node)).collect();
         let held: Vec<_> = drivers.iter().map(|driver| take(driver, false)).collect();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_calls_share_a_part_and_the_rest_is_for_the_others() {
+    fn slow_calls_share_a_limited_part() {
         let node = NodePermits::default();
         let slow: Vec<_> = (0..10).map(|_| driver(&node)).collect();
         let held: Vec<_> = slow.iter().map(|driver| take(driver, true).len()).collect();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_with_much_memory_are_few_and_leave_room_for_small_ones() {
+    fn large_calls_leave_memory_for_small() {
         let node = NodePermits::default();
         let large: Vec<_> = (0..8)
             .map(|_| DriverPermits::new(&node, 1, CALL_MEMORY_MAX, CALLS_PER_DRIVER))
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_call_holds_up_no_other_driver_and_a_cancelled_one_leaves_nothing() {
+    fn waiting_call_blocks_no_other_driver() {
         let node = NodePermits::default();
         let (one, two) = (driver(&node), driver(&node));
         let mut held = take(&one, true);
@@ -244,7 +244,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn every_call_gets_its_permits_in_the_end(
+        fn every_call_eventually_gets_permits(
             drivers in prop::collection::vec((1..17usize, 1..9usize), 1..7),
             calls in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 1..120),
         ) {

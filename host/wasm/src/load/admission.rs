@@ -227,7 +227,7 @@ impl Surface {
             .collect()
     }
 
-    /// Whether it imports an interface of the contract.
+    /// Returns true if it imports an interface of the contract.
     pub(crate) fn has_import(&self, interface: &str) -> bool {
         self.imports
             .iter()

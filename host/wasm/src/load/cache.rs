@@ -33,7 +33,7 @@ const NAME_DIGITS: usize = 64;
 /// Endings of our files.
 const ENDINGS: &[&str] = &[".cwasm", ".cwasm.new"];
 
-/// Where compiled drivers are.
+/// Paths of compiled drivers.
 #[derive(Debug, Clone)]
 pub struct CachePaths {
     pub directory: PathBuf,

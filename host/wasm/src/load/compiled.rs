@@ -15,7 +15,7 @@ pub(crate) struct Compiled {
     /// Linear memories of an instance.
     pub(crate) memories: usize,
     pub(crate) surface: Surface,
-    /// Of the file: `sha256:` and hex.
+    /// Digest of the file: `sha256:` and hex.
     pub(crate) digest: String,
     pub(crate) from_cache: bool,
 }
@@ -28,7 +28,7 @@ pub(crate) fn memories(component: &Component) -> usize {
     required.unwrap_or(CALL_MEMORIES).clamp(1, CALL_MEMORIES)
 }
 
-/// Where the driver's functions are.
+/// Indices of the driver's functions.
 pub(crate) struct Exports {
     pub(crate) identity: exports::identity::GuestIndices,
     pub(crate) discovery: exports::discovery::GuestIndices,

@@ -108,7 +108,7 @@ fn measure(schema: &Value) -> Result<(), String> {
 
 struct Measure<'a> {
     root: &'a Value,
-    /// By reference; None while it is computed.
+    /// Sizes by reference; None while one is computed.
     known: HashMap<&'a str, Option<u64>>,
 }
 
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_of_the_usual_kind_is_held_against_the_value() {
+    fn common_schema_is_checked_against_value() {
         let schema = json!({
             "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://example.com/x",
             "type": "object", "additionalProperties": false,
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_is_referred_to_within_itself_is_a_circle() {
+    fn self_referring_root_is_a_cycle() {
         let schema = json!({"properties": {"a": {"$ref": "#"}}});
         assert!(
             verdict(&schema, &json!({}))
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_one_short_line_whatever_the_value_has() {
+    fn schema_message_is_one_short_line() {
         let long = "x\n".repeat(10_000);
         let why = verdict(&json!({"additionalProperties": false}), &json!({long: 1})).unwrap_err();
         assert!(why.len() < 1024 && !why.contains('\n'), "{why}");

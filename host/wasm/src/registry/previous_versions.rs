@@ -75,7 +75,7 @@ impl Loading {
         }
     }
 
-    /// Whether it is being loaded, or is loaded and not refused by the current policy.
+    /// Returns true if it is being loaded, or is loaded and not refused by the current policy.
     fn is_usable(&self, name: &DriverName, policy: &Policy) -> bool {
         match &*self.0.borrow() {
             None => self.0.has_changed().is_ok(),

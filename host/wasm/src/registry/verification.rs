@@ -21,7 +21,7 @@ use nodedock_model::limit;
 /// The result of reading and judging files.
 pub(super) struct Outcome {
     pub(super) faults: FileFaults,
-    /// Of the driver's file, if it was read.
+    /// Digest of the driver's file, if it was read.
     pub(super) digest: Option<String>,
     pub(super) verified: Result<Verified, FileError>,
 }
@@ -84,7 +84,7 @@ pub(super) type FileFaults = Vec<(PathBuf, Fault)>;
 pub(super) struct Verification {
     files: DriverFiles,
     faults: FileFaults,
-    /// The current grant: a revocation counts whatever happens to the driver's file.
+    /// The current grant: a revocation applies regardless of changes to the driver's file.
     pub(super) grant: Result<Grant, FileError>,
     /// Bytes of the driver's file as it was then, for which memory is reserved.
     pub(super) size: u64,
@@ -235,7 +235,7 @@ fn read_text(path: Option<&Path>, faults: &mut FileFaults) -> Result<NamedText, 
     )))
 }
 
-/// In a directory that others may write, a name and its side files prove nothing.
+/// Refuses a driver in a directory that others may write: a name and its side files prove nothing there.
 fn check_permissions(wasm: &Path, policy: &Policy, faults: &FileFaults) -> Result<(), FileError> {
     if policy.mode() != Mode::Enforce {
         return Ok(());
@@ -303,7 +303,7 @@ mod tests {
 
     /// A directory full of large files that wait for the compiler was in memory as a whole.
     #[tokio::test]
-    async fn a_file_has_its_room_until_its_bytes_are_dropped() {
+    async fn file_memory_is_held_until_dropped() {
         let (directory, memory) = (tempfile::tempdir().unwrap(), FileMemory::default());
         let (files, all) = (
             files(directory.path(), &vec![0; 3 * MIB]),
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_has_grown_beyond_its_room_is_read_again_later() {
+    async fn grown_file_is_read_again_later() {
         let (directory, memory) = (tempfile::tempdir().unwrap(), FileMemory::default());
         let small = files(directory.path(), b"small");
         let verification = Verification::begin(&small).await;

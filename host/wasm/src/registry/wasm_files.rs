@@ -48,10 +48,10 @@ use nodedock_model::{DriverKind, DriverName, Problem, ProblemCode};
 /// Queue of reloads of one file, of which half may be used.
 const RELOADS_WAITING_MAX: usize = 64;
 
-/// Between two checks whether a name may belong to this file by now: the end of the last claim is reported to no worker.
+/// Interval of the checks for a name that may now belong to this file: the end of the last claim is reported to no worker.
 const NAME_POLL_PERIOD: Duration = Duration::from_secs(10);
 
-/// What all workers use.
+/// State that all workers use.
 #[derive(Clone)]
 pub struct WasmFiles {
     pub registry: Registry,
@@ -174,9 +174,9 @@ struct Worker {
     replaced: Vec<Weak<WasmDriver>>,
 }
 
-/// What a worker does next.
+/// Next action of a worker.
 enum Next {
-    /// With the cause.
+    /// Loads the file, with the cause.
     Load(&'static str),
     Judge,
     Reload(oneshot::Sender<Reloaded>),

@@ -1,4 +1,4 @@
-//! For the fuzz targets: guests' answers and files, made of bytes and passed through the checks of this module.
+//! Inputs of the fuzz targets: guests' answers and files, made of bytes and passed through the checks of this module.
 
 mod answers;
 mod bytes;

@@ -24,10 +24,10 @@ use crate::limits::concurrency::CALLS_MAX;
 /// The claim that every driver is asked for.
 const UID: &str = "u-1";
 
-/// No case takes so long, whatever it tries.
+/// Maximum time of a case.
 const CASE_WALL: Duration = Duration::from_secs(30);
 
-/// Where a driver is stopped.
+/// Stage at which a driver is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Stop {
@@ -103,7 +103,7 @@ fn corpus() -> Vec<Case> {
         .collect()
 }
 
-/// Where a driver was stopped, with which code and words.
+/// Stage at which a driver was stopped, with code and message.
 #[derive(Debug)]
 struct StopReport {
     stop: Stop,
@@ -384,7 +384,7 @@ async fn verdict(stage: Arc<Stage>, bytes: Bytes, grant: &'static str) -> StopRe
     }
 }
 
-/// What is wrong with the host's answer, or with the host afterwards.
+/// Plays a case; the error describes a wrong answer of the host, or damage to the host afterwards.
 async fn play(stage: &Arc<Stage>, good: &WasmDriver, case: &Case) -> Result<(), String> {
     let bytes = Bytes::from((case.file)());
     let playing = tokio::spawn(verdict(Arc::clone(stage), bytes.clone(), case.grant));
@@ -454,7 +454,7 @@ async fn unharmed(stage: &Stage, good: &WasmDriver) -> Result<(), String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_hostile_driver_gets_its_answer_and_leaves_the_host_unharmed() {
+async fn hostile_drivers_leave_host_unharmed() {
     let stage = Arc::new(node());
     let good = stage.load(&small()).await;
     let mut wrong = Vec::new();
@@ -505,7 +505,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_is_made_of_the_list() {
+fn hostile_driver_page_is_current() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hostile-drivers.md");
     if std::env::var_os("NODEDOCK_WRITE_DOCS").is_some() {
         std::fs::write(path, page()).unwrap();

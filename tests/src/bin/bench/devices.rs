@@ -220,7 +220,7 @@ async fn bare(node: &Node, size: Size) -> Times {
     times
 }
 
-/// From the plugin's list to an answer that shows it.
+/// Measures the time from the plugin's list to an answer that shows it.
 async fn lists(size: Size, table: &mut Table) {
     let node = Node::start(FEW).await;
     let few = format!("list of {FEW} devices, until shown");
@@ -265,7 +265,7 @@ async fn listed(node: &Node, size: Size, one: usize, other: usize) -> Times {
     times
 }
 
-/// A device falls ill, and is well again.
+/// Measures the changes of a device to unhealthy and back to healthy.
 async fn flapped(node: &Node, size: Size) -> Times {
     let mut times = Times::default();
     for n in 0..size.lists {

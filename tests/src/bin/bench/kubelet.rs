@@ -111,7 +111,7 @@ async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table
         .expect("unprepare");
 }
 
-/// From the process's start to the answer that a kubelet registers by.
+/// Measures the time from the start of the process to the answer by which a kubelet registers.
 async fn restarts(daemon: &mut Daemon, size: Size, table: &mut Table) {
     let directory = daemon.kubelet().join("plugins_registry");
     for (how, crash) in [("stop", false), ("kill -9", true)] {

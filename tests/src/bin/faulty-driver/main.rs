@@ -44,14 +44,14 @@ struct Args {
     kubeconfig: PathBuf,
     #[arg(long)]
     node: String,
-    /// Of a rolling update
+    /// UID of a rolling update
     #[arg(long)]
     instance: Option<String>,
     #[arg(long, value_enum)]
     fault: Option<Fault>,
 }
 
-/// What every part of the driver has.
+/// State shared by all parts of the driver.
 struct Driver {
     name: String,
     node: String,

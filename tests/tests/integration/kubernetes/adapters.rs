@@ -20,15 +20,15 @@ const RESOURCE: &str = "example.com/nic";
 const OTHER: &str = "example.com/other";
 const DRIVER: &str = "nic.example.com";
 const DEVICES: usize = 8;
-/// Of a client that finds no device.
+/// Pause of a client that finds no device.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Of a device by a client.
+/// Time for which a client uses a device.
 const USE: Duration = Duration::from_millis(5);
 /// Of a client of the scheduler while the adapter is switched.
 const REST: Duration = Duration::from_secs(1);
 /// Devices that are given by a way before the adapter is switched.
 const GIVEN: usize = 50;
-/// DRA is the mechanism, whatever classes there are.
+/// DRA is the mechanism, regardless of the classes that exist.
 const DRA: &str = "kubernetes: {extendedResources: dra}\n";
 const ADAPTED: &str = "kubernetes: {extendedResources: dra, requestsPerSecond: 1000, requestBurst: 1000}\n\
     devicePluginAdapters: [{resource: example.com/nic, driver: nic.example.com, pool: nics}]\n";
@@ -40,7 +40,7 @@ struct Node {
     kubelet: Kubelet,
     plugin: Plugin,
     other: Plugin,
-    /// Has the device of the other plugin, and stands for the daemon's own: a kubelet's list with it is complete.
+    /// Pod that has the device of the other plugin, which represents the daemon's own: a kubelet's list with it is complete.
     pod: String,
 }
 
@@ -172,7 +172,7 @@ fn in_slices(state: &State) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_plugin_becomes_a_driver_while_a_pod_has_a_device_and_a_plugin_again() {
+async fn plugin_changes_mechanism_without_losing_devices() {
     let mut node = Node::start().await;
     node.until_listed(DEVICES, 0).await;
     let old = node
@@ -230,14 +230,14 @@ async fn a_plugin_becomes_a_driver_while_a_pod_has_a_device_and_a_plugin_again()
     assert_eq!(allocated.expect("seven are free").ids.len(), 1);
 }
 
-/// What sixteen clients do at the same time, half of them by each way.
+/// Sixteen concurrent clients, half of them for each mechanism.
 struct Clients {
     node: Node,
     /// Devices that some client has now.
     used: Mutex<BTreeSet<String>>,
     /// A kubelet admits one pod at a time.
     admission: tokio::sync::Mutex<()>,
-    /// How many devices were given by the device manager, and by the scheduler.
+    /// Numbers of devices that the device manager and the scheduler allocated.
     given: [watch::Sender<usize>; 2],
     /// They rest after each device: the pool moves when it is free.
     is_switched: AtomicBool,
@@ -260,7 +260,7 @@ impl Clients {
         }
     }
 
-    /// As a pod with a limit: by the kubelet's list.
+    /// Allocates as a pod with a limit does: by the kubelet's list.
     async fn ask_device_manager(&self) {
         let allocation = {
             let _one = self.admission.lock().await;
@@ -276,7 +276,7 @@ impl Clients {
         }
     }
 
-    /// As a pod with a claim: by the slices, which may be old.
+    /// Allocates as a pod with a claim does: by the slices, which may be old.
     async fn ask_scheduler(&self, client: usize, turn: usize) {
         let devices = self.node.cluster.api.look(in_slices);
         if devices.is_empty() {

@@ -56,8 +56,7 @@ impl Node {
 }
 
 #[tokio::test]
-async fn a_node_of_1_37_with_the_class_offers_a_named_pool_in_slices_and_a_claim_of_the_scheduler_is_prepared()
- {
+async fn extended_resource_claim_prepares_on_137() {
     let cluster = Cluster::start().await;
     cluster.api.report_minor_version("37");
     cluster.api.report_kubelet(NODE, "v1.37.1", json!({}));

@@ -9,7 +9,7 @@ use super::{NIC, calling, freed, limited, nics, ready, short, start, started, wi
 
 const SHORT_DEADLINE: &str = "claims: {callDeadlineMs: 300}\n";
 
-/// With a deadline for calls that a test can wait for.
+/// Starts a daemon with a deadline for calls that a test can wait for.
 async fn daemon() -> Daemon {
     Daemon::start_with(Options::default().config(SHORT_DEADLINE)).await
 }
@@ -49,7 +49,7 @@ fn naming(name: &str) -> ScriptedOutcome {
 }
 
 #[tokio::test]
-async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are_free_again() {
+async fn refused_answer_frees_the_devices() {
     let daemon = daemon().await;
     let plugin = with_nics(&daemon, Script::ok(), 2).await;
     let refusal = |code| ScriptedOutcome::Status(code, "out of order".to_owned());
@@ -123,7 +123,7 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
 }
 
 #[tokio::test]
-async fn a_container_does_not_start_while_its_plugin_refuses() {
+async fn plugin_refusal_prevents_container_start() {
     let daemon = daemon().await;
     let options = native_device_plugin::Options {
         pre_start: true,
@@ -144,7 +144,7 @@ async fn a_container_does_not_start_while_its_plugin_refuses() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_dies_in_the_middle_of_a_call_and_returns_is_called_again() {
+async fn restarted_plugin_is_called_again() {
     let daemon = Daemon::start().await;
     let first = with_nics(&daemon, Script::always(ScriptedOutcome::Die), 2).await;
     let problem = short(&daemon, limited("one", &[(NIC, 2)])).await;

@@ -12,7 +12,7 @@ use super::{NIC, calling, freed, ids, limited, nics, ready, started, with_nics};
 const OTHER: &str = "example.com/other";
 
 #[tokio::test]
-async fn a_pod_gets_thousands_of_a_hundred_thousand_devices() {
+async fn pod_gets_thousands_of_devices() {
     let daemon = Daemon::start().await;
     // A variable with all IDs would be longer than Linux accepts.
     let script = Script::always(ScriptedOutcome::container(Default::default()));
@@ -31,7 +31,7 @@ async fn a_pod_gets_thousands_of_a_hundred_thousand_devices() {
 }
 
 #[tokio::test]
-async fn devices_that_flap_a_thousand_times_a_second_hold_up_no_other_resource() {
+async fn flapping_devices_delay_no_other_resource() {
     let daemon = Daemon::start().await;
     let flapping = with_nics(&daemon, Script::ok(), 100).await;
     let _other = started(&daemon, calling(&daemon, OTHER), Script::ok(), nics(2)).await;

@@ -42,7 +42,7 @@ fn full(library: &Path, devices: &[String]) -> ScriptedOutcome {
     })
 }
 
-/// What a runtime has to receive of a container with these devices.
+/// Returns the settings that a runtime has to receive for a container with these devices.
 fn expected(library: &Path, name: &str, devices: &[String]) -> v1::ContainerDevices {
     let node = |id: &String| v1::DeviceNode {
         host_path: "/dev/null".to_owned(),
@@ -285,17 +285,17 @@ async fn whole_life(options: impl Fn(&Daemon) -> PluginOptions) {
 }
 
 #[tokio::test]
-async fn a_pod_keeps_its_devices_to_its_end_with_a_plugin_that_calls() {
+async fn calling_plugin_keeps_devices_until_end() {
     whole_life(|daemon| calling(daemon, NIC)).await;
 }
 
 #[tokio::test]
-async fn a_pod_keeps_its_devices_to_its_end_with_a_plugin_that_has_a_registration_socket() {
+async fn watched_plugin_keeps_devices_until_end() {
     whole_life(|daemon| with_registration_socket(daemon, NIC)).await;
 }
 
 #[tokio::test]
-async fn the_command_line_shows_a_resource_from_the_limits_of_a_pod_to_its_end() {
+async fn command_line_shows_resource_until_end() {
     let daemon = Daemon::start().await;
     let plugin = with_nics(&daemon, Script::ok(), 2).await;
     let manifest = format!(

@@ -1,6 +1,6 @@
-//! What changes the directory: for the requests that wait together it writes all temporary files, then renames and removes in the order
-//! of the requests. Nothing is synced: every file is derived from a record of the checkpoint, and a start renders again what
-//! a power loss took.
+//! Changes the directory. For the requests that wait together, it writes all temporary files, then renames and removes in the order of the
+//! requests. Nothing is synced: every file is derived from a record of the checkpoint, and a start renders files again that a power loss
+//! damaged.
 
 use std::hash::BuildHasher;
 use std::io::{self, Write as _};
@@ -82,7 +82,7 @@ impl Directory {
             written => written,
         };
         let temporary = written.map_err(CdiError::io("write", &self.path.join(&file.name)))?;
-        // Whatever the umask is.
+        // Independent of the umask.
         self.access
             .apply(temporary.as_file())
             .map_err(|error| CdiError::Access(Arc::new(error)))?;

@@ -239,7 +239,7 @@ thread_local! {
 #[repr(C)]
 struct OpenFile {
     base: ffi::sqlite3_file,
-    /// From `Box::into_raw`; freed by `close`.
+    /// Pointer from `Box::into_raw`; `close` frees it.
     file: *mut (Disk, Name),
 }
 
@@ -459,7 +459,7 @@ unsafe extern "C" fn sector_size(_: *mut ffi::sqlite3_file) -> c_int {
     c_int::try_from(SECTOR).unwrap()
 }
 
-/// Of SQLite's own VFS on Linux: a write does not change the bytes around it.
+/// Returns the characteristics of SQLite's own VFS on Linux: a write does not change the bytes around it.
 unsafe extern "C" fn device_characteristics(_: *mut ffi::sqlite3_file) -> c_int {
     ffi::SQLITE_IOCAP_POWERSAFE_OVERWRITE
 }

@@ -13,7 +13,7 @@ const CREDITS: usize = 24;
 
 /// A failed commit is not in the file for a reader of it, and the next one writes over it.
 #[tokio::test]
-async fn a_probe_and_a_close_leave_nothing_of_a_failed_commit() {
+async fn probe_and_close_erase_failed_commit() {
     for with_probe in [true, false] {
         for credit in 0..CREDITS {
             let (disk, _, checkpoint) = start();
@@ -81,7 +81,7 @@ async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
 }
 
 #[tokio::test]
-async fn power_loss_after_failures_leaves_what_was_acknowledged_or_one_of_the_refused() {
+async fn power_loss_preserves_acknowledged_commits() {
     let mut traces = 0;
     for first in 0..CREDITS {
         for second in 0..CREDITS {
@@ -97,7 +97,7 @@ async fn power_loss_after_failures_leaves_what_was_acknowledged_or_one_of_the_re
 }
 
 #[tokio::test]
-async fn an_unreadable_value_is_kept_once_whatever_became_of_the_commit_that_kept_it() {
+async fn unreadable_value_is_kept_once() {
     for credit in 0..CREDITS {
         let (disk, _, checkpoint) = start();
         checkpoint.close().await;
@@ -209,7 +209,7 @@ async fn failed_commits_never_happened(steps: Vec<Step>, seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn after_a_success_the_file_is_as_if_failed_commits_had_never_been(
+    fn success_erases_earlier_failed_commits(
         steps in proptest::collection::vec(step(), 1..16),
         seed in any::<u32>(),
     ) {

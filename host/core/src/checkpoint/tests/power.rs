@@ -129,7 +129,7 @@ fn images(born: &Image, ops: &[Op], at: usize) -> Vec<Image> {
 
 /// Commits, and copies the log into the file every few of them.
 #[tokio::test]
-async fn power_loss_at_any_point_leaves_the_state_before_or_after_a_commit() {
+async fn power_loss_never_splits_a_commit() {
     let (disk, born, checkpoint) = start();
     let (commits, mut acknowledged) = (scenario(), vec![0]);
     // Number of operations when each commit was acknowledged.
@@ -167,7 +167,7 @@ async fn power_loss_at_any_point_leaves_the_state_before_or_after_a_commit() {
 
 /// Several requests are committed together; each of them is complete, and they are in the order of the calls.
 #[tokio::test]
-async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowledged() {
+async fn power_loss_preserves_concurrent_commits() {
     let (disk, born, checkpoint) = start();
     let commits = scenario();
     let mut waiting = Vec::new();
@@ -203,7 +203,7 @@ async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowle
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
+async fn writer_recovers_from_full_disk() {
     for credit in [0, 1, 2, 3, 5, 8] {
         let (disk, _, checkpoint) = start();
         checkpoint.commit(vec![put(1)]).await.unwrap();
@@ -240,7 +240,7 @@ async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
 }
 
 #[tokio::test]
-async fn a_read_only_disk_is_distinguished_from_a_full_one() {
+async fn read_only_disk_is_distinguished() {
     let (disk, _, checkpoint) = start();
     disk.refuse(io::ErrorKind::ReadOnlyFilesystem, 0);
     let error = checkpoint.commit(vec![put(1)]).await.unwrap_err();

@@ -30,7 +30,7 @@ pub(super) type Outcomes = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
 type Callee = Result<(Driver, Arc<dyn ClaimDriver>), Problem>;
 pub(super) type Callees = BTreeMap<DriverName, Callee>;
 
-/// Whether the calls cannot change the node.
+/// Returns whether the calls cannot change the node.
 pub(super) fn are_pure(callees: &Callees) -> bool {
     !callees.is_empty()
         && callees

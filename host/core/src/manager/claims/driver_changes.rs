@@ -1,5 +1,5 @@
-//! What driver changes leave behind: stored code that no claim needs any more, claims with devices that their driver does not have any
-//! more, and claims without their driver.
+//! Effects of driver changes: stored code that no claim needs any more, claims with devices that their driver does not have any more, and
+//! claims without their driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -56,12 +56,12 @@ const DIRECTORIES: &str = "CDI directories";
 
 /// Devices that a problem names: its message is one line.
 const DEVICES_NAMED_MAX: usize = 3;
-/// After this time a claim that was locked is checked again.
+/// Time after which a locked claim is checked again.
 const LOCKED_WAIT: Duration = Duration::from_millis(100);
-/// Without a watch everything is checked again and again: after so many times the duration of a check.
+/// Interval between checks of everything without a watch, as a multiple of the duration of a check.
 const SWEEP_REST: u32 = 10;
 
-/// Whether the device nodes in claims' files have to be checked.
+/// State of the device nodes in claims' files: whether they have to be checked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Nodes {
     /// A prepare has just checked them.
@@ -69,7 +69,7 @@ pub(super) enum Nodes {
     Unchecked,
 }
 
-/// When claims with conditions are checked again.
+/// Time of the next check of claims with conditions.
 struct Recheck {
     at: Option<Instant>,
     backoff: Backoff,
@@ -83,7 +83,7 @@ impl Recheck {
         }
     }
 
-    /// Whether it is time; `plan` sets the next time.
+    /// Returns whether the check is due, and clears its time; `plan` sets the next one.
     fn is_due(&mut self, now: Instant) -> bool {
         self.at.take_if(|at| *at <= now).is_some()
     }
@@ -153,7 +153,8 @@ impl SpecFiles {
         }
     }
 
-    /// What the CDI files of plugins give by the name of a device, as the directories were read last.
+    /// Returns the device nodes and network interfaces that the CDI files of plugins give for a device name, as of the last read of the
+    /// directories.
     pub(super) fn given(&self, device: &str) -> Vec<Given> {
         self.cdi.given(device)
     }
@@ -710,7 +711,7 @@ fn moved(record: &ClaimRecord, hardware: &Hardware) -> Option<Problem> {
     )
 }
 
-/// Whether container edits of a WebAssembly driver name files of the node.
+/// Returns whether container edits of a WebAssembly driver name files of the node.
 fn has_sources(record: &ClaimRecord) -> bool {
     let prepared = record.drivers.values().filter_map(|part| part.current());
     let mut edits = prepared.flat_map(|prepared| {
@@ -765,7 +766,7 @@ mod tests {
     /// Claims that got conditions one after the other, each within a second of the one before, postponed the check of all of them until the
     /// periodic sweep.
     #[tokio::test(start_paused = true)]
-    async fn new_conditions_do_not_postpone_the_check_of_older_ones() {
+    async fn new_conditions_do_not_postpone_checks() {
         let mut recheck = Recheck::new();
         recheck.plan(true);
         let (step, mut due) = (CDI_RETRY_MIN * 3 / 4, Vec::new());

@@ -66,7 +66,7 @@ pub(crate) fn claim(text: &str, devices: &[&str], pods: &[&ObjectRef]) -> Claim 
     }
 }
 
-/// What a driver makes of its devices of a claim.
+/// Returns a driver's result for its devices of a claim.
 pub(crate) fn prepared(devices: &[AllocatedDevice], memo: &str) -> PreparedClaim {
     PreparedClaim {
         devices: devices

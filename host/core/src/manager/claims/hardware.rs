@@ -1,8 +1,9 @@
-//! What a claim keeps from others because of what its containers really get: device nodes and network interfaces, of container edits or of the CDI
-//! files that a native plugin wrote.
+//! Holds of a claim that follow from what its containers really get: device nodes and network interfaces, from container edits or from the
+//! CDI files that a native plugin wrote.
 //!
-//! It is known only after a prepare. A claim that would get what another one has is refused then, and its driver unprepares it. What a device
-//! gave is remembered, so that the next claim of that device is decided before its driver is called, and an allocator offers it to no claim.
+//! These holds are known only after a prepare. A claim that would get what another claim has is refused then, and its driver unprepares it.
+//! The manager remembers what a device gave, so that the next claim of that device is decided before its driver is called, and an allocator
+//! offers the device to no claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,13 +36,13 @@ pub struct Holds {
     registry: Registry,
     hardware: Hardware,
     given: Mutex<AllGiven>,
-    /// What follows for every device, until something changes.
+    /// Cached holds of all devices, valid until their basis changes.
     holds: Mutex<(Basis, Arc<Vec<HardwareHolds>>)>,
 }
 
 #[derive(Default)]
 struct AllGiven {
-    /// By `driver/pool/device`.
+    /// Keys that devices gave at their last prepare, by `driver/pool/device`.
     devices: BTreeMap<String, Given>,
     /// Counts changes.
     revision: u64,
@@ -50,7 +51,7 @@ struct AllGiven {
 #[derive(Debug, Clone, PartialEq)]
 struct Given {
     name: FullName,
-    /// As the driver had it: one that has changed may give something else.
+    /// Device as its driver described it then: a device that has changed may give something else.
     device: Option<Device>,
     keys: Vec<DerivedKey>,
 }
@@ -58,21 +59,21 @@ struct Given {
 /// A device of a driver.
 type FullName = (DriverName, PoolName, DeviceName);
 
-/// What a device keeps from others by the hardware behind it.
+/// Holds of a device on the hardware behind it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HardwareHolds {
     pub driver: DriverName,
     pub pool: PoolName,
     pub device: DeviceName,
-    /// If a claim has the device, or a share of one that allows several allocations.
+    /// Holds of a claim that has the device, or a share of a device that allows several allocations.
     pub holds: Vec<Hold>,
 }
 
-/// What the holds of all devices follow from.
+/// Inputs from which the holds of all devices follow.
 #[derive(Default)]
 struct Basis {
     published: Vec<(DriverName, Arc<Published>)>,
-    /// Of what was given.
+    /// Revision of [`AllGiven`].
     revision: u64,
 }
 
@@ -204,7 +205,7 @@ impl Holds {
         holders
     }
 
-    /// Whether devices of a driver fit beside each other and those of all claims, by what they take of counters.
+    /// Returns whether devices of a driver fit beside each other and those of all claims, by their use of counters.
     pub(in crate::manager) fn fit_together(
         &self,
         driver: &DriverName,
@@ -222,7 +223,7 @@ impl Holds {
         holds.is_empty() || overlap::fits(&self.records.table(), &holds)
     }
 
-    /// What the devices of all drivers keep from others by their hardware: by what drivers declare, and by what their containers got.
+    /// Returns the holds of all drivers' devices on their hardware: those that drivers declare, and those of what their containers got.
     pub fn of_hardware(&self) -> Arc<Vec<HardwareHolds>> {
         let basis = Basis {
             published: self.registry.instances.published(),
@@ -328,7 +329,7 @@ impl Holds {
         (held, results)
     }
 
-    /// What each device of a claim gives, by `driver/pool/device`.
+    /// Returns the keys of what each device of a claim gives, by `driver/pool/device`.
     async fn given_by(
         &self,
         record: &ClaimRecord,

@@ -62,7 +62,7 @@ mod tests {
     use nodedock_model::{ClaimState, Hold, ProblemKind};
 
     #[test]
-    fn hardware_of_a_pod_from_before_an_adapter_is_refused_to_the_drivers_that_are_called() {
+    fn hardware_of_earlier_pods_is_refused() {
         let id = claim("one", &["vfio/0"], &[&pod("a")]).id;
         let mut record = ClaimRecord::new(id, ClaimState::Preparing, "boot-1");
         let key = "pci:0000:3b:02.1".to_owned();

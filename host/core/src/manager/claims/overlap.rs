@@ -1,5 +1,5 @@
-//! Whether the devices of a claim fit beside those of other claims: counters of pools, capacities of shared devices, and compatibility
-//! groups. A scheduler decides the same from slices that may be old, and a kubelet does not look. Pure.
+//! Checks whether the devices of a claim fit beside those of other claims: counters of pools, capacities of shared devices, and
+//! compatibility groups. A scheduler decides the same from slices that may be old, and a kubelet does not check. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,7 +68,7 @@ pub(super) fn check(table: &ClaimTable, id: &ObjectRef, holds: &[Hold]) -> Resul
     Ok(())
 }
 
-/// Whether devices that no claim has yet fit, by themselves and beside those of all claims.
+/// Returns whether devices that no claim has yet fit, by themselves and beside those of all claims.
 pub(super) fn fits(table: &ClaimTable, holds: &[Hold]) -> bool {
     let things: BTreeSet<&str> = holds
         .iter()
@@ -142,7 +142,7 @@ fn check_amounts(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(
     })
 }
 
-/// What does not fit by itself never fits.
+/// Returns the problem of a claim that does not fit. Without other claims it is permanent: the claim never fits.
 fn problem(code: ProblemCode, message: String, others: &[User<'_>]) -> Problem {
     match others.is_empty() {
         true => Problem::invalid(code, message),
@@ -170,7 +170,7 @@ fn sum<'a>(thing: &str, users: impl Iterator<Item = &'a User<'a>>) -> i128 {
     by_device.into_values().fold(0, i128::saturating_add)
 }
 
-/// What is no quantity is more than anything has.
+/// Parses a quantity. Text that is no quantity counts as more than anything has.
 fn amount(text: &str) -> i128 {
     quantity::nanos(text).unwrap_or(i128::MAX)
 }
@@ -243,7 +243,7 @@ mod tests {
     const DEVICES: usize = 5;
     const WHOLE: u32 = 10;
 
-    /// What a device takes of the only counter, and its groups.
+    /// Use of the only counter by a device, and the device's groups.
     type Taken = (u32, Vec<String>);
 
     fn facts_of(taken: &[Taken], device: &str) -> DeviceFacts {
@@ -291,7 +291,7 @@ mod tests {
         claim
     }
 
-    /// Whether claims fit together, by their devices alone.
+    /// Returns whether claims fit together, by their devices alone.
     fn fit(claims: &[&Vec<(usize, u32)>], taken: &[Taken]) -> bool {
         let all = || claims.iter().copied().flatten();
         let devices: BTreeSet<usize> = all().map(|(device, _)| *device).collect();
@@ -321,7 +321,7 @@ mod tests {
     proptest! {
         /// A claim is refused if and only if the claims that are there and it do not fit, and it may wait if it fits alone.
         #[test]
-        fn claims_are_prepared_as_long_as_they_fit(
+        fn claims_are_refused_unless_they_fit(
             taken in taken(),
             steps in prop::collection::vec((0..6usize, prop::collection::vec((0..DEVICES, 0..7u32), 1..4)), 1..20),
         ) {
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_has_the_numbers_and_the_claims() {
+    fn refusal_names_amounts_and_claims() {
         let taken = [
             (6, Vec::new()),
             (5, Vec::new()),
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_in_the_way_of_a_device_that_does_not_fit_beside_them() {
+    fn conflicting_claims_of_device_are_found() {
         let taken = [(6, Vec::new()), (5, Vec::new()), (4, Vec::new())];
         let mut table = ClaimTable::default();
         table.put(Arc::new(record(&wanted("one", &[(0, 1)]), &taken)));

@@ -45,12 +45,12 @@ struct ResolvedClaim {
 /// The request of a pod, and its claims.
 type PodClaims<'a> = (&'a PodRequest, &'a [ResolvedClaim]);
 
-/// What a request has put into the table and not committed yet, because its drivers are pure: the results are committed with it.
+/// Changes that a request has made in the table and not committed yet, because its drivers are pure: the results are committed with them.
 #[derive(Default)]
 struct Uncommitted {
     /// Prepared claims that the request has joined.
     joined: Vec<Uid>,
-    /// Of the pod's record.
+    /// Changes of the pod's record.
     changes: Vec<Change>,
     undo: Undo,
 }
@@ -68,7 +68,7 @@ struct Plan {
     waiting: BTreeMap<Uid, Problem>,
     /// The earliest time at which a driver of a waiting claim may be called.
     wake: Option<Instant>,
-    /// Whether one of them waits for a driver that is being loaded.
+    /// True if one of them waits for a driver that is being loaded.
     is_loading: bool,
     undo: Undo,
 }
@@ -85,7 +85,7 @@ pub(crate) struct Prepares {
     adapters: Option<Adapters>,
     source: Arc<dyn ClaimSource>,
     node: NodeFacts,
-    /// How long a prepare waits for a device that another claim holds.
+    /// Time for which a prepare waits for a device that another claim holds.
     exclusive_wait: Duration,
     tasks: Tasks,
 }
@@ -223,7 +223,7 @@ impl Prepares {
                 .flat_map(|known| &known.allocation.devices)
                 .nth(place);
             if let Some(before) = before.filter(|before| device_of(before) == device_of(device)) {
-                // As when it was prepared, whatever the driver has published since.
+                // As when it was prepared, even if the driver has published other values since.
                 (device.share_id, device.consumed) =
                     (before.share_id.clone(), before.consumed.clone());
                 continue;
@@ -365,7 +365,7 @@ impl Prepares {
         plan
     }
 
-    /// Whether a driver that does not serve may do so soon.
+    /// Returns whether a driver that does not serve may do so soon.
     fn is_loading(&self, drivers: &[DriverName]) -> bool {
         let registry = &self.registry;
         drivers
@@ -373,7 +373,7 @@ impl Prepares {
             .any(|driver| registry.serving(driver).is_err() && registry.is_under_way(driver))
     }
 
-    /// Whether the drivers serve, and have the devices.
+    /// Checks that the drivers serve, and have the devices.
     fn check_drivers(&self, record: &ClaimRecord, drivers: &[DriverName]) -> Result<(), Problem> {
         for name in drivers {
             let driver = self.registry.serving(name)?;

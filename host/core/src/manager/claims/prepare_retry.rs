@@ -1,4 +1,4 @@
-//! When a driver that failed to prepare a claim may be called for it again.
+//! Decides when a driver that failed to prepare a claim may be called for it again.
 //!
 //! Records failed prepares, and decides whether the next request is the same one and has to wait. In memory: after a restart each driver
 //! may be called once more. Pure: no clock, no IO, no task.
@@ -31,7 +31,7 @@ const PREPARE_RETRY_PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub(crate) struct DriverRevision {
     kind: DriverKind,
-    /// Of this loading or registration. A weak pointer keeps its address from being used again.
+    /// Identity of this loading or registration. A weak pointer keeps its address from being used again.
     instance: Weak<DriverIdentity>,
     published: Option<Weak<Published>>,
 }
@@ -53,7 +53,7 @@ impl DriverRevision {
         }
     }
 
-    /// Whether it is the same loading or registration, whatever devices it has.
+    /// Returns whether both are of the same loading or registration, regardless of their devices.
     pub(super) fn is_of_instance(&self, other: &Self) -> bool {
         self.instance.ptr_eq(&other.instance)
     }
@@ -69,7 +69,7 @@ impl PartialEq for DriverRevision {
     }
 }
 
-/// Whether a driver may be called for a claim now.
+/// Decision whether a driver may be called for a claim now.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum CallAdmission {
     Call,
@@ -122,16 +122,16 @@ pub(super) struct PrepareRetry {
     pub(super) claim: ObjectRef,
     pub(super) driver: DriverName,
     pub(super) problem: Problem,
-    /// How often the driver failed this request.
+    /// Number of times that the driver failed this request.
     pub(super) attempts: u32,
-    /// When it failed last; milliseconds since the Unix epoch.
+    /// Time of the last failure; milliseconds since the Unix epoch.
     pub(super) at_ms: u64,
     /// The driver is not called before. None: the request or the driver must change.
     pub(super) again: Option<Instant>,
     /// None: a kubelet requested the claim.
     pod: Option<ObjectRef>,
     request: u64,
-    /// Of the driver that failed.
+    /// Revision of the driver that failed.
     pub(super) revision: DriverRevision,
     backoff: Backoff,
     /// Its place among all failures, by age.
@@ -148,8 +148,8 @@ pub(super) struct FailedPrepare<'a> {
 }
 
 impl FailedPrepare<'_> {
-    /// Whether only a change of the driver or the request helps. A native plugin reports such errors for whole calls, also while it waits
-    /// for the API server, and kubelets retry them all.
+    /// Returns whether only a change of the driver or the request helps. A native plugin reports such errors for whole calls, also while it
+    /// waits for the API server, and kubelets retry them all.
     fn is_final(&self) -> bool {
         self.revision.kind == DriverKind::Wasm && self.problem.kind.is_permanent()
     }
@@ -172,7 +172,7 @@ impl PrepareRetries {
         self.known.values()
     }
 
-    /// Whether a driver may be called. `request` is computed only if there is something to compare it with.
+    /// Decides whether a driver may be called. `request` is computed only if there is something to compare it with.
     pub(super) fn admission_of(
         &self,
         claim: &Uid,

@@ -98,8 +98,9 @@ fn previous_version<'a>(record: &'a ClaimRecord, serving: &Driver) -> Option<&'a
     (both_wasm && !by.digest.is_empty() && by.digest != identity.digest).then_some(by)
 }
 
-/// Whether the serving version will not answer otherwise. A quarantine's delay is not the driver's own, and a driver that only breaks down
-/// may never recover, so those get some tries. `tries`: earlier failed tries of this version.
+/// Returns whether the answer of the serving version is final. A quarantine's delay is not the driver's own, and a quarantined driver may
+/// never recover, so a quarantine becomes final after `FAILED_UNPREPARES_MAX` tries, as does a problem without a delay. `tries`: earlier
+/// failed tries of this version.
 fn is_final(problem: &Problem, tries: u32) -> bool {
     let is_broken = problem.kind.is_permanent() || problem.kind == ProblemKind::Internal;
     let names_time =
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_permanent_error_is_final_and_a_named_delay_is_not() {
+    fn permanent_error_is_final_unlike_delay() {
         let quarantined = || {
             Problem::unavailable(ProblemCode::DriverQuarantined, "quarantined")
                 .retry_after(std::time::Duration::from_secs(5))
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_problem_of_the_serving_version_stays_and_the_other_is_in_its_details() {
+    fn serving_versions_problem_takes_precedence() {
         let by = PreparedBy {
             kind: DriverKind::Wasm,
             version: "1.0.0".to_owned(),

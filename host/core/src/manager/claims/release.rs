@@ -25,7 +25,7 @@ use nodedock_model::{
     ReleaseRecord, Uid,
 };
 
-/// Which claim to release, and who requests it.
+/// Claim to release, and the caller that requests it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReleaseRequest {
     pub namespace: ObjectName,
@@ -40,7 +40,7 @@ pub struct ReleaseRequest {
 pub struct ReleasePreview {
     pub record: Arc<ClaimRecord>,
     pub drivers: BTreeMap<DriverName, Result<(), Problem>>,
-    /// What would happen to the sysfs values that drivers changed, unless they restore them.
+    /// Outcome of a release for the sysfs values that drivers changed, unless the drivers restore them.
     pub values: Vec<PutBack>,
 }
 
@@ -70,7 +70,7 @@ impl Releases {
         }
     }
 
-    /// What a release would do.
+    /// Returns the effects that a release would have.
     pub async fn preview(&self, request: &ReleaseRequest) -> Result<ReleasePreview, Problem> {
         let record = self.find_claim(request)?;
         machine::check_release(&record)?;

@@ -1,5 +1,5 @@
-//! When the manager restores sysfs values that drivers changed: for a claim that is released without its drivers, and for a driver that
-//! failed to prepare the claim. A driver that unprepares what it prepared decides itself which values it leaves.
+//! Restores sysfs values that drivers changed: for a claim that is released without its drivers, and for a driver that failed to prepare
+//! the claim. A driver that unprepares what it prepared decides itself which values it leaves.
 
 use super::machine::UnprepareResult;
 use crate::records::values::{RecordedValues, RestoreRequest, Restored};
@@ -58,7 +58,7 @@ fn unprepared(results: &[UnprepareResult], driver: &DriverName) -> bool {
         .any(|(of, outcome, _)| of == driver && outcome.is_ok())
 }
 
-/// Whether a driver prepared the claim, in whatever boot.
+/// Returns whether a driver prepared the claim, in this or an earlier boot.
 fn was_prepared(record: &ClaimRecord, driver: &DriverName) -> bool {
     record
         .drivers

@@ -21,14 +21,14 @@ use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
 use nodedock_model::{ClaimRecord, ClaimState, ClaimValues, DriverName, ObjectRef, Problem, Uid};
 
-/// When a driver is called again, or may be.
+/// Time at which a driver is called again, or may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Retry {
     Now,
     /// Milliseconds since the Unix epoch.
     At(u64),
-    /// As soon as the driver serves.
+    /// The driver is called as soon as it serves.
     WhenServing,
     /// Not until the request or the driver changes.
     WhenChanged,
@@ -66,7 +66,7 @@ pub struct RetryStatus {
 pub struct RefusedClaim {
     pub claim: ObjectRef,
     pub problem: Problem,
-    /// When it was refused last; milliseconds since the Unix epoch.
+    /// Time of the last refusal; milliseconds since the Unix epoch.
     pub at_ms: u64,
     pub retry: RetryStatus,
 }
@@ -77,7 +77,7 @@ pub struct ClaimView {
     pub record: Arc<ClaimRecord>,
     /// The sysfs values that its drivers changed.
     pub values: Option<ClaimValues>,
-    /// Of the drivers that are not done.
+    /// Retry status of the drivers that are not done.
     pub retries: Vec<RetryStatus>,
 }
 
@@ -205,7 +205,7 @@ impl Retries {
         }
     }
 
-    /// Whether the drivers need not back off.
+    /// Decides whether the drivers may be called now or have to back off.
     pub(super) fn admit_calls(
         &self,
         record: Arc<ClaimRecord>,
@@ -290,7 +290,7 @@ impl Retries {
         serving.collect()
     }
 
-    /// When an unprepare is retried. None: when a driver of the claim serves.
+    /// Returns the time at which an unprepare is retried. None: when a driver of the claim serves.
     pub(super) fn next_try(&self, record: &ClaimRecord, now: Instant) -> Option<Instant> {
         if !record.is_leaving() {
             return None;
@@ -302,7 +302,8 @@ impl Retries {
         self.unprepares.lock().next(record, &serving, now)
     }
 
-    /// When a release that was begun is finished. At a start no driver serves yet: those that come are waited for, for some time.
+    /// Returns the time at which a release that was begun is finished. At a start no driver serves yet: the release waits for drivers for
+    /// [`RELEASE_GRACE`].
     fn next_release(&self, record: &ClaimRecord, serving: &Serving, now: Instant) -> Instant {
         let next = self.unprepares.lock().again(&record.id.uid).unwrap_or(now);
         let all_serve = serving.len() == record.drivers.len();
@@ -321,7 +322,7 @@ impl Retries {
             .drivers(record, &serving, Instant::now())
     }
 
-    /// How often a revision of a driver failed to unprepare a claim since it serves.
+    /// Returns how often a revision of a driver has failed to unprepare a claim since it began to serve.
     pub(super) fn unprepare_tries(
         &self,
         claim: &Uid,

@@ -176,7 +176,7 @@ spec: {}
     }
 
     #[tokio::test]
-    async fn a_claim_is_found_beside_a_broken_file() {
+    async fn claim_is_found_beside_broken_file() {
         let dir = tempfile::tempdir().unwrap();
         let source = ClaimDirectory::new(dir.path().to_owned());
         let (namespace, name) = names();
@@ -188,7 +188,7 @@ spec: {}
     }
 
     #[tokio::test]
-    async fn a_broken_file_is_named_if_the_claim_is_in_no_other() {
+    async fn missing_claim_names_the_broken_file() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.yaml"), "{").unwrap();
         let (namespace, name) = names();

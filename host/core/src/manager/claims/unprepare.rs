@@ -256,7 +256,7 @@ impl Unprepares {
         ends
     }
 
-    /// Whether no driver can change the node for these claims, and no code of an earlier version has to be called.
+    /// Returns whether no driver can change the node for these claims, and no code of an earlier version has to be called.
     fn needs_no_intent(&self, work: &[Work]) -> bool {
         are_pure(&self.calls.callees(work))
             && work.iter().all(|(record, drivers)| {
@@ -470,7 +470,7 @@ impl Unprepares {
     }
 }
 
-/// Whether every driver has unprepared its part, and with them the claims are gone.
+/// Returns whether every driver has unprepared its part, so that the claims are gone.
 fn all_gone(work: &[Work], results: &[Vec<UnprepareResult>]) -> bool {
     work.iter().zip(results).all(|((record, _), results)| {
         results.iter().all(|(_, outcome, _)| outcome.is_ok())

@@ -179,7 +179,7 @@ impl Unfinished {
             .collect()
     }
 
-    /// At the start: removes values of earlier boots and of unknown claims.
+    /// Removes values of earlier boots and of unknown claims, at the start of the daemon.
     pub(crate) async fn resume_values(&self) {
         if let Err(error) = self
             .values

@@ -34,7 +34,7 @@ const WAITS: [ProblemCode; 2] = [ProblemCode::TooFewDevices, ProblemCode::NoHeal
 /// A request that is being carried out.
 struct Job<'a> {
     pod: &'a ObjectRef,
-    /// What the pod had before it.
+    /// Devices that the pod had before the request.
     before: Vec<Entry>,
     request_id: Arc<str>,
 }
@@ -59,7 +59,8 @@ impl Job<'_> {
     }
 }
 
-/// What a request has reserved for a pod: when it ends, in whatever way, the pod's claims have what it was given.
+/// Devices that a request has reserved for a pod. The reservations end with the request, in any way: the pod's claims then have the devices
+/// that it was given.
 pub(in crate::manager) struct Reservations<'a> {
     choices: &'a DeviceChoices,
     pod: &'a Uid,
@@ -97,7 +98,7 @@ pub struct DeviceChoices {
 pub(in crate::manager) struct ChoiceSettings {
     /// Deadline of a device plugin's calls while devices are chosen.
     pub(in crate::manager) call_deadline: Duration,
-    /// How long a choice waits for devices.
+    /// Time for which a choice waits for devices.
     pub(in crate::manager) exclusive_wait: Duration,
     /// NUMA nodes of this machine, ascending.
     pub(in crate::manager) numa_nodes: Vec<u32>,
@@ -242,7 +243,7 @@ impl DeviceChoices {
         choices
     }
 
-    /// Whether too few devices are free or healthy now for a container, and the resource has enough of them.
+    /// Returns whether too few devices are free or healthy now for a container, although the resource has enough of them.
     fn may_be_enough_later(
         &self,
         resource: &ExtendedResource,

@@ -1,4 +1,4 @@
-//! What pods have of extended resources by claims. Pure.
+//! Extended resources that pods have by claims. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::manager::pool_claims;
 use crate::records::table::ClaimTable;
 use nodedock_model::{ClaimRecord, ClaimState, ExtendedResource, ObjectRef, PooledClaim};
 
-/// What a pod has, in the order of its containers: of claims that are not being unprepared.
+/// Returns the entries of a pod, in the order of its containers, of claims that are not being unprepared.
 pub(super) fn entries(table: &ClaimTable, pod: &str) -> Vec<Entry> {
     let Some(record) = table.pod(pod) else {
         return Vec::new();

@@ -20,7 +20,7 @@ use nodedock_model::{
 /// Interval between two reports of changed resources: health may flap a thousand times per second.
 const DEVICE_CHANGES_PERIOD: Duration = Duration::from_secs(1);
 
-/// Between two tries to store the sources of resources.
+/// Interval between two tries to store the sources of resources.
 const OWNERS_RETRY: Duration = Duration::from_secs(5);
 
 type Followed = Vec<(DriverName, watch::Receiver<Arc<Published>>)>;

@@ -315,7 +315,7 @@ impl Daemon {
         self.checkpoint().close().await;
     }
 
-    /// Closes the checkpoint: it accepts no commit any more, while calls of drivers and plugins go on.
+    /// Closes the checkpoint: it accepts no commit any more, while calls of drivers and plugins continue.
     pub(crate) async fn crash(&self) {
         self.checkpoint().close().await;
     }
@@ -521,7 +521,7 @@ impl Daemon {
             .try_for_each(|outcome| outcome.end.map(drop))
     }
 
-    /// What a pod has of extended resources.
+    /// Returns the extended resources of a pod.
     pub(crate) fn devices_of(&self, short: &str) -> Vec<PodResource> {
         self.manager
             .pods
@@ -541,7 +541,7 @@ impl Daemon {
             .map(|record| record.state)
     }
 
-    /// Whether no claim and no pod is known.
+    /// Returns whether no claim and no pod is known.
     pub(crate) fn is_empty(&self) -> bool {
         self.manager.records.claims().is_empty() && self.manager.pods.list().is_empty()
     }

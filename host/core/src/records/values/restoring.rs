@@ -22,10 +22,10 @@ pub(crate) struct Restored {
     pub(crate) locks: PathLocks,
 }
 
-/// By path.
+/// Locks of values, by path.
 pub(crate) type PathLocks = BTreeMap<String, Vec<LockGuard<String>>>;
 
-/// How the values of all claims of a request are restored.
+/// Settings with which the values of all claims of a request are restored.
 pub(crate) struct RestoreRequest<'a> {
     request: &'a str,
     deadline: Instant,
@@ -168,7 +168,8 @@ fn out_of_time(kept: &KeptValue) -> Problem {
     Problem::unavailable(ProblemCode::PutBackOutOfTime, message)
 }
 
-/// Of a value that is not restored the line has what it would have been restored to, as a refused write has what was refused.
+/// Writes the audit line of a value. For a value that is not restored, the line has the value that the restore would have written, as the
+/// line of a refused write has the refused value.
 fn audit(value: &PutBack, written: Option<&str>, claim: &ObjectRef, request: &str) {
     let line = Audited {
         driver: value.driver.as_str(),

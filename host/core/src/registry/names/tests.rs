@@ -100,7 +100,7 @@ async fn a_bound_name_survives_a_restart() {
 }
 
 #[tokio::test]
-async fn a_new_name_needs_the_checkpoint_and_a_known_one_does_not() {
+async fn only_new_names_need_checkpoint() {
     let scene = Scene::new();
     let (registry, checkpoint) = scene.start();
     let known = add(&registry, "gpu", "gpu");
@@ -117,7 +117,7 @@ async fn a_new_name_needs_the_checkpoint_and_a_known_one_does_not() {
 }
 
 #[tokio::test]
-async fn a_reserved_name_is_of_one_source_until_it_is_dropped() {
+async fn reserved_name_is_exclusive_until_dropped() {
     let (registry, _checkpoint) = Scene::new().start();
     let (first, second) = (add(&registry, "a", "gpu"), add(&registry, "b", "gpu"));
     let reserved = registry.names.reserve(&first, &name("gpu")).await.unwrap();
@@ -153,7 +153,7 @@ async fn names_without_sources_leave_the_checkpoint() {
 }
 
 #[tokio::test]
-async fn an_assigned_name_evicts_the_source_before() {
+async fn assigned_name_evicts_previous_source() {
     let (registry, _checkpoint) = Scene::new().start();
     let (owner, other) = (add(&registry, "gpu", "gpu"), add(&registry, "new", "gpu"));
     bind(&registry, &owner, "gpu").await;
@@ -177,7 +177,7 @@ async fn an_assigned_name_evicts_the_source_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_directory_that_cannot_be_listed_keeps_no_new_name_back() {
+async fn unlistable_directory_does_not_block_names() {
     let (registry, _checkpoint) = Scene::new().start();
     registry.names.set_listed(false);
     let key = add(&registry, "gpu", "gpu");

@@ -89,7 +89,7 @@ fn conduct() -> Arc<Containment> {
 }
 
 #[tokio::test]
-async fn a_quarantine_is_shown_until_its_end_which_notifies_waiting_callers() {
+async fn quarantine_is_shown_until_it_ends() {
     let notes = Arc::new(Notes::default());
     let scene = Scene::storing(Some(notes.clone()));
     let (mut serving, before) = (
@@ -145,7 +145,7 @@ async fn a_quarantine_is_shown_until_its_end_which_notifies_waiting_callers() {
 }
 
 #[tokio::test]
-async fn reasons_why_a_driver_cannot_be_resumed_are_distinguished() {
+async fn resume_errors_are_distinguished() {
     let scene = Scene::new();
     scene
         .registry
@@ -176,7 +176,7 @@ async fn reasons_why_a_driver_cannot_be_resumed_are_distinguished() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
+async fn replaced_driver_leaves_no_quarantine() {
     let mut scene = Scene::new();
     scene.containment.fail();
     scene.until(DriverState::Quarantined).await;
@@ -203,7 +203,7 @@ async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
 
 /// The condition was set after the state was unlocked: for a driver that was removed in between it stayed forever.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quarantine_and_its_condition_are_seen_together() {
+async fn quarantine_and_condition_appear_together() {
     let scene = Scene::new();
     scene.conditions.set(
         "/var",

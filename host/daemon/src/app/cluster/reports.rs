@@ -1,4 +1,4 @@
-//! What the claim manager prepared for the kubelet, reported to those who read and write claims at the API server.
+//! Reports of the claims that the claim manager prepared for the kubelet, for the readers and writers of claims at the API server.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ pub(in crate::app) async fn report_statuses(
     }
 }
 
-/// What drivers report of each prepared claim; of some nothing.
+/// Returns the device statuses that drivers report of each prepared claim; of some claims there are none.
 fn reported(manager: &Manager) -> Reported {
     let prepared = manager.kubelet.held().into_iter();
     let prepared = prepared.map(|held| ClaimStatuses {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_reported_beside_what_the_driver_reported() {
+    fn failure_is_added_to_driver_conditions() {
         let reported = statuses("one", 0, &[("gpu-0", "Ready")]);
         let early = statuses("one", 7, &[("gpu-0", "Failed"), ("gpu-1", "Failed")]);
         let both = with_early(reported, &early);

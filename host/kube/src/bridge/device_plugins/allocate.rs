@@ -26,12 +26,12 @@ use nodedock_model::{
 /// Time that an Allocate waits for the release of devices of an earlier one.
 const UNPREPARE_WAIT: Duration = Duration::from_secs(15);
 
-/// What the Allocates of all resources share.
+/// Shared state of the Allocates of all resources.
 #[derive(Default)]
 pub(in crate::bridge) struct Allocations {
-    /// By driver and device.
+    /// Locks by driver and device.
     locks: Locks<(DriverName, String)>,
-    /// When a kubelet requested a claim last.
+    /// Time of a kubelet's last request for each claim.
     requested: Mutex<HashMap<Uid, Instant>>,
     /// Notified when a claim is prepared.
     pub(super) begun: Notify,
@@ -54,8 +54,8 @@ pub(super) struct Allocate {
 }
 
 impl Allocate {
-    /// What the container needs for its devices: CDI names and annotations. Not cancelled when the future is dropped: the kubelet
-    /// repeats the call.
+    /// Returns the CDI names and annotations that the container needs for its devices. Not cancelled when the future is dropped: the
+    /// kubelet repeats the call.
     pub(super) async fn run(self) -> Result<ContainerAllocation, Problem> {
         if self.ids.is_empty() {
             return Ok(ContainerAllocation::default());
@@ -270,7 +270,7 @@ impl Context {
         Ok(true)
     }
 
-    /// When a kubelet requested a claim last; for one from before a restart, the start.
+    /// Returns the time at which a kubelet last requested a claim; for a claim from before a restart, the time of the start.
     pub(in crate::bridge) fn requested_at(&self, claim: &Uid) -> Instant {
         self.allocations
             .requested

@@ -36,10 +36,10 @@ const MESSAGE_BYTES_MAX: usize = 512;
 
 pub(super) struct ResourceController {
     resource: Arc<OfferedResource>,
-    /// Of the resource's socket.
+    /// Name of the resource's socket.
     name: String,
     kubelet_path: PathBuf,
-    /// In the kubelet's directory.
+    /// Sockets in the kubelet's directory.
     sockets: watch::Receiver<Arc<Sockets>>,
     state: RegistrationState,
     /// Those that the kubelet has.

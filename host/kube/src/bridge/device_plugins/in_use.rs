@@ -29,7 +29,7 @@ pub(crate) const IN_USE_UNKNOWN: Duration = Duration::from_secs(180);
 const MESSAGE_BYTES_MAX: usize = 512;
 
 impl PodDevices {
-    /// Whether pods use devices of a claim, under the name of its resource: a claim's name says which resource it is of.
+    /// Returns whether pods use devices of a claim, under the name of its resource: a claim's name identifies its resource.
     pub(super) fn use_any(&self, of: &DeviceClaim) -> bool {
         self.in_use.iter().any(|(resource, ids)| {
             !ids.is_disjoint(&of.devices)
@@ -103,7 +103,7 @@ pub(super) async fn any_list(context: &Context, deadline: Duration) -> Result<Po
 /// Releases claims whose devices no pod uses any more.
 pub(super) struct UnusedClaims {
     context: Arc<Context>,
-    /// In the kubelet's directory.
+    /// Sockets in the kubelet's directory.
     sockets: watch::Receiver<Arc<Sockets>>,
     usage: ClaimUsage,
     /// The kubelet that listed last.
@@ -227,7 +227,7 @@ mod tests {
     use nodedock_model::DriverName;
 
     #[test]
-    fn a_claim_is_in_use_under_the_name_of_its_resource_only() {
+    fn claim_use_matches_its_resource_name() {
         let driver = DriverName::new("gpu.example.com").unwrap();
         let resource = |name: &str| ExtendedResource::new(format!("example.com/{name}")).unwrap();
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Ids>();

@@ -1,4 +1,4 @@
-//! Which resources are offered to a kubelet, with which devices: what drivers publish, and what was offered before a restart. Pure.
+//! Offers of resources to a kubelet, with their devices: what drivers publish, and what was offered before a restart. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use nodedock_model::{DriverName, ExtendedResource, OfferSource, PluginDevice, Re
 /// Devices that are stored for a restart: several megabytes, which one commit writes.
 const STORED_DEVICES_MAX: usize = 100_000;
 
-/// By resource.
+/// Offers by resource.
 pub(in crate::bridge) type Offers = BTreeMap<ExtendedResource, ResourceOffer>;
 
-/// What is known of pools with a resource's name, and of native device plugins.
+/// Observed pools with a resource name, and observed native device plugins.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ObservedPools {
     /// Resources that pools of a driver or a device plugin have, also for a time after that is gone.
@@ -26,8 +26,8 @@ pub(super) struct ObservedPools {
     pub(super) published: BTreeMap<DriverName, BTreeSet<ExtendedResource>>,
 }
 
-/// What is there, and what was there before a restart unless another owner has it or its driver no longer publishes it. What was taken
-/// over or withdrawn is removed from `remembered` for good.
+/// Returns the current offers, and those from before a restart unless another owner has the resource or its driver no longer publishes it.
+/// Offers that were taken over or withdrawn are removed from `remembered` for good.
 pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offers {
     remembered.retain(|resource, offer| {
         let is_current = match offer.source.driver() {
@@ -63,8 +63,9 @@ pub(super) fn storable(offers: &Offers) -> Offers {
         .collect()
 }
 
-/// What is offered of it to the kubelet. Of a pool that another mechanism offers, or none, the list has the devices that the kubelet's
-/// device manager has allocated, as unhealthy: a kubelet restarts containers only while their resource has a plugin.
+/// Returns the offers to the kubelet, by the mechanism of each pool. For a pool that another mechanism offers, or none, the list has the
+/// devices that the kubelet's device manager has allocated, as unhealthy: a kubelet restarts containers only while their resource has a
+/// plugin.
 pub(super) fn by_mechanism(
     mut offers: Offers,
     mechanisms: &Mechanisms,
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn offers_beyond_the_room_are_not_stored() {
+    fn offers_over_the_limit_are_dropped() {
         let ids: Vec<_> = (0..=STORED_DEVICES_MAX).map(|n| format!("p/{n}")).collect();
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let offers = Offers::from([
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_offered_is_offered_until_its_driver_publishes() {
+    fn old_offer_lasts_until_driver_publishes() {
         let known = Offers::from([(resource("gpu"), offer("a", &["p/0"]))]);
         let mut remembered = known.clone();
         assert_eq!(desired(&ObservedPools::default(), &mut remembered), known);
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_had_is_offered_until_it_lists_again() {
+    fn old_plugin_offer_lasts_until_list() {
         let plugin = ResourceOffer {
             source: OfferSource::Plugin(DeviceOptions::default()),
             ..offer("a", &["0"])
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_had_is_withdrawn_when_it_becomes_a_driver() {
+    fn old_plugin_offer_ends_with_adapter() {
         let plugin = ResourceOffer {
             source: OfferSource::Plugin(DeviceOptions::default()),
             ..offer("a", &["0"])
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_has_the_pools_of_its_mechanism_and_of_others_what_pods_have() {
+    fn list_keeps_allocated_devices_as_unhealthy() {
         let status = |offered| PoolStatus {
             resource: resource("gpu"),
             offered,
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_the_time_before_an_adapter_are_listed_as_unhealthy_with_and_without_others() {
+    fn devices_predating_adapter_are_listed_unhealthy() {
         let held = |ids: &[&str]| {
             vec![(
                 resource("gpu"),
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_without_it_and_another_owner_withdraw_it() {
+    fn dropped_or_taken_resource_is_withdrawn() {
         let known = Offers::from([(resource("gpu"), offer("a", &["p/0"]))]);
         let without = ObservedPools {
             published: BTreeMap::from([(driver("a"), BTreeSet::new())]),

@@ -257,7 +257,8 @@ impl DevicePlugin for DevicePluginService {
         })
     }
 
-    /// For devices in pools it is not called, by the options of the plugin, and harmless.
+    /// Forwards the call to a native device plugin. Does nothing for devices in pools: the kubelet does not call it for them, by the
+    /// options of the plugin.
     async fn pre_start_container(
         &self,
         request: Request<wire::PreStartContainerRequest>,

@@ -18,7 +18,7 @@ use nodedock_base::printable::one_line;
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
 use nodedock_model::{DriverName, Problem, ProblemCode};
 
-/// What a kubelet made of a driver.
+/// State of a driver's registration with a kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Registration {
     /// No kubelet asked yet.
@@ -50,7 +50,7 @@ pub(in crate::bridge) struct OfferedDriver {
     pub(super) paths: SocketPaths,
     pub(super) context: Arc<Context>,
     pub(super) health_streams: Arc<Semaphore>,
-    /// To the socket of its service.
+    /// Connections to the socket of its service.
     pub(super) connections: Arc<Connections>,
     state: Mutex<DriverBridgeStatus>,
 }

@@ -77,11 +77,11 @@ macro_rules! dra_version {
 dra_version!(v1);
 dra_version!(v1beta1);
 
-/// What the claims of a call share.
+/// Shared state of the claims of a call.
 struct Call {
     method: Method,
     request_id: Arc<str>,
-    /// For so long the call waits for a driver that still loads.
+    /// Time for which the call waits for a driver that still loads.
     patience: Duration,
 }
 

@@ -97,8 +97,9 @@ impl PublicKey {
         }
     }
 
-    /// Whether this key made the signature over this content, whose SHA-256 is computed once for all keys. For Ed25519 both ways in which cosign
-    /// signs are accepted: over the content itself, and over its SHA-512 (Ed25519ph); a signature of one kind is never valid as the other.
+    /// Returns true if this key made the signature over this content, whose SHA-256 is computed once for all keys. For Ed25519 both ways in
+    /// which cosign signs are accepted: over the content itself, and over its SHA-512 (Ed25519ph); a signature of one kind is never valid
+    /// as the other.
     pub(super) fn signed(&self, content: &[u8], sha256: &[u8; 32], signature: &[u8]) -> bool {
         match &self.material {
             Material::P256(key) => p256::ecdsa::Signature::from_der(signature)

@@ -43,7 +43,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Whether the owner is another than root and the daemon's user.
+    /// Returns true if the owner is neither root nor the daemon's user.
     pub fn belongs_to_another(&self) -> bool {
         !is_owned(self.uid, self.own_uid)
     }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_write_or_replace_is_reported_with_its_repair() {
+    fn unsafe_directory_is_reported_with_fix() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().canonicalize().unwrap();
         let directory = path.join("the drivers");
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_each_link_on_the_way_is_reported() {
+    fn every_link_directory_is_reported() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().canonicalize().unwrap();
         for name in ["a", "b", "real", "real/state"] {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_user_is_reported_and_a_directory_on_its_way_too() {
+    fn foreign_owners_are_reported() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().canonicalize().unwrap();
         std::fs::create_dir(path.join("..now")).unwrap();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_of_the_owner_names_the_right_owners() {
+    fn owner_fault_names_the_allowed_owners() {
         let said = |own| {
             Fault::find(Path::new("/x"), 1234, 0o600, own, false).map(|fault| fault.to_string())
         };

@@ -16,7 +16,7 @@ use crate::load::artifact::{ARTIFACT_BYTES_MAX, memory_file};
 
 /// Bytes of its standard error: an explanation has a line or two.
 const STDERR_BYTES_MAX: usize = 4 << 10;
-/// What the standard library's allocator prints before it aborts for want of memory.
+/// Text that the standard library's allocator prints before it aborts when memory is exhausted.
 const NO_MEMORY: &str = "memory allocation of";
 
 /// Compiles a file. When the future is dropped, the process is killed.
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_has_an_error_of_its_own() {
+    fn every_compiler_exit_has_an_error() {
         assert_eq!(ended(libc::SIGXCPU, ""), "compile-cpu");
         assert_eq!(
             ended(libc::SIGKILL, "memory allocation of 8 bytes failed"),

@@ -36,7 +36,7 @@ impl Worker {
         }
     }
 
-    /// What to do after the owner of a name may have changed.
+    /// Returns the next action after the owner of a name may have changed.
     pub(super) fn name_changed(&self) -> Option<Next> {
         let registry = &self.shared.registry;
         if let Some(serving) = &self.serving

@@ -47,7 +47,7 @@ impl Serving {
     }
 }
 
-/// What a driver requests beyond a grant.
+/// Returns the capabilities and limits that a driver requests beyond a grant.
 fn beyond(driver: &WasmDriver, grant: &Grant) -> Vec<String> {
     let info = driver.info();
     grant::missing(&info.capabilities, &info.limits, grant)

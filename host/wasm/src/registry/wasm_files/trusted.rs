@@ -152,7 +152,7 @@ impl Worker {
         }
     }
 
-    /// Whether the files may be loaded, and the verdict on the driver's. Their bytes do not stay in memory.
+    /// Returns true if the files may be loaded, and the verdict on the driver's file. Their bytes do not stay in memory.
     async fn read_again(&mut self, files: &DriverFiles) -> (bool, Option<TrustDecision>) {
         let verification = Verification::begin(files).await;
         let room = Room::within(&self.shared.memory.judging, verification.size).await;

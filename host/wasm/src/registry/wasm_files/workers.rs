@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_begins_after_the_one_before_it_and_workers_that_ended_are_forgotten() {
+    fn worker_starts_after_its_previous_one() {
         let mut workers = Workers::default();
         let mut first = load(&mut workers, "a").unwrap();
         assert!(first.before.is_none() && first.files.borrow_and_update().is_some());

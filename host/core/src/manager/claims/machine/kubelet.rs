@@ -162,7 +162,7 @@ pub(super) fn in_use(record: &ClaimRecord) -> Problem {
     Problem::conflict(ProblemCode::ClaimInUse, message)
 }
 
-/// Who holds a claim, for a problem's one line.
+/// Names the holders of a claim, for a problem's one line.
 pub(super) fn holders_named(record: &ClaimRecord) -> String {
     let pods = pods_named(record);
     if !record.is_held_by_kubelet() {

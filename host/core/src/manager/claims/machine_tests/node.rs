@@ -17,7 +17,7 @@ use nodedock_model::{
     PreparedBy, PreparedClaim, Problem, ReleaseRecord, Uid, limit,
 };
 
-/// What happens at the next commit or call.
+/// Outcome of the next commit or call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EffectOutcome {
     Good,
@@ -589,7 +589,7 @@ impl Node {
         }
     }
 
-    /// What holds whenever nothing is under way.
+    /// Asserts the invariants that hold while nothing is running.
     pub(super) fn assert_sound(&mut self) {
         // What is unprepared and prepared again may be answered otherwise.
         let stands = |uid: &Uid, driver: &DriverName| {
@@ -648,7 +648,7 @@ impl Node {
         }
     }
 
-    /// Whether the claim was released by force, and it is durable that the driver did not unprepare it.
+    /// Returns whether the claim was released by force, and it is durable that the driver did not unprepare it.
     fn is_untold(&self, driver: &DriverName, uid: &Uid) -> bool {
         self.durable
             .released

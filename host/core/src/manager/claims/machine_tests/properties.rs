@@ -145,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_history_loses_a_claim_shares_a_device_or_answers_what_is_not_durable(
+    fn histories_preserve_claims_and_durability(
         events in prop::collection::vec(event(), 1..40),
     ) {
         let mut node = Node::new(DRIVERS.map(driver));

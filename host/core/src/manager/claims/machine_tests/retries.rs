@@ -1,4 +1,4 @@
-//! When drivers are called again: retries of prepares, and of unprepares of claims with several drivers.
+//! Times at which drivers are called again: retries of prepares, and of unprepares of claims with several drivers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl Story {
         )
     }
 
-    /// What is left to wait.
+    /// Returns the remaining delay.
     #[track_caller]
     fn waits_for(&self, request: &DriverClaim) -> Duration {
         match self.admission_of(request) {
@@ -114,7 +114,7 @@ impl Story {
 }
 
 #[test]
-fn what_is_refused_for_good_is_refused_until_the_request_changes() {
+fn final_refusal_lasts_until_request_changes() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked = request("one", &["gpu/0"]);
     story.refuse(&asked, &permanent());
@@ -156,7 +156,7 @@ fn what_is_refused_for_good_is_refused_until_the_request_changes() {
 }
 
 #[test]
-fn the_first_retry_is_free_and_then_the_delays_double_up_to_the_longest() {
+fn retry_delays_double_up_to_maximum() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked = request("one", &["gpu/0"]);
     story.refuse(&asked, &transient());
@@ -185,7 +185,7 @@ fn the_first_retry_is_free_and_then_the_delays_double_up_to_the_longest() {
 }
 
 #[test]
-fn a_drivers_own_time_is_honoured_and_bounded() {
+fn driver_retry_delay_applies_within_bounds() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked = request("one", &["gpu/0"]);
     story.refuse(&asked, &transient().retry_after(Duration::from_secs(90)));
@@ -204,7 +204,7 @@ fn a_drivers_own_time_is_honoured_and_bounded() {
 }
 
 #[test]
-fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
+fn oldest_refusal_is_evicted_when_full() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked: Vec<_> = (0..=REFUSALS_MAX)
         .map(|n| request(&format!("c-{n}"), &["gpu/0"]))
@@ -222,7 +222,7 @@ fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
 }
 
 #[test]
-fn the_drivers_of_a_claim_decide_together() {
+fn drivers_of_claim_decide_together() {
     let (now, record) = (Instant::now(), Arc::new(leaving(&["gpu", "nic"])));
     let later = |ms| {
         let at = now + Duration::from_millis(ms);
@@ -296,7 +296,7 @@ fn serving(drivers: &[&Driver]) -> Serving {
 }
 
 #[test]
-fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
+fn unprepare_is_retried_when_driver_returns() {
     let (gpu, nic) = (
         loaded("gpu", DriverKind::Wasm),
         loaded("nic", DriverKind::Wasm),
@@ -366,7 +366,7 @@ fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
 }
 
 #[test]
-fn failed_tries_of_a_version_count_for_it_alone() {
+fn failures_count_per_driver_version() {
     let (gpu, nic) = (
         loaded("gpu", DriverKind::Wasm),
         loaded("nic", DriverKind::Wasm),
@@ -403,7 +403,7 @@ fn failed_tries_of_a_version_count_for_it_alone() {
 }
 
 #[test]
-fn what_needs_no_driver_any_more_is_tried_with_delays_too() {
+fn driverless_unprepare_is_retried_with_delays() {
     let (record, mut retries, now) = (leaving(&[]), UnprepareRetries::default(), Instant::now());
     assert_eq!(retries.next(&record, &Serving::new(), now), Some(now));
     retries.failed(&uid("uid-one"), Serving::new(), &BTreeMap::new(), now);
@@ -439,7 +439,7 @@ proptest! {
 
     /// A client that requests whenever it may: the driver is not called before its time, nor later than after the longest delay.
     #[test]
-    fn no_driver_is_called_before_its_time_or_after_the_longest(
+    fn driver_calls_respect_retry_delays(
         events in prop::collection::vec(event(), 1..60),
         kind in prop_oneof![Just(DriverKind::Wasm), Just(DriverKind::Grpc)],
     ) {

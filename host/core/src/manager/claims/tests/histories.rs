@@ -21,7 +21,7 @@ use nodedock_model::{
     ClaimState, DriverClaim, DriverClaimRecord, DriverKind, DriverName, PreparedClaim, Problem, Uid,
 };
 
-/// What a driver does at its next call.
+/// Outcome of a driver's next call.
 #[derive(Debug, Clone, Copy)]
 enum DriverOutcome {
     Good,
@@ -199,11 +199,11 @@ fn event() -> impl Strategy<Value = Event> {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum User {
     Pod(Uid),
-    /// Of a driver's part.
+    /// A kubelet, for a driver's part.
     Kubelet(DriverName),
 }
 
-/// Whether a request unprepares a claim for a user.
+/// Returns whether a request unprepares a claim for a user.
 fn takes(request: &Request, user: &User, uid: &Uid) -> bool {
     let claim =
         |index: &usize| Some(claims().swap_remove(*index)).filter(|claim| claim.id.uid == *uid);
@@ -225,7 +225,7 @@ struct World {
     drivers: Vec<Arc<Hardware>>,
     serving: BTreeSet<usize>,
     boot: u32,
-    /// By user and claim; until its unprepare is requested.
+    /// Answers by user and claim, until the claim's unprepare is requested.
     answers: BTreeMap<(User, Uid), PreparedAnswer>,
 }
 
@@ -311,7 +311,7 @@ impl World {
     }
 
     async fn ask(&mut self, requests: &[Request], crash: Option<usize>) {
-        // A claim whose unprepare is requested may be gone whatever the answer is.
+        // A claim whose unprepare is requested may be gone, regardless of the answer.
         self.answers
             .retain(|(user, claim), _| !requests.iter().any(|request| takes(request, user, claim)));
         let work = futures::future::join_all(
@@ -406,7 +406,7 @@ impl World {
         }
     }
 
-    /// What holds whenever no request is under way, whatever the daemon does by itself.
+    /// Asserts the invariants that hold while no request is running, regardless of the daemon's own work.
     fn assert_sound(&self) {
         let records = self.daemon.manager.records.claims();
         for driver in &self.drivers {
@@ -469,7 +469,7 @@ impl World {
     }
 }
 
-/// What containers get, without the claim's identity, which names the pods that hold it now.
+/// Returns a file without the claim's identity, which names the pods that hold the claim now: the rest is the devices that containers get.
 fn devices(file: &[u8]) -> Vec<u8> {
     file.split(|byte| *byte == b'\n')
         .skip(1)
@@ -592,7 +592,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_history_of_the_manager_loses_a_claim_shares_a_device_or_answers_what_is_not_durable(
+    fn manager_histories_preserve_claims_and_durability(
         are_pure in any::<[bool; 2]>(),
         events in prop::collection::vec(event(), 1..14),
     ) {

@@ -122,7 +122,7 @@ impl DeviceChoices {
             .collect()
     }
 
-    /// Whether another claim has a device, or what it would take.
+    /// Returns whether another claim has a device, or something that the device would hold.
     fn is_held(
         &self,
         driver: &DriverName,
@@ -142,7 +142,7 @@ impl DeviceChoices {
             .any(|hold| allocated.in_the_way(own, hold).is_some())
     }
 
-    /// What claims have that are allocated and not prepared.
+    /// Returns the holds of claims that are allocated and not prepared.
     fn held_by_allocations(&self) -> HeldKeys<Uid> {
         let mut held = HeldKeys::default();
         for (uid, allocation) in self.source.allocated() {
@@ -155,7 +155,8 @@ impl DeviceChoices {
         held
     }
 
-    /// Of the devices that were chosen, and then of all others, as many as a container wants that fit beside each other: they may use one counter.
+    /// Returns as many devices as a container wants that fit beside each other, since they may use one counter: first of the chosen
+    /// devices, then of all others.
     pub(super) fn that_fit_together(
         &self,
         want: &Want,
