@@ -100,7 +100,7 @@ pub enum CapacityChoice {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityPolicy {
-    /// What a request without an amount consumes; `None` means the whole capacity. Values and a range need it.
+    /// Amount that a request without one consumes; `None` means the whole capacity. Values and a range need it.
     pub default_amount: Option<String>,
     /// Amounts that a claim may request.
     pub choice: CapacityChoice,

@@ -23,7 +23,7 @@ fn the_shipped_files_fit_the_driver() {
 }
 
 #[test]
-fn config_overrides_the_name_of_a_claim() {
+fn config_overrides_claim_name() {
     let node = Harness::<Scripted>::new();
     assert!(node.prepare(&claim("anything")).is_ok());
     assert_eq!(

@@ -289,7 +289,7 @@ pub(crate) struct News {
     /// Changes of the watched resource, in the order of their versions.
     pub(crate) changes: Vec<Arc<Entry>>,
     pub(crate) revision: u64,
-    /// As [`WatchCache::trimmed`].
+    /// Copy of [`WatchCache::trimmed`].
     pub(crate) trimmed: u64,
     pub(crate) watch_epoch: u64,
     pub(crate) bookmarks: u64,

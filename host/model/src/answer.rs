@@ -84,7 +84,7 @@ pub struct PreparedDevice {
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DeviceStatus {
-    /// Without its attributes.
+    /// Status without its attributes.
     pub status: super::DeviceStatus,
     pub attributes: Vec<Attribute>,
 }
@@ -102,13 +102,13 @@ pub struct DeviceScheduling {
     pub device: String,
     pub binds_to_node: bool,
     pub binding: BindingConditions,
-    /// By resource of the node.
+    /// Amounts by resource of the node.
     pub node_allocatable: Vec<(String, UnparsedAllocatable)>,
     /// Groups by consumed counter set.
     pub compatibility: Vec<(String, Vec<String>)>,
 }
 
-/// What a device takes of a resource of the node.
+/// Amount that a device takes of a resource of the node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct UnparsedAllocatable {
     pub mapping: Option<UnparsedMapping>,

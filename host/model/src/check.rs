@@ -232,7 +232,7 @@ fn shown(text: &str) -> String {
     }
 }
 
-/// What checks found, in the order in which they did.
+/// Findings of checks, in their order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Findings(Vec<Violation>);
 

@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_are_checked_of_claims_and_devices() {
+    fn claim_and_device_edits_are_checked() {
         let with = |edits: ContainerEdits| prepared(&Prepared::new().edits(edits));
         let proper = ContainerEdits::new().device_node("/dev/fuse").env("A", "b");
         assert_eq!(with(proper), Vec::<String>::new());

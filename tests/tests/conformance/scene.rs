@@ -91,7 +91,7 @@ impl<K: Kind> Scene<K> {
         self.story.push((step.to_owned(), seen));
     }
 
-    /// From now on a prepare of `claim` goes by `command`.
+    /// Sets the command of later prepares of `claim`.
     pub(crate) async fn set_prepare(&mut self, claim: &str, command: Command) {
         let script = Script {
             prepare: [(claim.to_owned(), command)].into(),
@@ -100,7 +100,7 @@ impl<K: Kind> Scene<K> {
         self.kind.run_script(&self.daemon, script).await;
     }
 
-    /// From now on an unprepare of `claim` goes by `command`.
+    /// Sets the command of later unprepares of `claim`.
     pub(crate) async fn set_unprepare(&mut self, claim: &str, command: Command) {
         let script = Script {
             unprepare: [(claim.to_owned(), command)].into(),

@@ -10,7 +10,7 @@ use nodedock_tests::{Daemon, Root};
 use scripted::{Command, POOL, Script};
 use tonic::Code;
 
-/// How many claims a test may have that are no command of `scripted`; claims and devices are called `device-N`.
+/// Number of claims that a test may have and that are no command of `scripted`; claims and devices are called `device-N`.
 pub(crate) const DEVICES: u32 = 32;
 
 pub(crate) trait Driver: Sized + 'static {

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_may_be_divided_by_files() {
+    fn type_is_counted_over_its_files() {
         for (used, block) in [
             ("use crate::a::T;", "impl T<u8>"),
             (

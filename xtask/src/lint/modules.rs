@@ -50,7 +50,7 @@ pub(super) fn is_root_of_tests(path: &str) -> bool {
 /// The code of a crate that is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Code {
-    /// Without what only tests or builds with a feature have.
+    /// Modules that tests and builds with features do not add.
     OfEveryBuild,
     All,
 }
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_of_tests_are_suites_and_scripts() {
+    fn suites_and_build_scripts_are_roots() {
         for root in [
             "a/tests/b.rs",
             "a/tests/b/main.rs",

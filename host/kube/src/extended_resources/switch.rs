@@ -1,4 +1,4 @@
-//! Which mechanism offers each pool with an extended-resource name, and the switch from one mechanism to the other. Pure, without a clock.
+//! Mechanism that offers each pool with an extended-resource name, and the switch from one mechanism to the other. Pure, without a clock.
 //!
 //! Given the decision for the node, the pools of its drivers, what bridge and slices report, and claims as read from the API server; emits
 //! whether the claims are to be read, the record to be made durable, and the mechanisms that slices and bridge follow.
@@ -101,7 +101,7 @@ impl Mechanisms {
         }
     }
 
-    /// Returns whether a pool must not be in slices, whatever its driver published before.
+    /// Returns whether a pool must not be in slices, also if its driver published it before.
     pub(crate) fn keeps_from_slices(&self, driver: &DriverName, pool: &PoolName) -> bool {
         self.of(driver, pool, false) != Some(Mechanism::Dra)
     }
@@ -111,7 +111,7 @@ impl Mechanisms {
     }
 }
 
-/// What bridge and slices report.
+/// Reports of bridge and slices.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Reported {
     /// The generation of the lists at the kubelet. No call for devices that they do not have is answered any more.
@@ -134,7 +134,7 @@ pub(super) enum Classes {
     Ready(BTreeSet<ExtendedResource>),
 }
 
-/// What the mechanisms follow from.
+/// Facts that decide the mechanisms.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Inputs {
     pub(super) decision: Option<Decision>,
@@ -161,7 +161,7 @@ struct Withdrawn {
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Switch {
     generation: u64,
-    /// By `generation`.
+    /// Mechanisms of this `generation`.
     offered: BTreeMap<LocalPool, Option<Mechanism>>,
     pub(super) inputs: Inputs,
     /// The record: the only mechanism that may have devices of each pool.

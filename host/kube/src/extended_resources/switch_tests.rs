@@ -103,7 +103,7 @@ impl Switch {
 }
 
 #[test]
-fn a_new_pool_waits_for_the_other_mechanism() {
+fn new_pool_waits_for_other_mechanism() {
     let mut switch = switch(MechanismsRecord::default());
     assert_eq!(switch.waits(), "the versions of API server and kubelet");
     assert_eq!(switch.waiting(), [key()].into());
@@ -147,7 +147,7 @@ fn a_pool_in_use_stays() {
 }
 
 #[test]
-fn a_claim_keeps_its_pool_until_released() {
+fn claim_keeps_its_pool_until_released() {
     let mut switch = switch(record(Dra));
     switch.decide(DevicePlugin);
     switch.carried_out(&[]);
@@ -194,7 +194,7 @@ fn a_disabled_pool_needs_no_class() {
 }
 
 #[test]
-fn a_pool_moves_to_dra_with_its_class() {
+fn pool_moves_to_dra_with_class() {
     let mut new = Switch::new(MechanismsRecord::default());
     new.name(true);
     new.decide(Dra);
@@ -246,7 +246,7 @@ fn a_pool_moves_to_dra_with_its_class() {
 }
 
 #[test]
-fn a_pool_without_its_name_leaves_the_kubelet_first() {
+fn unnamed_pool_leaves_the_kubelet_first() {
     let mut switch = switch(record(DevicePlugin));
     let LocalPool { driver, pool } = key();
     let in_slices = |switch: &Switch| switch.mechanisms().of(&driver, &pool, false) == Some(Dra);
@@ -258,7 +258,7 @@ fn a_pool_without_its_name_leaves_the_kubelet_first() {
 }
 
 #[test]
-fn a_pool_without_a_record_follows_its_use() {
+fn unrecorded_pool_follows_its_use() {
     for (target, in_use) in [(Dra, DevicePlugin), (DevicePlugin, Dra)] {
         let mut switch = switch(MechanismsRecord::default());
         switch.decide(target);
@@ -278,7 +278,7 @@ fn a_pool_without_a_record_follows_its_use() {
 }
 
 #[test]
-fn records_of_gone_drivers_are_dropped_first() {
+fn records_of_gone_drivers_go_first() {
     let mut full = record(DevicePlugin);
     for index in 0..POOLS_MAX {
         let mut gone = full.pools[0].clone();
@@ -302,9 +302,9 @@ struct World {
     is_listed_at_kubelet: bool,
     /// An Allocate has passed the check of the list.
     is_allocating: bool,
-    /// In a durable claim of the device plugin.
+    /// True if a durable claim of the device plugin has it.
     is_held: bool,
-    /// In the slices as derived last since the start.
+    /// Presence in the slices as derived last since the start.
     is_desired: Option<bool>,
     is_in_slices: bool,
     /// The scheduler has seen it in slices.
@@ -318,7 +318,7 @@ struct World {
     disk: MechanismsRecord,
 }
 
-/// Whatever may happen. Some of it only where it can.
+/// All events; some of them only where they are possible.
 const EVENTS: [fn(&mut World); 24] = [
     |world| world.switch.decide(Dra),
     |world| world.switch.decide(DevicePlugin),
@@ -601,7 +601,7 @@ fn no_sequence_gives_a_device_twice() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
-    fn no_long_sequence_gives_a_device_twice(
+    fn random_sequence_gives_no_device_twice(
         events in prop::collection::vec(0..EVENTS.len(), 1..300),
     ) {
         let mut world = World::new();

@@ -137,9 +137,9 @@ type ClassesRead = Result<Vec<Class>, ApiError>;
 struct SwitchTask {
     loaded: LoadedSwitch,
     parts: SwitchParts,
-    /// When the versions are read next.
+    /// Time of the next read of the versions.
     cluster_at: Instant,
-    /// When work that failed is repeated.
+    /// Time at which failed work is repeated.
     retry_at: Option<Instant>,
     backoff: Backoff,
     /// The watch of the DeviceClasses, while a pool needs one, and its last item.
@@ -147,7 +147,7 @@ struct SwitchTask {
     classes_read: Option<ClassesRead>,
     /// A claim that keeps a pool; resolves when it is released.
     released: Option<(ObjectRef, BoxFuture<'static, ()>)>,
-    /// Since when pools are not offered as decided.
+    /// Times since which pools are not offered as decided.
     waiting: BTreeMap<LocalPool, Instant>,
 }
 

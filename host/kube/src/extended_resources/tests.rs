@@ -207,7 +207,7 @@ fn published(server: &ApiServer) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_is_in_slices_once_its_class_exists() {
+async fn class_puts_its_pool_in_slices() {
     let (server, dir) = (server(37, 37).await, tempfile::tempdir().unwrap());
     let forbidden = server.fail(Fault::Status(403), When::any().resource("deviceclasses"));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
@@ -272,7 +272,7 @@ async fn a_pool_is_in_slices_once_its_class_exists() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_in_use_moves_when_it_is_free() {
+async fn pool_in_use_moves_when_free() {
     let (server, dir) = (server(36, 36).await, tempfile::tempdir().unwrap());
     server.put(manifest(&resource(), &driver()));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
@@ -316,7 +316,7 @@ async fn a_pool_in_use_moves_when_it_is_free() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_leaves_slices_after_its_claims() {
+async fn pool_leaves_slices_after_its_claims() {
     let (server, dir) = (server(37, 37).await, tempfile::tempdir().unwrap());
     server.put(manifest(&resource(), &driver()));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
@@ -374,7 +374,7 @@ async fn a_pool_leaves_slices_after_its_claims() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_offered_before_the_cluster_was_read() {
+async fn nothing_is_offered_before_first_read() {
     let (server, dir) = (server(37, 36).await, tempfile::tempdir().unwrap());
     let away = server.fail(Fault::Away, When::any());
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;

@@ -1,4 +1,4 @@
-//! Which devices of a pool are in slices. Pure.
+//! Devices of a pool that are in slices. Pure.
 //!
 //! A pool with an extended-resource name is in slices if DRA is its mechanism. Its devices get the attribute by which the DeviceClass of
 //! the resource selects them.

@@ -10,7 +10,7 @@ use crate::limit::{
 use crate::rule::is_problem_code;
 use crate::{DriverName, is_cdi_vendor_or_class};
 
-/// What is checked of a driver's description.
+/// Checked facts of a driver's description.
 #[derive(Debug, Clone, Copy)]
 pub struct Description<'a> {
     pub name: &'a str,

@@ -205,7 +205,7 @@ impl<'a> Amount<'a> {
         Self { text, nanos }
     }
 
-    /// In whole units, rounded up.
+    /// Returns whole units, rounded up.
     fn units(&self) -> i128 {
         self.nanos.div_euclid(NANOS) + i128::from(self.nanos.rem_euclid(NANOS) != 0)
     }

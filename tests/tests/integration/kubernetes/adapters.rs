@@ -24,7 +24,7 @@ const DEVICES: usize = 8;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Time for which a client uses a device.
 const USE: Duration = Duration::from_millis(5);
-/// Of a client of the scheduler while the adapter is switched.
+/// Pause of a client of the scheduler while the adapter is switched.
 const REST: Duration = Duration::from_secs(1);
 /// Devices that are given by a way before the adapter is switched.
 const GIVEN: usize = 50;
@@ -310,7 +310,7 @@ impl Clients {
 }
 
 #[tokio::test]
-async fn no_device_is_given_twice_while_clients_race() {
+async fn racing_clients_share_no_device() {
     let mut node = Node::start().await;
     node.adapt().await;
     let (used, admission, given, is_switched, is_over) = Default::default();

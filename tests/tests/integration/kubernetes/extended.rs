@@ -101,7 +101,7 @@ async fn extended_resource_claim_prepares_on_137() {
 }
 
 #[tokio::test]
-async fn a_pool_in_use_stays_with_the_device_manager() {
+async fn pool_in_use_stays_with_kubelet() {
     let mut node = Node::start(GPUS).await;
     node.kubelet.devices(RESOURCE, 8).await;
     let allocated = node.kubelet.allocate(RESOURCE, 1).await;
