@@ -1,5 +1,6 @@
 //! Inventories and health.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Attribute, CounterSet, Health};
@@ -53,10 +54,9 @@ fn insert<K: Ord + ToString, V>(
     key: K,
     value: V,
 ) {
-    if entries.contains_key(&key) {
-        findings.add_at(step, Reason::Duplicate(key.to_string()));
-    } else {
-        entries.insert(key, value);
+    match entries.entry(key) {
+        Entry::Occupied(known) => findings.add_at(step, Reason::Duplicate(known.key().to_string())),
+        Entry::Vacant(place) => drop(place.insert(value)),
     }
 }
 
@@ -119,7 +119,14 @@ fn device(findings: &mut Findings, driver: Option<&DriverName>, device: super::D
     findings.each(Field::Taints, &device.taints, TAINTS_MAX, |at, taint| {
         check::taint(at, &taint.key, &taint.value);
     });
-    findings.each(Field::Identity, &device.identity, IDENTITIES_MAX, identity);
+    findings.each(
+        Field::Identity,
+        &device.identity,
+        IDENTITIES_MAX,
+        |at, text| {
+            identity(at, text);
+        },
+    );
     findings.each(
         Field::NumaNodes,
         &device.numa_nodes,
@@ -150,7 +157,7 @@ fn device(findings: &mut Findings, driver: Option<&DriverName>, device: super::D
     }
 }
 
-fn identity(findings: &mut Findings, text: &String) {
+fn identity(findings: &mut Findings, text: &str) {
     let is_of_host = text.starts_with(DEVICES) || text.starts_with(NODE_KEY);
     findings.word(text, IDENTITY_BYTES_MAX);
     let rule =

@@ -67,23 +67,22 @@ fn mount(findings: &mut Findings, mount: &Mount) {
 
 /// An interface is moved once, and two cannot have one name: CDI libraries refuse such files.
 fn net_devices(findings: &mut Findings, devices: &[NetDevice]) {
-    let names: [(Field, fn(&NetDevice) -> &str); 2] = [
-        (Field::HostInterface, |device| &device.host_interface),
-        (Field::ContainerInterface, |device| {
-            &device.container_interface
-        }),
-    ];
     findings.each(Field::NetDevices, devices, EDITS_MAX, |at, device| {
-        for (field, name) in names {
-            let name = name(device);
+        for (field, name) in [
+            (Field::HostInterface, &device.host_interface),
+            (Field::ContainerInterface, &device.container_interface),
+        ] {
             let rule = "is not the name of a network interface";
             at.field(field, |at| at.require(is_interface_name(name), name, rule));
         }
     });
     if devices.len() <= EDITS_MAX {
-        for (_, name) in names {
-            findings.unique(Field::NetDevices, devices.iter().map(name));
-        }
+        let of_node = devices.iter().map(|device| device.host_interface.as_str());
+        findings.unique(Field::NetDevices, of_node);
+        let in_container = devices
+            .iter()
+            .map(|device| device.container_interface.as_str());
+        findings.unique(Field::NetDevices, in_container);
     }
 }
 
