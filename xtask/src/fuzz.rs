@@ -177,6 +177,7 @@ impl<'a> Fuzzer<'a> {
         let mut kept = None;
         let status = shell::watched(
             &mut command,
+            "",
             |_| (),
             |line| kept = kept_in(line).or(kept.take()),
         )?;

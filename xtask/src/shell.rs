@@ -27,14 +27,16 @@ pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
         .with_context(|| format!("starting `{}`", line(command)))
 }
 
-/// Runs a command as `status` does, and passes each line of standard output and of standard error to a reader, on two threads.
+/// Runs a command as `status` does, and passes each line of standard output and of standard error to a reader, on two threads. Each line
+/// that it prints begins with `prefix`.
 pub(crate) fn watched(
     command: &mut Command,
+    prefix: &str,
     stdout: impl FnMut(&str),
     stderr: impl FnMut(&str) + Send,
 ) -> Result<ExitStatus> {
     let shown = line(command);
-    eprintln!("$ {shown}");
+    eprintln!("{prefix}$ {shown}");
     let child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -42,8 +44,8 @@ pub(crate) fn watched(
     let mut child = child.with_context(|| format!("starting `{shown}`"))?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
     thread::scope(|scope| {
-        scope.spawn(|| pass_on(err, io::stderr(), stderr));
-        pass_on(out, io::stdout(), stdout);
+        scope.spawn(|| pass_on(err, io::stderr(), prefix, stderr));
+        pass_on(out, io::stdout(), prefix, stdout);
     });
     child
         .wait()
@@ -51,9 +53,9 @@ pub(crate) fn watched(
 }
 
 /// Copies a stream and passes each line to a reader.
-fn pass_on(from: Option<impl Read>, mut to: impl Write, mut read: impl FnMut(&str)) {
+fn pass_on(from: Option<impl Read>, mut to: impl Write, prefix: &str, mut read: impl FnMut(&str)) {
     let mut from = BufReader::new(from.expect("it is piped"));
-    let mut bytes = Vec::new();
+    let mut bytes = prefix.as_bytes().to_vec();
     // A read error ends the stream.
     while from
         .read_until(b'\n', &mut bytes)
@@ -61,8 +63,8 @@ fn pass_on(from: Option<impl Read>, mut to: impl Write, mut read: impl FnMut(&st
     {
         // A closed terminal does not stop the command.
         let _ = to.write_all(&bytes).and_then(|()| to.flush());
-        read(String::from_utf8_lossy(&bytes).trim_end_matches('\n'));
-        bytes.clear();
+        read(String::from_utf8_lossy(&bytes[prefix.len()..]).trim_end_matches('\n'));
+        bytes.truncate(prefix.len());
     }
 }
 
@@ -258,7 +260,7 @@ mod tests {
     fn output_passes_unchanged_and_by_line() {
         let (mut passed, mut lines) = (Vec::new(), Vec::new());
         let bytes = b"one\n\n\xff two";
-        pass_on(Some(&bytes[..]), &mut passed, |line| {
+        pass_on(Some(&bytes[..]), &mut passed, "", |line| {
             lines.push(line.to_owned())
         });
         assert_eq!(
@@ -271,12 +273,24 @@ mod tests {
     }
 
     #[test]
+    fn printed_lines_begin_with_the_prefix() {
+        let (mut passed, mut lines) = (Vec::new(), Vec::new());
+        pass_on(Some(&b"one\n\ntwo"[..]), &mut passed, "a | ", |line| {
+            lines.push(line.to_owned())
+        });
+        assert_eq!(passed, b"a | one\na | \na | two");
+        assert_eq!(lines, ["one", "", "two"]);
+    }
+
+    #[test]
     fn watched_command_returns_its_status() {
         assert_eq!(
-            watched(&mut sh("exit 3"), |_| (), |_| ()).unwrap().code(),
+            watched(&mut sh("exit 3"), "", |_| (), |_| ())
+                .unwrap()
+                .code(),
             Some(3)
         );
-        let error = watched(&mut Command::new("/no/such/program"), |_| (), |_| ()).unwrap_err();
+        let error = watched(&mut Command::new("/no/such/program"), "", |_| (), |_| ()).unwrap_err();
         assert_eq!(error.to_string(), "starting `program`");
     }
 

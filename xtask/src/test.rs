@@ -3,7 +3,9 @@
 mod output;
 mod parity;
 
+use std::collections::BTreeSet;
 use std::process::{Command, ExitStatus};
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -18,34 +20,43 @@ use crate::{deploy, drivers, golden, shell};
 pub(crate) const DRIVERS_DIR: &str = "NODEDOCK_DRIVERS_DIR";
 /// The table of a kubelet's tests and the tests here that cover them.
 const PARITY: &str = "tests/parity.md";
+/// The suite that takes longest.
+const LONGEST: &str = "conform";
 
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
     drivers::build(workspace)?;
     golden::build(workspace)?;
+    build(workspace, args)?;
     if args.iter().all(|arg| arg == "--no-fail-fast") {
-        return with_parity(workspace, args);
+        return with_parity(workspace, || all(workspace, args));
     }
-    tests(workspace, args)?;
+    let outcomes = tests(workspace, args, "");
+    report_skipped(workspace);
+    outcomes?;
     eprintln!("{PARITY} was not compared with this run, which does not run all tests");
     Ok(())
 }
 
 /// Checks that the tests in the table exist.
 pub(crate) fn list(workspace: &Workspace) -> Result<()> {
-    with_parity(workspace, &["--".to_owned(), "--list".to_owned()])
+    let args = ["--", "--list"].map(str::to_owned);
+    build(workspace, &args)?;
+    with_parity(workspace, || tests(workspace, &args, ""))
 }
 
 /// Checks that every test in the table exists, ran and passed; in a list, that it exists.
-fn with_parity(workspace: &Workspace, args: &[String]) -> Result<()> {
+fn with_parity(workspace: &Workspace, tests: impl FnOnce() -> Result<Outcomes>) -> Result<()> {
     let text = std::fs::read_to_string(workspace.root.join(PARITY))
         .with_context(|| format!("reading {PARITY}"))?;
     let table = match Parity::parse(&text) {
         Ok(table) => table,
         Err(wrong) => bail!("{PARITY}:\n{}", wrong.join("\n")),
     };
-    let verdict = table.judge(&tests(workspace, args)?);
-    eprintln!("{verdict}");
-    let broken = verdict.broken.join("\n");
+    let outcomes = tests();
+    report_skipped(workspace);
+    let report = table.judge(&outcomes?);
+    eprintln!("{report}");
+    let broken = report.broken.join("\n");
     ensure!(
         broken.is_empty(),
         "{PARITY} does not agree with the tests:\n{broken}"
@@ -53,8 +64,43 @@ fn with_parity(workspace: &Workspace, args: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
-    shell::run(workspace.cargo().arg("build").args(programs(args)))?;
+fn build(workspace: &Workspace, args: &[String]) -> Result<()> {
+    shell::run(workspace.cargo().arg("build").args(programs(args)))
+}
+
+/// Runs all tests. The longest suite mostly waits, so it runs beside the others, and its lines begin with its name.
+fn all(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
+    let (beside, others) = halves(&workspace.suites);
+    let run =
+        |selection: &[String], prefix: &str| tests(workspace, &[selection, args].concat(), prefix);
+    let (beside, others) = thread::scope(|scope| {
+        let beside = scope.spawn(|| run(&beside, &format!("{LONGEST} | ")));
+        // Cargo runs doc tests only by themselves where other tests are selected.
+        let others = run(&others, "").and_then(|mut outcomes| {
+            outcomes.extend(run(&["--doc".to_owned()], "")?);
+            Ok(outcomes)
+        });
+        (beside.join().expect("it does not panic"), others)
+    });
+    let mut outcomes = others?;
+    outcomes.extend(beside?);
+    Ok(outcomes)
+}
+
+/// Returns what selects the longest suite, and what selects all other tests but doc tests.
+fn halves(suites: &BTreeSet<String>) -> (Vec<String>, Vec<String>) {
+    let mut halves = (Vec::new(), ["--lib", "--bins"].map(str::to_owned).to_vec());
+    for suite in suites {
+        let half = match suite == LONGEST {
+            true => &mut halves.0,
+            false => &mut halves.1,
+        };
+        half.extend(["--test".to_owned(), suite.clone()]);
+    }
+    halves
+}
+
+fn tests(workspace: &Workspace, args: &[String], prefix: &str) -> Result<Outcomes> {
     let mut command = workspace.cargo();
     // The output is parsed here, so cargo must not add colours.
     command
@@ -65,17 +111,17 @@ fn tests(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
         command.arg("--workspace");
     }
     command.args(args);
-    let (status, outcomes) = watched(&mut command)?;
-    report_skipped(workspace);
+    let (status, outcomes) = watched(&mut command, prefix)?;
     ensure!(status.success(), "tests failed: {status}");
     Ok(outcomes)
 }
 
 /// Runs the tests on this terminal, and returns the outcome of each.
-fn watched(command: &mut Command) -> Result<(ExitStatus, Outcomes)> {
+fn watched(command: &mut Command, prefix: &str) -> Result<(ExitStatus, Outcomes)> {
     let (mut results, mut binaries) = (Results::default(), Binaries::default());
     let status = shell::watched(
         command,
+        prefix,
         |line| results.line(line),
         |line| binaries.line(line),
     )?;
@@ -148,7 +194,6 @@ fn outside_software(workspace: &Workspace) -> Vec<(String, Finding)> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::path::Path;
 
     use super::*;
@@ -264,6 +309,18 @@ mod tests {
             "the question is the right one"
         );
         assert!(!has(&["-p", "nodedockd", "-p", "nodedock"]) && !has(&["--workspace"]));
+    }
+
+    #[test]
+    fn both_halves_are_all_suites() {
+        let suites = &Workspace::load().unwrap().suites;
+        let (beside, others) = halves(suites);
+        assert_eq!(beside, ["--test", LONGEST]);
+        assert_eq!(beside.len() + others.len(), 2 * suites.len() + 2);
+        assert!(
+            others.starts_with(&words(&["--lib", "--bins", "--test"])),
+            "{others:?}"
+        );
     }
 
     #[test]

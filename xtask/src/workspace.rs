@@ -1,5 +1,6 @@
 //! Reads `cargo metadata` of this workspace: its paths, and which packages are WASM drivers.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,6 +14,8 @@ pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
     pub(crate) target: PathBuf,
     pub(crate) drivers: Vec<DriverPackage>,
+    /// Names of the suites: the programs of tests beside those in the crates.
+    pub(crate) suites: BTreeSet<String>,
 }
 
 /// A package in `example-drivers/` that builds a `.wasm` file, so none of the native drivers.
@@ -35,6 +38,14 @@ impl Workspace {
         let metadata: Metadata =
             serde_json::from_str(json).context("reading the output of cargo metadata")?;
         let examples = metadata.workspace_root.join("example-drivers");
+        let targets = metadata
+            .packages
+            .iter()
+            .flat_map(|package| &package.targets);
+        let suites = targets
+            .filter(|target| target.kind.iter().any(|kind| kind == "test"))
+            .map(|target| target.name.clone())
+            .collect();
         let mut drivers: Vec<_> = metadata
             .packages
             .into_iter()
@@ -45,6 +56,7 @@ impl Workspace {
             root: metadata.workspace_root,
             target: metadata.target_directory,
             drivers,
+            suites,
         })
     }
 
@@ -110,6 +122,7 @@ struct Package {
 #[derive(Deserialize)]
 struct Target {
     name: String,
+    kind: Vec<String>,
     crate_types: Vec<String>,
 }
 
@@ -140,14 +153,15 @@ mod tests {
         "workspace_root": "/w", "target_directory": "/t",
         "packages": [
             {"name": "pci", "manifest_path": "/w/example-drivers/pci/Cargo.toml",
-             "targets": [{"name": "pci", "crate_types": ["cdylib", "rlib"]}]},
+             "targets": [{"name": "pci", "kind": ["cdylib", "rlib"], "crate_types": ["cdylib", "rlib"]}]},
             {"name": "device-nodes", "manifest_path": "/w/example-drivers/device-nodes/Cargo.toml",
-             "targets": [{"name": "rules", "crate_types": ["bin"]},
-                         {"name": "device_nodes", "crate_types": ["cdylib", "rlib"]}]},
+             "targets": [{"name": "rules", "kind": ["bin"], "crate_types": ["bin"]},
+                         {"name": "device_nodes", "kind": ["cdylib", "rlib"], "crate_types": ["cdylib", "rlib"]},
+                         {"name": "suite", "kind": ["test"], "crate_types": ["bin"]}]},
             {"name": "native-fuse", "manifest_path": "/w/example-drivers/native-fuse/Cargo.toml",
-             "targets": [{"name": "native-fuse", "crate_types": ["bin"]}]},
+             "targets": [{"name": "native-fuse", "kind": ["bin"], "crate_types": ["bin"]}]},
             {"name": "plugin", "manifest_path": "/w/host/Cargo.toml",
-             "targets": [{"name": "plugin", "crate_types": ["cdylib"]}]}
+             "targets": [{"name": "plugin", "kind": ["cdylib"], "crate_types": ["cdylib"]}]}
         ]}"#;
 
     #[test]
@@ -165,6 +179,7 @@ mod tests {
             Path::new("/w/example-drivers/device-nodes")
         );
         assert_eq!(workspace.drivers_dir(), Path::new("/t/drivers"));
+        assert_eq!(workspace.suites, BTreeSet::from(["suite".to_owned()]));
     }
 
     /// `cargo test` describes the package of a test to it, so some variables are there to be removed.
