@@ -17,24 +17,18 @@ use clap::Args;
 use futures::FutureExt;
 use nodedock_kube::client::ErrorKind;
 use nodedock_kube::local::annotation_of;
-use nodedock_kube::local_client::{LocalClient, ObjectError};
-use nodedock_proto::node::v1;
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, set_child_subreaper, wait,
 };
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep, timeout};
-use uuid::Uuid;
+use tokio::time::{Instant, sleep};
 
-use super::client::{connect as connect_to_daemon, is_connection_error};
-use super::local_api::{connect, text};
+use super::local_api::connect;
 use super::output::print_error;
-use super::pods::request_for;
-use super::{CommandError, Location, claim};
+use super::owned_claim::{DAEMON_RETRY, DAEMON_WAIT, DeviceWait, OwnedClaim};
+use super::{CommandError, Location};
 use nodedock_base::process::Process;
-use nodedock_model::ObjectRef;
-use nodedockd::convert;
 
 /// Tools that take `--device CDI-NAME` behind the command that makes a container.
 const TOOLS: [&str; 3] = ["podman", "docker", "nerdctl"];
@@ -44,19 +38,6 @@ const TOOL_COMMANDS: [&str; 2] = ["run", "create"];
 const PLACEHOLDER: &str = "{cdi}";
 /// The devices in the environment of every program, separated by commas.
 const VARIABLE: &str = "NODEDOCK_CDI_DEVICES";
-
-/// Digits, of sixteen, that tell the names of claims apart.
-const NAME_DIGITS: usize = 12;
-
-/// Time for a daemon that is being restarted to answer again.
-const DAEMON_WAIT: Duration = Duration::from_secs(60);
-const DAEMON_RETRY: Duration = Duration::from_millis(200);
-
-/// Time after which a wait for devices is reported.
-const WAIT_REPORTED: Duration = Duration::from_secs(2);
-
-/// Time that the end of the claim is waited for, so that its devices are free when this ends.
-const END_WAIT: Duration = Duration::from_secs(10);
 
 /// Exit code of a shell for a program that cannot be started, and the least one for a program that a signal ended.
 const NOT_STARTED: u8 = 127;
@@ -98,27 +79,41 @@ pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
     let client = connect(location).await?;
     let process = Process::this().context("identify this process")?;
     let mut signals = StopSignals::new()?;
-    let claim = Owned::make(&client, &args, &process)
+    let owner = [annotation_of(&process)];
+    let claim = OwnedClaim::make(&client, &args.namespace, "run-with", &owner, spec_of(&args))
         .await
         .context("make a claim")?;
+    let wait = DeviceWait {
+        most: args.timeout.map(Duration::from_secs),
+        is_reported: true,
+    };
     let prepared = tokio::select! {
-        prepared = prepare(location, &client, &args, &claim) => prepared,
+        prepared = claim.prepare(location, &client, None, wait) => prepared,
         signal = signals.received() => {
             Err(CommandError::Ended { code: exit_code(OF_SIGNALS + signal.as_raw()) }.into())
         }
     };
+    let mut own = vec![process.pid];
     let ended = match prepared {
-        Ok(devices) => run_program(location, &args, &claim, &devices, signals).await,
+        Ok(devices) => run_program(location, &args, &claim, &devices, signals, &mut own).await,
         Err(error) => Err(error),
     };
-    claim.end(location, &client).await;
+    match claim.has_others(&client, &own).await {
+        // The daemon ends it with the last container.
+        Ok(true) => {}
+        Ok(false) => claim.end(location, &client).await,
+        Err(error) => print_error(&format!(
+            "warning: the daemon ends claim {}: {error:#}",
+            claim.name()
+        )),
+    }
     match ended? {
         0 => Ok(()),
         code => Err(CommandError::Ended { code }.into()),
     }
 }
 
-fn claim_for(name: &str, args: &RunWithArgs, process: &Process) -> Value {
+fn spec_of(args: &RunWithArgs) -> Value {
     let selectors = args
         .select
         .iter()
@@ -127,182 +122,18 @@ fn claim_for(name: &str, args: &RunWithArgs, process: &Process) -> Value {
         "deviceClassName": args.class, "allocationMode": "ExactCount", "count": args.count,
         "selectors": selectors.collect::<Vec<_>>(),
     });
-    let (key, value) = annotation_of(process);
-    json!({
-        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-        "metadata": { "name": name, "annotations": { key: value } },
-        "spec": { "devices": { "requests": [{ "name": "devices", "exactly": exactly }] } },
-    })
+    json!({ "devices": { "requests": [{ "name": "devices", "exactly": exactly }] } })
 }
 
-/// The claim of this run.
-struct Owned {
-    id: ObjectRef,
-}
-
-impl Owned {
-    /// Makes it once, also if a daemon that crashes meanwhile does not say that it did.
-    async fn make(client: &LocalClient, args: &RunWithArgs, process: &Process) -> Result<Self> {
-        let id = Uuid::new_v4().simple().to_string();
-        let name = format!("run-with-{}", id.get(..NAME_DIGITS).unwrap_or(&id));
-        let claim = claim_for(&name, args, process);
-        let began = Instant::now();
-        loop {
-            match client.create(&claim, &args.namespace).await {
-                Ok(made) => return Self::new(&made),
-                Err(ObjectError::Api(error)) if error.kind == ErrorKind::Conflict => {
-                    let made = client.claim(&args.namespace, &name).await?;
-                    return Self::new(&made.context("it is gone already")?);
-                }
-                Err(ObjectError::Api(error))
-                    if error.is_unreachable() && began.elapsed() < DAEMON_WAIT =>
-                {
-                    sleep(DAEMON_RETRY).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    fn new(made: &Value) -> Result<Self> {
-        let of = |field: &str| text(made, &format!("/metadata/{field}"));
-        let id = ObjectRef::new(of("namespace"), of("name"), of("uid"));
-        Ok(Self {
-            id: id.context("the local API named the claim wrongly")?,
-        })
-    }
-
-    /// The pod for which it is prepared. It needs no object: the claim's own UID tells it from others.
-    fn pod(&self) -> ObjectRef {
-        self.id.clone()
-    }
-
-    fn name(&self) -> String {
-        format!("{}/{}", self.id.namespace, self.id.name)
-    }
-
-    /// Ends it. What fails here is done by the daemon, since the processes have ended.
-    async fn end(&self, location: &Location, client: &LocalClient) {
-        let (namespace, name, uid) = (
-            self.id.namespace.as_str(),
-            self.id.name.as_str(),
-            self.id.uid.as_str(),
-        );
-        let work = async {
-            let pod = Some(v1::ObjectRef {
-                uid: uid.to_owned(),
-                ..Default::default()
-            });
-            let mut daemon = connect_to_daemon(location).await?;
-            let answer = daemon
-                .unprepare_pod(v1::UnpreparePodRequest { pod })
-                .await?
-                .into_inner();
-            client.delete_claim(namespace, name, Some(uid)).await?;
-            if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
-                anyhow::bail!(problem.message);
-            }
-            client.until_gone(namespace, name, uid, END_WAIT).await;
-            Ok(())
-        };
-        let failed = match timeout(END_WAIT, work).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "the daemon did not answer in time".to_owned(),
-        };
-        print_error(&format!(
-            "warning: claim {} is left to the daemon: {failed}",
-            self.name()
-        ));
-    }
-}
-
-/// Waits for the devices, and prepares them. Returns their CDI names.
-async fn prepare(
-    location: &Location,
-    client: &LocalClient,
-    args: &RunWithArgs,
-    claim: &Owned,
-) -> Result<Vec<String>> {
-    let (namespace, name) = (claim.id.namespace.as_str(), claim.id.name.as_str());
-    let mut allocated = std::pin::pin!(client.until_allocated(namespace, name));
-    let most = args.timeout.map(Duration::from_secs);
-    let first = most.map_or(WAIT_REPORTED, |most| most.min(WAIT_REPORTED));
-    let found = match timeout(first, &mut allocated).await {
-        Ok(found) => found,
-        Err(_) => {
-            let why = reason(location, claim).await;
-            let rest = most.map(|most| most.saturating_sub(first));
-            if rest != Some(Duration::ZERO) {
-                print_error(&format!("waiting for devices: {why}"));
-            }
-            match rest {
-                None => allocated.await,
-                Some(rest) => match timeout(rest, allocated).await {
-                    Ok(found) => found,
-                    Err(_) => {
-                        anyhow::bail!("there are no devices: {}", reason(location, claim).await)
-                    }
-                },
-            }
-        }
-    };
-    if found.is_none() {
-        anyhow::bail!("claim {} was deleted", claim.name());
-    }
-    let request = convert::pod_message(&request_for(claim.pod(), vec![claim.id.name.clone()]), &[]);
-    let began = Instant::now();
-    let answer = loop {
-        // A request may be repeated at any time.
-        let answer = match connect_to_daemon(location).await {
-            Ok(mut daemon) => daemon
-                .prepare_pod(request.clone())
-                .await
-                .map_err(anyhow::Error::from),
-            Err(error) => Err(error.into()),
-        };
-        match answer {
-            Ok(answer) => break answer.into_inner(),
-            Err(error) if is_away(&error) && began.elapsed() < DAEMON_WAIT => {
-                sleep(DAEMON_RETRY).await
-            }
-            Err(error) => return Err(error),
-        }
-    };
-    if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
-        anyhow::bail!(
-            "claim {} is not prepared: {}",
-            claim.name(),
-            problem.message
-        );
-    }
-    Ok(answer
-        .containers
-        .into_iter()
-        .flat_map(|container| container.cdi_devices)
-        .collect())
-}
-
-fn is_away(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(CommandError::Unreachable { .. }))
-        || error.downcast_ref().is_some_and(is_connection_error)
-}
-
-async fn reason(location: &Location, claim: &Owned) -> String {
-    let waiting = claim::waiting(location, &claim.name()).await;
-    waiting.ok().flatten().map_or_else(
-        || "it is not decided yet".to_owned(),
-        |waiting| waiting.reason,
-    )
-}
-
-/// Runs the program, and waits for it and for what it left behind. Returns its exit code.
+/// Runs the program, and waits for it and, unless it is a container tool, for what it left behind. Returns its exit code, and adds its number to
+/// `own`.
 async fn run_program(
     location: &Location,
     args: &RunWithArgs,
-    claim: &Owned,
+    claim: &OwnedClaim,
     devices: &[String],
     mut signals: StopSignals,
+    own: &mut Vec<i32>,
 ) -> Result<u8> {
     set_child_subreaper(Some(getpid()))
         .context("become the parent of what the program leaves behind")?;
@@ -330,7 +161,10 @@ async fn run_program(
         .ok()
         .and_then(Pid::from_raw)
         .context("the program has no number")?;
-    let mut all = tokio::task::spawn_blocking(move || wait_for_all(pid));
+    own.push(pid.as_raw_nonzero().get());
+    // The claim follows the containers of a container tool, which leaves processes of its own behind.
+    let waits_for_all = tool_of(&args.program).is_none();
+    let mut all = tokio::task::spawn_blocking(move || wait_for(pid, waits_for_all));
     loop {
         tokio::select! {
             ended = &mut all => return ended.context("wait for the program"),
@@ -422,8 +256,8 @@ fn exit_code(of: i32) -> u8 {
     u8::try_from(of).unwrap_or(NOT_STARTED)
 }
 
-/// Waits until there is no child any more, and returns the exit code of one.
-fn wait_for_all(program: Pid) -> u8 {
+/// Waits for a child, or until there is no child any more, and returns the exit code of the one.
+fn wait_for(program: Pid, waits_for_all: bool) -> u8 {
     let mut code = NOT_STARTED;
     loop {
         match wait(WaitOptions::empty()) {
@@ -432,6 +266,9 @@ fn wait_for_all(program: Pid) -> u8 {
                     .terminating_signal()
                     .map(|signal| OF_SIGNALS + signal));
                 code = ended.map_or(NOT_STARTED, exit_code);
+                if !waits_for_all {
+                    return code;
+                }
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return code,
@@ -446,7 +283,8 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
     loop {
         let added = match connect(location).await {
             Ok(client) => {
-                let annotation = [annotation_of(&process)];
+                let (key, value) = annotation_of(&process);
+                let annotation = [(key, Some(value))];
                 match client
                     .annotate(&args.namespace, &args.claim, &args.uid, &annotation)
                     .await
@@ -492,14 +330,24 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
     Err(CommandError::Ended { code: NOT_STARTED }.into())
 }
 
+/// Returns the container tool that a program is, if its devices are added to its arguments.
+fn tool_of(program: &[OsString]) -> Option<&str> {
+    if program.iter().any(has_placeholder) {
+        return None;
+    }
+    let tool = Path::new(program.first()?).file_name()?.to_str()?;
+    TOOLS.contains(&tool).then_some(tool)
+}
+
+fn has_placeholder(argument: &OsString) -> bool {
+    argument
+        .to_str()
+        .is_some_and(|text| text.contains(PLACEHOLDER))
+}
+
 /// The program with the devices among its arguments.
 fn with_devices(program: &[OsString], devices: &[String]) -> Result<Vec<OsString>, CommandError> {
-    let has_place = |argument: &OsString| {
-        argument
-            .to_str()
-            .is_some_and(|text| text.contains(PLACEHOLDER))
-    };
-    if program.iter().any(has_place) {
+    if program.iter().any(has_placeholder) {
         let placed = program.iter().flat_map(|argument| match argument.to_str() {
             Some(PLACEHOLDER) => vec![OsString::from(devices.join(","))],
             Some(text) if text.contains(PLACEHOLDER) => devices
@@ -510,13 +358,10 @@ fn with_devices(program: &[OsString], devices: &[String]) -> Result<Vec<OsString
         });
         return Ok(placed.collect());
     }
-    let Some((name, arguments)) = program.split_first() else {
-        return Ok(Vec::new());
-    };
-    let tool = Path::new(name).file_name().and_then(|name| name.to_str());
-    let Some(tool) = tool.filter(|tool| TOOLS.contains(tool)) else {
+    let Some(tool) = tool_of(program) else {
         return Ok(program.to_vec());
     };
+    let (name, arguments) = program.split_at(1);
     let is_command = |argument: &OsString| {
         argument
             .to_str()
@@ -534,7 +379,7 @@ fn with_devices(program: &[OsString], devices: &[String]) -> Result<Vec<OsString
     let named = devices
         .iter()
         .flat_map(|device| [OsString::from("--device"), OsString::from(device)]);
-    let before = [name].into_iter().chain(before).cloned();
+    let before = name.iter().chain(before).cloned();
     Ok(before.chain(named).chain(after.iter().cloned()).collect())
 }
 

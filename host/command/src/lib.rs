@@ -38,6 +38,15 @@ pub struct Location {
     pub socket: Option<PathBuf>,
 }
 
+impl Default for Location {
+    fn default() -> Self {
+        Self {
+            root: "/".into(),
+            socket: None,
+        }
+    }
+}
+
 impl Location {
     /// Returns the socket of the node API.
     pub fn socket(&self) -> PathBuf {

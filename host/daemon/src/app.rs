@@ -2,6 +2,7 @@
 
 mod adapters;
 mod cluster;
+pub mod device_names;
 pub mod directories;
 mod handover;
 pub mod hardware;
@@ -57,6 +58,7 @@ use nodedock_core::registry::Registry;
 use nodedock_core::registry::names::{self, NameStore};
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
+use nodedock_kube::local::LocalNames;
 use nodedock_model::{NameRecord, PoolNames, Problem, ProblemCode, limit};
 use nodedock_native::endpoints::Endpoints;
 use nodedock_native::grpc::PluginTimes;
@@ -72,6 +74,7 @@ use nodedock_wasm::{CachePaths, Compiler, WasmHost, WasmSettings};
 
 use self::adapters::AdapterFiles;
 use self::cluster::{Connected, KubeletSockets, StoredOffers};
+use self::device_names::DeviceNames;
 use self::local::LocalApi;
 use self::reload::Reload;
 
@@ -540,6 +543,16 @@ impl Built {
             None => KubeletSockets::default(),
         };
         let local_claims = self.local.as_ref().map(|local| local.claims.clone());
+        let device_names = DeviceNames::new(paths, config.cdi.access)?;
+        match &local_claims {
+            Some(claims) => {
+                let listener = claims.names_listener();
+                let keep = device_names::keep(device_names.clone(), listener, conditions.clone());
+                intake.spawn_until_stopped("device-names", keep);
+            }
+            // Those of an earlier run with the local API.
+            None => device_names.write(&LocalNames::default()).await?,
+        }
         let local_taints = match self.local.zip(sockets.local_api) {
             Some((local, listeners)) => {
                 let parts = local::Parts {
@@ -588,6 +601,7 @@ impl Built {
                 .map(|cluster| cluster.taints.clone())
                 .or(local_taints),
             local_claims,
+            device_names,
             recorded_hardware: config.hardware.is_simulated(),
             extended_resources: kubelet_sockets
                 .cluster

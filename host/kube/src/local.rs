@@ -6,6 +6,7 @@
 //! some time after these (`departed`).
 
 mod departed;
+mod names;
 mod objects;
 mod processes;
 mod state;
@@ -45,7 +46,10 @@ use nodedock_model::{
     Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
 };
 
-pub use self::processes::{PROCESS_ANNOTATION, annotation_of};
+pub use self::names::{CONTAINER_NAMESPACE, LocalNames, NamesListener};
+pub use self::processes::{
+    CONSUMER_ANNOTATION, CREATOR_ANNOTATION, PROCESS_ANNOTATION, annotation_of,
+};
 pub use self::state::NodeUse;
 pub use nodedock_allocator::allocate::{DeviceHolds, Excluded, NotAllocated};
 
@@ -66,6 +70,9 @@ pub trait PreparedClaims: Send + Sync {
 
     /// Unprepares the pods that use a claim.
     async fn unprepare_users(&self, claim: &str) -> Result<(), Problem>;
+
+    /// Unprepares the pod with this UID. One that is not prepared is a success.
+    async fn unprepare_pod(&self, uid: &str) -> Result<(), Problem>;
 }
 
 /// What the claims of the local API need.
@@ -101,6 +108,8 @@ struct View {
     shown: u64,
     claims: BTreeMap<Key, Arc<ResourceClaim>>,
     refusals: BTreeMap<Key, Arc<NotAllocated>>,
+    /// Names of the DeviceClasses.
+    classes: Vec<String>,
 }
 
 /// Keeps claims reserved for a pod until its prepare has ended: then the node's own record of the pod does.
@@ -160,6 +169,19 @@ impl LocalClaims {
         parts.tasks.spawn_until_stopped("local-claims", run);
         let follow = processes::follow(parts.client, self.0.view.subscribe(), prepared);
         parts.tasks.spawn_until_stopped("claim-processes", follow);
+    }
+
+    /// Returns what containers may name.
+    pub fn names(&self) -> LocalNames {
+        LocalNames::of(&self.0.view.borrow().clone())
+    }
+
+    /// Returns what containers may name, now and after each change.
+    pub fn names_listener(&self) -> NamesListener {
+        NamesListener {
+            views: self.0.view.subscribe(),
+            last: None,
+        }
     }
 
     /// Returns the claims that are not allocated, and why.
@@ -426,6 +448,7 @@ impl Shared {
                 .map(|claim| (objects::key(&**claim), claim.clone()))
                 .collect(),
             refusals: state.refusals(),
+            classes: state.classes().map(str::to_owned).collect(),
         }));
     }
 }

@@ -475,18 +475,32 @@ impl PreparedClaims for Prepared {
             .into_iter()
             .find(|record| record.id.uid.as_str() == claim);
         for pod in record.iter().flat_map(|record| record.pods.keys()) {
-            let outcomes = self
-                .manager
-                .pods
-                .unprepare(PodSelector::Uid(pod.clone()), request::new_id())
-                .await?;
-            let failed = outcomes
-                .into_iter()
-                .flat_map(|outcome| outcome.claims)
-                .find_map(|claim| claim.end.err());
-            failed.map_or(Ok(()), Err)?;
+            self.unprepare(pod.clone()).await?;
         }
         Ok(())
+    }
+
+    async fn unprepare_pod(&self, uid: &str) -> Result<(), Problem> {
+        let uid = Uid::new(uid).map_err(|error| {
+            let message = format!("{uid:?} is no UID of a pod: {error}");
+            Problem::invalid(ProblemCode::InvalidRequest, message)
+        })?;
+        self.unprepare(uid).await
+    }
+}
+
+impl Prepared {
+    async fn unprepare(&self, pod: Uid) -> Result<(), Problem> {
+        let outcomes = self
+            .manager
+            .pods
+            .unprepare(PodSelector::Uid(pod), request::new_id())
+            .await?;
+        let failed = outcomes
+            .into_iter()
+            .flat_map(|outcome| outcome.claims)
+            .find_map(|claim| claim.end.err());
+        failed.map_or(Ok(()), Err)
     }
 }
 

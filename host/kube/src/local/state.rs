@@ -138,7 +138,7 @@ pub(super) struct State {
     node_use: NodeUse,
     /// UIDs of claims with devices.
     allocated: BTreeSet<String>,
-    /// Counts changes of claims, and of why they have no devices.
+    /// Counts changes of claims, of why they have no devices, and of classes.
     pub(super) shown: u64,
     /// None: slices changed.
     inventory: Option<Arc<Inventory>>,
@@ -225,6 +225,7 @@ impl State {
                     ""
                 });
                 put(&mut self.classes, seen);
+                self.shown += 1;
                 self.epoch += 1;
             }
             Change::Slice(seen) => {
@@ -392,6 +393,11 @@ impl State {
                 || self.refused.contains(&uid) || self.in_use.in_the_way(&uid).any(is_prepared);
             !is_prepared(&uid) && is_taken()
         })
+    }
+
+    /// Names of the DeviceClasses.
+    pub(super) fn classes(&self) -> impl Iterator<Item = &str> {
+        self.classes.keys().map(|(_, name)| name.as_str())
     }
 
     pub(super) fn claims(&self) -> impl Iterator<Item = &Arc<ResourceClaim>> {
