@@ -58,7 +58,6 @@ use nodedock_core::registry::Registry;
 use nodedock_core::registry::names::{self, NameStore};
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
-use nodedock_kube::local::LocalNames;
 use nodedock_model::{NameRecord, PoolNames, Problem, ProblemCode, limit};
 use nodedock_native::endpoints::Endpoints;
 use nodedock_native::grpc::PluginTimes;
@@ -544,15 +543,12 @@ impl Built {
         };
         let local_claims = self.local.as_ref().map(|local| local.claims.clone());
         let device_names = DeviceNames::new(paths, config.cdi.access)?;
-        match &local_claims {
-            Some(claims) => {
-                let listener = claims.names_listener();
-                let keep = device_names::keep(device_names.clone(), listener, conditions.clone());
-                intake.spawn_until_stopped("device-names", keep);
-            }
-            // Those of an earlier run with the local API.
-            None => device_names.write(&LocalNames::default()).await?,
-        }
+        let keep = device_names::keep(
+            device_names.clone(),
+            local_claims.clone(),
+            conditions.clone(),
+        );
+        intake.spawn_until_stopped("device-names", keep);
         let local_taints = match self.local.zip(sockets.local_api) {
             Some((local, listeners)) => {
                 let parts = local::Parts {

@@ -16,7 +16,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::paths::Paths;
 use nodedock_core::cdi::{self, Device, FileAccess, Spec};
-use nodedock_kube::local::{LocalNames, NamesListener};
+use nodedock_kube::local::{LocalClaims, LocalNames};
 use nodedock_model::{Edits, Hook, ObjectRef, Problem, ProblemCode, limit};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
@@ -161,6 +161,7 @@ impl Program {
 
 /// Returns the files for names, by their own. Pure.
 fn render(
+    daemon: &str,
     names: &LocalNames,
     program: &Program,
     directories: &[PathBuf],
@@ -221,7 +222,7 @@ fn earlier(directory: &Path, daemon: &str) -> Result<BTreeMap<String, Vec<u8>>> 
         let name = entry.with_context(failed)?.file_name().into_string();
         files.extend(
             name.ok()
-                .filter(|name| is_file_name(name))
+                .filter(|name| name.starts_with(&prefix))
                 .map(|name| (name, Vec::new())),
         );
     }
@@ -338,8 +339,18 @@ impl DeviceNames {
     }
 }
 
-/// Keeps the files as the claims and classes are, without end.
-pub(super) async fn keep(names: DeviceNames, mut listener: NamesListener, conditions: Conditions) {
+/// Keeps the files as the claims and classes are, without end; without a local API there are none, and those of an earlier run are removed.
+pub(super) async fn keep(
+    names: DeviceNames,
+    claims: Option<LocalClaims>,
+    conditions: Conditions,
+) {
+    let Some(mut listener) = claims.map(|claims| claims.names_listener()) else {
+        if let Err(error) = names.write(&LocalNames::default()).await {
+            tracing::warn!(error = format!("{error:#}"), "names of classes for containers stay");
+        }
+        return;
+    };
     while let Some(mut wanted) = listener.next().await {
         let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
         while let Err(error) = names.write(&wanted).await {

@@ -46,7 +46,9 @@ use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
-use nodedock_model::{ApiObject, DELETED_REVISION_KEY, DriverName, Problem, Uid, limit};
+use nodedock_model::{
+    ApiObject, DELETED_REVISION_KEY, DriverName, Problem, ProblemCode, Uid, limit,
+};
 
 /// The local API, before the claim manager is there to use it.
 pub(super) struct LocalApi {
@@ -483,7 +485,7 @@ impl PreparedClaims for Prepared {
     async fn unprepare_pod(&self, uid: &str) -> Result<(), Problem> {
         let uid = Uid::new(uid).map_err(|error| {
             let message = format!("{uid:?} is no UID of a pod: {error}");
-            Problem::invalid(ProblemCode::InvalidRequest, message)
+            Problem::invalid(ProblemCode::NoSuchPod, message)
         })?;
         self.unprepare(uid).await
     }
