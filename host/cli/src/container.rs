@@ -33,7 +33,7 @@ use uuid::Uuid;
 use super::local_api::{connect, text};
 use super::output::{print_error, print_text};
 use super::owned_claim::{DAEMON_RETRY, DeviceWait, OwnedClaim};
-use super::{Command, CommandError, Location};
+use super::{Command, Location};
 use nodedockd::app::device_names::{self, ClassDevice};
 
 pub(super) use runtime::{arguments as runtime_arguments, main as runtime_main};
@@ -225,7 +225,9 @@ async fn uses(
                 let pod = ObjectRef::new(NAMESPACE, &format!("container-{uid}"), &uid)?;
                 let consumer = [(format!("{CONSUMER_ANNOTATION}{uid}"), Some(process.clone()))];
                 let id = &claim.id;
-                client.annotate(&id.namespace, &id.name, &id.uid, &consumer).await?;
+                client
+                    .annotate(id.namespace.as_str(), id.name.as_str(), id.uid.as_str(), &consumer)
+                    .await?;
                 uses.push(Use { claim, consumer: Some(pod) });
             }
         }
